@@ -122,13 +122,13 @@ def largest_batch(times: ServingTimes, requests: Requests, scheduling: Schedulin
     def tpot(batch: Array) -> Array:
         return np.asarray(times.decode(batch, requests.mean_cached, scheduling.rows_per_step) * D / after)
 
-    top = np.floor(np.maximum(np.asarray(capacity, dtype=float), 1.0)) + 0 * tpot(np.asarray(1.0)) + 0 * np.asarray(tpot_limit)
+    top, limit, _ = np.broadcast_arrays(np.floor(np.maximum(np.asarray(capacity, dtype=float), 1.0)), tpot_limit, tpot(np.asarray(1.0)))
     low, high = np.ones_like(top), top
     for _ in range(int(np.ceil(np.log2(max(float(np.max(top)), 2.0)))) + 1):
         middle = np.ceil((low + high) / 2)
-        keeps = tpot(middle) <= tpot_limit
+        keeps = tpot(middle) <= limit
         low, high = np.where(keeps, middle, low), np.where(keeps, high, np.maximum(middle - 1, low))
-    return np.where(tpot(np.ones_like(top)) <= tpot_limit, low, 0.0)
+    return np.where(tpot(np.ones_like(top)) <= limit, low, 0.0)
 
 
 def best_workers(

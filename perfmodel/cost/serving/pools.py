@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION
 from perfmodel.cost.serving.disaggregated import DisaggregatedLoad, Handover, disaggregated
@@ -52,8 +53,15 @@ def handover(estimator: ServingEstimator, pools: Sequence[Pools], tokens: float)
     return Handover(token_bytes=one_copy / tokens, bandwidth=links * reached, latency=np.array([tier.link.latency for tier in tiers]))
 
 
-def serve_pools(estimator: ServingEstimator, job: ServingJob, pools: Sequence[Pools], *, distinct_experts: float = 0.0) -> ServedPools:
-    """The load of `job` on every pair of pools."""
+def serve_pools(
+    estimator: ServingEstimator,
+    job: ServingJob,
+    pools: Sequence[Pools],
+    *,
+    distinct_experts: float = 0.0,
+    concurrency: NDArray[np.int64] | None = None,
+) -> ServedPools:
+    """The load of `job` on every pair of pools; `concurrency`: that of each, in place of the job's."""
     prefill_plans, decode_plans = [each.prefill for each in pools], [each.decode for each in pools]
     prefill_times = estimator.times(prefill_plans, distinct_experts=distinct_experts)
     decode_times = estimator.times(decode_plans, distinct_experts=distinct_experts)
@@ -68,6 +76,7 @@ def serve_pools(estimator: ServingEstimator, job: ServingJob, pools: Sequence[Po
     capacity = np.where(memory.sequences >= 1.0, np.minimum(memory.sequences, limit), limit)
     of_prompts = estimator.scheduling(prefill_plans)
     ranks = np.array([float(each.attention_dp) for each in prefill_plans])
+    clients = concurrency if concurrency is not None else None if job.concurrency is None else float(job.concurrency)
     found = disaggregated(
         prefill,
         decode,
@@ -80,8 +89,8 @@ def serve_pools(estimator: ServingEstimator, job: ServingJob, pools: Sequence[Po
         decode_chips=np.array([float(each.decode.chips_per_replica) for each in pools]),
         capacity=capacity,
         handover=handover(estimator, pools, job.input_len.mean),
-        concurrency=None if job.concurrency is None else float(job.concurrency),
-        rate=job.rate,
+        concurrency=clients,
+        rate=None if clients is not None else job.rate,
     )
     return ServedPools(
         found=found,

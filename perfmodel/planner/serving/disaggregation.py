@@ -1,0 +1,198 @@
+"""Searches plans of two pools: which worker for prompts, which for answers, how many of each, and the load under which they hold limits.
+
+Every pair of layouts that fit is looked at by its rates alone (`disaggregated.py`: prompts a second of one worker, requests a second of
+another with the largest batch that keeps the limit of a token); the best splits of the chips are then evaluated at their loads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.serving.disaggregated import decode_rate, largest_batch, prefill_rate
+from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.cost.serving.pools import handover, predict_pools, serve_pools
+from perfmodel.cost.serving.requests import Requests
+from perfmodel.parallel.serving.columns import ServingColumns
+from perfmodel.parallel.serving.plan import Pools, ServingPlan
+from perfmodel.planner.serving.result import RankedPlan, ServingLimits, ServingObjective
+from perfmodel.workload.serving import ServingJob
+
+Array = NDArray[np.float64]
+
+#: Splits that are evaluated at loads, those with the highest rates.
+MOST_SPLITS = 48
+#: Loads of a split that are tried at first, and between the last that holds and the next.
+_LOADS = 12
+_BETWEEN = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Split:
+    """Workers of both kinds on the given chips, and the most clients that could keep its decode workers busy."""
+
+    pools: Pools
+    most_clients: int
+
+
+def find_pools(
+    estimator: ServingEstimator,
+    job: ServingJob,
+    columns: ServingColumns,
+    *,
+    num_chips: int,
+    limits: ServingLimits | None = None,
+    objective: ServingObjective = ServingObjective.THROUGHPUT,
+    top: int = 3,
+    price_per_hour: float = 0.0,
+) -> tuple[RankedPlan, ...]:
+    """The best plans of two pools, best first, of workers that lie as `columns` do; empty where none fits or none meets the limits.
+
+    With a load in the job every split is evaluated at it; else each stands at the largest number of clients under which it holds the
+    limits (with one client where latency is the objective).
+    """
+    limits = limits or ServingLimits()
+    splits = [] if job.is_static else _splits(estimator, job, columns, num_chips, limits)
+    if not splits:
+        return ()
+    found: list[tuple[float, int, int]] = []
+    for at, (badness, clients) in enumerate(zip(*_best_loads(estimator, job, splits, limits, objective), strict=True)):
+        if np.isfinite(badness):
+            found.append((float(badness), at, int(clients)))
+    ranked: list[RankedPlan] = []
+    kinds: set[tuple[ServingPlan, ServingPlan]] = set()
+    for _, at, clients in sorted(found):
+        pools = splits[at].pools
+        if (pools.prefill, pools.decode) not in kinds:
+            kinds.add((pools.prefill, pools.decode))
+            ranked.append(_ranked(estimator, _at_load(job, clients), pools, num_chips, price_per_hour))
+        if len(ranked) == top:
+            break
+    return tuple(replace(one, reason=_worse(one, ranked[0], objective)) if one is not ranked[0] else one for one in ranked)
+
+
+def _splits(estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, num_chips: int, limits: ServingLimits) -> list[_Split]:
+    """The splits with the highest rates, of all pairs of layouts and all numbers of workers that fit on the chips."""
+    columns = columns.take(columns.chips_per_replica < num_chips)
+    columns = replace(columns, replicas=np.ones_like(columns.replicas))
+    if not len(columns):
+        return []
+    workers = [columns.plan(row) for row in range(len(columns))]
+    requests, chips = Requests.of_job(job), columns.chips_per_replica.astype(float)
+    most_p, time_p = _prompts(estimator, job, workers, requests)
+    most_d, batch = _answers(estimator, job, columns, requests, limits)
+    if limits.ttft is not None:
+        most_p = np.where(time_p <= limits.ttft, most_p, 0.0)
+    count_p = np.arange(1, num_chips + 1)[:, None, None]
+    left = num_chips - count_p * chips[None, :, None]
+    count_d = np.maximum(left // chips[None, None, :], 0)
+    rate = np.minimum(count_p * most_p[None, :, None], count_d * most_d[None, None, :])
+    used = count_p * chips[None, :, None] + count_d * chips[None, None, :]
+    order = np.lexsort((used.ravel(), -rate.ravel()))[: 4 * MOST_SPLITS]
+    found: list[_Split] = []
+    for flat in order[rate.ravel()[order] > 0][:MOST_SPLITS]:
+        x, p, d = (int(each) for each in np.unravel_index(int(flat), rate.shape))
+        y = int(count_d[x, p, d])
+        pools = Pools(prefill=workers[p], decode=workers[d], prefill_workers=x + 1, decode_workers=y)
+        waiting = float(rate[x, p, d]) * 2.0 * float(time_p[p])
+        found.append(_Split(pools=pools, most_clients=max(int(y * batch[d] + waiting), 1)))
+    return found
+
+
+def _prompts(estimator: ServingEstimator, job: ServingJob, workers: list[ServingPlan], requests: Requests) -> tuple[Array, Array]:
+    """Prompts a second of a worker of each layout, 0 where it does not fit, and the time of one."""
+    ranks = np.array([float(each.attention_dp) for each in workers])
+    scheduling = replace(estimator.scheduling(workers), prompts_together=ranks)
+    alike = [Pools(prefill=each, decode=each, prefill_workers=1, decode_workers=1) for each in workers]
+    most, time = prefill_rate(estimator.times(workers), requests, scheduling, handover(estimator, alike, job.input_len.mean))
+    fits = np.asarray(estimator.memory(workers, float(job.input_len.most), job.speculation).sequences) >= 1.0
+    return np.where(fits, most, 0.0), time
+
+
+def _answers(
+    estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, requests: Requests, limits: ServingLimits
+) -> tuple[Array, Array]:
+    """Requests a second of a worker of each layout with the largest batch that keeps the limit, and that batch."""
+    costs, scheduling = estimator.times(columns), estimator.scheduling(columns, job.speculation)
+    times = costs if job.speculation is None else estimator.with_drafts(costs, columns, job.speculation)
+    sequences = np.asarray(estimator.memory(columns, job.input_len.mean + job.output_len.mean, job.speculation).sequences)
+    limit = np.where(columns.max_batch > 0, columns.max_batch, estimator.engine.max_batch) * columns.attention_dp
+    capacity = np.minimum(sequences, limit)
+    batch = largest_batch(times, requests, scheduling, tpot_limit=limits.tpot or np.inf, capacity=capacity)
+    batch = np.where(capacity >= 1.0, batch, 0.0)
+    most, _ = decode_rate(times, requests, scheduling, batch=np.maximum(batch, 1.0))
+    return np.where(batch >= 1.0, most, 0.0), batch
+
+
+def _best_loads(
+    estimator: ServingEstimator, job: ServingJob, splits: list[_Split], limits: ServingLimits, objective: ServingObjective
+) -> tuple[Array, NDArray[np.int64]]:
+    """Of each split what is made small (infinite where no load meets the limits) and the clients there; 0 clients: those of the job."""
+    if job.concurrency is not None or job.rate is not None:
+        return _badness(estimator, job, splits, None, limits, objective)[:, 0], np.zeros(len(splits), dtype=np.int64)
+    if objective is ServingObjective.LATENCY:
+        one = np.ones((len(splits), 1), dtype=np.int64)
+        return _badness(estimator, job, splits, one, limits, objective)[:, 0], one[:, 0]
+    most = np.array([float(each.most_clients) for each in splits])[:, None]
+    clients = np.maximum(np.round(most ** np.linspace(0, 1, _LOADS)[None, :]), 1).astype(np.int64)
+    rows = np.arange(len(splits))
+    for share in (np.linspace(0, 1, _BETWEEN), np.zeros(1)):
+        values = _badness(estimator, job, splits, clients, limits, objective)
+        best = values.argmin(axis=1)
+        if len(share) > 1:
+            low, high = clients[rows, best], clients[rows, np.minimum(best + 1, clients.shape[1] - 1)]
+            between = np.round(low[:, None] + (high - low)[:, None] * share[None, :]).astype(np.int64)
+            clients = between
+    return values[rows, best], clients[rows, best]
+
+
+def _badness(
+    estimator: ServingEstimator,
+    job: ServingJob,
+    splits: list[_Split],
+    clients: NDArray[np.int64] | None,
+    limits: ServingLimits,
+    objective: ServingObjective,
+) -> Array:
+    """[splits, loads]"""
+    loads = 1 if clients is None else clients.shape[1]
+    pools = [each.pools for each in splits for _ in range(loads)]
+    served = serve_pools(estimator, job, pools, concurrency=None if clients is None else clients.ravel())
+    load = served.found.load
+    limited = {
+        "ttft": load.ttft_p99 if limits.is_p99 else load.ttft,
+        "tpot": load.tpot_p99 if limits.is_p99 else load.tpot,
+        "request_latency": load.request_latency,
+    }
+    holds = np.asarray(served.prefill_fits & (served.decode_memory.sequences >= 1.0), dtype=bool)
+    if job.rate is not None:
+        holds = holds & np.logical_not(load.is_saturated)
+    for name, limit in limits.given().items():
+        holds = holds & (limited[name] <= limit)
+    value = load.request_latency if objective is ServingObjective.LATENCY else -load.tokens_per_second
+    return np.where(holds, value, np.inf).reshape(len(splits), loads)
+
+
+def _at_load(job: ServingJob, clients: int) -> ServingJob:
+    return replace(job, concurrency=clients) if clients else job
+
+
+def _ranked(estimator: ServingEstimator, job: ServingJob, pools: Pools, num_chips: int, price: float) -> RankedPlan:
+    plan = ServingPlan(engine=estimator.engine.name, pools=pools)
+    prediction = predict_pools(estimator, job, plan)
+    per_chip = prediction.tokens_per_second_per_chip * plan.num_chips / num_chips
+    return RankedPlan(
+        prediction=prediction,
+        tokens_per_second_per_chip=per_chip,
+        cost_per_million=1e6 * price / 3600.0 / per_chip if price > 0 and per_chip > 0 else None,
+        idle_chips=num_chips - plan.num_chips,
+    )
+
+
+def _worse(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -> str:
+    """In a sentence, by how much."""
+    if objective is ServingObjective.LATENCY:
+        return f"{plan.prediction.request_latency.mean / best.prediction.request_latency.mean - 1:.1%} slower"
+    return f"{1 - plan.tokens_per_second_per_chip / best.tokens_per_second_per_chip:.1%} fewer tokens"

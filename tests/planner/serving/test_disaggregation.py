@@ -1,0 +1,100 @@
+"""Searches for workers of prompts and of answers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.resolve import choose_calibration
+from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.cost.serving.pools import predict_pools, serve_pools
+from perfmodel.hardware.reader import load_cluster
+from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.parallel.serving.plan import Pools, ServingPlan
+from perfmodel.planner.serving.disaggregation import find_pools
+from perfmodel.planner.serving.result import ServingLimits, ServingObjective
+from perfmodel.planner.serving.space import ServingSpace, layouts
+from tests.planner.serving.serving_searches import searched, serving_job
+
+LIMITS = ServingLimits(ttft=1.0, tpot=0.025)
+CHIPS = 16
+
+
+def estimator_of(job, chips=CHIPS):
+    cluster = load_cluster("dgx-h100", num_chips=chips)
+    return ServingEstimator(
+        model=job.model,
+        cluster=cluster,
+        calibration=choose_calibration(cluster.chip),
+        engine=load_engine("vllm"),
+        quantization=job.quantization,
+        cache=job.kv_precision,
+    )
+
+
+def found_pools(job, *, limits=LIMITS, space=None, **words):
+    of = estimator_of(job)
+    columns = layouts(job.model, of.cluster, of.engine, space or ServingSpace()).columns
+    return of, find_pools(of, job, columns, num_chips=CHIPS, limits=limits, **words)
+
+
+@pytest.fixture(scope="module")
+def long_prompts():
+    job = serving_job("llama-3-70b", input_len=4096, output_len=256)
+    return job, *found_pools(job)
+
+
+def test_what_is_found_fits_and_holds_the_limits(long_prompts):
+    _, _, plans = long_prompts
+    assert plans
+    for one in plans:
+        assert one.prediction.fits
+        assert one.prediction.ttft.mean <= LIMITS.ttft
+        assert one.prediction.tpot.mean <= LIMITS.tpot
+        assert one.plan.num_chips + one.idle_chips == CHIPS
+    rates = [one.tokens_per_second_per_chip for one in plans]
+    assert rates == sorted(rates, reverse=True)
+    assert not plans[0].reason
+    assert all("fewer tokens" in one.reason for one in plans[1:])
+
+
+@pytest.mark.slow
+def test_workers_of_their_own_win_where_prompts_are_long_and_lose_where_answers_are(long_prompts):
+    job, _, plans = long_prompts
+    together = searched(job, chips=CHIPS, limits=LIMITS).best
+    assert plans[0].tokens_per_second_per_chip > together.tokens_per_second_per_chip
+    answers = serving_job("llama-3-70b", input_len=512, output_len=1024)
+    apart = found_pools(answers)[1][0]
+    assert apart.tokens_per_second_per_chip < searched(answers, chips=CHIPS, limits=LIMITS).best.tokens_per_second_per_chip
+
+
+@pytest.mark.slow
+def test_no_split_of_two_layouts_tried_by_brute_force_is_better(long_prompts):
+    job, of, _ = long_prompts
+    space = ServingSpace(fixed={"tp": 4, "pp": 1})
+    found = found_pools(job, space=space)[1][0]
+    worker = ServingPlan(engine="vllm", tp=4)
+    best = 0.0
+    for x, y in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)):
+        clients = np.arange(1, 200)
+        pools = Pools(prefill=worker, decode=worker, prefill_workers=x, decode_workers=y)
+        load = serve_pools(of, job, [pools] * len(clients), concurrency=clients).found.load
+        holds = (load.ttft <= LIMITS.ttft) & (load.tpot <= LIMITS.tpot)
+        best = max(best, float(np.where(holds, load.tokens_per_second, 0.0).max()) / CHIPS)
+    assert found.tokens_per_second_per_chip >= 0.98 * best
+
+
+def test_a_load_that_is_given_is_the_load(long_prompts):
+    job, _, _ = long_prompts
+    for load in (dict(concurrency=20), dict(rate=2.0)):
+        asked = replace(job, **load)
+        of, plans = found_pools(asked, objective=ServingObjective.LATENCY, top=1)
+        assert plans[0].prediction.job == asked
+        again = predict_pools(of, asked, plans[0].plan)
+        assert again.request_latency.mean == pytest.approx(plans[0].prediction.request_latency.mean)
+
+
+def test_limits_that_no_plan_meets_find_nothing(long_prompts):
+    assert found_pools(long_prompts[0], limits=ServingLimits(ttft=1e-3))[1] == ()
+    without = found_pools(long_prompts[0], limits=ServingLimits(), top=1)[1][0]
+    assert without.tokens_per_second_per_chip > long_prompts[2][0].tokens_per_second_per_chip
