@@ -285,9 +285,12 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
 def _wide_matmul(
     calibration: Calibration, dtype: Dtype, rates: Mapping[Dtype, float], memory_bandwidth: float, units: float
 ) -> tuple[MatmulRates, MatmulRates]:
-    """Products in 16 bits, plain and with the tile of grouped kernels; in `dtype` where the chip has no units for 16 bits."""
-    wide = next((each for each in (Dtype.BF16, Dtype.FP16) if each in rates), dtype)
-    model, _ = _nearest_matmul(calibration.matmul or SPEC_SHEET.matmul, wide)
+    """Products in 16 bits, plain and with the tile of grouped kernels; in `dtype` where the chip has no units for 16 bits, or where nothing
+    near them was measured."""
+    models = calibration.matmul or SPEC_SHEET.matmul
+    is_near = not models.keys().isdisjoint((Dtype.BF16, *_NEAREST_DTYPE[Dtype.BF16]))
+    wide = next((each for each in (Dtype.BF16, Dtype.FP16) if each in rates and is_near), dtype)
+    model, _ = _nearest_matmul(models, wide)
     floor_time = model.floor_time * calibration.exposed_floor_fraction
     plain = _matmul_rates(model, rates[wide], memory_bandwidth, units, floor_time)
     tiles = model.tiles if model.tiles == NO_TILES else (*model.tiles, GROUPED_TILE)

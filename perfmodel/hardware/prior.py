@@ -63,8 +63,9 @@ def prior_calibration(chip: Chip, known: Sequence[tuple[Calibration, Chip]]) -> 
         return None
     carried = [_carried(calibration, source, chip) for calibration, source in near]
     names = " and ".join(calibration.name for calibration in carried)
+    mean = _mean(carried)
     return dataclasses.replace(
-        _mean(carried),
+        mean,
         name=f"mean of {names}" if len(carried) > 1 else names,
         chips=(),
         relatives=(chip.name,),
@@ -72,6 +73,7 @@ def prior_calibration(chip: Chip, known: Sequence[tuple[Calibration, Chip]]) -> 
         provenance=Provenance.PRIOR,
         source=f"the mean of the calibrations of its maker's neighbouring generations ({names})",
         collectives=_mean([calibration.collectives for calibration, _ in generations(chip, known)]),
+        serving=dataclasses.replace(mean.serving, points={}, errors={}),
         points={},
         errors={},
         notes="",

@@ -240,3 +240,10 @@ def test_exchanges_in_limits():
     assert (np.diff(times) > 0).all()
     assert times[2] == expert_exchange_time(DISPATCH, group_size=8.0, **shape)
     assert expert_exchange_time(DISPATCH, group_size=8.0, itemsize=2.0, **shape) > times[2]
+
+
+def test_a_calibration_of_fp8_alone_makes_a_machine():
+    calibration = load_calibration("h100")
+    alone = replace(calibration, matmul={Dtype.FP8: calibration.matmul[Dtype.FP8]})
+    machine = resolve_machine(load_cluster("dgx-h100"), alone, dtype=Dtype.FP8)
+    assert machine.serving.plain.flop_rate == machine.matmul.flop_rate
