@@ -117,8 +117,8 @@ def shape_errors(folder: Path, name: str) -> Iterator[Errors]:
         inside.append(found)
         yield Errors(part=f"{INSIDE}: {kind}", chip=name, errors=found)
     yield Errors(part=INSIDE, chip=name, errors=np.concatenate(inside))
-    for part in serving_parts(folder, tables, load_calibration(name).matmul[Dtype.BF16]):
-        for called, found in part.by_rows(part.held_out()):
+    for kernel in serving_parts(folder, tables, load_calibration(name).matmul[Dtype.BF16]):
+        for called, found in kernel.by_rows(kernel.held_out()):
             yield Errors(part=f"{SERVING}: {called}", chip=name, errors=found)
 
 
