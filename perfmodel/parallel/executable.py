@@ -136,8 +136,10 @@ def _experts_reason(plan: Plan) -> str:
     model, tp = plan.job.transformer, plan.layout.tp
     experts = model.experts
     assert experts is not None
-    if plan.dispatcher is not Dispatcher.ALL_TO_ALL:
-        return f"dispatcher={plan.dispatcher}: the executor sends tokens to experts by all-to-alls; use dispatcher=alltoall"
+    if plan.dispatcher is Dispatcher.FLEX:
+        return "dispatcher=flex: its transfers copy and add up tokens themselves, which gloo's cannot; use alltoall or allgather"
+    if plan.dispatcher is Dispatcher.ALL_GATHER and plan.etp > 1:
+        return f"etp={plan.etp}: the executor gathers tokens over the ranks that experts are dealt over alone; use etp=1"
     if experts.bias:
         return f"model={model.name}: its experts have biases, which the executor's grouped products have not; use another model"
     if model.parallel_block:

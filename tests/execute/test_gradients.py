@@ -81,6 +81,8 @@ EXPERT_FORMS = {
     "over context": (2, dict(cp=2, ep=2)),
     "over tensor": (2, dict(tp=2, ep=2, etp=1, micro_batch=4)),
     "zero 3, one copy of each": (2, dict(ep=2, zero=3)),
+    "gathered": (2, dict(ep=2, dispatcher="allgather", micro_batch=2)),
+    "gathered, over tensor and context": (4, dict(ep=4, tp=2, cp=2, etp=1, micro_batch=4, zero=1, dispatcher="allgather")),
     "zero 1": (4, dict(ep=2, zero=1, micro_batch=2)),
     "zero 3": (4, dict(ep=2, zero=3, micro_batch=2)),
     "hsdp": (4, dict(ep=2, dp_replicate=2, dp_shard=2, zero=3)),

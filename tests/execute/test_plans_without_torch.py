@@ -184,7 +184,8 @@ def test_plans_of_experts_that_nothing_runs_are_refused_with_the_reason():
     model = tiny("mixtral")
     plan = tiny_plan(4, model=model, ep=2, tp=2, etp=2)
     assert not_executable_reason(plan) == ""
-    assert "dispatcher=allgather: the executor sends" in not_executable_reason(replace(plan, dispatcher=Dispatcher.ALL_GATHER))
+    assert "etp=2: the executor gathers tokens" in not_executable_reason(replace(plan, dispatcher=Dispatcher.ALL_GATHER))
+    assert "dispatcher=flex: its transfers copy and add up" in not_executable_reason(replace(plan, dispatcher=Dispatcher.FLEX))
     assert "send tokens of their own" in not_executable_reason(tiny_plan(4, model=model, tp=2, sequence_parallel=False))
     with pytest.raises(InputError, match=r"ep=8: reaches into dp_replicate=4, over which zero=1 shards nothing; use dp_shard=4"):
         tiny_plan(16, model=model, cp=2, tp=2, ep=8, etp=1, dp_shard=1, dp_replicate=4, zero=1)

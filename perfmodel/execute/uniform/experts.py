@@ -17,12 +17,15 @@ from perfmodel.execute.uniform.routing import (
     as_counted,
     balanced_routes,
     choose,
+    combined,
     counted_routes,
     exchange_rows,
     gated,
+    gated_rows,
     grouped_linear,
     in_turn,
     laid_out,
+    own_choices,
     routes,
     unpermute,
 )
@@ -105,13 +108,20 @@ class GroupedExperts(nn.Module):
         self.up = GroupedLinear(number, (2 if experts.gated else 1) * width, config.hidden_size, device=device)
         self.down = GroupedLinear(number, config.hidden_size, width, device=device)
 
-    def forward(self, rows: torch.Tensor, counts: tuple[int, ...] = ()) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, counts: tuple[int, ...] = (), weights: torch.Tensor | None = None) -> torch.Tensor:
+        """weights: of each row, where they are weighted here"""
         if self.group is not None:
             rows = gather_sequence(rows, 1, self.group)
         inner = self.up(rows, counts)
         del rows
-        out: torch.Tensor = self.down(gated(inner, self.function) if self.is_gated else ACTIVATIONS[self.function](inner), counts)
+        out: torch.Tensor = self.down(self._activated(inner, weights), counts)
         return out if self.group is None else scatter_partial(out, 1, self.group)
+
+    def _activated(self, inner: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        if self.is_gated:
+            return gated(inner, self.function) if weights is None else gated_rows(inner, weights, self.function)
+        made = ACTIVATIONS[self.function](inner)
+        return made if weights is None else made * weights.to(made.dtype).unsqueeze(-1)
 
 
 class ExpertMixture(nn.Module):
@@ -137,22 +147,52 @@ class ExpertMixture(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[b, s, h] of this rank's tokens, which may be a DTensor cut over tp."""
         local = x.to_local() if isinstance(x, DTensor) else x
-        output = self._routed(local.flatten(0, 1)).view(local.shape)
-        if not hasattr(self, "shared"):
-            return output
-        shared = self.shared(x)
+        cut = self.sharding.experts
+        output = (self._gathered if cut.gathers else self._routed)(local.flatten(0, 1))
+        shared = self.shared(x) if hasattr(self, "shared") else None
         if hasattr(self, "shared_gate"):
             shared = shared * torch.sigmoid(self.shared_gate(local))
-        return output + shared
+        if cut.gathers and cut.ep_group is not None:
+            output = scatter_partial(output, 0, cut.ep_group)
+        output = output.view(local.shape)
+        return output if shared is None else output + shared
+
+    def _fixed(self, x: torch.Tensor) -> torch.Tensor | None:
+        """The experts of each token where that does not depend on scores."""
+        counts = self.sharding.routing
+        if counts is not None:
+            return as_counted(counts.rows[self.sharding.experts.ep_rank], self.config, x.device)
+        return in_turn(len(x), self.config, x.device) if self.sharding.is_abstract else None
+
+    def _gathered(self, x: torch.Tensor) -> torch.Tensor:
+        """[t, h] -> [ranks * t, h]: of all ranks' tokens what a rank's experts make of them, to be added up."""
+        cut, counts, experts = self.sharding.experts, self.sharding.routing, self.config
+        choices = torch.stack(choose(self.router(x), experts, self._fixed(x)), dim=-1)  # with the number of the expert as float32
+        if cut.ep_group is not None:
+            x, choices = gather_sequence(x, 0, cut.ep_group), gather_sequence(choices, 0, cut.ep_group)
+        weights, chosen = choices.unbind(-1)
+        del choices
+        if counts is not None:
+            totals = [sum(each) for each in zip(*counts.rows, strict=True)]
+        elif self.sharding.is_abstract:
+            totals = [chosen.numel() // experts.num_experts] * experts.num_experts
+        else:
+            totals = torch.bincount(chosen.flatten().long(), minlength=experts.num_experts).tolist()
+        number = experts.num_experts // cut.ep
+        mine = own_choices(chosen, totals, cut.ep_rank * number, number)
+        own, token, tokens = tuple(totals[cut.ep_rank * number :][:number]), mine // experts.top_k, len(x)
+        rows, of_rows = x.index_select(0, token), weights.flatten().index_select(0, mine)
+        del x, weights, chosen, mine
+        if counts is None and len(set(own)) == 1:
+            rows = self.experts(rows.unflatten(0, (number, -1)), weights=of_rows.unflatten(0, (number, -1))).flatten(0, 1)
+        else:
+            rows = self.experts(rows, own, of_rows)
+        return combined(rows, token, tokens)
 
     def _routed(self, x: torch.Tensor) -> torch.Tensor:
         """[t, h] -> [t, h]"""
         number, cut, counts = self.config.num_experts, self.sharding.experts, self.sharding.routing
-        fixed = None
-        if counts is not None:
-            fixed = as_counted(counts.rows[cut.ep_rank], self.config, x.device)
-        elif self.sharding.is_abstract:
-            fixed = in_turn(len(x), self.config, x.device)
+        fixed = self._fixed(x)
         weights, chosen = choose(self.router(x), self.config, fixed)
         if counts is not None:
             way = counted_routes(chosen, counts, cut.ep_rank)

@@ -23,7 +23,7 @@ from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
 from perfmodel.execute.uniform.weights import further_tokens, make_tokens
 from perfmodel.execute.zero.flat import dtypes_of
-from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute, ZeroStage
+from perfmodel.parallel.layout import AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.routing import RoutingCounts
 
@@ -105,6 +105,7 @@ class TrainingProgram:
             etp=mesh.size("etp"),
             etp_rank=mesh.index("etp"),
             etp_group=mesh.groups["etp"],
+            gathers=self.plan.dispatcher is Dispatcher.ALL_GATHER,
         )
 
     def _build_stage(self, index: int, num_stages: int) -> Transformer:

@@ -131,6 +131,16 @@ def routes(chosen: torch.Tensor, num_experts: int, *, ep: dist.ProcessGroup | No
     return Routes(order // chosen.shape[1], _inverse(order).view(chosen.shape), sent, received, slot, int(room))
 
 
+@torch.no_grad()
+def own_choices(chosen: torch.Tensor, totals: Sequence[int], first: int, number: int) -> torch.Tensor:
+    """Of the choices [t, k] of all tokens, counted one after another, those of `number` experts from `first` on, in the order of experts.
+
+    totals   choices of each expert
+    """
+    start = sum(totals[:first])
+    return chosen.flatten().argsort(stable=True)[start : start + sum(totals[first : first + number])]
+
+
 def _inverse(order: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
@@ -227,6 +237,22 @@ def unpermute(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) ->
     return _Unpermute.apply(rows, weights, place)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class _Combined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, token: torch.Tensor, number: int) -> torch.Tensor:
+        ctx.save_for_backward(token)
+        return rows.new_zeros(number, rows.shape[1]).index_add_(0, token, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None
+
+
+def combined(rows: torch.Tensor, token: torch.Tensor, number: int) -> torch.Tensor:
+    """[n, h] -> [number, h]: the rows of each token added up."""
+    return _Combined.apply(rows, token, number)  # type: ignore[no-any-return, no-untyped-call]
+
+
 # --------------------------------------------------------------------------------------------------- what experts make
 
 #: Gradient of an activation's input, of the gradient of its output and the input.
@@ -280,6 +306,47 @@ class _Gated(torch.autograd.Function):
 def gated(x: torch.Tensor, function: str) -> torch.Tensor:
     """function of the first half of the last dim times the second half; keeps its input alone."""
     return _Gated.apply(x, function)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@torch.library.custom_op("perfmodel::gated_rows", mutates_args=())
+def _gated_rows(x: torch.Tensor, weights: torch.Tensor, function: str) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return (ACTIVATIONS[function](gate) * up * weights.unsqueeze(-1)).to(x.dtype)
+
+
+@_gated_rows.register_fake
+def _(x: torch.Tensor, weights: torch.Tensor, function: str) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+@torch.library.custom_op("perfmodel::gated_rows_backward", mutates_args=())
+def _gated_rows_backward(
+    gradient: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, function: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    for_weights = (gradient * _gated(x, function)).to(weights.dtype).sum(dim=-1)
+    return _gated_backward((gradient * weights.unsqueeze(-1)).to(x.dtype), x, function), for_weights
+
+
+@_gated_rows_backward.register_fake
+def _(gradient: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, function: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(weights)
+
+
+class _GatedRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weights: torch.Tensor, function: str) -> torch.Tensor:
+        ctx.save_for_backward(x, weights)
+        ctx.function = function
+        return _gated_rows(x, weights, function)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return (*_gated_rows_backward(gradients[0].contiguous(), *ctx.saved_tensors, ctx.function), None)
+
+
+def gated_rows(x: torch.Tensor, weights: torch.Tensor, function: str) -> torch.Tensor:
+    """`gated` of rows [..., n], times the weight of each [...]."""
+    return _GatedRows.apply(x, weights, function)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _GroupedLinear(torch.autograd.Function):

@@ -12,7 +12,7 @@ from perfmodel.workload.routing import RoutingCounts
 
 @dataclass(frozen=True, slots=True)
 class ExpertSharding:
-    """Experts are dealt over ep, each of them cut over etp."""
+    """Experts are dealt over ep, each of them cut over etp. gathers: tokens are gathered over ep, and what is made of them is added up."""
 
     ep: int = 1
     ep_rank: int = 0
@@ -20,6 +20,7 @@ class ExpertSharding:
     etp: int = 1
     etp_rank: int = 0
     etp_group: dist.ProcessGroup | None = None
+    gathers: bool = False
 
 
 @dataclass(slots=True)

@@ -67,12 +67,12 @@ def sizes_of(model: TransformerConfig, seq_len: int, load: float = 1.0, received
         sizes["p"] = model.num_position_rows
     if (experts := model.experts) is not None:
         # rows of one expert, on average, and of one token: sizes that need not be whole
-        rows = _size(seq_len * experts.top_k * (received or load) / experts.num_experts)
+        rows = size_of(seq_len * experts.top_k * (received or load) / experts.num_experts)
         sizes |= {
             "t": rows,
             "e": experts.num_experts,
             "x": experts.num_experts,
-            "k": _size(experts.top_k * load),
+            "k": size_of(experts.top_k * load),
             "y": 2,
             "w": experts.width,
         }
@@ -105,7 +105,7 @@ def dim_of(word: str) -> str:
     return word.partition("_")[0]
 
 
-def _size(value: float) -> int:
+def size_of(value: float) -> int:
     return int(value) if value == int(value) else cast("int", value)
 
 

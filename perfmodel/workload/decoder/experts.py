@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.foundation.copies import Copies
-from perfmodel.workload.decoder.builder import DecoderBuilder, operand
+from perfmodel.workload.decoder.builder import DecoderBuilder, operand, size_of
 from perfmodel.workload.graph import Operator
 from perfmodel.workload.kinds.routing import gated, permute, route, unpermute
 from perfmodel.workload.layer_specs import Experts
@@ -29,10 +29,11 @@ def expert_mixture(b: DecoderBuilder, x: str) -> str:
     if experts.router_bias:
         logits = b.bias("router", logits, "b s_res x", "b s x", "x")
     dims = "b s_res x k"
-    weights = b.add(
-        route("route", operand(logits, "b s x"), operand("route.out", "b s k"), b.of(dims), score=experts.score), dims, itemsize=_FP32
-    )
-    routed = (_all_gather if b.dispatcher == "allgather" else _all_to_all)(b, experts, x, weights)
+    gathers = b.dispatcher == "allgather"
+    made = route("route", operand(logits, "b s x"), operand("route.out", "b s k"), b.of(dims), score=experts.score)
+    # what is gathered tells of each choice its expert too
+    weights = b.add(made, dims, itemsize=2 * _FP32 if gathers else _FP32)
+    routed = (_all_gather if gathers else _all_to_all)(b, experts, x, weights)
     if not experts.shared_width:
         return routed
     shared = _shared(b, experts, x)
@@ -69,16 +70,19 @@ def _all_to_all(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> st
 def _all_gather(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> str:
     """Tokens are gathered where the experts are, each expert takes its rows, and what they make of a token is added up by a reduction."""
     dims, here = "b_x s_x e h", "b s e h"
-    sizes = b.of(dims) | {"e": b.sizes["k"]}  # of a token those that it chose
+    chosen = {"e": size_of(b.sizes["t"] * experts.num_experts / b.sizes["s"])}  # of a token those that it chose
+    sizes = b.of(dims) | chosen
     rows = b.add(permute("permute", operand(x, _TOKENS), operand("permute.out", here), sizes), dims)
-    rows = _run(b, experts, rows, weights=True)
+    each = "b_x s_x k e"
+    made = permute("permute_weights", operand(weights, "b s k"), operand("permute_weights.out", "b s e"), b.of(each) | chosen)
+    rows = _run(b, experts, rows, weights=b.add(made, each, itemsize=_FP32))
     return b.add(unpermute("unpermute", operand(rows, here), None, operand("unpermute.out", _TOKENS), sizes), dims)
 
 
-def _run(b: DecoderBuilder, experts: Experts, rows: str, *, weights: bool = False) -> str:
+def _run(b: DecoderBuilder, experts: Experts, rows: str, *, weights: str = "") -> str:
     """The two grouped products and what lies between them: rows[b,t,e,h] -> rows[b,t,e,h].
 
-    weights   rows are weighted here: by the activation's kernel where halves are multiplied, by one of its own where not
+    weights   [b, t, e] of rows that are weighted here: by the activation's kernel where halves are multiplied, by one of its own where not
     """
     halves = "y " if experts.gated else ""
     wide = f"b t e {halves}w"
@@ -88,7 +92,8 @@ def _run(b: DecoderBuilder, experts: Experts, rows: str, *, weights: bool = Fals
     dims = f"b_x t e {halves}w"
     out = operand("experts_activation.out", "b t e w")
     apart = b.activation_bytes if weights and not experts.gated else 0.0
-    made = gated("experts_activation", b.model.activation, operand(up, wide), None, out, b.of(dims), apart=apart)
+    weighted = operand(weights, "b t e") if weights else None
+    made = gated("experts_activation", b.model.activation, operand(up, wide), weighted, out, b.of(dims), apart=apart)
     down = b.linear("experts_down", b.add(made, dims), "b_x t e w h", "b t e w", "e h w", 2, _AT_EXPERTS, grouped=True)
     if experts.bias:
         down = b.bias("experts_down", down, "b_x t e h", _AT_EXPERTS, "e h")

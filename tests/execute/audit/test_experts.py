@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
 ]
 
+GATHERED = {"dispatcher": "allgather"}
 ODD_ORDER = ("cp", "dp_shard", "tp", "dp_replicate", "pp")
 FORMS = {
     "every expert everywhere, ZeRO-3": ("mixtral", dict(num_chips=4, zero=3)),
@@ -32,6 +33,9 @@ FORMS = {
     "pp ep ZeRO-3": ("mixtral", dict(num_chips=8, pp=2, ep=2, zero=3)),
     "pp ep interleaved": ("mixtral", dict(num_chips=8, pp=2, ep=4, schedule="interleaved", virtual_stages=2)),
     "latent attention, dense layers first": ("deepseek", dict(num_chips=8, pp=2, ep=2, zero=3)),
+    "gathered, ZeRO-3": ("mixtral", dict(num_chips=8, ep=4, zero=3, **GATHERED)),
+    "gathered, ep over tp, cp and data": ("shared experts", dict(num_chips=16, ep=8, cp=2, tp=2, etp=1, zero=1, **GATHERED)),
+    "gathered, pp, recomputed": ("deepseek", dict(num_chips=8, ep=4, pp=2, recompute="full", **GATHERED)),
     "latent attention, tp": ("latent", dict(num_chips=8, tp=4, sequence_parallel=False, batch=4)),
     "latent attention, ulysses": ("deepseek", dict(num_chips=8, cp=2, ep=2, rules="ulysses")),
     "latent attention, ep over tp and cp": ("deepseek", dict(num_chips=16, cp=2, tp=2, ep=4, etp=1, zero=1)),
@@ -71,6 +75,7 @@ COUNTED = {
     "ep, ZeRO-3": ("mixtral", dict(num_chips=4, ep=4, zero=3)),
     "ep over tp, cp and data": ("shared experts", dict(num_chips=16, ep=8, cp=2, tp=2, etp=1, zero=1, order=ODD_ORDER)),
     "pp, recomputed": ("deepseek, further tokens", dict(num_chips=8, ep=4, pp=2, recompute="full")),
+    "gathered": ("shared experts", dict(num_chips=8, ep=4, cp=2, **GATHERED)),
 }
 
 
