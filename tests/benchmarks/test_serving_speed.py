@@ -34,9 +34,10 @@ def test_one_served_load(benchmark, model, quantization, load):
 
 @pytest.mark.parametrize("load", [{}, {"concurrency": 2000}, {"rate": 4.0}], ids=["any load", "clients", "rate"])
 def test_search_of_ten_thousand_plans(benchmark, load):
-    """Mixtral 8x7B on 16 H100: layouts, tokens of a step and loads, all timed that have room."""
+    """Mixtral 8x7B on 16 H100: layouts, tokens of a step and loads, all timed that have room. Of a rate places are no choice."""
     job = serving_job("mixtral-8x7b", "fp8", **load)
-    space = ServingSpace(batches=tuple(range(4, 164, 4)))
+    many = {"max_tokens": tuple(range(1024, 16385, 64))} if "rate" in load else {"batches": tuple(range(4, 164, 4))}
+    space = ServingSpace(**many)
     result = benchmark.pedantic(lambda: searched(job, chips=16, space=space, limits=ServingLimits(tpot=1.0)), rounds=2, iterations=1)
     benchmark.extra_info["plans"] = result.num_evaluated
     assert result.num_evaluated > 9_000

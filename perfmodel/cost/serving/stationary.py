@@ -27,10 +27,8 @@ def stationary_running(filled: Callable[[Array], tuple[Array, Array]], *, rate: 
     of Newton's with the true times mend what that leaves.
     """
     r, D, top = np.broadcast_arrays(*(np.asarray(each, dtype=float) for each in (rate, steps, places)))
-    points = [np.maximum(top, 1.0) ** (k / (_POINTS - 1)) for k in range(_POINTS)]
-    values = [np.broadcast_arrays(*filled(m), top)[:2] for m in points]
-    decode, alongside = (np.stack([value[which] for value in values]) for which in (0, 1))
-    count = np.stack(points)
+    count = np.stack([np.maximum(top, 1.0) ** (k / (_POINTS - 1)) for k in range(_POINTS)])
+    decode, alongside, _ = np.broadcast_arrays(*filled(count), count)
     enough = (count - 1) * (1 - r * alongside) - r * D * decode >= 0
     upper = np.where(enough.any(axis=0), np.maximum(enough.argmax(axis=0), 1), _POINTS - 1)
 

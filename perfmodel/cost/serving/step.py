@@ -423,7 +423,9 @@ class StepCosts:
         return total
 
     def _collective(self, code: Any, num_bytes: Array, size: Array, inside: list[Array]) -> Array:
-        """By the library, or by the engine's own kernels where these are quicker."""
+        """By the library, or by the engine's own kernels where these are quicker; of one member nothing."""
+        if np.max(size) <= 1:
+            return np.zeros(np.broadcast_shapes(np.shape(num_bytes), np.shape(size)))
         machine = self.machine.plain
         time = collective_time(code, num_bytes, group_size=size, inside=inside, machine=machine)
         if self.engine.fuses_all_reduce:
@@ -486,6 +488,8 @@ class StepCosts:
         of_tp, pp = self._group("tp", repeats), np.tile(self.pp, repeats)
         logits = self._collective(COLLECTIVE_CODE[CollectiveKind.ALL_GATHER], work.outputs * (2.0 * model.vocab_size), *of_tp)
         gathered = np.where(of_tp[0] > 1, logits, 0.0)
+        if np.max(pp) <= 1:
+            return np.zeros_like(gathered), gathered
         pair = np.where(pp > 1, 2.0, 1.0)
         inside = [np.minimum(np.tile(hop, repeats), pair) for hop in self.grid.hop[:-1]] + [pair]
         send = collective_time(

@@ -139,7 +139,11 @@ class _Search:
     def batches(self) -> tuple[int, ...]:
         tried = self.space.batches_tried(self.engine)
         if not self.evaluator.is_load_searched:
-            return tried if "max_batch" in self.space.fixed else (0, *tried)
+            if "max_batch" in self.space.fixed:
+                return tried
+            if self.evaluator.job.rate is not None and "max_batch" not in self.space.maximum:
+                return (0,)  # fewer places than those that run saturate a plan, and more change nothing but the wait for one
+            return (0, *tried)
         if "max_batch" in self.space.fixed:
             most = self.space.fixed["max_batch"]
             return tuple(sorted({each for each in self.space.batches if each < most} | {most}))
