@@ -41,6 +41,9 @@ def serve(
     allow: Annotated[
         str, typer.Option("--allow", metavar="NAMES", help="With --search: formats of weights that may be used, such as bf16,fp8.")
     ] = "",
+    disaggregated: Annotated[
+        bool, typer.Option("--disaggregated", help="With --search: also workers for prompts and others for answers.")
+    ] = False,
     top: Annotated[int, typer.Option("--top", metavar="N", help="With --search: plans to show.")] = 10,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="With --simulate: of the requests that are drawn.")] = 0,
     plot: Annotated[
@@ -68,6 +71,7 @@ def serve(
             objective=objective,
             top=top,
             allow=allow,
+            disaggregated=disaggregated,
             plot=plot,
             json=json,
         )
@@ -106,14 +110,25 @@ def _search(
     objective: str,
     top: int,
     allow: str,
+    disaggregated: bool,
     plot: Path | None,
     json: bool,
 ) -> None:
-    from perfmodel.report.serving_searches import baselines_table, front_table, plans_table, search_facts, search_line, search_object
+    from perfmodel.report.serving_searches import (
+        baselines_table,
+        front_table,
+        plans_table,
+        pools_table,
+        search_facts,
+        search_line,
+        search_object,
+    )
     from perfmodel.verbs.serving import search_asked
 
     names = [name.strip() for name in allow.split(",") if name.strip()]
-    setting, found = search_asked(asked, limits=limits, p99=p99, objective=objective, top=top, quantizations=names)
+    setting, found = search_asked(
+        asked, limits=limits, p99=p99, objective=objective, top=top, quantizations=names, disaggregated=disaggregated
+    )
     if plot is not None:
         from perfmodel.report.serving_figures import plot_front
 
@@ -122,7 +137,8 @@ def _search(
         print_json(search_object(found))
         return
     print_facts(search_line(setting.job, found, setting.reference), [*search_facts(found), *(("note", note) for note in setting.notes)])
-    print_tables([plans_table(found), baselines_table(found), front_table(found)])
+    apart = [pools_table(found)] if disaggregated else []
+    print_tables([plans_table(found), *apart, baselines_table(found), front_table(found)])
     if plot is not None:
         print(f"\nfigure: {plot}")
 

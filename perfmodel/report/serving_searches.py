@@ -73,6 +73,14 @@ def _row(name: str, ranked: RankedPlan, reason: str) -> tuple[str, ...]:
     )
 
 
+def pools_table(found: ServingSearchResult) -> Table:
+    """Workers for prompts and others for answers, against the best plan whose workers do both."""
+    headers = (*_HEADERS[:-1], "against the best of the others")
+    rows = tuple(_row(str(place), ranked, ranked.reason) for place, ranked in enumerate(found.disaggregated, 1))
+    title = "Prompts and answers on workers of their own" + ("" if rows else ": none meets the limits")
+    return Table(title=title, headers=headers, rows=rows, right=_RIGHT, fold=("plan", "against the best of the others"))
+
+
 def baselines_table(found: ServingSearchResult) -> Table:
     """What one would take without a search."""
     rows = [
@@ -134,6 +142,7 @@ def search_object(found: ServingSearchResult) -> dict[str, Any]:
         "left_out": dict(found.left_out),
         "search_time": found.search_time,
         "plans": [ranked_object(ranked) for ranked in found.plans],
+        "disaggregated": [ranked_object(ranked) for ranked in found.disaggregated],
         "baselines": {
             each.name: {
                 "meaning": each.meaning,
@@ -160,4 +169,4 @@ def search_object(found: ServingSearchResult) -> dict[str, Any]:
     }
 
 
-__all__ = ["baselines_table", "front_table", "plans_table", "ranked_object", "search_facts", "search_line", "search_object"]
+__all__ = ["baselines_table", "front_table", "plans_table", "pools_table", "ranked_object", "search_facts", "search_line", "search_object"]

@@ -225,12 +225,14 @@ def find_serving(
     objective: str = "throughput",
     top: int = 10,
     quantizations: Sequence[str] = (),
+    disaggregated: bool = False,
 ) -> ServingSearchResult:
     """The best plans of a service on these chips under limits, why others are not, and the front of tokens/s a chip against a user's.
 
     ttft, tpot, request_latency   limits: seconds, or `500ms`; p99: of the 99th percentile over requests, not of the mean
     objective       throughput (output tokens/s a chip), latency, or cost (of a million output tokens)
     quantizations   formats of weights that may be used; none: the model's own
+    disaggregated   also plans of workers for prompts and others for answers
     Knobs that are given are held. Without concurrency and rate each plan stands at the load that is best for it.
     """
     return search_asked(
@@ -240,6 +242,7 @@ def find_serving(
         objective=objective,
         top=top,
         quantizations=quantizations,
+        disaggregated=disaggregated,
     )[1]
 
 
@@ -251,6 +254,7 @@ def search_asked(
     objective: str,
     top: int,
     quantizations: Sequence[str] = (),
+    disaggregated: bool = False,
 ) -> tuple[ServingSetting, ServingSearchResult]:
     """What `find_serving` answers, with its setting."""
     from perfmodel.foundation.values import choice_of, whole
@@ -272,6 +276,7 @@ def search_asked(
         limits=ServingLimits(**{name: time for name, time in times.items() if time < float("inf")}, is_p99=p99),
         objective=choice_of(ServingObjective, objective, "objective"),
         top=whole(top, "top"),
+        with_pools=disaggregated,
     )
     return setting, found
 

@@ -104,6 +104,21 @@ def test_a_search_under_limits(call_json, call, tmp_path):
         assert words in text
 
 
+@pytest.mark.slow
+def test_a_search_for_workers_of_prompts_and_of_answers(call_json, call):
+    words = [*SEARCH, "--disaggregated", "--top", 1]
+    found = call_json(*words)
+    best = found["disaggregated"][0]
+    assert best["tpot"]["mean"] <= 0.030
+    assert best["plan"]["pools"]["prefill_workers"] >= 1
+    assert best["plan"]["num_chips"] + best["idle_chips"] == 8
+    assert "tokens" in best["reason"]
+    code, text, _ = call(*words)
+    assert code == 0
+    assert "Prompts and answers on workers of their own" in text
+    assert call_json(*SEARCH, "--top", 1)["disaggregated"] == []
+
+
 def test_limits_that_no_plan_meets(call):
     code, _, error = call(*[word if word != "30ms" else "1ms" for word in SEARCH])
     assert code == 2

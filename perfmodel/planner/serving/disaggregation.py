@@ -70,7 +70,7 @@ def find_pools(
             ranked.append(_ranked(estimator, _at_load(job, clients), pools, num_chips, price_per_hour))
         if len(ranked) == top:
             break
-    return tuple(replace(one, reason=_worse(one, ranked[0], objective)) if one is not ranked[0] else one for one in ranked)
+    return tuple(replace(one, reason=against(one, ranked[0], objective)) if one is not ranked[0] else one for one in ranked)
 
 
 def _splits(estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, num_chips: int, limits: ServingLimits) -> list[_Split]:
@@ -191,8 +191,10 @@ def _ranked(estimator: ServingEstimator, job: ServingJob, pools: Pools, num_chip
     )
 
 
-def _worse(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -> str:
-    """In a sentence, by how much."""
+def against(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -> str:
+    """In a sentence, by how much a plan is better or worse than another."""
     if objective is ServingObjective.LATENCY:
-        return f"{plan.prediction.request_latency.mean / best.prediction.request_latency.mean - 1:.1%} slower"
-    return f"{1 - plan.tokens_per_second_per_chip / best.tokens_per_second_per_chip:.1%} fewer tokens"
+        ratio = plan.prediction.request_latency.mean / best.prediction.request_latency.mean - 1
+        return f"{abs(ratio):.1%} {'slower' if ratio > 0 else 'quicker'}"
+    ratio = plan.tokens_per_second_per_chip / best.tokens_per_second_per_chip - 1
+    return f"{abs(ratio):.1%} {'fewer' if ratio < 0 else 'more'} tokens"

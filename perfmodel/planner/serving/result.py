@@ -110,6 +110,7 @@ class ServingSearchResult:
     is_load_searched  no load was given: each plan was tried under many, and stands at its best
     plans           the best of each layout and format, best first
     pareto          most tokens a user first, over all plans and loads, limits aside
+    disaggregated   the best plans of two pools, where they were asked for
     price_per_hour  of a chip; 0: not known       [USD/h]
     search_time     CPU seconds
     """
@@ -127,6 +128,7 @@ class ServingSearchResult:
     baselines: tuple[ServingBaseline, ...]
     price_per_hour: float
     search_time: float
+    disaggregated: tuple[RankedPlan, ...] = ()
 
     @property
     def best(self) -> RankedPlan:

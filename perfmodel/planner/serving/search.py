@@ -21,6 +21,7 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.engine import Engine
 from perfmodel.planner.serving.baselines import baseline_layouts
+from perfmodel.planner.serving.disaggregation import against, find_pools
 from perfmodel.planner.serving.evaluate import FEASIBLE, NO_ROOM, REASONS, SATURATED, Evaluator, LoadTable, joined
 from perfmodel.planner.serving.reasons import why_worse
 from perfmodel.planner.serving.result import (
@@ -36,6 +37,8 @@ from perfmodel.workload.serving import ServingJob
 
 #: Points of the front that are kept: every one, up to so many.
 MOST_FRONT_POINTS = 64
+#: Plans of two pools that are shown.
+MOST_POOLS = 3
 #: Latencies of plans that are as good otherwise are told apart in steps of this share.
 _ALIKE = 0.005
 
@@ -51,10 +54,12 @@ def find_serving_plans(
     objective: ServingObjective = ServingObjective.THROUGHPUT,
     top: int = 10,
     price_per_hour: float | None = None,
+    with_pools: bool = False,
 ) -> ServingSearchResult:
     """The best plans for `job` on all chips of the cluster. Raises InputError where none fits, or none meets the limits.
 
     price_per_hour   of a chip; None: that of the table of prices, where it has one     [USD/h]
+    with_pools       also plans of workers for prompts and others for answers, in the first format
     """
     started = time.process_time()
     space, limits = space or ServingSpace(), limits or ServingLimits()
@@ -86,6 +91,7 @@ def find_serving_plans(
         pareto=searched.front(table, found.columns),
         baselines=searched.baselines(cluster, plans[0]),
         price_per_hour=price,
+        disaggregated=searched.pools(found.columns, plans[0]) if with_pools else (),
         search_time=time.process_time() - started,
     )
 
@@ -275,6 +281,21 @@ class _Search:
                 reason = reason or worse
             found.append(ServingBaseline(name=name, meaning=meaning, found=plans, reason=reason))
         return tuple(found)
+
+    def pools(self, columns: ServingColumns, best: RankedPlan) -> tuple[RankedPlan, ...]:
+        """The best of two pools, and how far each is from the best plan without."""
+        evaluator = self.evaluator
+        found = find_pools(
+            evaluator.estimators[0],
+            evaluator.job_of(0),
+            columns,
+            num_chips=evaluator.num_chips,
+            limits=evaluator.limits,
+            objective=self.objective,
+            top=min(self.top, MOST_POOLS),
+            price_per_hour=self.price,
+        )
+        return tuple(replace(each, reason=against(each, best, self.objective)) for each in found)
 
     # --- nothing -----------------------------------------------------------------------------------------------------------------------
 
