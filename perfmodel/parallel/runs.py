@@ -8,7 +8,7 @@ from typing import Any
 from perfmodel.foundation.errors import InputError, bad_field, shown, suggest
 from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet, list_rule_sets, present_axes
 from perfmodel.parallel.assignment import cuts_as
-from perfmodel.parallel.layout import PipelineSchedule, Recompute
+from perfmodel.parallel.layout import USUAL_DISPATCHERS, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.config import TransformerConfig
 
@@ -28,6 +28,7 @@ class Runs:
     uneven_stages        pipelines whose ranks differ in their layers
     few_microbatches     fewer microbatches than pipeline ranks
     rules                names of shipped rule sets; none: any rules
+    flex                 beginnings of names of chips on which a library sends rows once to each place (DeepEP, HybridEP)
     source               where that is said
     """
 
@@ -42,6 +43,7 @@ class Runs:
     few_microbatches: bool
     source: str
     rules: tuple[str, ...] = (MEGATRON, MEGATRON_SP)
+    flex: tuple[str, ...] = ()
 
     def cuts_alike(self, rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> bool:
         """Whether one of its rule sets cuts this model alike where only these fine axes have more than one rank."""
@@ -50,6 +52,10 @@ class Runs:
     def admits_zero(self, zero: int, *, pipelined: bool, replicated: bool) -> bool:
         stages = set(self.zero) & set(self.zero_in_pipeline if pipelined else self.zero)
         return zero in stages and (zero == 0 or not replicated or zero in self.zero_of_replicas)
+
+    def dispatchers(self, chip: str) -> tuple[Dispatcher, ...]:
+        """How tokens may reach experts on this chip."""
+        return tuple(Dispatcher) if chip.startswith(self.flex or ("/",)) else USUAL_DISPATCHERS
 
 
 #: Where a profile says nothing.
@@ -88,12 +94,16 @@ def runs_from_dict(data: object) -> Runs:
     values: dict[str, Any] = {}
     choices = {**_CHOICES, "rules": tuple(list_rule_sets())}
     for key in known:
-        if key == "rules" and key not in data:
-            continue  # those of every framework with tensor parallelism
+        if key in ("rules", "flex") and key not in data:
+            continue  # those of every framework with tensor parallelism; no library
         if key not in data:
             raise InputError(f"runs.{key}: is missing; give it (see strategies/frameworks/megatron/habits.yaml)")
         value = data[key]
-        if key in choices:
+        if key == "flex":
+            if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
+                raise bad_field("runs.flex", shown(value), "must be a list of what names of chips begin with", "correct it")
+            values[key] = tuple(value)
+        elif key in choices:
             if not isinstance(value, list) or any(isinstance(v, bool) or v not in choices[key] for v in value):
                 rule = f"must be a list of {', '.join(map(str, choices[key]))}"
                 raise bad_field(f"runs.{key}", shown(value), rule, "correct it")
@@ -131,6 +141,8 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
         return f"recompute={plan.recompute}: {framework} has recompute {' and '.join(runs.recompute)} only"
     if layout.cp > 1 and balanced_context and plan.job.seq_len % (2 * layout.cp):
         return f"cp={layout.cp}: {framework} cuts a sequence in 2 cp equal chunks, and {2 * layout.cp} does not divide {plan.job.seq_len}"
+    if plan.dispatcher is Dispatcher.FLEX and plan.ep > 1 and runs != ANYTHING and not runs.flex:
+        return f"dispatcher=flex: {framework} has no library that sends rows once to each place"
     if not pipelined:
         return ""
     if str(plan.schedule) not in runs.schedules:

@@ -106,7 +106,10 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tupl
     maximum = {name: known[name].value(value, name) if name in known else whole(value, name) for name, value in maximum.items()}
     orders = SEARCHED_ORDERS if order is None else (order,)
     operators = DEFAULT_RECOMPUTE_OPERATORS if modules is None else operators_of(modules)
-    space = Space(fixed=fixed, maximum=dict(maximum), orders=orders, rules=rules, recompute_operators=operators)
+    dispatchers = setting.estimator.profile.runs.dispatchers(setting.cluster.chip.name)
+    space = Space(
+        fixed=fixed, maximum=dict(maximum), orders=orders, rules=rules, recompute_operators=operators, dispatchers=dispatchers
+    )  # fmt: skip
     return space, attention
 
 

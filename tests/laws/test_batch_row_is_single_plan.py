@@ -11,7 +11,7 @@ from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import load_calibration, load_cluster
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher
 from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.layer_specs import Experts
@@ -95,11 +95,12 @@ def _tiers(topology, node):
 def test_every_cell_of_a_small_sweep_of_experts():
     experts = Experts(num_experts=8, top_k=2, width=256, shared_width=512, shared_gate=True)
     model = make_model(**LLAMA_LIKE, num_hidden_layers=2, experts=experts)
-    state = sweep_all(estimator := estimator_of(make_job(model, batch=8), chips=8, node=4), Space(orders=(DEFAULT_ORDER,)))
+    space = Space(orders=(DEFAULT_ORDER,), dispatchers=tuple(Dispatcher))
+    state = sweep_all(estimator := estimator_of(make_job(model, batch=8), chips=8, node=4), space)
     plans = [state.plan(i) for i in state.best_time.ids.tolist()]
     assert {plan.ep for plan in plans} == {1, 2, 4, 8}
     assert {plan.etp for plan in plans} == {1, 2, 4, 8}
-    assert {str(plan.dispatcher) for plan in plans if plan.ep > 1} == {"alltoall", "allgather"}
+    assert {str(plan.dispatcher) for plan in plans if plan.ep > 1} == {"flex", "allgather"}
     assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist()[::7])
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.rules import load_rule_set
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
+from perfmodel.parallel.layout import DEFAULT_ORDER, USUAL_DISPATCHERS, AttentionKernel, Dispatcher
 from perfmodel.parallel.plan import make_plan
 from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space
@@ -232,19 +232,22 @@ def test_the_space_is_exactly_the_valid_plans(chips, batch, seq_len):
     assert set(rows) == every_valid_plan(job, chips, orders)
 
 
-@pytest.mark.parametrize("chips", [4, pytest.param(8, marks=pytest.mark.slow)])
-def test_the_space_of_experts_is_exactly_the_valid_plans(chips):
-    """Every way to fold experts over every layout under every ZeRO stage; how tokens reach experts is a choice where some are elsewhere."""
+@pytest.mark.parametrize("chips, library", [(4, False), (4, True), pytest.param(8, False, marks=pytest.mark.slow)])
+def test_the_space_of_experts_is_exactly_the_valid_plans(chips, library):
+    """Every way to fold experts over every layout under every ZeRO stage; how tokens reach experts is a choice where some are elsewhere.
+    Where there is a library that sends a row once to each place, it takes the place of plain all-to-alls."""
     model = make_model(**LLAMA_LIKE, num_hidden_layers=2, experts=Experts(num_experts=8, top_k=2, width=256))
     job = make_job(model, batch=chips)
     fixed = {"micro_batch": 1, "recompute": "none", "pp": 1, "sequence_parallel": False}
-    state = sweep_all(estimator_of(job, chips=chips, node=4), Space(orders=(DEFAULT_ORDER,), fixed=fixed))
+    tried = tuple(Dispatcher) if library else USUAL_DISPATCHERS
+    state = sweep_all(estimator_of(job, chips=chips, node=4), Space(orders=(DEFAULT_ORDER,), fixed=fixed, dispatchers=tried))
     rows = [state.plan(int(i)) for i in state.best_time.ids]
     assert len(rows) == len(set(rows)) == state.num_evaluated
     valid = set()
     numbers = [n for n in range(1, chips + 1) if divides(n, chips)]
     for (pp, replicate, shard, cp, tp), zero, ep in itertools.product(layouts(chips), range(4), numbers):
-        for etp, dispatcher in itertools.product({1, tp}, ("alltoall", "allgather") if ep > 1 else ("alltoall",)):
+        ways = ("flex" if library else "alltoall", "allgather") if ep > 1 else ("alltoall",)
+        for etp, dispatcher in itertools.product({1, tp}, ways):
             knobs = {"dp_replicate": replicate, "dp_shard": shard, "cp": cp, "tp": tp, "zero": zero, "ep": ep, "etp": etp}
             try:
                 if pp == 1:

@@ -6,10 +6,11 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set
-from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.layout import AttentionKernel, Dispatcher
 from perfmodel.parallel.profile import GENERIC, HEAD_TAIL, list_profiles, load_profile
 from perfmodel.parallel.runs import ANYTHING, not_runnable_reason, runs_from_dict
 from perfmodel.planner.uniform.space import Space
+from perfmodel.workload.layer_specs import Experts
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, sweep_all
 
 GIVEN = {
@@ -48,6 +49,19 @@ def test_what_a_framework_cannot_run_has_a_sentence(profile, knobs, reason):
     found = predict(estimator_of(profile=profile), **knobs).not_runnable
     assert found.endswith(reason)
     assert bool(found) == bool(reason)
+
+
+def test_a_library_for_rows_in_copies_is_of_a_framework_and_of_chips():
+    model = make_model(**LLAMA_LIKE, experts=Experts(num_experts=8, top_k=2, width=256))
+    flex = {"dp_replicate": 16, "ep": 8, "dispatcher": "flex"}
+    assert predict(estimator_of(make_job(model), profile="nanotron"), **flex).not_runnable.endswith("sends rows once to each place")
+    assert not predict(estimator_of(make_job(model), profile="megatron"), **flex).not_runnable
+    tried = {
+        (name, chip): load_profile(name).runs.dispatchers(chip) for name in ("megatron", GENERIC) for chip in ("h100-sxm-80gb", "tpu-v5p")
+    }
+    assert [place for place, found in tried.items() if Dispatcher.FLEX in found] == [("megatron", "h100-sxm-80gb")]
+    with pytest.raises(InputError, match=r"runs.flex=.*must be a list of what names of chips begin with"):
+        runs_from_dict(GIVEN | {"flex": "h100"})
 
 
 def test_a_ring_that_is_balanced_halves_the_chunks():

@@ -62,6 +62,7 @@ class Space:
     rules          rule sets; none: `default_rule_sets`, which `sequence_parallel` tells apart
     runs           what a framework runs; of the space only that; balanced_context: 2 cp divides its sequences
     recompute_operators   what selective recomputation runs again
+    dispatchers    how tokens may reach experts, where none is asked for
     stage_layers   the layers of each virtual stage, of the pipelines that have as many; none: the layouts of `stage_layouts`
     """
 
@@ -69,6 +70,7 @@ class Space:
     maximum: Mapping[str, int] = field(default_factory=dict)
     orders: tuple[tuple[str, ...], ...] = SEARCHED_ORDERS
     rules: tuple[RuleSet, ...] = ()
+    dispatchers: tuple[Dispatcher, ...] = USUAL_DISPATCHERS
     stage_layers: tuple[int, ...] = ()
     recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS
     runs: Runs = ANYTHING
@@ -89,15 +91,12 @@ class Space:
     def rule_sets(self) -> tuple[RuleSet, ...]:
         return self.rules or default_rule_sets()
 
-    @property
-    def dispatchers(self) -> tuple[Dispatcher, ...]:
-        """How tokens may reach experts: as every framework can, or as is asked for."""
-        among = Dispatcher if "dispatcher" in self.fixed else USUAL_DISPATCHERS
-        return tuple(each for each in among if self.admits("dispatcher", str(each)))
-
     def cuts(self, job: TrainingJob) -> tuple[tuple[RuleSet, Dispatcher], ...]:
         """The ways to cut operators, each with how tokens reach experts where there are any."""
-        dispatchers = self.dispatchers if job.transformer.experts is not None else (Dispatcher.ALL_TO_ALL,)
+        dispatchers: tuple[Dispatcher, ...] = (Dispatcher.ALL_TO_ALL,)
+        if job.transformer.experts is not None:
+            among = Dispatcher if "dispatcher" in self.fixed else self.dispatchers
+            dispatchers = tuple(each for each in among if self.admits("dispatcher", str(each)))
         return tuple((rules, dispatcher) for dispatcher in dispatchers for rules in self.rule_sets)
 
     def admits(self, knob: str, value: int | str | bool) -> bool:
@@ -140,10 +139,13 @@ class RuleChoices:
         return self.folded[key]
 
     def with_dispatchers(self, mask: int, ep: int) -> int:
-        """Bits of `Space.cuts`: of experts that are all at home there is one way to reach them."""
+        """Bits of `Space.cuts`: of experts that are all at home there is one way to reach them; of others flex takes the place of
+        all-to-alls, which send no less over the links between nodes, and copy besides."""
         found, count = 0, len(self.space.rule_sets)
-        for i, dispatcher in enumerate(dispatcher for _, dispatcher in self.cuts[::count]):
-            if ep > 1 or dispatcher is self.cuts[0][1]:
+        dispatchers = [dispatcher for _, dispatcher in self.cuts[::count]]
+        for i, dispatcher in enumerate(dispatchers):
+            is_better = ep > 1 and not (dispatcher is Dispatcher.ALL_TO_ALL and Dispatcher.FLEX in dispatchers)
+            if is_better or (ep == 1 and i == 0):
                 found |= mask << (i * count)
         return found
 

@@ -213,13 +213,11 @@ class _Tables:
         whole = join_grids(self.grids)
         bounds = np.cumsum([0, *(len(rows) for rows in blocks)])
         first, keys = distinct(microbatch_depends_on(whole, estimator.profile))
-        self.micro_keys = [keys[bounds[i] : bounds[i + 1]] for i in range(len(blocks))]
         sizes: set[int] = set()
         for rows in blocks:
             sizes.update(micro_batches(estimator.job, rows.data_parallel, space))
         self.sizes = sorted(sizes)
         self.micro: dict[int, MicrobatchTable] = {}
-        inner = take_grid(whole, first)
         parameter_first, parameter_key = distinct(parameters_depend_on(whole))
         self.parameter_keys = [parameter_key[bounds[i] : bounds[i + 1]] for i in range(len(blocks))]
         layouts = take_grid(whole, parameter_first)
@@ -227,16 +225,23 @@ class _Tables:
         columns += [column.tobytes() for column in layouts.hop]
         self.parameters: dict[tuple[int, int, bool], ParameterTable] = {}
         pipelined = {rows.pp > 1 for rows in blocks}
-        used = int(np.bitwise_or.reduce(np.concatenate([rows.rules for rows in blocks])))
+        self.micro_keys: dict[int, list[Index]] = {}
+        ways = np.concatenate([rows.rules for rows in blocks])
+        used = int(np.bitwise_or.reduce(ways))
         for index, (rules, dispatcher) in enumerate(self.cuts):
             if not used >> index & 1:
                 continue
             program = estimator.program(rules, state.attention, state.recompute_operators, dispatcher)
-            self.micro[index] = microbatch_table(estimator, program, inner, self.sizes, state.recomputes)
+            # of the layouts those that are cut so
+            own = np.unique(keys[(ways >> index & 1).astype(bool)])
+            place = np.zeros(len(first), dtype=np.int64)
+            place[own] = np.arange(len(own))
+            self.micro_keys[index] = [place[keys[bounds[i] : bounds[i + 1]]] for i in range(len(blocks))]
+            self.micro[index] = microbatch_table(estimator, program, take_grid(whole, first[own]), self.sizes, state.recomputes)
             for zero in range(4):
                 for in_pipeline in pipelined:
                     if space.admits("zero", zero):
-                        key = (program, zero, in_pipeline, *columns)
+                        key = (program.parameters, program.regions, zero, in_pipeline, *columns)  # however tokens reach experts
                         if key not in kept:
                             kept[key] = parameter_table(estimator, program, rules, zero, layouts, pipelined=in_pipeline)
                         self.parameters[index, zero, in_pipeline] = kept[key]
@@ -298,7 +303,7 @@ def _evaluate_block(
     chosen = rows.select(index)
     rules, dispatcher = tables.cuts[rule]
     columns = np.searchsorted(tables.sizes, micro)
-    regions, activations = table.block(tables.micro_keys[block][index], columns)
+    regions, activations = table.block(tables.micro_keys[rule][block][index], columns)
     grid = _column_grid(take_grid(tables.grids[block], index))
     here = _Block(
         rows=chosen,
