@@ -7,7 +7,7 @@ falls back as it does for any calibration.
 
 import datetime
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TypeVar
@@ -22,10 +22,13 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import (
     RAMP_BYTES,
     SCALE_UP,
+    VECTOR_BANDWIDTH,
+    WEIGHT_BANDWIDTH,
     AttentionModel,
     Calibration,
     CollectiveModel,
     ConvolutionModel,
+    DecodeAttentionModel,
     KernelClass,
     MatmulModel,
     StreamingModel,
@@ -35,10 +38,12 @@ from perfmodel.hardware.samples import (
     CollectiveSample,
     ContentionSample,
     ConvolutionSample,
+    DecodeSample,
     HostSample,
     MatmulSample,
     Sample,
     StreamingSample,
+    WeightSample,
 )
 
 LAUNCH = "launch"
@@ -96,6 +101,8 @@ def fit_machine(
         for dtype, group in _grouped(_of(samples, ConvolutionSample), lambda sample: sample.dtype).items()
     }
     attention = _fit_attention(_of(samples, AttentionSample), peaks, record)
+    peaks |= _fit_weights(_of(samples, WeightSample), peaks, record)
+    decoding = _fit_decoding(_of(samples, DecodeSample), peaks, record)
     link, collectives = _fit_collectives(_of(samples, CollectiveSample), record)
     if link > 0:
         peaks[f"{SCALE_UP}_bandwidth"] = link
@@ -111,6 +118,7 @@ def fit_machine(
         convolution=convolution,
         streaming=streaming,
         attention=attention,
+        decode_attention=decoding,
         collectives={SCALE_UP: collectives} if collectives else {},
         peaks=peaks,
         launch_time=host_times.pop(LAUNCH, 0.0),
@@ -322,6 +330,39 @@ def _fit_one_attention(
     left = backward_time - floor_time - 2.0 * num_bytes * per_byte
     asked = model.backward_flops * compute[left > 0] / left[left > 0]
     return replace(model, backward_rate=rounded(float(np.median(asked)))) if len(asked) else model
+
+
+def _fit_weights(samples: Sequence[WeightSample], peaks: Mapping[str, float], record: _Record) -> dict[str, float]:
+    """Bandwidth at which weights come from memory: of a matrix times a vector, and t - 2 m n k / R = V / B of a few rows."""
+    found = {}
+    for name, is_vector in ((VECTOR_BANDWIDTH, True), (WEIGHT_BANDWIDTH, False)):
+        chosen = [sample for sample in samples if (sample.rows == 1) == is_vector]
+        if chosen:
+            rows, elements, time = (
+                _array(values) for values in zip(*((s.rows, s.outputs * s.inputs, s.time) for s in chosen), strict=True)
+            )
+            rates = _array(peaks.get(f"flop_rate.{sample.dtype}", np.inf) for sample in chosen)
+            computed = 0.0 if is_vector else 2.0 * rows * elements / rates
+            num_bytes = elements * _array(itemsize(sample.dtype) for sample in chosen)
+            per_byte = float(np.median((time - computed) / num_bytes))
+            if per_byte > 0:
+                found[name] = rounded(1.0 / per_byte, 6)
+                record.points[name] = len(chosen)
+                record.errors[name] = round(float(np.median(relative_errors(computed + num_bytes * per_byte, time))), 4)
+    return found
+
+
+def _fit_decoding(samples: Sequence[DecodeSample], peaks: dict[str, float], record: _Record) -> dict[str, DecodeAttentionModel]:
+    """t = t0 + V / B, V the bytes of the cache, of queries and of outputs."""
+    if not samples:
+        return {}
+    names = ("batch", "heads", "kv_heads", "key_length", "head_dim", "time")
+    b, h, g, z, d, time = (_array(getattr(sample, name) for sample in samples) for name in names)
+    num_bytes = _array(itemsize(sample.dtype) for sample in samples) * 2 * b * d * (g * z + h)
+    floor_time, per_byte = record.add("decode_attention", np.stack([np.ones_like(time), num_bytes], axis=1), time)
+    memory = peaks.setdefault("memory_bandwidth", rounded(float((num_bytes / time).max()), 6))
+    share = min(_inverse(per_byte, float((num_bytes / time).max())) / memory, 1.0)
+    return {"flash": DecodeAttentionModel(memory_fraction=rounded(share), floor_time=rounded(floor_time))}
 
 
 def _fit_collectives(samples: Sequence[CollectiveSample], record: _Record) -> tuple[float, dict[CollectiveKind, CollectiveModel]]:

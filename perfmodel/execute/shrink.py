@@ -85,9 +85,9 @@ def shrink_folding(plan: Plan, degrees: Mapping[str, int], *, num_key_value_head
     return max(wanted) if plan.ep > 1 else min(wanted), etp
 
 
-def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int, ep: int = 1) -> TransformerConfig:
+def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int, ep: int = 1, head_dim: int = HEAD_DIM) -> TransformerConfig:
     """The same architecture, narrow: ratios of heads, of the MLP and of experts are kept where they divide."""
-    depth = min(model.head_dim, HEAD_DIM)
+    depth = min(model.head_dim, head_dim)
     groups = _round_up(min(model.num_key_value_heads, KEY_VALUE_HEADS), tp)
     heads = groups * min(model.num_attention_heads // model.num_key_value_heads, HEADS_PER_GROUP)
     hidden = heads * depth

@@ -54,6 +54,9 @@ LATENT_KERNEL = "latent"
 PARTS = ("matmul", "streaming", "attention", SCALE_UP, SCALE_OUT)
 """Parts of a calibration; a prediction says of each what it rests on."""
 
+WEIGHT_BANDWIDTH, VECTOR_BANDWIDTH = "memory_bandwidth.weights", "memory_bandwidth.vector"
+"""Peaks of CPUs: how fast weights come from memory into products of a few rows, and of one, which is a kernel of its own."""
+
 PEAK_NAMES = ("flop_rate", "memory_bandwidth", "memory_capacity", f"{SCALE_UP}_bandwidth", f"{SCALE_OUT}_bandwidth")
 
 

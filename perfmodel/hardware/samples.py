@@ -61,6 +61,30 @@ class AttentionSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSample:
+    """A product of a few rows with a weight that comes from memory, as all weights of a model do when it decodes; time [s]."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    dtype: Dtype
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeSample:
+    """Attention of one new token of each of `batch` sequences with a cache of `key_length` tokens; time [s]."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    key_length: int
+    head_dim: int
+    dtype: Dtype
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSample:
     """A collective of group_size ranks; num_bytes as in `collective_time`: the full buffer, of an all-to-all the local one."""
 
@@ -86,4 +110,14 @@ class ContentionSample:
     factor: float
 
 
-Sample = MatmulSample | ConvolutionSample | StreamingSample | AttentionSample | CollectiveSample | HostSample | ContentionSample
+Sample = (
+    MatmulSample
+    | ConvolutionSample
+    | StreamingSample
+    | AttentionSample
+    | DecodeSample
+    | WeightSample
+    | CollectiveSample
+    | HostSample
+    | ContentionSample
+)

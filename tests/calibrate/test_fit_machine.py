@@ -5,20 +5,29 @@ import pytest
 
 from perfmodel.calibrate.fit_machine import fit_machine
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.compute import attention_backward_time, attention_time, convolution_time, matmul_time, streaming_time
+from perfmodel.cost.compute import (
+    attention_backward_time,
+    attention_decode_time,
+    attention_time,
+    convolution_time,
+    matmul_time,
+    streaming_time,
+)
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
-from perfmodel.hardware.calibration import SCALE_UP, KernelClass
+from perfmodel.hardware.calibration import SCALE_UP, VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, KernelClass
 from perfmodel.hardware.reader import load_calibration
 from perfmodel.hardware.samples import (
     AttentionSample,
     CollectiveSample,
     ContentionSample,
     ConvolutionSample,
+    DecodeSample,
     HostSample,
     MatmulSample,
     StreamingSample,
+    WeightSample,
 )
 from perfmodel.hardware.writer import save_calibration
 from tests.cost.machines import make_machine, make_tier
@@ -119,12 +128,41 @@ def collective_samples(wobble):
     ]
 
 
+def decode_samples(wobble):
+    """12 GB/s of keys and values, 8 us a call."""
+    shapes = [
+        (1, 8, 8, 128, 64),
+        (1, 16, 4, 512, 64),
+        (8, 16, 4, 512, 64),
+        (16, 16, 4, 128, 128),
+        (2, 16, 4, 2048, 64),
+        (16, 8, 8, 512, 64),
+    ]
+    return [
+        DecodeSample(
+            batch=b, heads=h, kv_heads=g, key_length=z, head_dim=d, dtype=Dtype.FP32, time=wobble(8e-6 + 8 * b * d * (g * z + h) / 12e9)
+        )
+        for b, h, g, z, d in shapes
+    ]  # fmt: skip
+
+
+def weight_samples(wobble):
+    """16 GB/s of weights for a few rows beside their products, 20 GB/s for one."""
+    return [
+        WeightSample(
+            rows=rows, outputs=n, inputs=k, dtype=Dtype.FP32,
+            time=wobble(4 * n * k / 20e9 if rows == 1 else 4 * n * k / 16e9 + 2 * rows * n * k / 212e9),
+        )
+        for n, k in ((2816, 1024), (1024, 1024)) for rows in (1, 4, 8, 16, 32)
+    ]  # fmt: skip
+
+
 def all_samples(spread):
     wobble = noise(1, spread)
     host = [HostSample(name="launch", time=6e-6), *(HostSample(name="step", time=time) for time in (2e-3, 3e-3, 9e-3))]
     return [
         *matmul_samples(wobble), *streaming_samples(wobble), *attention_samples(wobble), *collective_samples(wobble),
-        *host, ContentionSample(name="compute.2", factor=1.08),
+        *decode_samples(wobble), *weight_samples(wobble), *host, ContentionSample(name="compute.2", factor=1.08),
     ]  # fmt: skip
 
 
@@ -158,6 +196,15 @@ def test_attention_comes_back_both_ways(fitted):
         }
         assert attention_time(**shape, itemsize=4, machine=machine) == pytest.approx(sample.time, rel=2 * tolerance)
         assert attention_backward_time(**shape, itemsize=4, machine=machine) == pytest.approx(sample.backward_time, rel=2 * tolerance)
+
+
+def test_decoding_comes_back(fitted):
+    calibration, machine, tolerance = fitted
+    for sample in decode_samples(noise(0, 0.0)):
+        shape = {name: getattr(sample, name) for name in ("batch", "heads", "kv_heads", "key_length", "head_dim")}
+        assert attention_decode_time(**shape, itemsize=4, machine=machine) == pytest.approx(sample.time, rel=2 * tolerance)
+    assert calibration.peaks[WEIGHT_BANDWIDTH] == pytest.approx(16e9, rel=2 * tolerance)
+    assert calibration.peaks[VECTOR_BANDWIDTH] == pytest.approx(20e9, rel=2 * tolerance)
 
 
 def test_collectives_come_back_each_with_its_own_figures(fitted):

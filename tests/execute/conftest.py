@@ -63,6 +63,8 @@ def a_part_of_the_scope(device: str, *, brief: bool, logit_bytes: float) -> Scop
         half_matmuls=whole.half_matmuls[::2],
         elements=whole.elements[::2],
         attentions=whole.attentions[:4],
+        decodes=whole.decodes[:3],
+        weights=whole.weights[1:],
         message_bytes=whole.message_bytes[::2],
     )
 

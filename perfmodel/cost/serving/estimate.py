@@ -83,8 +83,8 @@ class ServingEstimator:
         tiers = self.machine.plain.tier_sizes
         grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=tiers, num_key_value_heads=of.num_key_value_heads)
         return StepCosts(
-            decode_program=serving_program(of, is_prompt=False),
-            prompt_program=serving_program(of, is_prompt=True),
+            decode_program=serving_program(of, is_prompt=False, fuses=self.engine.fuses_kernels),
+            prompt_program=serving_program(of, is_prompt=True, fuses=self.engine.fuses_kernels),
             machine=self.machine,
             engine=self.engine,
             quantization=self.quantization,

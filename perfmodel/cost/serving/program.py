@@ -33,6 +33,8 @@ PROMPT_LENGTH = 2048
 
 #: What its kernels are fused like: Megatron's inference and the serving engines have the same fused operators.
 _HABITS = "megatron"
+#: torch's modules one by one, on a machine whose host nothing hides.
+_EAGER = "torch-gloo"
 
 #: Kinds whose work is not taken from their rows: what a decoding step does of them follows from the cache (`step.py`), or from the engine.
 _STATE_SCANS = ("state_scan", "delta_scan")
@@ -103,8 +105,8 @@ class ServingProgram:
 
 
 @lru_cache(maxsize=256)
-def serving_program(model: TransformerConfig, *, is_prompt: bool) -> ServingProgram:
-    """Of steps that decode, or of prompts."""
+def serving_program(model: TransformerConfig, *, is_prompt: bool, fuses: bool = True) -> ServingProgram:
+    """Of steps that decode, or of prompts. fuses: kernels are fused as engines do it, else every operator is one."""
     plain = replace(model, num_mtp_layers=0)
     graph = build_graph(
         plain,
@@ -118,7 +120,7 @@ def serving_program(model: TransformerConfig, *, is_prompt: bool) -> ServingProg
     )
     derivation = derive(graph, apply_rules(graph, rule_set_of("megatron")))
     place = {region.name: i for i, region in enumerate(graph.regions)}
-    compiler = RowCompiler(graph, load_profile(_HABITS), graph.activation_bytes)
+    compiler = RowCompiler(graph, load_profile(_HABITS if fuses else _EAGER), graph.activation_bytes)
     for op in graph.operators:
         if op.kind in _OF_EXPERTS or op.kind == _INDEXER or (op.kind in _STATE_SCANS and not is_prompt):
             continue
@@ -147,8 +149,8 @@ def serving_program(model: TransformerConfig, *, is_prompt: bool) -> ServingProg
         head=place["head"],
         experts=tuple(place[name] for name, spec in specs.items() if spec.feed_forward == "experts"),
         states=tuple(place[name] for name, spec in specs.items() if spec.mixer in ("mamba", "delta")),
-        fused=_fused(graph, rows),
-        along=np.array([graph.operator(name).name_in_layer in _LAUNCHED_ALONG for name in rows.streaming.names], dtype=bool),
+        fused=_fused(graph, rows, fuses=fuses),
+        along=np.array([fuses and graph.operator(name).name_in_layer in _LAUNCHED_ALONG for name in rows.streaming.names], dtype=bool),
         weights=weights,
     )
 
@@ -177,7 +179,7 @@ def _is_attention(op: Operator) -> bool:
     return not name.startswith(("gate_proj", "up_proj", "down_proj", "experts", "shared", "router"))
 
 
-def _fused(graph: Graph, rows: TimedRows) -> FusedProducts:
+def _fused(graph: Graph, rows: TimedRows, *, fuses: bool) -> FusedProducts:
     """Calls in the order of their first product."""
     columns = rows.matmul.columns
     calls: dict[tuple[object, ...], list[int]] = {}
@@ -186,7 +188,7 @@ def _fused(graph: Graph, rows: TimedRows) -> FusedProducts:
         reads_weight = len(op.inputs) > 1 and graph.tensors[op.inputs[1].tensor].role is TensorRole.PARAMETER
         source = op.inputs[0].tensor if reads_weight else name
         key = (int(rows.matmul.segments[row]), source, int(columns["m"][row]), int(columns["k"][row]), int(columns["batch"][row]))
-        calls.setdefault(key if _is_layer_weight(op, graph) else (name, row), []).append(row)
+        calls.setdefault(key if fuses and _is_layer_weight(op, graph) else (name, row), []).append(row)
     groups = list(calls.values())
     first = [graph.operator(rows.matmul.names[group[0]]) for group in groups]
     return FusedProducts(

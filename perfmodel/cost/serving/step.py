@@ -505,10 +505,12 @@ class StepCosts:
         launched = np.zeros_like(device)
         if is_prompt:
             launched = np.full_like(device, program.model.num_hidden_layers * engine.layer_prefill_time)
-        elif not engine.has_graphs:
+        if not engine.has_graphs:
             kernels = len(program.fused.names) + len(program.rows.streaming.names) + len(program.rows.attention.names)
             blocks = max(sum(1 for region in program.regions if region.is_block), 1)
-            launched = np.full_like(device, kernels / blocks * program.model.num_hidden_layers * engine.launch_time)
+            launched = np.maximum(launched, kernels / blocks * program.model.num_hidden_layers * engine.launch_time)
+        if machine.host_is_chip:
+            return launched + own  # nothing runs beside it
         waits = np.maximum(launched - device, 0.0)
         return np.where(is_prompt & engine.overlaps_host, waits + engine.step_time, waits + own)
 

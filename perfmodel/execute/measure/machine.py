@@ -23,9 +23,11 @@ from perfmodel.hardware.samples import (
     CollectiveSample,
     ContentionSample,
     ConvolutionSample,
+    DecodeSample,
     MatmulSample,
     Sample,
     StreamingSample,
+    WeightSample,
 )
 from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.results import MachineMeasurement
@@ -169,12 +171,19 @@ def _merged(samples: Sequence[Sample], *, slowest: bool) -> Sample:
         case AttentionSample():
             both = [sample for sample in samples if isinstance(sample, AttentionSample)]
             return replace(first, time=reduce(s.time for s in both), backward_time=reduce(s.backward_time for s in both))
-        case MatmulSample() | ConvolutionSample() | StreamingSample() | CollectiveSample():
+        case MatmulSample() | ConvolutionSample() | StreamingSample() | DecodeSample() | WeightSample() | CollectiveSample():
             return replace(first, time=reduce(s.time for s in samples if not isinstance(s, ContentionSample)))
     return first
 
 
-_PART = {MatmulSample: "matmul", ConvolutionSample: "matmul", StreamingSample: "streaming", AttentionSample: "attention"}
+_PART = {
+    MatmulSample: "matmul",
+    ConvolutionSample: "matmul",
+    StreamingSample: "streaming",
+    AttentionSample: "attention",
+    DecodeSample: "attention",
+    WeightSample: "matmul",
+}
 
 
 def alone(sample: Sample, contention: Sequence[Sample]) -> Sample:
@@ -184,7 +193,7 @@ def alone(sample: Sample, contention: Sequence[Sample]) -> Sample:
     match sample:
         case AttentionSample():
             return replace(sample, time=sample.time / factor, backward_time=sample.backward_time / factor)
-        case MatmulSample() | ConvolutionSample() | StreamingSample():
+        case MatmulSample() | ConvolutionSample() | StreamingSample() | DecodeSample() | WeightSample():
             return replace(sample, time=sample.time / factor)
     return sample
 

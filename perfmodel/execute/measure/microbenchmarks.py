@@ -7,6 +7,7 @@ is timed by the processor time of its thread: other processes of the machine the
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,16 @@ from perfmodel.execute.zero.optimizers import build_optimizer
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
-from perfmodel.hardware.samples import AttentionSample, CollectiveSample, ContentionSample, MatmulSample, Sample, StreamingSample
+from perfmodel.hardware.samples import (
+    AttentionSample,
+    CollectiveSample,
+    ContentionSample,
+    DecodeSample,
+    MatmulSample,
+    Sample,
+    StreamingSample,
+    WeightSample,
+)
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 
@@ -39,6 +49,9 @@ WIDTH = 512
 #: Copies of the operands, used in turn, up to this many bytes together: what a step reads has not just been written.
 ROTATED_BYTES = 32 * MEBIBYTE
 MOST_COPIES = 8
+#: Of operands that come from memory: more than a core's share of any cache.
+STREAMED_BYTES = 192 * MEBIBYTE
+MOST_STREAMED = 512
 
 
 class Stopwatch:
@@ -67,9 +80,22 @@ class Stopwatch:
         return before.elapsed_time(after) / 1e3
 
 
+def copies_from_memory(num_bytes: float) -> int:
+    """So many operands that each comes from memory when its turn has come again."""
+    return min(max(2, int(STREAMED_BYTES / max(num_bytes, 1.0))), MOST_STREAMED)
+
+
+def from_memory(make: Callable[[], Callable[[], object]], num_bytes: float) -> Callable[[], object]:
+    """Calls on copies of the operands that no cache holds together."""
+    return _rotated([make() for _ in range(copies_from_memory(num_bytes))])
+
+
 def in_turn(make: Callable[[], Callable[[], object]], num_bytes: float) -> Callable[[], object]:
     """Calls on several copies of the operands, one after the other."""
-    copies = [make() for _ in range(max(1, min(MOST_COPIES, int(ROTATED_BYTES / max(num_bytes, 1.0)))))]
+    return _rotated([make() for _ in range(max(1, min(MOST_COPIES, int(ROTATED_BYTES / max(num_bytes, 1.0)))))])
+
+
+def _rotated(copies: Sequence[Callable[[], object]]) -> Callable[[], object]:
     index = 0
 
     def call() -> object:
@@ -374,6 +400,48 @@ def attention_calls(
     return in_turn(forward, 4 * size), in_turn(backward, 8 * size), sample
 
 
+def decode_kernel(shape: tuple[int, int, int, int, int], dtype: Dtype, device: str) -> Kernel:
+    """One new token of each sequence against its cache; query heads that share a key head are rows of one product, as in the executor."""
+    batch, heads, kv_heads, length, head_dim = shape
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+
+    def make() -> Callable[[], object]:
+        q = torch.randn(batch, kv_heads, heads // kv_heads, head_dim, **options)
+        k, v = (torch.full((batch, length, kv_heads, head_dim), 0.5, **options).transpose(1, 2) for _ in range(2))
+        return lambda: F.scaled_dot_product_attention(q, k, v)
+
+    def sample(time: float) -> Sample:
+        return DecodeSample(
+            batch=batch, heads=heads, kv_heads=kv_heads, key_length=length, head_dim=head_dim, dtype=dtype, time=time
+        )  # fmt: skip
+
+    num_bytes = 2 * options["dtype"].itemsize * batch * head_dim * (kv_heads * length + heads)
+    return Kernel(label=f"decoding over {length} tokens", call=from_memory(make, num_bytes), sample=sample)
+
+
+#: Rows of a decode step.
+FEW_ROWS = (1, 4, 8, 16, 32)
+
+
+def weight_kernels(shape: tuple[int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
+    """Products of a few rows with weights of this shape, one after another as in a model: no cache holds them all."""
+    outputs, inputs = shape
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    number = copies_from_memory(outputs * inputs * options["dtype"].itemsize)
+    weights = [torch.full((outputs, inputs), 0.5, **options) for _ in range(number)]
+    for rows in FEW_ROWS:
+        x = torch.randn(rows, inputs, **options)
+        each = itertools.cycle(weights)
+
+        def sample(time: float, rows: int = rows) -> Sample:
+            return WeightSample(rows=rows, outputs=outputs, inputs=inputs, dtype=dtype, time=time)
+
+        def call(x: torch.Tensor = x, each: Iterator[torch.Tensor] = each) -> object:
+            return F.linear(x, next(each))
+
+        yield Kernel(label=f"{rows} rows of a weight", call=call, sample=sample)
+
+
 def all_kernels(scope: Scope, device: str) -> Iterator[Kernel]:
     """Everything but attention, made one at a time: operands of the next kernel take the memory of the last."""
     for shape in scope.matmuls:
@@ -390,6 +458,10 @@ def all_kernels(scope: Scope, device: str) -> Iterator[Kernel]:
         yield from embedding_kernels(max(elements // WIDTH, 1), max(elements // WIDTH * 4, 64), scope.dtype, device)
         yield from loss_kernels(max(elements // 4096, 1), 4096, scope.logit_bytes, scope.dtype, device)
         yield optimizer_kernel(elements, device)
+    for decode in scope.decodes:
+        yield decode_kernel(decode, scope.dtype, device)
+    for weight in scope.weights:
+        yield from weight_kernels(weight, scope.dtype, device)
 
 
 def measure_kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:

@@ -16,6 +16,8 @@ class Scope:
     batched_matmuls   (batch, rows, columns, depth)
     elements          sizes of streaming kernels
     attentions        (batch, heads, kv heads, length, head dim), causal
+    decodes           (batch, heads, kv heads, cached tokens, head dim), one new token for each sequence
+    weights           (outputs, inputs) of weights that a few rows at a time are multiplied with
     message_bytes     sizes of collectives
     logit_bytes       memory traffic of the loss for each logit, forward and backward together (execution profile)
     dtype             of activations; half_dtype is measured on `half_matmuls` only
@@ -31,6 +33,8 @@ class Scope:
     logit_bytes: float
     dtype: Dtype
     half_dtype: Dtype
+    decodes: tuple[tuple[int, int, int, int, int], ...] = ()
+    weights: tuple[tuple[int, int], ...] = ()
 
 
 _CPU_MATMULS = (
@@ -58,6 +62,7 @@ def make_scope(device: str, *, brief: bool, logit_bytes: float) -> Scope:
                 (1, 16, 16, 1024, 64), (8, 16, 16, 1024, 64), (4, 16, 16, 2048, 128), (1, 32, 32, 4096, 128), (1, 32, 8, 8192, 128),
                 (4, 32, 8, 4096, 128), (16, 12, 12, 1024, 64), (2, 16, 16, 8192, 64),
             ),
+            decodes=((1, 32, 8, 4096, 128), (8, 32, 8, 1024, 128), (32, 32, 8, 1024, 128), (64, 32, 8, 4096, 128), (64, 64, 8, 512, 64)),
             message_bytes=tuple(2**exponent for exponent in range(10, 29, 3 if brief else 2)),
             logit_bytes=logit_bytes,
             dtype=Dtype.BF16,
@@ -73,6 +78,11 @@ def make_scope(device: str, *, brief: bool, logit_bytes: float) -> Scope:
             (1, 4, 4, 64, 32), (2, 6, 6, 128, 64), (4, 3, 3, 128, 64), (4, 6, 6, 128, 64), (2, 6, 6, 256, 64), (4, 8, 2, 256, 32),
             (4, 6, 6, 256, 64), (1, 12, 12, 512, 64), (1, 8, 8, 512, 128), (1, 6, 6, 1024, 64),
         ),
+        decodes=(
+            (1, 8, 8, 128, 64), (1, 16, 4, 512, 64), (4, 8, 2, 256, 64), (8, 12, 12, 128, 64), (8, 16, 4, 512, 64), (16, 16, 4, 128, 128),
+            (2, 16, 4, 2048, 64), (16, 8, 8, 512, 64),
+        ),
+        weights=((2816, 1024), (1024, 1024)),
         message_bytes=tuple(2**exponent for exponent in range(8, 24 if brief else 27, 3 if brief else 2)),
         logit_bytes=logit_bytes,
         dtype=Dtype.FP32,

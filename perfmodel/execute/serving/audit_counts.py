@@ -12,8 +12,9 @@ from perfmodel.execute.audit.program import fake_group
 from perfmodel.execute.serving.cache import BLOCK_TOKENS, PagedCache
 from perfmodel.execute.serving.counter import count_step
 from perfmodel.execute.serving.decoder import build_decoder
-from perfmodel.execute.serving.worker import TORCH_DTYPES, blocks_of, prepared_step
+from perfmodel.execute.serving.worker import blocks_of, prepared_step
 from perfmodel.execute.uniform.sharding import ExpertSharding
+from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.parallel.serving.measurement import StepCounts, StepShape
 from perfmodel.workload.config import TransformerConfig

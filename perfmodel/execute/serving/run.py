@@ -29,7 +29,7 @@ def check_serving(worker: Worker, config: TransformerConfig) -> dict[str, float]
 
 def time_serving(
     worker: Worker, config: TransformerConfig, shapes: Sequence[StepShape], dtype: Dtype, rounds: int, repeats: int
-) -> list[tuple[list[float], StepCounts]]:
+) -> list[tuple[list[float], list[float], StepCounts]]:
     from perfmodel.execute.serving.worker import measure_on_rank
 
     return measure_on_rank(worker, config, shapes, dtype, rounds, repeats)
@@ -89,7 +89,10 @@ def run_serving(
         chip, software = ranks.call(describe)[0]
     steps = [
         MeasuredStep(
-            shape=shape, times=tuple(max(each) for each in zip(*(times for times, _ in by_rank), strict=True)), counts=by_rank[0][1]
+            shape=shape,
+            times=tuple(max(each) for each in zip(*(times for times, _, _ in by_rank), strict=True)),
+            counts=by_rank[0][2],
+            processor_times=tuple(by_rank[0][1]) if tp == 1 and place == "cpu" else (),
         )
         for shape, by_rank in zip(shapes, zip(*found, strict=True), strict=True)
     ]

@@ -19,11 +19,11 @@ from perfmodel.execute.serving.step import Chunk, ServedStep, make_step
 from perfmodel.execute.uniform.data_parallel import clean_name
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.weights import SEED, fill
+from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.parallel.serving.measurement import StepCounts, StepShape
 from perfmodel.workload.config import TransformerConfig
 
-TORCH_DTYPES = {Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
 #: Tokens of the two sequences that are checked, and where prompts end: the first comes whole, the second in two chunks.
 _CHECKED, _PROMPTS = (24, 37), ((19,), (16, 33))
 
@@ -90,8 +90,9 @@ def blocks_of(shapes: Sequence[StepShape], block_tokens: int) -> int:
 
 def measure_on_rank(
     worker: Worker, config: TransformerConfig, shapes: Sequence[StepShape], dtype: Dtype, rounds: int, repeats: int
-) -> list[tuple[list[float], StepCounts]]:
-    """Times of steps of each shape in turn, A B C A B C, `repeats` in a row of which the first warms up; and counts of one more each."""
+) -> list[tuple[list[float], list[float], StepCounts]]:
+    """Times and processor times of steps of each shape in turn, A B C A B C, `repeats` in a row after one that warms up; and counts of
+    one more each."""
     made = TORCH_DTYPES[dtype]
     decoder = build_decoder(config, num_blocks=1, device=worker.device, dtype=made, mesh=mesh_of(worker))
     decoder.beat = worker.beat
@@ -99,6 +100,7 @@ def measure_on_rank(
     cache = PagedCache(config, blocks, tp=worker.world_size, dtype=made, device=worker.device)
     decoder.sharding.cache = cache
     times: list[list[float]] = [[] for _ in shapes]
+    processor: list[list[float]] = [[] for _ in shapes]
     counts: list[StepCounts] = []
     for index in range(rounds):
         for place, shape in enumerate(shapes):
@@ -107,11 +109,12 @@ def measure_on_rank(
                 if worker.world_size > 1:
                     dist.barrier()
                 synchronize(worker.device)
-                start = time.perf_counter()
+                start, busy = time.perf_counter(), time.thread_time()
                 decoder.run(prepared_step(decoder, shape)).argmax(dim=-1).tolist()
-                duration = time.perf_counter() - start
+                busy, duration = time.thread_time() - busy, time.perf_counter() - start
                 if repeat:
                     times[place].append(duration)
+                    processor[place].append(busy)
                 for sequence in list(cache.tables):
                     cache.release(sequence)
     for shape in shapes:
@@ -119,4 +122,4 @@ def measure_on_rank(
         counts.append(count_step(decoder, prepared_step(decoder, shape)))
         for sequence in list(cache.tables):
             cache.release(sequence)
-    return list(zip(times, counts, strict=True))
+    return list(zip(times, processor, counts, strict=True))

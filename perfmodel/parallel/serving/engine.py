@@ -60,6 +60,7 @@ class Engine:
 
     floor_fraction      of a kernel's floor that shows in a replayed graph
     fuses_all_reduce    small all-reduces by the engine's own kernels
+    fuses_kernels       products of one input are one call, and norms, additions and rotations share launches; else all are kernels
     """
 
     name: str
@@ -92,6 +93,7 @@ class Engine:
     overlaps_host: bool = False
     floor_fraction: float = 0.5
     fuses_all_reduce: bool = True
+    fuses_kernels: bool = True
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

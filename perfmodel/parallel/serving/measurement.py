@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -62,11 +62,16 @@ class StepCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """Steps of one shape: the time of each, of the slowest rank. [s]"""
+    """Steps of one shape. [s]
+
+    times             of each, of the slowest rank
+    processor_times   of each, of the thread that computes: what it takes where nothing else runs; of one rank on a CPU, else none
+    """
 
     shape: StepShape
     times: tuple[float, ...]
     counts: StepCounts
+    processor_times: tuple[float, ...] = ()
 
     @cached_property
     def time(self) -> float:
@@ -75,10 +80,40 @@ class MeasuredStep:
     @cached_property
     def spread(self) -> float:
         """Between the quartiles."""
-        if len(self.times) < 2:
-            return 0.0
-        first, _, third = statistics.quantiles(self.times, n=4, method="inclusive")
-        return third - first
+        return _quartiles_apart(self.times)
+
+    @cached_property
+    def undisturbed(self) -> float:
+        """What the step takes where nothing else runs: its processor time where that was taken, its time else."""
+        return statistics.median(self.processor_times or self.times)
+
+    @cached_property
+    def undisturbed_spread(self) -> float:
+        return _quartiles_apart(self.processor_times or self.times)
+
+
+def _quartiles_apart(times: Sequence[float]) -> float:
+    if len(times) < 2:
+        return 0.0
+    first, _, third = statistics.quantiles(times, n=4, method="inclusive")
+    return third - first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedStep:
+    """A measured step beside its prediction. parts: of the predicted time, which they add up to [s]"""
+
+    measured: MeasuredStep
+    parts: Mapping[str, float]
+
+    @property
+    def predicted(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.measured.undisturbed - 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +134,12 @@ class ServingMeasurement:
     steps: tuple[MeasuredStep, ...]
     logit_error: float
     busy_fraction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedComparison:
+    """Steps measured here beside what the machine's calibration makes of them. steps: none of a run that nothing predicts (tp > 1)."""
+
+    measurement: ServingMeasurement
+    steps: tuple[ComparedStep, ...]
+    calibration: str

@@ -12,7 +12,7 @@ from perfmodel.calibrate.fit_host import fit_measurement
 from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.execute.measure.machine import alone, check_ranks, combine, match_gpu
-from perfmodel.execute.measure.microbenchmarks import Kernel, all_kernels, attention_calls, group_sizes, in_turn
+from perfmodel.execute.measure.microbenchmarks import FEW_ROWS, Kernel, all_kernels, attention_calls, group_sizes, in_turn
 from perfmodel.execute.measure.scope import Scope, make_scope
 from perfmodel.execute.per_operator.microbenchmarks import cell_kernels, convolution_kernels, pooling_kernels
 from perfmodel.foundation.collectives import CollectiveKind
@@ -26,8 +26,10 @@ from perfmodel.hardware.samples import (
     CollectiveSample,
     ContentionSample,
     ConvolutionSample,
+    DecodeSample,
     MatmulSample,
     StreamingSample,
+    WeightSample,
 )
 from perfmodel.hardware.writer import save_calibration
 from perfmodel.parallel.plan import make_plan
@@ -46,6 +48,8 @@ TINY = Scope(
     half_matmuls=((16, 16, 16),),
     elements=(2048,),
     attentions=((1, 4, 2, 16, 8),),
+    decodes=((2, 4, 2, 16, 8),),
+    weights=((16, 8),),
     message_bytes=(256,),
     logit_bytes=40.0,
     dtype=Dtype.FP32,
@@ -66,6 +70,9 @@ def test_every_kernel_runs_and_makes_a_sample():
         batch=1, heads=4, kv_heads=2, query_length=16, key_length=16, head_dim=8, causal_fraction=0.5, dtype=Dtype.FP32, time=1.0,
         backward_time=2.0,
     )  # fmt: skip
+    decode = DecodeSample(batch=2, heads=4, kv_heads=2, key_length=16, head_dim=8, dtype=Dtype.FP32, time=1.0)
+    assert [s for s in samples if isinstance(s, DecodeSample)] == [decode]
+    assert [(s.rows, s.outputs, s.inputs) for s in samples if isinstance(s, WeightSample)] == [(rows, 16, 8) for rows in FEW_ROWS]
     assert {s.kernel_class for s in samples if isinstance(s, StreamingSample)} == set(KernelClass) - OF_NETWORKS
     shapes = [(s.m, s.n, s.k) for s in samples if isinstance(s, MatmulSample) and s.dtype is Dtype.FP32 and s.batch == 1]
     assert shapes == [(16, 32, 8), (16, 8, 32), (32, 8, 16)]

@@ -1,0 +1,98 @@
+"""Steps of the serving executor of this package (`execute/serving/`): the engine that it is, on a machine that computes in 32 bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.cost.machine import Machine, resolve_machine
+from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.cost.serving.machine import ServingMachine
+from perfmodel.cost.serving.step import StepCosts
+from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.hardware.calibration import VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, Calibration
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.serving.engine import Engine
+from perfmodel.parallel.serving.measurement import StepShape
+from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.quantization import QUANTIZATIONS
+
+#: No graphs, nothing fused, no time but its kernels' and their launches'.
+EXECUTOR = Engine(
+    name="executor",
+    version="of this package",
+    source="perfmodel/execute/serving: torch's modules in eager mode",
+    memory_fraction=1.0,
+    activation_factor=(0.0,) * 4,
+    expert_activation_factor=(0.0,) * 4,
+    least_activation_bytes=0.0,
+    graph_bytes=0.0,
+    context_bytes=0.0,
+    link_bytes=0.0,
+    has_graphs=False,
+    floor_fraction=1.0,
+    fuses_all_reduce=False,
+    fuses_kernels=False,
+)
+_COUNTED_BYTES = 2.0
+"""[byte] Of an element, as programs of serving count them."""
+
+
+def with_element_bytes(machine: Machine, element_bytes: float) -> Machine:
+    """The machine on which elements of 16 bits take what those of `element_bytes` take here: its memory moves so much less of them."""
+    factor = element_bytes / _COUNTED_BYTES
+    streaming = machine.streaming
+    table = streaming.table * np.array([[1.0], [factor], [1.0]])
+    caches = tuple(cache * factor for cache in streaming.caches)
+    return replace(
+        machine,
+        matmul=replace(machine.matmul, bandwidth=machine.matmul.bandwidth / factor),
+        streaming=replace(streaming, table=table, caches=caches),
+        attention={name: replace(rates, bandwidth=rates.bandwidth / factor) for name, rates in machine.attention.items()},
+        decode_attention={
+            name: replace(rates, bandwidth=rates.bandwidth / factor, inverse_ramp_bytes=rates.inverse_ramp_bytes * factor)
+            for name, rates in machine.decode_attention.items()
+        },
+        grouped_matmul=replace(
+            machine.grouped_matmul,
+            matmul=replace(machine.grouped_matmul.matmul, bandwidth=machine.grouped_matmul.matmul.bandwidth / factor),
+            row_bandwidth=machine.grouped_matmul.row_bandwidth / factor,
+        ),
+    )
+
+
+def executor_times(
+    model: TransformerConfig, cluster: Cluster, calibration: Calibration, *, rows: int, dtype: Dtype = Dtype.FP32
+) -> StepCosts:
+    """Times of steps of so many rows of the executor on one chip of the cluster, all weights and the cache in `dtype`.
+
+    A model's weights come from memory, whatever caches hold of a single product's: where that was measured, it counts.
+    """
+    resolved = resolve_machine(replace(cluster, num_chips=1), calibration, dtype=dtype)
+    bandwidth = calibration.peaks.get(VECTOR_BANDWIDTH if rows == 1 else WEIGHT_BANDWIDTH, resolved.matmul.bandwidth)
+    resolved = replace(resolved, matmul=replace(resolved.matmul, bandwidth=bandwidth))
+    machine = with_element_bytes(resolved, float(itemsize(dtype)))
+    estimator = ServingEstimator(
+        model=model,
+        cluster=cluster,
+        calibration=calibration,
+        engine=replace(EXECUTOR, launch_time=machine.launch_time),
+        quantization=QUANTIZATIONS["bf16"],
+        cache=Dtype.BF16,
+    )
+    estimator.machine = ServingMachine(plain=machine, low=machine)
+    return estimator.times([ServingPlan(engine=EXECUTOR.name)])
+
+
+def predicted_parts(
+    model: TransformerConfig, cluster: Cluster, calibration: Calibration, shape: StepShape, *, dtype: Dtype = Dtype.FP32
+) -> dict[str, float]:
+    """Seconds of each part of a step of that shape; they add up to it."""
+    costs = executor_times(model, cluster, calibration, rows=shape.rows, dtype=dtype)
+    if shape.is_decode:
+        parts = costs.parts(float(shape.sequences), float(shape.cached + 1))
+    else:
+        parts = costs.parts(0.0, 0.0, prompt_tokens=float(shape.new), prompt_cached=float(shape.cached), prompts=float(shape.sequences))
+    return {name: float(time[0]) for name, time in parts.items()}

@@ -1,0 +1,111 @@
+"""`run_served`: steps of a served model run on this machine, beside what the machine's calibration predicts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfmodel.execute.runner import CHECKED_PARAMETERS, pick_device
+from perfmodel.execute.serving.run import REPEATS, ROUNDS, run_serving
+from perfmodel.execute.shrink import shrink_model
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.calibration import Calibration, Provenance
+from perfmodel.hardware.local import local_cluster
+from perfmodel.parallel.serving.measurement import ComparedStep, ServedComparison, StepShape
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.models import load_model
+
+if TYPE_CHECKING:
+    from perfmodel.execute.launch.launch import WorkerGroup
+
+#: Of the model that runs where one is too large: a step of it is its products, not its launches, and takes well under a second.
+LAYERS, HEAD_DIM, VOCABULARY = 8, 64, 8192
+#: What is run where nothing is said: tokens of a prompt, of an answer, and sequences at once.
+INPUT_LEN, OUTPUT_LEN, SEQUENCES = 256, 256, 8
+
+
+def runnable_model(model: TransformerConfig) -> TransformerConfig:
+    """The model, or where it is too large to be checked here one of its make: few layers, narrow, with fewer and narrower experts."""
+    if model.num_parameters <= CHECKED_PARAMETERS:
+        return model
+    small = shrink_model(model, tp=1, num_layers=min(LAYERS, model.num_hidden_layers), head_dim=HEAD_DIM)
+    return replace(small, vocab_size=min(model.vocab_size, VOCABULARY), max_position_embeddings=model.max_position_embeddings)
+
+
+def usual_shapes(*, input_len: int = INPUT_LEN, output_len: int = OUTPUT_LEN, sequences: int = SEQUENCES) -> tuple[StepShape, ...]:
+    """Decode steps of one sequence and of all of them, halfway through their answers; a prompt, whole and its second half."""
+    halfway = input_len + output_len // 2
+    half = max(input_len // 2, 1)
+    shapes = (
+        StepShape(sequences=1, cached=halfway, new=1),
+        StepShape(sequences=sequences, cached=halfway, new=1),
+        StepShape(sequences=1, cached=0, new=input_len),
+        StepShape(sequences=1, cached=input_len - half, new=half),
+    )
+    return tuple(dict.fromkeys(shapes))
+
+
+def run_served(
+    model: str | Path | TransformerConfig = "llama-3-8b",
+    shapes: Sequence[StepShape] = (),
+    *,
+    tp: int = 1,
+    device: str = "auto",
+    calibration: Calibration | str | Path | None = None,
+    rounds: int = ROUNDS,
+    repeats: int = REPEATS,
+    group: WorkerGroup | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> ServedComparison:
+    """Run prefill and decode steps of a model with torch on this machine, check their logits, and compare times with the prediction.
+
+    model        one that is too large to be checked here runs as a small model of its make
+    shapes       of steps; none: `usual_shapes()`
+    tp           ranks that share every layer; steps of one rank on a CPU are predicted
+    calibration  None: the machine's own (`perfmodel calibrate`), else it is measured, which takes a minute
+    group        a running WorkerGroup of `tp` ranks to use
+    """
+    config = runnable_model(model if isinstance(model, TransformerConfig) else load_model(model))
+    wanted = tuple(shapes) or usual_shapes()
+    place = group.device if group is not None else pick_device(device, tp)
+    note = progress or (lambda what: None)
+    predicts = tp == 1 and place == "cpu"
+    with _workers(tp, place, group, note) as workers:
+        found = _calibration(calibration, workers, note) if predicts else None
+        measured = run_serving(config, wanted, tp=tp, rounds=rounds, repeats=repeats, group=workers)
+    if found is None:
+        return ServedComparison(measurement=measured, steps=(), calibration="")
+    from perfmodel.cost.serving.executor import predicted_parts
+
+    cluster, dtype = local_cluster(num_chips=1), Dtype(measured.dtype)
+    steps = tuple(
+        ComparedStep(measured=step, parts=predicted_parts(config, cluster, found, step.shape, dtype=dtype)) for step in measured.steps
+    )
+    return ServedComparison(measurement=measured, steps=steps, calibration=found.name)
+
+
+def _workers(tp: int, device: str, group: WorkerGroup | None, note: Callable[[str], None]):  # type: ignore[no-untyped-def]
+    from perfmodel.execute.launch.launch import WorkerGroup
+
+    if tp < 1:
+        raise InputError(f"tp={tp}: must be at least 1; use 1")
+    return nullcontext(group) if group is not None else WorkerGroup(tp, device=device, hang_timeout=60.0, on_progress=note)
+
+
+def _calibration(given: Calibration | str | Path | None, workers: WorkerGroup, note: Callable[[str], None]) -> Calibration:
+    """The one that is named, this machine's own, or one that is measured now."""
+    from perfmodel.cost.resolve import choose_calibration
+
+    if isinstance(given, Calibration):
+        return given
+    own = choose_calibration(local_cluster(num_chips=1).chip, given or "")
+    if given or (own.provenance is Provenance.CALIBRATED and own.decode_attention):
+        return own
+    from perfmodel.calibrate.fit_host import fit_measurement
+    from perfmodel.execute.measure.machine import measure_machine
+
+    return fit_measurement(measure_machine(1, brief=True, group=workers, progress=lambda share, what: note(f"calibrating: {what}")))

@@ -1,0 +1,61 @@
+"""Steps run here beside what this machine's calibration predicts of them."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.execute.launch.launch import WorkerGroup
+from perfmodel.hardware.calibration import MOST_BUSY
+from perfmodel.parallel.serving.measurement import StepShape
+from perfmodel.verbs.served_run import run_served, runnable_model, usual_shapes
+from perfmodel.workload.models import load_model
+from tests.cost.serving.test_executor import HERE
+from tests.execute.jobs import tiny
+
+#: How far a predicted step may be from what it took, on a machine that does nothing else.
+TOLERANCE = 0.2
+
+
+def served_model():
+    return replace(
+        load_model("llama-3-8b"), name="llama-107m", num_hidden_layers=8, hidden_size=1024, num_attention_heads=16, num_key_value_heads=4,
+        head_dim=64, intermediate_size=2816, vocab_size=8192,
+    )  # fmt: skip
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_decode_and_prefill_steps_are_predicted_from_calibrated_parts():
+    with WorkerGroup(1, hang_timeout=60.0) as group:
+        found = run_served(served_model(), rounds=3, repeats=3, group=group)
+    errors = {str(step.measured.shape): step.error for step in found.steps}
+    if found.measurement.busy_fraction > MOST_BUSY:
+        pytest.skip(f"other processes took {found.measurement.busy_fraction:.0%} of the processors; errors were {errors}")
+    assert all(abs(error) < TOLERANCE for error in errors.values()), errors
+
+
+def test_a_run_is_compared_with_its_prediction(groups):
+    shapes = (StepShape(sequences=2, cached=20, new=1), StepShape(sequences=1, cached=0, new=16))
+    found = run_served(tiny("llama"), shapes, calibration=HERE, rounds=1, repeats=2, group=groups(1))
+    assert [step.measured.shape for step in found.steps] == list(shapes)
+    for step in found.steps:
+        assert len(step.measured.processor_times) == 2
+        assert step.predicted == pytest.approx(sum(step.parts.values()))
+        assert step.predicted > 0
+    assert found.measurement.logit_error < 1e-5
+
+
+def test_two_ranks_run_and_are_not_predicted(groups):
+    found = run_served(tiny("llama"), [StepShape(sequences=2, cached=20, new=1)], tp=2, rounds=1, repeats=1, group=groups(2))
+    assert found.steps == ()
+    assert len(found.measurement.steps) == 1
+
+
+def test_a_large_model_runs_as_a_small_one_of_its_make():
+    small = runnable_model(load_model("mixtral-8x7b"))
+    assert small.num_parameters < 1e9
+    assert small.experts.top_k == 2
+    assert small.num_hidden_layers == 8
+    assert runnable_model(load_model("gpt2")) == load_model("gpt2")
+    assert [str(shape) for shape in usual_shapes()] == ["1 x 1 after 384", "8 x 1 after 384", "1 x 256 after 0", "1 x 128 after 128"]
