@@ -230,10 +230,16 @@ class StepCosts:
         return self._sizes[key]
 
     def _padded(self, rows: Array) -> Array:
-        """Rows of a step as captured graphs have them."""
+        """Rows of a step as captured graphs have them; a mean between two whole numbers of rows is as far between theirs."""
         known = np.array((*self.engine.graph_sizes, np.inf)) if self.engine.has_graphs else np.array([np.inf])
-        above = known[np.searchsorted(known, rows - 1e-9)]
-        return np.where(np.isfinite(above), np.maximum(above, rows), rows)
+
+        def captured(whole: Array) -> Array:
+            above = known[np.searchsorted(known, whole)]
+            return np.where(np.isfinite(above), np.maximum(above, whole), whole)
+
+        low = np.maximum(np.floor(rows + 1e-9), 1.0)
+        least = captured(low)
+        return np.asarray(least + np.maximum(rows - low, 0.0) * (captured(low + 1.0) - least))
 
     # --- parts --------------------------------------------------------------------------------------------------------------------
 
