@@ -57,8 +57,18 @@ def serve(
     What is left out: tp is the smallest whose replicas have room for the requests, replicas fill the chips, the format is that in which the
     model is published. Without --concurrency and --rate as many requests run as fit.
     """
-    from perfmodel.report.serving import headline, memory_table, operator_object, operators_table, parts_table, service_line, serving_object
-    from perfmodel.verbs.serving import NEEDED, operators_asked, serve_asked, simulated_in
+    from perfmodel.report.serving import (
+        headline,
+        launch_facts,
+        launch_object,
+        memory_table,
+        operator_object,
+        operators_table,
+        parts_table,
+        service_line,
+        serving_object,
+    )
+    from perfmodel.verbs.serving import NEEDED, launch_of, operators_asked, serve_asked, simulated_in
 
     options.check_figure(plot)
     asked = replace(asked, cluster=options.only_one(options.with_chip([asked.cluster] if asked.cluster else [], chip), "cluster"))
@@ -83,9 +93,9 @@ def serve(
         if simulated:
             prediction = simulated_in(setting, prediction, ttft=ttft, tpot=tpot, seed=seed)
         if json:
-            print_json(serving_object(prediction))
+            print_json({**serving_object(prediction), "launch": launch_object(launch_of(setting, prediction))})
             return
-        print_facts(service_line(prediction), headline(prediction))
+        print_facts(service_line(prediction), [*headline(prediction), *launch_facts(launch_of(setting, prediction))])
         print_tables([parts_table(prediction), memory_table(prediction)])
         return
     _, prediction, rows = operators_asked(asked)
@@ -114,6 +124,7 @@ def _search(
     plot: Path | None,
     json: bool,
 ) -> None:
+    from perfmodel.report.serving import launch_facts, launch_object
     from perfmodel.report.serving_searches import (
         baselines_table,
         front_table,
@@ -123,7 +134,7 @@ def _search(
         search_line,
         search_object,
     )
-    from perfmodel.verbs.serving import search_asked
+    from perfmodel.verbs.serving import launch_of, search_asked
 
     names = [name.strip() for name in allow.split(",") if name.strip()]
     setting, found = search_asked(
@@ -134,11 +145,13 @@ def _search(
 
         plot_front(found, search_line(setting.job, found, setting.reference), plot)
     if json:
-        print_json(search_object(found))
+        print_json({**search_object(found), "launch": launch_object(launch_of(setting, found.best.prediction))})
         return
     print_facts(search_line(setting.job, found, setting.reference), [*search_facts(found), *(("note", note) for note in setting.notes)])
     apart = [pools_table(found)] if disaggregated else []
     print_tables([plans_table(found), *apart, baselines_table(found), front_table(found)])
+    print()
+    print_facts("The best of them", [("plan", found.best.plan.label()), *launch_facts(launch_of(setting, found.best.prediction))])
     if plot is not None:
         print(f"\nfigure: {plot}")
 

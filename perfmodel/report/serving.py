@@ -9,6 +9,7 @@ from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.foundation.units import format_bytes, format_count, format_time
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
+from perfmodel.planner.serving.launch import LaunchLine
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
 from perfmodel.workload.serving import Lengths, ServingJob
 
@@ -199,6 +200,25 @@ def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
         "rests_on": dict(prediction.rests_on),
         "notes": list(prediction.notes),
     }
+
+
+def launch_facts(lines: Sequence[LaunchLine]) -> list[tuple[str, str]]:
+    """The commands that start a plan, with what to know; MODEL is the checkpoint's name or folder."""
+    facts = []
+    for line in lines:
+        times = f" ({line.copies} times, each on chips of its own)" if line.copies > 1 else ""
+        facts.append(("start", f"{line.command}{times}"))
+        facts += [("", f"{line.config_name}: {' | '.join(line.config.splitlines())}")] if line.config else []
+        facts += [("", note) for note in line.notes]
+    return facts
+
+
+def launch_object(lines: Sequence[LaunchLine]) -> list[dict[str, Any]]:
+    return [
+        {"engine": line.engine, "version": line.version, "command": line.command, "copies": line.copies, "config": line.config or None}
+        | {"config_name": line.config_name or None, "notes": list(line.notes)}
+        for line in lines
+    ]
 
 
 def _spread_object(spread: Spread) -> dict[str, float | None]:

@@ -27,6 +27,7 @@ from perfmodel.workload.serving import ServingJob, Speculation
 if TYPE_CHECKING:
     from perfmodel.cost.serving.boundness import OperatorRow
     from perfmodel.cost.serving.estimate import ServingEstimator
+    from perfmodel.planner.serving.launch import LaunchLine
     from perfmodel.planner.serving.result import ServingSearchResult
 
 Name: TypeAlias = str | Path
@@ -91,6 +92,17 @@ def limit_of(value: Any, name: str) -> float:
     if not found > 0:
         raise bad_field(name, value, "must be positive", "write 500ms")
     return found
+
+
+def launch_of(setting: ServingSetting, prediction: ServingPrediction) -> tuple[LaunchLine, ...]:
+    """The commands that start a plan; none of an engine that no command is known of."""
+    from perfmodel.planner.serving.launch import launch_lines
+
+    node = setting.estimator.cluster.chips_per_node
+    try:
+        return launch_lines(prediction.plan, prediction.job, setting.estimator.engine, chips_per_node=node)
+    except InputError:
+        return ()
 
 
 def with_notes(prediction: ServingPrediction, notes: tuple[str, ...]) -> ServingPrediction:

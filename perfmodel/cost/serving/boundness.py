@@ -63,6 +63,7 @@ def operator_rows(costs: StepCosts, *, phase: Phase, sequences: float = 0.0, cac
         prompts=np.array([1.0 if is_prompt else 0.0]),
         prompt_tokens=np.array([tokens if is_prompt else 0.0]),
         prompt_cached=np.array([cached if is_prompt else 0.0]),
+        tokens=np.array([tokens if is_prompt else max(sequences / float(costs.pp[0]), 1.0)]),
     )
     rows = _products(costs, work, phase)
     rows += _attention(costs, work, phase)
@@ -172,7 +173,7 @@ def _experts(costs: StepCosts, work: Work, phase: Phase, time: float) -> list[Op
         return []
     num = sum(program.regions[region].count for region in program.experts)
     dp, tp, ep = float(costs.dp[0]), float(costs.tp[0]), float(costs.expert_parts[0])
-    tokens = float(work.rows[0]) * dp
+    tokens = float(work.tokens[0])
     met = experts.num_experts * (1.0 - (1.0 - experts.top_k / experts.num_experts) ** tokens) / ep
     width = experts.width / (tp * dp / ep)
     matrices = 3.0 if experts.gated else 2.0

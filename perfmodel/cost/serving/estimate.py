@@ -167,7 +167,8 @@ class ServingEstimator:
         rows = columns_of(plans)
         tokens = self._max_tokens(rows) * rows.attention_dp
         found = Scheduling.of_engine(self.engine, step_tokens=tokens, speculation=speculation)
-        return replace(found, border_steps=self.engine.border_steps)
+        together = rows.attention_dp.astype(float) if self.engine.gathers_prompts else 1.0
+        return replace(found, border_steps=self.engine.border_steps, prompts_together=together)
 
     def _max_tokens(self, plans: ServingColumns) -> Array:
         return np.where(plans.max_tokens > 0, plans.max_tokens, self.engine.max_tokens).astype(float)

@@ -54,6 +54,7 @@ class Work:
 
     decoding     sequences with `new_tokens` rows each over `cached` tokens, the new ones included
     prompts      of `prompt_tokens` new tokens each after `prompt_cached`
+    tokens       rows of all attention ranks together: those that meet at the experts (one prompt keeps one rank busy, not all)
     """
 
     decoding: Array
@@ -62,6 +63,7 @@ class Work:
     prompts: Array
     prompt_tokens: Array
     prompt_cached: Array
+    tokens: Array
 
     @property
     def rows(self) -> Array:
@@ -171,14 +173,15 @@ class StepCosts:
         repeats = flat[0].size // columns
         b, z, new, p, q, x = flat
         has_prompt = q > 0
-        ranks = np.tile(self.dp * self.pp, repeats)
+        ranks, stages = np.tile(self.dp * self.pp, repeats), np.tile(self.pp, repeats)
         work = Work(
-            decoding=np.where(b > 0, np.maximum(b / ranks, np.minimum(b, 1.0)), 0.0),
+            decoding=_at_once(b, ranks),
             cached=np.maximum(z, 1.0),
             new_tokens=new,
-            prompts=np.where(has_prompt, np.maximum(p / ranks, np.minimum(p, 1.0)), 0.0),
+            prompts=np.where(has_prompt, _at_once(p, ranks), 0.0),
             prompt_tokens=np.where(has_prompt, q, 0.0),
             prompt_cached=x,
+            tokens=_at_once(b, stages) * new + np.where(has_prompt, _at_once(p, stages) * q, 0.0),
         )
         if not has_prompt.any():
             found = self._evaluate(self.decode_program, work, repeats, is_prompt=False)
@@ -202,7 +205,7 @@ class StepCosts:
         passes = self._streaming(program, amount, of_head)
         attention = self._attention(program, amount, work, repeats, is_prompt=is_prompt)
         communication = self._communication(program, amount, sizes, inside)
-        experts, exchanges = self._experts(program, padded, repeats)
+        experts, exchanges = self._experts(program, padded, work.tokens * padded / np.maximum(rows, 1e-12), repeats)
         sent, gathered = self._around(program, padded, work, repeats)
         layers = np.delete(np.arange(len(counts)), program.head)
         found = {
@@ -438,7 +441,7 @@ class StepCosts:
             time = np.where(code == _ALL_REDUCE, np.minimum(time, small_all_reduce_time(num_bytes, size, machine)), time)
         return np.asarray(time)
 
-    def _experts(self, program: ServingProgram, rows: Array, repeats: int) -> tuple[Array, Array]:
+    def _experts(self, program: ServingProgram, rows: Array, tokens: Array, repeats: int) -> tuple[Array, Array]:
         """Routed experts of all layers and what tokens send to them and back. [s]
 
         T tokens of all attention ranks meet; distinct experts that they choose: E (1 - (1 - k / E)^T), of which a chip has its part. Tokens
@@ -450,10 +453,9 @@ class StepCosts:
         if experts is None:
             return nothing, nothing
         tp, dp, ep = (np.tile(each, repeats) for each in (self.tp, self.dp, self.expert_parts))
-        tokens = rows * dp
         shared_by = tp * dp / ep
         met = self.distinct_experts or experts.num_experts * (1.0 - (1.0 - experts.top_k / experts.num_experts) ** tokens)
-        here = np.maximum(np.minimum(met, experts.num_experts) / ep, np.clip(tokens * experts.top_k, 1e-9, 1.0))
+        here = np.maximum(np.minimum(met, experts.num_experts) / ep, np.minimum(1.0, tokens * experts.top_k))
         time = np.asarray(
             grouped_weight_time(
                 experts=here,
@@ -535,6 +537,11 @@ def _in_order(counts: Array, times: Array) -> Array:
     for count, time in zip(counts[1:], times[1:], strict=True):
         total = total + count * time
     return np.asarray(total)
+
+
+def _at_once(number: Array, places: Array) -> Array:
+    """Of so many in as many places, those in the fullest: a share, but no less than the one that there is."""
+    return np.maximum(number / places, np.minimum(number, 1.0))
 
 
 def _values(amounts: Amounts, sizes: Array, microbatch: Array) -> Array:

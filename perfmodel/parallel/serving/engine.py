@@ -37,6 +37,7 @@ class Engine:
     max_batch           sequences that run at once
     max_tokens          tokens of a step (a chunk of a prompt and the sequences that decode)
     has_chunks          prompts are cut into chunks beside decoding; else they run by themselves, first
+    gathers_prompts     attention ranks wait for one another's prompts, so that all of them prefill in the same step
     lockstep            s in 0..1: how far requests march in step (0: spread out, 1: waves)
     graph_sizes         batches up to the last have captured graphs; a step is padded to the next
 
@@ -79,6 +80,7 @@ class Engine:
     max_batch: int = 1024
     max_tokens: int = 8192
     has_chunks: bool = True
+    gathers_prompts: bool = False
     lockstep: float = 0.15
     graph_sizes: tuple[int, ...] = (1, 2, 4)
     attention_dp: str = "any"

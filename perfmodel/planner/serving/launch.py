@@ -135,6 +135,7 @@ def _tensorrt_llm(plan: ServingPlan, job: ServingJob, engine: Engine, model: str
     words += ["--max_seq_len", str(_longest(job)), "--kv_cache_free_gpu_memory_fraction", f"{engine.memory_fraction:g}"]
     words += ["--extra_llm_api_options", name]
     lines = [f"enable_attention_dp: {str(plan.attention_dp > 1).lower()}", f"enable_chunked_prefill: {str(engine.has_chunks).lower()}"]
+    lines += ["attention_dp_config:", "  enable_balance: true"] if plan.attention_dp > 1 and engine.gathers_prompts else []
     lines += ["kv_cache_config:", f"  dtype: {'fp8' if job.kv_precision is Dtype.FP8 else 'auto'}"]
     lines += ["cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {plan.max_batch or engine.max_batch}"]
     if job.speculation is not None:

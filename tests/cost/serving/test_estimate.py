@@ -117,6 +117,15 @@ def test_latent_caches_are_whole_on_every_chip_but_for_attention_dp() -> None:
     assert by_dp.memory["weights"] > by_tp.memory["weights"]
 
 
+def test_one_prompt_keeps_one_attention_rank_busy() -> None:
+    """Experts see the tokens that there are, not as many for each rank; a rank's attention is the same with one prompt or one on each."""
+    of = estimator("deepseek-v3", cluster="hgx-h200", quantization="fp8-block")
+    costs = of.times([ServingPlan(engine="vllm", attention_dp=8, ep=8)])
+    one, eight = (costs.parts(0.0, 0.0, prompt_tokens=2048.0, prompts=number) for number in (1.0, 8.0))
+    assert one["attention"] == eight["attention"]
+    assert eight["experts"][0] > 3 * one["experts"][0]
+
+
 def test_what_cannot_be_is_refused() -> None:
     of = estimator("mixtral-8x7b")
     for plan, words in ((ServingPlan(engine="vllm", tp=3), "tp=3"), (ServingPlan(engine="vllm", tp=16, ep=16), "experts")):

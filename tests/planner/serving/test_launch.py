@@ -43,6 +43,7 @@ def test_tensorrt_llm_reads_a_file_beside():
     assert (words["--tp_size"], words["--ep_size"], words["--max_batch_size"]) == ("8", "8", "16")
     assert words["--extra_llm_api_options"] == line.config_name
     assert "enable_attention_dp: true" in line.config
+    assert "enable_balance: true" in line.config
 
 
 def test_formats_copies_and_nodes_are_said():
