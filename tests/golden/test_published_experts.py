@@ -73,6 +73,6 @@ def test_step_of_deepseek_v3_on_2048_h800():
         ep=64,
         zero=1,
         dispatcher="flex",
-        profile="megatron+moe_overlap",
+        profile="megatron+fp8_dispatch+moe_overlap",
     )
-    assert perfmodel.predict(plan).step_time == pytest.approx(19.9, rel=0.06)
+    assert perfmodel.predict(plan).step_time == pytest.approx(19.9, rel=0.07)
