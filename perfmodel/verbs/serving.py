@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 Name: TypeAlias = str | Path
 
 DEFAULT_ACCEPTANCE = 0.7
+WIDENED = "int8-weights"
+"""What a checkpoint in 8 bits runs as on a chip without units for them (Marlin's kernels in vLLM and SGLang)."""
 #: What cannot be left out, and what to give.
 NEEDED = {
     "model": "a name from `perfmodel models` or the path of a config.json",
@@ -122,6 +124,13 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     given = {name: each.value(getattr(asked, name), name) for name, each in words_of(ServingRequest).items() if _is_text(asked, name)}
     model = _model(asked.model, "model")
     quantization = given.get("quantization") or published_format(model.architecture)
+    reference, cluster = find_cluster(asked.cluster, given["chips"])
+    notes = []
+    if asked.quantization is None and not quantization.is_plain:
+        notes.append(f"quantization: nobody said, and {model.name} is published in {quantization.name}")
+        if quantization.needs not in cluster.chip.peak_flop_rate:
+            quantization = quantization_named(WIDENED)
+            notes.append(f"{cluster.chip.name} has no units for that: weights of 8 bits are widened inside the products ({WIDENED})")
     speculation = None
     if asked.draft_tokens is not None:
         draft = None if asked.draft_model is None else _model(asked.draft_model, "draft_model")
@@ -154,9 +163,6 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
         quantization=quantization,
         cache=job.kv_precision,
     )
-    notes = []
-    if asked.quantization is None and not quantization.is_plain:
-        notes.append(f"quantization: nobody said, and {model.name} is published in {quantization.name}")
     return ServingSetting(estimator=estimator, job=job, reference=reference, num_chips=cluster.num_chips, notes=tuple(notes))
 
 
@@ -223,7 +229,7 @@ def smallest_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> int:
         held.append(float(room.sequences[0]) * replicas)
         if float(room.sequences[0]) >= 1.0 and held[-1] >= (job.concurrency or _USUAL_ROOM * replicas):
             return tp
-    return tried[held.index(max(held))]
+    return tried[held.index(max(held))] if max(held) > 0 else tried[-1]
 
 
 @takes(asked=Words(ServingRequest, needed="model cluster chips input_len output_len"))

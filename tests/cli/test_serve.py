@@ -78,6 +78,15 @@ def test_percentiles_are_simulated(call_json, call):
     assert "needs clients or arrivals" in error
 
 
+def test_what_nobody_said_fits_the_chip(call_json):
+    words = ["--input-len", "1k", "--output-len", "1k", "--chips", "8", "--concurrency", "8"]
+    older = call_json("serve", "--model", "deepseek-v3", "--cluster", "dgx-a100", *words)
+    assert older["plan"]["quantization"] == "int8-weights"
+    assert older["plan"]["tp"] == 8
+    assert not older["fits"]
+    assert call_json("serve", "--model", "deepseek-v3", "--cluster", "hgx-h200", *words)["plan"]["quantization"] == "fp8-block"
+
+
 SEARCH = ["serve", "--search", *JOB, "--allow", "bf16,fp8", "--tpot", "30ms", "--ttft", "1s"]
 
 
