@@ -58,7 +58,6 @@ def _beyond_modules(model: TransformerConfig) -> str:
     used = {part for kind in model.layer_kinds for part in (kind.mixer, kind.feed_forward)}
     found = [text for part, text in parts.items() if part in used]
     fields = {
-        "attention_sinks": "attention sinks",
         "attention_gate": "gated attention",
         "attention_chunk": "attention in chunks",
     }
@@ -89,6 +88,10 @@ def not_modules_reason(plan: Plan) -> str:
         return f"cp*tp={layout.cp * layout.tp}: must divide seq_len={plan.job.seq_len}; use smaller degrees"
     if model.latent is not None and (reason := _latent_reason(plan)):
         return reason
+    if model.attention_sinks and plan.attention is not AttentionKernel.FLASH:
+        return f"attention={plan.attention}: torch's own modules have attention with sinks as one kernel; use attention=flash"
+    if model.attention_sinks and plan.rules.exchanges_heads and layout.cp > 1:
+        return f"rules={plan.rule_set}: torch's own modules do not deal sinks of attention over cp; use rules=megatron-sp"
     if model.qk_norm and model.qk_norm_scope == "own":
         return "qk_norm_scope=own: the executor has no norm with a weight for each head; use another model"
     if model.qk_norm and model.qk_norm_scope == "bare":
@@ -140,8 +143,10 @@ def _experts_reason(plan: Plan) -> str:
         return "dispatcher=flex: its transfers copy and add up tokens themselves, which gloo's cannot; use alltoall or allgather"
     if plan.dispatcher is Dispatcher.ALL_GATHER and plan.etp > 1:
         return f"etp={plan.etp}: the executor gathers tokens over the ranks that experts are dealt over alone; use etp=1"
-    if experts.bias:
-        return f"model={model.name}: its experts have biases, which the executor's grouped products have not; use another model"
+    if experts.bias and plan.etp > 1:
+        return f"etp={plan.etp}: the biases of experts of {model.name} are added to whole sums, which ranks that share one lack; use etp=1"
+    if experts.bias and plan.dispatcher is Dispatcher.ALL_GATHER:
+        return f"dispatcher=allgather: rows are weighted before the last biases of experts of {model.name} are added; use alltoall"
     if model.parallel_block:
         return "parallel_block=true: the executor has experts in the place of an MLP alone; use another model"
     if tp > 1 and not plan.sequence_parallel:

@@ -51,12 +51,21 @@ EXPERT_VARIANTS = {
         experts=Experts(num_experts=8, top_k=2, width=24, shared_width=24), latent=LATENT, num_key_value_heads=8, kinds=DENSE_FIRST
     ),
 }
+#: With sinks, windows, and biases of all that has them.
+BIASED = {
+    "gpt-oss": dict(
+        experts=Experts(num_experts=8, top_k=2, width=24, bias=True, router_bias=True),
+        attention_sinks=True, sliding_window=8, full_attention_every=2, qkv_bias=True, attention_output_bias=True,
+    ),
+}  # fmt: skip
 LATENT_VARIANTS = {"latent": dict(latent=LATENT, num_key_value_heads=8)}
 EXPERT_VARIANTS |= {f"{name}, further tokens": {**EXPERT_VARIANTS[name], "num_mtp_layers": 2} for name in ("mixtral", "deepseek")}
 
 
 def tiny(variant: str = "llama", **changes: object) -> TransformerConfig:
-    return TransformerConfig(**{**LLAMA, **(VARIANTS | EXPERT_VARIANTS | LATENT_VARIANTS)[variant], "name": f"tiny-{variant}", **changes})  # type: ignore[arg-type]
+    return TransformerConfig(
+        **{**LLAMA, **(VARIANTS | EXPERT_VARIANTS | BIASED | LATENT_VARIANTS)[variant], "name": f"tiny-{variant}", **changes}
+    )  # type: ignore[arg-type]
 
 
 def tiny_plan(

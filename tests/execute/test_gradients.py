@@ -103,6 +103,25 @@ def test_gradients_of_experts_equal_those_of_one_process(form, groups):
         assert {name for errors in results for name in errors} >= {shape.name for shape in tiny(variant).parameter_shapes()}
 
 
+#: Of models whose experts have biases, with sinks of attention and windows.
+BIASED_FORMS = {
+    "zero 3": (2, dict(ep=2, zero=3)),
+    "over tensor": (2, dict(tp=2, ep=2, etp=1, micro_batch=4)),
+    "context, selective recomputation": (2, dict(cp=2, recompute="selective")),
+    "over tensor and context x zero 1": (4, dict(ep=4, tp=2, cp=2, etp=1, micro_batch=4, zero=1)),
+    "pipeline x zero 3, full recomputation": (4, dict(ep=2, pp=2, micro_batch=2, zero=3, recompute="full")),
+}
+
+
+@pytest.mark.parametrize("form", BIASED_FORMS)
+def test_gradients_of_biases_and_sinks_equal_those_of_one_process(form, groups):
+    num_ranks, knobs = BIASED_FORMS[form]
+    results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=tiny("gpt-oss"), **knobs))
+    name, error = worst_error(results)
+    assert error < TOLERANCE, name
+    assert {name for errors in results for name in errors} >= {shape.name for shape in tiny("gpt-oss").parameter_shapes()}
+
+
 #: Of models with latent attention, beside experts and without.
 LATENT_FORMS = {
     "tensor": (2, "latent", dict(tp=2, sequence_parallel=False, micro_batch=4)),

@@ -190,7 +190,12 @@ def test_plans_of_experts_that_nothing_runs_are_refused_with_the_reason():
     with pytest.raises(InputError, match=r"ep=8: reaches into dp_replicate=4, over which zero=1 shards nothing; use dp_shard=4"):
         tiny_plan(16, model=model, cp=2, tp=2, ep=8, etp=1, dp_shard=1, dp_replicate=4, zero=1)
     biased = replace(model, experts=replace(model.experts, bias=True))
-    assert "its experts have biases" in not_executable_reason(tiny_plan(2, model=biased))
+    assert not_executable_reason(tiny_plan(2, model=biased)) == ""
+    assert "etp=2: the biases of experts" in not_executable_reason(tiny_plan(4, model=biased, ep=2, tp=2, etp=2))
+    assert "dispatcher=allgather: rows are weighted before" in not_executable_reason(tiny_plan(2, model=biased, dispatcher="allgather"))
+    sinks = tiny("gpt-oss")
+    assert "with sinks as one kernel" in not_executable_reason(tiny_plan(2, model=sinks, attention="unfused"))
+    assert "do not deal sinks" in not_executable_reason(tiny_plan(2, model=sinks, cp=2, rules="ulysses"))
 
 
 def test_shrinking_to_nothing_is_refused():

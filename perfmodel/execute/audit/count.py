@@ -34,6 +34,8 @@ _CPU_ATTENTION: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     torch.ops.perfmodel.uneven_attention: _attention,
+    torch.ops.perfmodel.sink_attention: _attention,
+    torch.ops.perfmodel.sink_attention_backward: _attention_backward,
     torch.ops.perfmodel.uneven_attention_backward: _attention_backward,
 }
 #: Matrix products, and which argument is the first factor.

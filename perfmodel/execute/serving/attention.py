@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils.flop_counter import register_flop_formula, sdpa_flop_count
 
 from perfmodel.execute.per_operator.functions import attention_with_sinks
@@ -69,8 +68,6 @@ class CachedAttention(Attention):
     def __init__(self, config: TransformerConfig, sharding: ServedSharding, *, index: int, device: str) -> None:
         super().__init__(config, sharding, index=index, fused=True, recompute_core=False, device=device)
         self.index, self.core = index, CachedCore(config, sharding, fused=True, window=self.core.window)
-        if config.attention_sinks:
-            self.sinks = nn.Parameter(torch.empty(config.num_attention_heads, device=device))  # of all heads, on every rank
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[1, t, h] -> [1, t, h]"""
@@ -79,11 +76,9 @@ class CachedAttention(Attention):
         q, k, v = (each.squeeze(0) for each in self.project(x))
         keys.index_copy_(0, step.places, k)
         values.index_copy_(0, step.places, v)
-        sinks, heads = None, q.shape[1]
-        if self.config.attention_sinks:
-            sinks = self.sinks[self.sharding.head_rank * heads :][:heads]
+        sinks = self.own_sinks()
         rows = [
-            self.core.attend(q[group.rows : group.stop].unflatten(0, (-1, group.queries)), keys, values, group, sinks).flatten(0, 1)
+            self.core.attend(q[group.rows : group.stop].unflatten(0, (-1, group.queries)), keys, values, group, *sinks).flatten(0, 1)
             for group in step.groups
         ]
         context = rows[0] if len(rows) == 1 else torch.cat(rows)

@@ -35,11 +35,12 @@ from perfmodel.workload.layer_specs import Experts
 
 #: Names of the matrices of the experts among which tokens choose, in a layer.
 UP, DOWN = "experts_up.weight", "experts_down.weight"
+_BIASES = ("experts_up.bias", "experts_down.bias")
 
 
 def is_of_experts(name: str) -> bool:
-    """Whether a parameter is of those."""
-    return name.endswith((UP, DOWN))
+    """Whether a parameter is one of those, or their biases."""
+    return name.endswith((UP, DOWN, *_BIASES))
 
 
 def _split(name: str, experts: Experts) -> tuple[int, int]:
@@ -48,7 +49,9 @@ def _split(name: str, experts: Experts) -> tuple[int, int]:
 
 
 def own_piece(whole: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
-    """Of a matrix of all experts what a rank holds."""
+    """Of a matrix of all experts, or of their biases, what a rank holds."""
+    if name.endswith(_BIASES):
+        return whole.chunk(sharding.ep)[sharding.ep_rank]
     blocks, dim = _split(name, experts)
     viewed = whole.view(experts.num_experts, blocks, -1, whole.shape[-1])
     piece = viewed.chunk(sharding.ep)[sharding.ep_rank].chunk(sharding.etp, dim=dim)[sharding.etp_rank]
@@ -57,18 +60,36 @@ def own_piece(whole: torch.Tensor, name: str, experts: Experts, sharding: Expert
 
 def whole_matrix(piece: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
     """The matrix of all experts, of what each rank of ep and etp holds."""
+    if name.endswith(_BIASES):
+        return _joined(piece.contiguous(), sharding.ep_group, 0)
     blocks, dim = _split(name, experts)
     viewed = piece.view(experts.num_experts // sharding.ep, blocks, -1, piece.shape[-1]).contiguous()
-    for group, at in ((sharding.etp_group, dim), (sharding.ep_group, 0)):
-        if group is not None:
-            pieces = [torch.empty_like(viewed) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(pieces, viewed, group=group)
-            viewed = torch.cat(pieces, dim=at)
+    viewed = _joined(_joined(viewed, sharding.etp_group, dim), sharding.ep_group, 0)
     return viewed.reshape(-1, viewed.shape[-1])
+
+
+def _joined(piece: torch.Tensor, group: dist.ProcessGroup | None, dim: int) -> torch.Tensor:
+    """The pieces of all ranks of a group."""
+    if group is None:
+        return piece
+    pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(pieces, piece, group=group)
+    return torch.cat(pieces, dim=dim)
+
+
+def holds_all(shape: torch.Size, name: str, config: TransformerConfig) -> bool:
+    """Whether these are the biases of all experts, which a rank that serves has."""
+    experts = config.experts
+    if experts is None or not name.endswith(_BIASES):
+        return False
+    rows = config.hidden_size if name.endswith(_BIASES[1]) else experts.width * (2 if experts.gated else 1)
+    return shape == (experts.num_experts * rows,)
 
 
 def whole_shape(shape: torch.Size, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Size:
     """Of a matrix of all experts, of that of a rank's piece."""
+    if name.endswith(_BIASES):
+        return torch.Size((shape[0] * sharding.ep,))
     rows, columns = shape
     up = name.endswith(UP)
     return torch.Size((rows * sharding.ep * (sharding.etp if up else 1), columns * (1 if up else sharding.etp)))
@@ -87,13 +108,15 @@ class ReplicatedLinear(nn.Linear):
 class GroupedLinear(nn.Module):
     """The same product of several experts, each with rows of its own."""
 
-    def __init__(self, number: int, rows: int, columns: int, *, device: str) -> None:
+    def __init__(self, number: int, rows: int, columns: int, *, bias: bool, device: str) -> None:
         super().__init__()
         self.number = number
         self.weight = nn.Parameter(torch.empty(number * rows, columns, device=device))
+        self.register_parameter("bias", nn.Parameter(torch.empty(number * rows, device=device)) if bias else None)
 
     def forward(self, x: torch.Tensor, counts: tuple[int, ...] = ()) -> torch.Tensor:
-        return grouped_linear(x, self.weight.unflatten(0, (self.number, -1)), counts)
+        bias = None if self.bias is None else self.bias.unflatten(0, (self.number, -1))
+        return grouped_linear(x, self.weight.unflatten(0, (self.number, -1)), counts, bias)
 
 
 class GroupedExperts(nn.Module):
@@ -105,8 +128,9 @@ class GroupedExperts(nn.Module):
         experts = config.experts
         self.function, self.is_gated, self.group = config.activation, experts.gated, sharding.etp_group
         number, width = experts.num_experts // sharding.ep, experts.width // sharding.etp
-        self.up = GroupedLinear(number, (2 if experts.gated else 1) * width, config.hidden_size, device=device)
-        self.down = GroupedLinear(number, config.hidden_size, width, device=device)
+        rows = (2 if experts.gated else 1) * width
+        self.up = GroupedLinear(number, rows, config.hidden_size, bias=experts.bias, device=device)
+        self.down = GroupedLinear(number, config.hidden_size, width, bias=experts.bias, device=device)
 
     def forward(self, rows: torch.Tensor, counts: tuple[int, ...] = (), weights: torch.Tensor | None = None) -> torch.Tensor:
         """weights: of each row, where they are weighted here"""

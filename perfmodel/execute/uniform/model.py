@@ -26,6 +26,7 @@ from perfmodel.execute.uniform.dropout import dropout
 from perfmodel.execute.uniform.experts import ExpertMixture, ReplicatedLinear
 from perfmodel.execute.uniform.latent import LatentMixer
 from perfmodel.execute.uniform.sharding import Sharding, rotary_angles
+from perfmodel.execute.uniform.sinks import sink_attention
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import LayerSpec, layer_order
 
@@ -109,14 +110,16 @@ class CoreAttention(nn.Module):
         with torch.no_grad():  # a key that is not seen has no probability, so no gradient: the mask need not be kept
             return scores.masked_fill_(~self._allowed(q.shape[2], k.shape[2], q.device), -torch.inf)
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """[b, s_q, n, d], [b, s_k, g, d], [b, s_k, g, d] -> [b, s_q, n * d]"""
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        """[b, s_q, n, d], [b, s_k, g, d], [b, s_k, g, d] and of sinks [n] -> [b, s_q, n * d]"""
         queries, heads = q.shape[1], q.shape[2]
         if self.sharding.cp > 1 and not self.sharding.exchanges_heads:
             # Contiguous chunks: this rank's queries end where its chunk does, so later keys are never looked at.
             last = (self.sharding.cp_rank + 1) * queries
             k, v = k[:, :last], v[:, :last]
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if sinks is not None:
+            return sink_attention(q, k, v, sinks, window=self.window).transpose(1, 2).flatten(2)
         bias = self._bias(queries, k.shape[2], heads, q) if self.fused else None
         plain = self.fused and bias is None
         repeats = heads // k.shape[1]
@@ -148,7 +151,13 @@ class Attention(nn.Module):
             over_all = config.qk_norm_scope == "all"
             self.q_norm = _norm(config, query if over_all else depth, device)
             self.k_norm = _norm(config, key if over_all else depth, device)
+        if config.attention_sinks:
+            self.sinks = nn.Parameter(torch.empty(config.num_attention_heads, device=device))
         self.core = CoreAttention(config, sharding, fused=fused, window=window_of(config, index))
+
+    def own_sinks(self) -> tuple[torch.Tensor, ...]:
+        """Those of this rank's heads; none of a model without."""
+        return (_local(self.sinks),) if self.config.attention_sinks else ()
 
     def _rotate(self, x: torch.Tensor) -> torch.Tensor:
         cosine, sine = rotary_angles(self.sharding, x)
@@ -177,9 +186,9 @@ class Attention(nn.Module):
         elif group is not None:
             k, v = gather_sequence(k, 1, group), gather_sequence(v, 1, group)
         if self.recompute_core:
-            context = checkpoint(self.core, q, k, v, use_reentrant=False, preserve_rng_state=False)
+            context = checkpoint(self.core, q, k, v, *self.own_sinks(), use_reentrant=False, preserve_rng_state=False)
         else:
-            context = self.core(q, k, v)
+            context = self.core(q, k, v, *self.own_sinks())
         del q, k, v  # gathered keys and values are not held longer than what reads them
         if group is not None and exchanges:
             context = exchange(context, split=1, join=2, group=group)

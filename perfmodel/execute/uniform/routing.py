@@ -353,27 +353,32 @@ class _GroupedLinear(torch.autograd.Function):
     """A batched product whose gradient of the weights comes as they lie (torch's own would be transposed, then copied)."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(rows, weights)
-        return torch.bmm(rows, weights.transpose(1, 2))
+        ctx.has_bias = bias is not None
+        out = torch.bmm(rows, weights.transpose(1, 2))
+        return out if bias is None else out.add_(bias.unsqueeze(1))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         rows, weights = ctx.saved_tensors
         gradient = gradients[0]
-        return torch.bmm(gradient, weights), torch.bmm(gradient.transpose(1, 2), rows)
+        for_bias = gradient.sum(dim=1) if ctx.has_bias else None
+        return torch.bmm(gradient, weights), torch.bmm(gradient.transpose(1, 2), rows), for_bias
 
 
 class _UnevenLinear(torch.autograd.Function):
     """One product for each expert, of rows as many as it has."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, counts: tuple[int, ...]) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, counts: tuple[int, ...]) -> torch.Tensor:
         ctx.save_for_backward(rows, weights)
-        ctx.counts = counts
+        ctx.counts, ctx.has_bias = counts, bias is not None
         out = rows.new_empty(len(rows), weights.shape[1])
-        for mine, weight, into in zip(rows.split(counts), weights, out.split(counts), strict=True):
+        for expert, (mine, weight, into) in enumerate(zip(rows.split(counts), weights, out.split(counts), strict=True)):
             torch.mm(mine, weight.t(), out=into)
+            if bias is not None:
+                into.add_(bias[expert])
         return out
 
     @staticmethod
@@ -385,10 +390,13 @@ class _UnevenLinear(torch.autograd.Function):
         for out, mine, weight, for_mine, for_weight in zip(*pieces, strict=True):
             torch.mm(out, weight, out=for_mine)
             torch.mm(out.t(), mine, out=for_weight)
-        return for_rows, for_weights, None
+        for_bias = torch.stack([each.sum(dim=0) for each in gradient.split(ctx.counts)]) if ctx.has_bias else None
+        return for_rows, for_weights, for_bias, None
 
 
-def grouped_linear(rows: torch.Tensor, weights: torch.Tensor, counts: tuple[int, ...] = ()) -> torch.Tensor:
-    """[e, m, h], [e, n, h] -> [e, m, n]; with the rows of each expert counted [sum of counts, h], [e, n, h] -> [sum of counts, n]"""
+def grouped_linear(
+    rows: torch.Tensor, weights: torch.Tensor, counts: tuple[int, ...] = (), bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[e, m, h], [e, n, h], [e, n] -> [e, m, n]; with the rows of each expert counted [sum of counts, h], ... -> [sum of counts, n]"""
     product, rest = (_UnevenLinear, (counts,)) if counts else (_GroupedLinear, ())
-    return product.apply(rows, weights, *rest)  # type: ignore[no-any-return, no-untyped-call]
+    return product.apply(rows, weights, bias, *rest)  # type: ignore[no-any-return, no-untyped-call]

@@ -64,6 +64,8 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
         styles += _latent_styles(layer.attention, residual)
     else:
         styles += [(f"{prefix}attention.{name}", ColwiseParallel()) for name in ("q_proj", "k_proj", "v_proj")]
+    if config.attention_sinks and not is_latent:
+        styles.append((f"{prefix}attention", _Table(Shard(0))))
     if config.qk_norm and not is_latent:
         # Each rank norms its own heads: the weight's gradient is partial on tp, with or without sequence parallelism.
         for name in ("q_norm", "k_norm"):

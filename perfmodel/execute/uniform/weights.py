@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from perfmodel.execute.uniform.experts import is_of_experts, own_piece, whole_shape
+from perfmodel.execute.uniform.experts import holds_all, is_of_experts, own_piece, whole_shape
 from perfmodel.execute.uniform.sharding import Sharding
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
@@ -49,7 +49,7 @@ def local_piece(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
 
 def initial_piece(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding, device: torch.device) -> torch.Tensor:
     """What this rank holds of a parameter when training begins."""
-    if config.experts is None or not is_of_experts(name):
+    if config.experts is None or not is_of_experts(name) or holds_all(parameter.shape, name, config):
         return local_piece(make_weight(config, name, parameter.shape, device), parameter)
     shape = whole_shape(parameter.shape, name, config.experts, sharding.experts)
     return local_piece(own_piece(make_weight(config, name, shape, device), name, config.experts, sharding.experts), parameter)

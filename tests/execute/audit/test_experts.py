@@ -33,6 +33,9 @@ FORMS = {
     "pp ep ZeRO-3": ("mixtral", dict(num_chips=8, pp=2, ep=2, zero=3)),
     "pp ep interleaved": ("mixtral", dict(num_chips=8, pp=2, ep=4, schedule="interleaved", virtual_stages=2)),
     "latent attention, dense layers first": ("deepseek", dict(num_chips=8, pp=2, ep=2, zero=3)),
+    "biases and sinks, ZeRO-3": ("gpt-oss", dict(num_chips=8, ep=2, zero=3)),
+    "biases and sinks, ep over tp and cp": ("gpt-oss", dict(num_chips=16, ep=8, cp=2, tp=2, etp=1, zero=1)),
+    "biases and sinks, pp, recomputed": ("gpt-oss", dict(num_chips=8, ep=4, pp=2, recompute="full")),
     "gathered, ZeRO-3": ("mixtral", dict(num_chips=8, ep=4, zero=3, **GATHERED)),
     "gathered, ep over tp, cp and data": ("shared experts", dict(num_chips=16, ep=8, cp=2, tp=2, etp=1, zero=1, **GATHERED)),
     "gathered, pp, recomputed": ("deepseek", dict(num_chips=8, ep=4, pp=2, recompute="full", **GATHERED)),
@@ -75,6 +78,7 @@ COUNTED = {
     "ep, ZeRO-3": ("mixtral", dict(num_chips=4, ep=4, zero=3)),
     "ep over tp, cp and data": ("shared experts", dict(num_chips=16, ep=8, cp=2, tp=2, etp=1, zero=1, order=ODD_ORDER)),
     "pp, recomputed": ("deepseek, further tokens", dict(num_chips=8, ep=4, pp=2, recompute="full")),
+    "biases": ("gpt-oss", dict(num_chips=4, ep=4, zero=1)),
     "gathered": ("shared experts", dict(num_chips=8, ep=4, cp=2, **GATHERED)),
 }
 

@@ -11,9 +11,9 @@ from perfmodel.workload.layer_specs import Experts  # noqa: E402
 def test_products_of_uneven_rows_are_those_of_each_expert():
     counts = (3, 0, 2)
     rows, weights = torch.randn(5, 4, dtype=torch.float64), torch.randn(3, 6, 4, dtype=torch.float64)
-    inputs = rows.requires_grad_(), weights.requires_grad_()
-    out = grouped_linear(*inputs, counts)
-    expected = torch.cat([mine @ weight.t() for mine, weight in zip(rows.split(counts), weights, strict=True)])
+    inputs = rows.requires_grad_(), weights.requires_grad_(), torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    out = grouped_linear(rows, weights, counts, inputs[2])
+    expected = torch.cat([mine @ weight.t() + bias for mine, weight, bias in zip(rows.split(counts), *inputs[1:], strict=True)])
     torch.testing.assert_close(out, expected)
     gradient = torch.randn_like(out)
     found, wanted = (torch.autograd.grad(each, inputs, gradient) for each in (out, expected))
