@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.serving.kernels import weight_product_time
 from perfmodel.cost.serving.step import PARTS, StepCosts, Work
 from perfmodel.foundation.dtypes import itemsize
+from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import QUANTIZATIONS
 
 Array = NDArray[np.float64]
@@ -140,13 +141,14 @@ def _attention(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
         if is_prompt:
             q, x = float(work.prompt_tokens[0]), float(work.prompt_cached[0])
             tokens = q + x
-            flops = 2.0 * heads * q * (x + 0.5 * (q + 1.0)) * width
+            flops = 2.0 * heads * q * keys_seen(program.model, q, x) * width
             moved = 2.0 * (heads * q * width + kv_heads * tokens * width)
         else:
             b, tokens = float(work.decoding[0]), float(work.cached[0])
-            flops = 2.0 * b * heads * tokens * width
+            seen = keys_seen(program.model, 1.0, tokens - 1.0)
+            flops = 2.0 * b * heads * seen * width
             of_cache = row.head_dim if row.is_latent else width  # a value is a part of its latent
-            moved = b * (kv_heads * tokens * of_cache * itemsize(costs.cache) + 2.0 * heads * width)
+            moved = b * (kv_heads * seen * of_cache * itemsize(costs.cache) + 2.0 * heads * width)
         ridge = plain.peak_flop_rate / plain.memory_bandwidth
         floor = plain.attention["flash"].floor_time if is_prompt else plain.decode_attention["flash"].floor_time
         found.append(
@@ -164,6 +166,20 @@ def _attention(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
             )
         )
     return found
+
+
+def keys_seen(model: TransformerConfig, queries: float, before: float) -> float:
+    """Keys that each of the new tokens sees after `before` others, on average over them and over layers with a window and without."""
+
+    def within(most: float) -> float:
+        growing = min(max(most - before, 0.0), queries)  # those that see all before them
+        return (growing * (before + 0.5 * (growing + 1.0)) + (queries - growing) * most) / queries
+
+    if model.latent is not None and model.latent.index_heads:
+        return within(float(model.latent.index_top))
+    window, share = float(model.sliding_window or model.attention_chunk), model.sliding_layer_fraction
+    whole = before + 0.5 * (queries + 1.0)
+    return share * within(window) + (1.0 - share) * whole if share else whole
 
 
 def _experts(costs: StepCosts, work: Work, phase: Phase, time: float) -> list[OperatorRow]:

@@ -8,10 +8,19 @@ import pytest
 
 pytest.importorskip("torch")
 
+from perfmodel.cost.serving.boundness import operator_rows
+from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.cost.serving.memory import cache_shape, weight_bytes
 from perfmodel.execute.serving.audit import audit_serving
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.calibration import SPEC_SHEET
+from perfmodel.hardware.reader import load_cluster
+from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.parallel.serving.measurement import StepShape
+from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.models import load_model
+from perfmodel.workload.quantization import QUANTIZATIONS
 from tests.execute.jobs import tiny
 from tests.marks import mostly_slow
 
@@ -26,6 +35,28 @@ REAL = {
     "llama-3-70b": (80, 8192 * 18432, 80 * 3 * 8192 * 28672, None, 161 * 8192, 8192, 128256, 8192, 4 * KIB),
     "mixtral-8x7b": (32, 4096 * 10240, 32 * 4096 * 8, (3 * 4096 * 14336, 8, 2, 32), 65 * 4096, 4096, 32000, 4096, 4 * KIB),
 }
+
+
+def agrees_with_prediction(name, counts, shape, *, tp=1, ep=1):
+    """What `perfmodel serve` predicts of such a decode step, on one chip: FLOP, weights, cache and collectives."""
+    model, cluster, bf16 = load_model(name), load_cluster("dgx-h100"), QUANTIZATIONS["bf16"]
+    estimator = ServingEstimator(
+        model=model, cluster=cluster, calibration=SPEC_SHEET, engine=load_engine("vllm"), quantization=bf16, cache=Dtype.BF16
+    )
+    costs = estimator.times([ServingPlan(engine="vllm", tp=tp, ep=ep)])
+    program, seen = costs.decode_program, shape.cached + 1
+    rows = operator_rows(costs, phase="decode", sequences=shape.sequences, cached=seen)
+    assert sum(row.flops for row in rows) == pytest.approx(counts.flops, rel=1e-12)
+    assert weight_bytes(program, bf16, tp=tp, pp=1, expert_cut=tp) == pytest.approx(counts.held_bytes, rel=1e-12)
+    of_sequence = cache_shape(model).tokens_bytes(seen, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=2.0)
+    assert shape.sequences * of_sequence == counts.cache_bytes
+    between = sum(
+        program.regions[region].count
+        for region, group in zip(program.rows.traffic.segments, program.rows.traffic.columns["group"], strict=True)
+        if any(axis.startswith("tp") for axis in program.rows.amounts.masks[group])
+    )
+    of_experts = sum(program.regions[region].count for region in program.experts)
+    assert sum(each.count for each in counts.collectives if each.kind == "all_reduce") == (between + of_experts if tp > 1 else 0)
 
 
 def check(name, counts, shape, *, tp):
@@ -59,6 +90,8 @@ def check(name, counts, shape, *, tp):
 def test_real_models(name, tp, counting):
     for shape, counts in zip((DECODE, PREFILL), audit_serving(load_model(name), (DECODE, PREFILL), tp=tp, process=counting), strict=True):
         check(name, counts, shape, tp=tp)
+        if shape.is_decode:
+            agrees_with_prediction(name, counts, shape, tp=tp)
 
 
 @pytest.mark.slow
@@ -73,6 +106,7 @@ def test_deepseek_v3_attends_to_latents(ranks, counting):
     router, expert = 58 * 7168 * 256, 3 * 7168 * 2048
     head, norms = 7168 * 129280 // ranks, 61 * (2 * 7168 + 1536 + 512) + 7168
     products = 61 * (whole + of_heads) + mlps + router + head
+    agrees_with_prediction("deepseek-v3", counts, DECODE, tp=ranks, ep=ranks)
     assert counts.flops == 2 * 64 * (products + 58 * 8 * expert // ranks) + 61 * 64 * heads * 2 * 4096 * (576 + 512)
     assert counts.parameter_bytes == 2 * (products + 58 * 256 * expert // ranks + norms + 64 * 7168)
     assert counts.cache_bytes == 61 * 2 * 576 * 64 * 4096
@@ -83,6 +117,7 @@ def test_deepseek_v3_attends_to_latents(ranks, counting):
 def test_gpt_oss_reads_no_more_than_its_windows(counting):
     """36 layers, every second of which sees 128 keys: 64 heads and 8 key-value heads of 64."""
     (counts,) = audit_serving(load_model("gpt-oss-120b"), [DECODE], process=counting)
+    agrees_with_prediction("gpt-oss-120b", counts, DECODE)
     seen = 18 * 4096 + 18 * 128
     assert counts.cache_bytes == 64 * seen * 2 * 8 * 64 * 2
     assert counts.held_cache_bytes == 64 * 36 * 4096 * 2 * 8 * 64 * 2
