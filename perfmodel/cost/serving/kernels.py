@@ -54,12 +54,13 @@ def small_all_reduce_time(num_bytes: Num, group_size: Num, machine: Machine) -> 
 def weight_product_time(*, m: Num, n: Num, k: Num, quantization: Quantization, machine: Machine, batch: Num = 1.0, casts: Num = 0.0) -> Any:
     """A batch of products of activations [m, k] with weights [k, n] held in `quantization`. [s]
 
-    t = t0 + (C^p + M^p)^(1/p) + x (t1 + batch m k (2 + a) / (q B0))
+    t = t0 + (C^p + M^p)^(1/p) + x (y t1 + batch m k (2 + a) / (q B0))
     M = batch (w k n + a m k + 2 m n) / B
 
     w, a    bytes of an element of the weights and of the activations, scales included (`Quantization`)       [byte]
     casts   x  share that shows of a pass before the product which narrows the activations: 0 where a norm, an activation function or a
                collective before writes them narrow, 1 where the pass is a kernel of its own. It has no part in formats with a = 2.
+    y       share of a kernel's floor that shows
     C       of `matmul_time`, at the rate of what the products are computed in; t0 the floor of products in 16 bits
     B0      memory bandwidth; the rest of `WeightProductModel`
 
@@ -78,7 +79,7 @@ def weight_product_time(*, m: Num, n: Num, k: Num, quantization: Quantization, m
     time = rates.floor_time + _narrow_product(batch, m, n, k, quantization, rates)
     if a >= WIDE_ITEMSIZE:
         return time
-    cast = model.cast_time + batch * m * k * (WIDE_ITEMSIZE + a) / (model.cast_fraction * serving.memory_bandwidth)
+    cast = model.cast_time * serving.exposed_floor + batch * m * k * (WIDE_ITEMSIZE + a) / (model.cast_fraction * serving.memory_bandwidth)
     return time + casts * cast
 
 

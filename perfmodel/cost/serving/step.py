@@ -257,6 +257,7 @@ class StepCosts:
                 k=call.k,
                 quantization=self.quantization if call.is_low else QUANTIZATIONS["bf16"],
                 machine=self.machine.plain,
+                casts=self.engine.casts,
             )
             np.add.at(total, program.fused.region[call.which], time)
         return total, total[program.head]

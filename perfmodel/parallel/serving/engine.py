@@ -61,6 +61,7 @@ class Engine:
 
     floor_fraction      of a kernel's floor that shows in a replayed graph
     fuses_all_reduce    small all-reduces by the engine's own kernels
+    fuses_casts         what narrows activations before products of fewer bits is part of the kernel before; else it is a kernel of its own
     fuses_kernels       products of one input are one call, and norms, additions and rotations share launches; else all are kernels
     """
 
@@ -95,8 +96,14 @@ class Engine:
     overlaps_host: bool = False
     floor_fraction: float = 0.5
     fuses_all_reduce: bool = True
+    fuses_casts: bool = False
     fuses_kernels: bool = True
     notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def casts(self) -> float:
+        """Share of such passes that are kernels of their own."""
+        return 0.0 if self.fuses_casts else 1.0
 
     def __post_init__(self) -> None:
         if not 0.0 < self.memory_fraction <= 1.0:

@@ -73,6 +73,16 @@ def test_a_decode_step_reads_weights_and_cache_once() -> None:
     assert least < device < 1.5 * least
 
 
+def test_narrowing_activations_in_kernels_of_its_own_costs_fp8_alone() -> None:
+    """Four passes a layer: a part of their floors and their bytes; none in 16 bits."""
+    plan = ServingPlan(engine="vllm")
+    for name, least in (("fp8", 32 * 4 * 2e-6), ("bf16", 0.0)):
+        apart = estimator("llama-3-8b", quantization=name)
+        fused = replace(apart, engine=replace(apart.engine, fuses_casts=True))
+        more = apart.times([plan]).decode(16.0, 512.0)[0] - fused.times([plan]).decode(16.0, 512.0)[0]
+        assert least <= more <= 5 * least
+
+
 def test_parts_add_up_and_plans_are_columns() -> None:
     of = estimator("mixtral-8x7b", quantization="fp8")
     plans = [
