@@ -456,7 +456,7 @@ class StepCosts:
         tp, dp, ep = (np.tile(each, repeats) for each in (self.tp, self.dp, self.expert_parts))
         shared_by = tp * dp / ep
         met = self.distinct_experts or experts.num_experts * (1.0 - (1.0 - experts.top_k / experts.num_experts) ** tokens)
-        here = np.maximum(np.minimum(met, experts.num_experts) / ep, np.minimum(1.0, tokens * experts.top_k))
+        here = np.maximum(np.minimum(met, experts.num_experts) / ep, np.clip(tokens * experts.top_k, 1e-9, 1.0))
         time = np.asarray(
             grouped_weight_time(
                 experts=here,
