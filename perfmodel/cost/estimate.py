@@ -244,6 +244,7 @@ READ_LATE = frozenset(
         *RATE_FIELDS,
         "compute_slowdown_under_communication",
         "exposed_gradient_fraction",
+        "exposed_scatter_fraction",
         "host_launch_time",
         "host_layer_time_per_tp_across_nodes",
         "optimizer_bytes_factor",

@@ -18,12 +18,12 @@ from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.profile import ExecutionProfile
 
 
-def _exposed_under(communication: Any, compute: Any, *, hides: bool, slowdown: float = 0.0) -> Any:
-    """Of communication that runs beside compute of one unit, what sticks out, and by how much it slows that compute."""
+def _exposed_under(communication: Any, compute: Any, *, hides: bool, share: float = 0.0) -> Any:
+    """Of communication that runs beside compute of one unit, what sticks out, and of the rest a share: as much as it slows that compute."""
     if not hides:
         return communication
     exposed = np.maximum(communication - compute, 0.0)
-    return exposed + slowdown * np.minimum(communication, compute) if slowdown else exposed
+    return exposed + share * np.minimum(communication, compute) if share else exposed
 
 
 def parameter_time(
@@ -43,7 +43,7 @@ def parameter_time(
     microbatch: m max(0, t - window) + s min(t, window). The first gather of a stage hides under nothing.
     """
     m = num_microbatches
-    overlaps = profile.hides_reductions(terms.zero)
+    overlaps = profile.overlaps_gradients
     slowdown = profile.compute_slowdown_under_communication
     happens = terms.program.happens
     gather = m * waits.gather
@@ -52,7 +52,7 @@ def parameter_time(
     reduction = m * waits.reduction
     windows = left = _left_by_gathers(terms, regions, profile)
     # the share of what could hide under the last microbatch's backward that does not
-    share = profile.exposed_gradient_fraction + slowdown
+    share = min(profile.exposed_share(terms.zero) + slowdown, 1.0)
     if ("reduce", "microbatch") in happens:
         reduce = terms.reduce["microbatch"]
         if overlaps and terms.zero == 0 and share:
@@ -132,14 +132,15 @@ def exposed_each_microbatch(
         gather, beat = longer - beat, longer
     if ("reduce", "microbatch") in happens:
         left, reduce = _left_by_gathers(terms, regions, profile), terms.reduce["microbatch"]
-        hides, slowdown = profile.hides_reductions(terms.zero), profile.compute_slowdown_under_communication
+        hides, slowdown = profile.overlaps_gradients, profile.compute_slowdown_under_communication
         shown: Ranks
         if hides and terms.zero == 0:
             # whole gradients leave in buckets, under the backward of any layer of their stage; the next microbatch hides their tail
             pairs = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
             shown = tuple(np.maximum(t - w, 0.0) for t, w in pairs)
         else:
-            by_region = tuple(_exposed_under(t, w, hides=hides, slowdown=slowdown) for t, w in zip(reduce, left, strict=True))
+            share = min(profile.exposed_scatter_fraction + slowdown, 1.0) if terms.zero else slowdown
+            by_region = tuple(_exposed_under(t, w, hides=hides, share=share) for t, w in zip(reduce, left, strict=True))
             shown = stage_sums(by_region, stages)
         if is_mean:
             totals = totals[0], totals[1] + _over_ranks(shown, num_ranks)
@@ -166,7 +167,7 @@ def _exposed_gathers(
     last = len(it) - 1
 
     def under(gather: Any, compute: Any) -> Any:
-        return _exposed_under(gather, compute, hides=hides, slowdown=slowdown)
+        return _exposed_under(gather, compute, hides=hides, share=slowdown)
 
     before = [beside(it, i, -1) for i in range(len(it))]
     steady = [under(f[i], regions.under_forward[before[i]]) if before[i] >= 0 else f[i] for i in range(len(it))]

@@ -119,7 +119,15 @@ def _of_profile(*names: str) -> Callable[[Estimator], Estimator | None]:
 
 
 #: Fields that are a share of something.
-_SHARES = frozenset({"exposed_gradient_fraction", "tp_overlap_fraction", "tp_backward_overlap_fraction", "uneven_stage_weight"})
+_SHARES = frozenset(
+    {
+        "exposed_gradient_fraction",
+        "exposed_scatter_fraction",
+        "tp_overlap_fraction",
+        "tp_backward_overlap_fraction",
+        "uneven_stage_weight",
+    }
+)
 
 
 def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
@@ -203,7 +211,7 @@ _PARAMETERS: Mapping[str, tuple[str, Callable[[Estimator], Estimator | None]]] =
     "host time of launches": ("profile", _of_profile("host_launch_time", "host_layer_time_per_tp_across_nodes")),
     "step constant": ("profile", _of_profile("step_time_constant")),
     "traffic of norms and rotary embeddings": ("profile", _of_profile("rms_norm_traffic", "rotary_traffic")),
-    "share of the gradient reduction that shows": ("profile", _of_profile("exposed_gradient_fraction")),
+    "share of the gradient reduction that shows": ("profile", _of_profile("exposed_gradient_fraction", "exposed_scatter_fraction")),
     "tensor-parallel communication that hides": ("profile", _of_profile("tp_overlap_fraction", "tp_backward_overlap_fraction")),
     "slow-down of compute beside communication": ("profile", _of_profile("compute_slowdown_under_communication")),
     "weight of the slowest stage": ("profile", _of_profile("uneven_stage_weight")),

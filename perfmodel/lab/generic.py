@@ -42,6 +42,9 @@ SAFE_MEMORY = {
 
 _HOST_TIMES = ("host_launch_time", "step_time_constant")
 
+#: Shares that code makes all or nothing: a habit of most, of which a fit may find something in between.
+_ALL_OR_NOTHING = ("exposed_scatter_fraction",)
+
 #: Memory at a moment, of which a job dies: the most that a family needs, not the mean.
 _MOST = ("loss_peak_bytes",)
 
@@ -66,7 +69,7 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
     every = [profile for profiles in known.values() for profile in profiles]
     values: dict[str, object] = {}
     for field in fields(ExecutionProfile):
-        match str(field.type):
+        match "bool" if field.name in _ALL_OR_NOTHING else str(field.type):
             case "bool" | "str":
                 votes: Counter[object] = Counter()
                 for profiles in known.values():

@@ -57,7 +57,7 @@ class ExecutionProfile:
                                          tensors; 0: one collective per unit
     parameter_unit                       what one parameter gather or publish takes along: layer or tensor
     overlaps_gradients, exposed_gradient_fraction   reduction runs under the last backward; the share of what could hide that does not
-    overlaps_gradient_scatters           so does a reduce-scatter (ZeRO-1 and above); else that waits for the end of backward
+    exposed_scatter_fraction             the share of a reduce-scatter (ZeRO-1 and above) that could hide and waits for the end of backward
     prefetches_parameters                the next unit's gather runs under this unit's compute
     tp_overlap_fraction                  share of tensor-parallel communication that hides under compute
     tp_backward_overlap_fraction         the same of those in backward beside which a matmul runs that nothing waits for (Megatron:
@@ -133,7 +133,7 @@ class ExecutionProfile:
     bucket_bytes: float
     parameter_unit: str
     overlaps_gradients: bool
-    overlaps_gradient_scatters: bool
+    exposed_scatter_fraction: float
     exposed_gradient_fraction: float
     prefetches_parameters: bool
     tp_overlap_fraction: float
@@ -202,9 +202,9 @@ class ExecutionProfile:
         """Why the framework cannot run this plan; empty if it can."""
         return not_runnable_reason(plan, framework_named(self.name), self.runs, balanced_context=self.context_chunks == HEAD_TAIL)
 
-    def hides_reductions(self, zero: int) -> bool:
-        """Whether gradients are reduced under the backward pass: at ZeRO stage 0 whole, above it scattered."""
-        return self.overlaps_gradients and (zero == 0 or self.overlaps_gradient_scatters)
+    def exposed_share(self, zero: int) -> float:
+        """Of a gradient reduction once a step what could hide and does not: of whole gradients at ZeRO stage 0, of scattered ones above."""
+        return min(self.exposed_gradient_fraction + (self.exposed_scatter_fraction if zero else 0.0), 1.0)
 
     @property
     def has_host_floor(self) -> bool:
@@ -351,6 +351,7 @@ _SHARES = frozenset(
     {
         "waiting_gradient_fraction",
         "exposed_gradient_fraction",
+        "exposed_scatter_fraction",
         "tp_overlap_fraction",
         "tp_backward_overlap_fraction",
         "uneven_stage_weight",

@@ -1,6 +1,7 @@
 """`fit_runs`: from measured runs to a profile that predicts better, says what it knows, and narrows intervals."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,23 @@ def test_the_next_plan_is_predicted_better(found):
         perfmodel.predict(**asked, cluster=run["chip"], profile=profile).step_time / measured - 1.0 for profile in (BASE, found.profile)
     )
     assert abs(after) < 0.4 * abs(before)
+
+
+@pytest.mark.slow
+def test_runs_say_whether_scatters_wait_for_the_end_of_backward():
+    job = dict(model="llama-3-8b", chip="h100-sxm-80gb", chips=256, global_batch=256, seq_len=4096)
+    late = replace(load_profile("megatron"), exposed_scatter_fraction=1.0)
+    plans = [dict(tp=8, zero=1, micro_batch=8), dict(tp=4, zero=1, micro_batch=4), dict(tp=8, zero=0, micro_batch=8)]
+    runs = []
+    for plan in plans:
+        asked = {**job, **plan, "dp": job["chips"] // plan["tp"]}
+        told = {name: value for name, value in asked.items() if name != "chip"}
+        runs.append({**asked, "step_time": perfmodel.predict(**told, cluster=job["chip"], profile=late).step_time})
+    found = perfmodel.fit_runs(runs, profile="megatron")
+    (habit,) = (each for each in found.habits if each.name == "exposed_scatter_fraction")
+    assert (habit.prior, habit.determined) == (0.0, "in part")
+    assert habit.value > 0.3
+    assert found.error_after < 0.6 * found.error_before
 
 
 def test_runs_say_more_of_a_machine_that_nobody_measured():

@@ -1,9 +1,9 @@
 """What shows of parameter collectives as a maximum of two lines, so that a sum over operators can bound it and a search can minimise it.
 
 With R the reductions, G the gathers, F and B forward and backward work (all of one microbatch), s the slow-down of compute beside
-communication and e the share of reductions that never hides:
+communication, e the share of reductions that never hides and l that of scattered ones which wait for the end of backward:
 
-    reductions   max( (1 - (1 - s)(1 - e)) R,  R - (1 - s) B )              if gradients overlap the backward pass, else R
+    reductions   max( (1 - (1 - s)(1 - e)) R,  R - (1 - s)(1 - l) B )       if gradients overlap the backward pass, else R
     gathers      max( s G,  G - (1 - s)(F + B) )                            if parameters are prefetched, else G
 
 A maximum of two is at least any mixture of them: for every share x in 0..1
@@ -42,9 +42,10 @@ def _sides(*, reductions: Any, gathers: Any, forward: Any, backward: Any, settin
     profile = setting.profile
     hidden = 1.0 - profile.compute_slowdown_under_communication
     sides = [(reductions, reductions)]
-    if profile.hides_reductions(setting.zero):
-        least = profile.exposed_gradient_fraction if setting.zero < 3 else 0.0
-        sides = [((1.0 - hidden * (1.0 - least)) * reductions, reductions - hidden * backward)]
+    if profile.overlaps_gradients:
+        late = profile.exposed_scatter_fraction if setting.zero else 0.0
+        least = profile.exposed_share(setting.zero) if setting.zero < 3 else late
+        sides = [((1.0 - hidden * (1.0 - least)) * reductions, reductions - hidden * (1.0 - late) * backward)]
     if setting.gathers:
         hides = profile.prefetches_parameters
         sides.append(((1.0 - hidden) * gathers, gathers - hidden * (forward + backward)) if hides else (gathers, gathers))
