@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.values import check_name
 from perfmodel.foundation.words import Words, takes, words_of
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.setting import find_cluster
@@ -68,9 +68,11 @@ def serve(*, asked: ServingRequest) -> ServingPrediction:
 
 def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction]:
     """What `serve` answers, with its setting."""
+    from perfmodel.cost.serving.pools import predict_plan
+
     setting = serving_setting(asked)
-    plan, notes = serving_plan(setting, asked)
-    prediction = setting.estimator.predict(setting.job, plan)
+    plan, notes = serving_plan(setting, asked) if asked.workers is None else (pools_plan(setting, asked), ())
+    prediction = predict_plan(setting.estimator, setting.job, plan)
     return setting, with_notes(prediction, (*setting.notes, *notes))
 
 
@@ -80,8 +82,14 @@ def simulated_in(
     """The same with percentiles over requests of an engine that runs step by step; the limits are what goodput counts."""
     from perfmodel.cost.serving.simulated import with_simulation
 
+    _one_kind(prediction.plan, "--simulate")
     limits = {f"{name}_limit": limit_of(value, name) for name, value in (("ttft", ttft), ("tpot", tpot))}
     return with_simulation(setting.estimator, prediction, seed=seed, **limits)
+
+
+def _one_kind(plan: ServingPlan, wanted: str) -> None:
+    if plan.pools is not None:
+        raise bad_field("workers", plan.label(), f"{wanted} is of workers that do both", "leave one of them out")
 
 
 def limit_of(value: Any, name: str) -> float:
@@ -212,6 +220,35 @@ def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[Servin
     return ServingPlan(**{**fixed, "replicas": replicas}), notes
 
 
+def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
+    """Workers as `workers` says. Those of a model with experts deal them over all their chips, which attend by themselves but for tp."""
+    words = words_of(ServingRequest)
+    x, prefill, y, decode = words["workers"].value(asked.workers, "workers")
+    for name in ("replicas", "attention_dp", "pp"):
+        if getattr(asked, name) is not None:
+            raise bad_field(name, getattr(asked, name), "workers says how many chips and copies there are", f"leave {name} out")
+    used = x * prefill + y * decode
+    if used > setting.num_chips:
+        raise bad_field("workers", asked.workers, f"take {used} chips of {setting.num_chips}", "use fewer or smaller workers")
+    limits = {
+        name: words[name].value(getattr(asked, name), name) for name in ("max_batch", "max_tokens") if getattr(asked, name) is not None
+    }
+    engine = str(asked.engine or setting.estimator.engine.name)
+
+    def worker(chips: int) -> ServingPlan:
+        has_experts = setting.job.model.experts is not None
+        tp = words["tp"].value(asked.tp, "tp") if asked.tp is not None else 1 if has_experts else chips
+        if chips % tp:
+            raise bad_field("tp", tp, f"must divide the {chips} chips of a worker", "use a divisor")
+        if not has_experts:
+            return ServingPlan(engine=engine, tp=tp, pp=chips // tp, **limits)
+        ep = chips if asked.ep is None else words["ep"].value(asked.ep, "ep")
+        return ServingPlan(engine=engine, tp=tp, attention_dp=chips // tp, ep=ep, **limits)
+
+    pools = Pools(prefill=worker(prefill), decode=worker(decode), prefill_workers=x, decode_workers=y)
+    return ServingPlan(engine=engine, pools=pools)
+
+
 #: Requests of a replica for which there must be room, where nobody says how many come.
 _USUAL_ROOM = 8.0
 
@@ -280,6 +317,8 @@ def search_asked(
     from perfmodel.planner.serving.search import find_serving_plans
     from perfmodel.planner.serving.space import KNOBS, ServingSpace
 
+    if asked.workers is not None:
+        raise bad_field("workers", asked.workers, "is what a search finds", "leave it out and give --disaggregated")
     setting = serving_setting(asked)
     words = words_of(ServingRequest)
     fixed = {name: words[name].value(getattr(asked, name), name) for name in KNOBS if getattr(asked, name) is not None}
@@ -310,6 +349,7 @@ def operators_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPredi
     from perfmodel.cost.serving.boundness import operator_rows
 
     setting, prediction = serve_asked(asked)
+    _one_kind(prediction.plan, "--operators")
     costs = setting.estimator.times([prediction.plan])
     job = setting.job
     rows = operator_rows(costs, phase="decode", sequences=max(prediction.running, 1.0), cached=job.mean_context)

@@ -113,6 +113,24 @@ def test_a_search_under_limits(call_json, call, tmp_path):
         assert words in text
 
 
+def test_workers_of_prompts_and_of_answers(call_json, call):
+    found = call_json(*LLAMA, "--workers", "2x2:1x4")
+    pools = found["plan"]["pools"]
+    assert (pools["prefill_workers"], pools["prefill"]["tp"], pools["decode"]["tp"], found["plan"]["num_chips"]) == (2, 2, 4, 8)
+    assert found["requests_per_second"] * found["request_latency"]["mean"] == pytest.approx(64, rel=1e-3)
+    for words, said in (
+        (("--workers", "2x4"), "3x4:1x8"),
+        (("--workers", "2x4:1x4"), "12 chips of 8"),
+        (("--workers", "1x4:1x4", "--replicas", "2"), "replicas"),
+        (("--workers", "1x4:1x4", "--tp", "3"), "tp=3"),
+        (("--workers", "1x4:1x4", "--operators"), "workers that do both"),
+        (("--workers", "1x4:1x4", "--search"), "--disaggregated"),
+    ):
+        code, _, error = call(*LLAMA, *words)
+        assert code == 2
+        assert said in error, error
+
+
 @pytest.mark.slow
 def test_a_search_for_workers_of_prompts_and_of_answers(call_json, call):
     words = [*SEARCH, "--disaggregated", "--top", 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,6 +52,19 @@ def _cache(value: Any, name: str) -> Any:
     return cache_dtype(value, name)
 
 
+def _workers(value: Any, name: str) -> tuple[int, int, int, int]:
+    """Workers and chips of each: (of prompts, chips, of answers, chips)."""
+    from perfmodel.foundation.errors import bad_field
+
+    found = _WORKERS.fullmatch(str(value).strip())
+    if found is None:
+        rule = "must be prefill workers x chips of each : decode workers x chips of each"
+        raise bad_field(name, value, rule, "write 3x4:1x8 for three of 4 chips that compute prompts and one of 8 that answers")
+    x, prefill, y, decode = (_whole(each, name) for each in found.groups())
+    return x, prefill, y, decode
+
+
+_WORKERS = re.compile(r"(\d{1,6})\s*x\s*(\d{1,6})\s*:\s*(\d{1,6})\s*x\s*(\d{1,6})", re.ASCII)
 _count = partial(word, kind=int)
 _size = partial(word, read=_whole, takes="int | str")
 
@@ -97,6 +111,10 @@ class ServingRequest:
     ep: int | None = _count("Expert-parallel degree: experts are dealt over so many of a replica's chips")
     attention_dp: int | None = _count("Attention ranks of a replica that have sequences of their own (data-parallel attention)")
     replicas: int | None = _count("Independent copies", otherwise="as many as the chips hold if left out")
+    workers: Any = word(
+        "Prompts and answers on workers of their own: workers x chips of each, such as 3x4:1x8", metavar="XxN:YxN", read=_workers,
+        takes="str",
+    )  # fmt: skip
     max_batch: Any = _size("Sequences that run at once, of an attention rank", otherwise="the engine's if left out")
     max_tokens: Any = _size("Tokens of a step: how prompts are cut into chunks", otherwise="the engine's if left out")
     calibration: Any = word(
