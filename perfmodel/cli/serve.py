@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,14 +13,33 @@ from perfmodel.cli import options
 from perfmodel.cli.output import print_facts, print_json, print_tables
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.words import word
 from perfmodel.parallel.serving.request import ServingRequest
 
 
-@command(asked=ServingRequest, chip=options.ChipWords)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class WantedWords:
+    """What is wanted of a service: limits, and what a search makes best."""
+
+    ttft: str = word("Limit of the time to the first token, such as 500ms", metavar="TIME", default="")
+    tpot: str = word("Limit of the time of each token, such as 30ms", metavar="TIME", default="")
+    latency: str = word("With --search: limit of a whole request", metavar="TIME", default="")
+    objective: str = word(
+        "With --search: throughput (tokens/s a chip), latency, or cost",
+        otherwise="throughput if left out",
+        metavar="NAME",
+        default="throughput",
+    )
+    allow: str = word("With --search: formats of weights that may be used, such as bf16,fp8", metavar="NAMES", default="")
+    top: int = word("With --search: plans to show", otherwise="10 if left out", kind=int, default=10)
+
+
+@command(asked=ServingRequest, chip=options.ChipWords, wanted=WantedWords)
 def serve(
     *,
     asked: ServingRequest,
     chip: options.ChipWords,
+    wanted: WantedWords,
     operators: Annotated[
         bool, typer.Option("--operators", help="Every operator of a decode step and of a prefill: work, time, and what bounds it.")
     ] = False,
@@ -28,23 +47,13 @@ def serve(
         bool,
         typer.Option("--simulate", help="Run the engine step by step: p50, p90 and p99 over requests, and goodput under the limits."),
     ] = False,
-    ttft: Annotated[str, typer.Option("--ttft", metavar="TIME", help="Limit of the time to the first token, such as 500ms.")] = "",
-    tpot: Annotated[str, typer.Option("--tpot", metavar="TIME", help="Limit of the time of each token, such as 30ms.")] = "",
     search: Annotated[bool, typer.Option("--search", help="The best plans under the limits; knobs that are given are held.")] = False,
-    latency: Annotated[str, typer.Option("--latency", metavar="TIME", help="With --search: limit of a whole request.")] = "",
     p99: Annotated[
         bool, typer.Option("--p99", help="With --search: limits of the 99th percentile over requests, not of the mean.")
     ] = False,
-    objective: Annotated[
-        str, typer.Option("--objective", metavar="NAME", help="With --search: throughput (tokens/s a chip), latency, or cost.")
-    ] = "throughput",
-    allow: Annotated[
-        str, typer.Option("--allow", metavar="NAMES", help="With --search: formats of weights that may be used, such as bf16,fp8.")
-    ] = "",
     disaggregated: Annotated[
         bool, typer.Option("--disaggregated", help="With --search: also workers for prompts and others for answers.")
     ] = False,
-    top: Annotated[int, typer.Option("--top", metavar="N", help="With --search: plans to show.")] = 10,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="With --simulate: of the requests that are drawn.")] = 0,
     plot: Annotated[
         Path | None,
@@ -76,11 +85,11 @@ def serve(
     if search:
         _search(
             asked,
-            limits={"ttft": ttft, "tpot": tpot, "request_latency": latency},
+            limits={"ttft": wanted.ttft, "tpot": wanted.tpot, "request_latency": wanted.latency},
             p99=p99,
-            objective=objective,
-            top=top,
-            allow=allow,
+            objective=wanted.objective,
+            top=wanted.top,
+            allow=wanted.allow,
             disaggregated=disaggregated,
             plot=plot,
             json=json,
@@ -91,7 +100,7 @@ def serve(
     if not operators:
         setting, prediction = serve_asked(asked)
         if simulated:
-            prediction = simulated_in(setting, prediction, ttft=ttft, tpot=tpot, seed=seed)
+            prediction = simulated_in(setting, prediction, ttft=wanted.ttft, tpot=wanted.tpot, seed=seed)
         if json:
             print_json({**serving_object(prediction), "launch": launch_object(launch_of(setting, prediction))})
             return

@@ -40,6 +40,16 @@ class Handover:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Workers:
+    """x prefill workers of g_P chips each, and y decode workers of g_D."""
+
+    prefill: Num
+    decode: Num
+    prefill_chips: Num
+    decode_chips: Num
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DisaggregatedLoad:
     """What all workers serve together, arrays over plans.
 
@@ -155,12 +165,9 @@ def disaggregated(
     decode: ServingTimes,
     requests: Requests,
     scheduling: Scheduling,
+    workers: Workers,
     *,
     prefill_scheduling: Scheduling | None = None,
-    prefill_workers: Num,
-    decode_workers: Num,
-    prefill_chips: Num,
-    decode_chips: Num,
     capacity: Num,
     handover: Handover,
     concurrency: Num | None = None,
@@ -179,13 +186,12 @@ def disaggregated(
 
     capacity         K  sequences of one decode worker
     prefill_scheduling  of prefill workers, where theirs is another (tokens and prompts of a step)
-    prefill_chips, decode_chips  of one worker
 
     Source of the form: DistServe, Zhong et al., OSDI 2024, section 3 (M/D/1 for prefill instances).
     """
     if concurrency is not None and rate is not None:
         raise bad_field("rate", rate, "only one of concurrency and rate can be given", "leave one of them out")
-    x, y, K = (np.asarray(each, dtype=float) for each in (prefill_workers, decode_workers, np.maximum(capacity, 1.0)))
+    x, y, K = (np.asarray(each, dtype=float) for each in (workers.prefill, workers.decode, np.maximum(capacity, 1.0)))
     mu_p, prompt = prefill_rate(prefill, requests, prefill_scheduling or scheduling, handover)
     mu_d, full_step = decode_rate(decode, requests, scheduling, batch=K)
     D, after = decode_steps(requests, scheduling), max(requests.output.mean - 1, 1.0)
@@ -257,7 +263,7 @@ def disaggregated(
         prompt_share=0.0,
         is_saturated=saturated,
     )
-    chips = x * prefill_chips + y * decode_chips
+    chips = x * workers.prefill_chips + y * workers.decode_chips
     return DisaggregatedLoad(
         load=load,
         prefill_use=np.asarray(r / most_p),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION
-from perfmodel.cost.serving.disaggregated import DisaggregatedLoad, Handover, disaggregated
+from perfmodel.cost.serving.disaggregated import DisaggregatedLoad, Handover, Workers, disaggregated
 from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, check_plan, prediction_of
 from perfmodel.cost.serving.memory import ServingMemory, cache_shape
 from perfmodel.cost.serving.requests import Requests
@@ -82,11 +82,13 @@ def serve_pools(
         decode,
         Requests.of_job(job),
         estimator.scheduling(decode_plans, job.speculation),
+        Workers(
+            prefill=np.array([float(each.prefill_workers) for each in pools]),
+            decode=np.array([float(each.decode_workers) for each in pools]),
+            prefill_chips=np.array([float(each.prefill.chips_per_replica) for each in pools]),
+            decode_chips=np.array([float(each.decode.chips_per_replica) for each in pools]),
+        ),
         prefill_scheduling=replace(of_prompts, prompts_together=ranks),
-        prefill_workers=np.array([float(each.prefill_workers) for each in pools]),
-        decode_workers=np.array([float(each.decode_workers) for each in pools]),
-        prefill_chips=np.array([float(each.prefill.chips_per_replica) for each in pools]),
-        decode_chips=np.array([float(each.decode.chips_per_replica) for each in pools]),
         capacity=capacity,
         handover=handover(estimator, pools, job.input_len.mean),
         concurrency=clients,

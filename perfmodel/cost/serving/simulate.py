@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,22 @@ class SimulatedLoad:
     steps: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """What bounds the sequences that run at once.
+
+    max_sequences    by the engine's own limit
+    cache_tokens     of the cache, counted in blocks of `block_tokens`
+    reserves_output  a request is admitted when its whole answer fits; else when its prompt does, and the one admitted last is thrown out
+                     (and computed again, with what it has answered) when the cache is full
+    """
+
+    max_sequences: int
+    cache_tokens: float = float("inf")
+    block_tokens: int = 16
+    reserves_output: bool = False
+
+
 class _Request:
     """One request on its way: lengths in tokens, times in seconds."""
 
@@ -69,13 +85,10 @@ def simulate(
     times: ServingTimes | StepTable,
     requests: Requests,
     scheduling: Scheduling,
+    places: Places,
     *,
     concurrency: int | None = None,
     rate: float | None = None,
-    max_sequences: int,
-    cache_tokens: float = float("inf"),
-    block_tokens: int = 16,
-    reserves_output: bool = False,
     answered: int | None = None,
     warm_up: int | None = None,
     ttft_limit: float = float("inf"),
@@ -86,32 +99,29 @@ def simulate(
 
     concurrency     clients, each of which sends its next request when the last is answered; all start at once
     rate            requests a second at random (Poisson) instead
-    max_sequences   that run at once; `cache_tokens` bound them too, counted in blocks
-    reserves_output a request is admitted when its whole answer fits; else when its prompt does, and the one admitted last is thrown out
-                    (and computed again, with what it has answered) when the cache is full
 
     The queue is first come, first served. Chunked: a step holds all that decode and fills up with prompts. Prefill first: prompts run
     before any decode, as many in a step as it has room for. How far requests march in step follows, and is not an input.
     """
     if (concurrency is None) == (rate is None):
         raise bad_field("concurrency", concurrency, "one of concurrency and rate must be given", "give one of them")
-    if max_sequences < 1:
-        raise bad_field("max_sequences", max_sequences, "must be at least 1")
+    if places.max_sequences < 1:
+        raise bad_field("max_sequences", places.max_sequences, "must be at least 1")
     longest = requests.prompt.most + requests.output.most
-    if cache_tokens < np.ceil(longest / block_tokens) * block_tokens:
-        raise bad_field("cache_tokens", cache_tokens, f"must hold one request of {longest} tokens", "use a plan with more room")
-    places = max_sequences if concurrency is None else min(max_sequences, concurrency)
+    if places.cache_tokens < np.ceil(longest / places.block_tokens) * places.block_tokens:
+        raise bad_field("cache_tokens", places.cache_tokens, f"must hold one request of {longest} tokens", "use a plan with more room")
+    most = places.max_sequences if concurrency is None else min(places.max_sequences, concurrency)
     if not isinstance(times, StepTable):
         limit = float(scheduling.step_tokens)
         times = tabulate(
             times,
-            sequences=places,
+            sequences=most,
             cached=(float(requests.prompt.least), float(longest)),
-            tokens=min(limit, _MOST_TOKENS, places * float(longest)),
+            tokens=min(limit, _MOST_TOKENS, most * float(longest)),
             keys=float(longest),
             rows_per_step=float(scheduling.rows_per_step),
         )
-    engine = _Engine(times, requests, scheduling, concurrency, rate, places, cache_tokens, block_tokens, reserves_output, seed)
+    engine = _Engine(times, requests, scheduling, replace(places, max_sequences=most), concurrency, rate, seed)
     wanted = answered if answered is not None else (10 * concurrency if concurrency is not None else 1000)
     before = warm_up if warm_up is not None else (2 * concurrency if concurrency is not None else 200)
     return engine.run(before, wanted, ttft_limit, tpot_limit)
@@ -125,16 +135,13 @@ class _Engine:
         table: StepTable,
         requests: Requests,
         scheduling: Scheduling,
+        places: Places,
         concurrency: int | None,
         rate: float | None,
-        places: int,
-        cache_tokens: float,
-        block_tokens: int,
-        reserves_output: bool,
         seed: int,
     ) -> None:
-        self.table, self.places, self.cache_tokens = table, places, cache_tokens
-        self.block, self.reserves = block_tokens, reserves_output
+        self.table, self.places, self.cache_tokens = table, places.max_sequences, places.cache_tokens
+        self.block, self.reserves = places.block_tokens, places.reserves_output
         self.chunked = bool(scheduling.chunked)
         self.step_tokens = min(float(scheduling.step_tokens), _MOST_TOKENS)
         self.rows, self.per_step = float(scheduling.rows_per_step), float(scheduling.tokens_per_step)

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.requests import Requests
-from perfmodel.cost.serving.simulate import simulate
+from perfmodel.cost.serving.simulate import Places, simulate
 from perfmodel.cost.serving.times import ServingTimes
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.serving.prediction import ServingPrediction
@@ -40,11 +40,13 @@ def with_simulation(
         costs,
         Requests.of_job(job),
         replace(scheduling, step_tokens=float(np.ravel(scheduling.step_tokens)[0])),
+        Places(
+            max_sequences=(plan.max_batch or estimator.engine.max_batch) * plan.attention_dp,
+            cache_tokens=prediction.max_sequences * tokens,
+            block_tokens=estimator.engine.block_tokens,
+        ),
         concurrency=None if job.concurrency is None else max(round(job.concurrency / plan.replicas), 1),
         rate=None if job.rate is None else job.rate / plan.replicas,
-        max_sequences=(plan.max_batch or estimator.engine.max_batch) * plan.attention_dp,
-        cache_tokens=prediction.max_sequences * tokens,
-        block_tokens=estimator.engine.block_tokens,
         ttft_limit=ttft_limit,
         tpot_limit=tpot_limit,
         seed=seed,

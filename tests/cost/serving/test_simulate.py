@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.cost.serving.load import closed_loop, maximum_load, open_loop
 from perfmodel.cost.serving.requests import Scheduling, sequences_that_fit
-from perfmodel.cost.serving.simulate import simulate
+from perfmodel.cost.serving.simulate import Places, simulate
 from perfmodel.cost.serving.table import tabulate
 from perfmodel.foundation.errors import InputError
 from tests.cost.serving.toys import ToySteps, requests
@@ -33,7 +33,7 @@ class Roofline(ToySteps):
 def test_with_one_length_it_is_the_closed_form(how, clients):
     form = closed_loop(TOY, requests(), how, concurrency=clients, capacity=60)
     run = simulate(
-        TOY, requests(), how, concurrency=clients, max_sequences=60, answered=12 * min(clients, 60), warm_up=6 * min(clients, 60)
+        TOY, requests(), how, Places(max_sequences=60), concurrency=clients, answered=12 * min(clients, 60), warm_up=6 * min(clients, 60)
     )
     assert run.tokens_per_second == pytest.approx(form.tokens_per_second, rel=0.02)
     assert run.request_latency.mean == pytest.approx(form.request_latency, rel=0.02)
@@ -49,7 +49,7 @@ def test_at_a_rate_it_is_near_the_closed_form(how, used, answered):
     how = replace(how, lockstep=0.0, step_tokens=2048.0)
     rate = used * float(maximum_load(TOY, mixed_lengths, how, capacity=60).requests_per_second)
     form = open_loop(TOY, mixed_lengths, how, rate=rate, capacity=60)
-    run = simulate(TOY, mixed_lengths, how, rate=rate, max_sequences=60, answered=answered, seed=3)
+    run = simulate(TOY, mixed_lengths, how, Places(max_sequences=60), rate=rate, answered=answered, seed=3)
     for name, allowed in (
         ("tpot", 0.05),
         ("ttft", 0.15),
@@ -65,19 +65,21 @@ def test_at_a_rate_it_is_near_the_closed_form(how, used, answered):
 
 @HOW
 def test_littles_law_holds_over_requests_that_differ(how):
-    run = simulate(TOY, requests((200, 2000), (50, 400)), how, rate=12, max_sequences=40, answered=3000)
+    run = simulate(TOY, requests((200, 2000), (50, 400)), how, Places(max_sequences=40), rate=12, answered=3000)
     assert run.running + run.queue == pytest.approx(run.requests_per_second * run.request_latency.mean, rel=0.05)
     assert run.request_latency.p50 < run.request_latency.p90 < run.request_latency.p99
 
 
 def test_clients_are_all_somewhere():
-    run = simulate(TOY, requests((200, 2000), (50, 400)), CHUNKED, concurrency=50, max_sequences=30)
+    run = simulate(TOY, requests((200, 2000), (50, 400)), CHUNKED, Places(max_sequences=30), concurrency=50)
     assert run.running + run.queue == pytest.approx(50, rel=1e-9)
     assert run.running == pytest.approx(30, rel=0.01)
 
 
 def test_the_same_seed_is_the_same_run_and_another_is_not():
-    first, again, other = (simulate(TOY, requests((200, 900), (20, 90)), CHUNKED, rate=9, max_sequences=30, seed=s) for s in (1, 1, 2))
+    first, again, other = (
+        simulate(TOY, requests((200, 900), (20, 90)), CHUNKED, Places(max_sequences=30), rate=9, seed=s) for s in (1, 1, 2)
+    )
     assert first == again
     assert first != other
 
@@ -86,7 +88,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not():
 def test_the_cache_bounds_what_runs(reserves):
     job = requests(1000, 400)
     room = 16 * 88 * 10  # ten requests in blocks of 16
-    run = simulate(TOY, job, CHUNKED, concurrency=40, max_sequences=100, cache_tokens=room, reserves_output=reserves)
+    run = simulate(TOY, job, CHUNKED, Places(max_sequences=100, cache_tokens=room, reserves_output=reserves), concurrency=40)
     fit = sequences_that_fit(room, job, block_tokens=16, reserves_output=reserves)
     assert run.running == pytest.approx(float(fit), rel=0.12)
     assert (run.preemptions == 0) == reserves
@@ -94,7 +96,7 @@ def test_the_cache_bounds_what_runs(reserves):
 
 
 def test_answers_thrown_out_of_the_cache_are_finished_all_the_same():
-    run = simulate(TOY, requests(100, (200, 600)), CHUNKED, concurrency=30, max_sequences=30, cache_tokens=5000, answered=300)
+    run = simulate(TOY, requests(100, (200, 600)), CHUNKED, Places(max_sequences=30, cache_tokens=5000), concurrency=30, answered=300)
     assert run.preemptions > 20
     assert run.tokens_per_second == pytest.approx(run.requests_per_second * 400, rel=0.1)
     assert run.inter_token.p99 < run.tpot.p99 * 2
@@ -102,7 +104,7 @@ def test_answers_thrown_out_of_the_cache_are_finished_all_the_same():
 
 def test_goodput_counts_what_keeps_both_limits():
     job = requests((200, 2000), (50, 400))
-    whole, none, some = (simulate(TOY, job, CHUNKED, rate=15, max_sequences=40, ttft_limit=limit) for limit in (np.inf, 1e-3, 0.05))
+    whole, none, some = (simulate(TOY, job, CHUNKED, Places(max_sequences=40), rate=15, ttft_limit=limit) for limit in (np.inf, 1e-3, 0.05))
     assert whole.goodput == pytest.approx(whole.requests_per_second)
     assert none.goodput == 0
     assert 0.1 < some.kept_fraction < 0.9
@@ -111,19 +113,19 @@ def test_goodput_counts_what_keeps_both_limits():
 def test_drafts_come_out_as_in_the_closed_form():
     how = replace(CHUNKED, tokens_per_step=2.5, rows_per_step=4.0)
     form = closed_loop(TOY, requests(), how, concurrency=8, capacity=60)
-    run = simulate(TOY, requests(), how, concurrency=8, max_sequences=60, answered=400)
+    run = simulate(TOY, requests(), how, Places(max_sequences=60), concurrency=8, answered=400)
     assert run.tpot.mean == pytest.approx(form.tpot, rel=0.03)
 
 
 def test_an_answer_of_one_token_ends_with_its_prompt():
-    run = simulate(TOY, requests(500, 1), CHUNKED, concurrency=1, max_sequences=4, answered=50)
+    run = simulate(TOY, requests(500, 1), CHUNKED, Places(max_sequences=4), concurrency=1, answered=50)
     assert run.request_latency.mean == pytest.approx(TOY.prefill(500))
     assert run.tpot.mean == 0
 
 
 def test_a_front_and_a_border_are_seen_by_clients():
     hows = [replace(CHUNKED, first_token_time=t, border_steps=m) for t, m in ((0.0, 0.0), (0.2, 3.0))]
-    plain, late = (simulate(TOY, requests(), how, concurrency=1, max_sequences=4, answered=9) for how in hows)
+    plain, late = (simulate(TOY, requests(), how, Places(max_sequences=4), concurrency=1, answered=9) for how in hows)
     assert late.ttft.mean - plain.ttft.mean == pytest.approx(0.2 + 3 * TOY.decode(1, 1000), rel=1e-6)
     assert late.tpot.mean == pytest.approx(plain.tpot.mean)
 
@@ -143,5 +145,7 @@ def test_the_table_is_the_step_times(times, within):
     "load", [dict(), dict(concurrency=4, rate=1.0), dict(concurrency=4, max_sequences=0), dict(concurrency=4, cache_tokens=1000)]
 )
 def test_what_cannot_run_is_refused(load):
+    load = {"max_sequences": 8, **load}
+    places = Places(**{name: load.pop(name) for name in ("max_sequences", "cache_tokens") if name in load})
     with pytest.raises(InputError):
-        simulate(TOY, requests(), CHUNKED, **{"max_sequences": 8, **load})
+        simulate(TOY, requests(), CHUNKED, places, **load)
