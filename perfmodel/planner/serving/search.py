@@ -315,10 +315,17 @@ class _Search:
         if not (table.verdict != NO_ROOM).any():
             mean = job.input_len.mean + job.output_len.mean
             of = [each.memory(table.columns, mean, job.speculation) for each in self.evaluator.estimators]
-            weights = np.stack([np.broadcast_to(each.weights, len(table)) for each in of])[table.formats, np.arange(len(table))]
-            row = int(np.argmin(weights))
-            held, usable = format_bytes(float(weights[row])), format_bytes(float(np.max(of[0].usable)))
-            taken = f"weights take {held} of {usable} usable on each chip under {table.columns.plan(row).label()}"
+            rows = np.arange(len(table))
+            room = np.stack([np.broadcast_to(each.room, len(table)) for each in of])[table.formats, rows]
+            row = int(np.argmax(room))
+            held = of[int(table.formats[row])]
+            named = {"weights": held.weights, "activations": held.activations, "graphs": held.graphs, "context": held.context}
+            sizes = {name: float(np.broadcast_to(size, len(table))[row]) for name, size in named.items()}
+            largest = max(sizes, key=lambda name: sizes[name])
+            usable = format_bytes(float(np.broadcast_to(held.usable, len(table))[row]))
+            taken = f"{largest} take {format_bytes(sizes[largest])} of {usable} usable on each chip under {table.columns.plan(row).label()}"
+            if room[row] > 0:
+                taken += f", and the {format_bytes(float(room[row]))} left hold no request of full length"
             return f"chips={cluster.num_chips}: no plan of {job.model.name} fits ({taken}); use more chips, fewer bits or shorter requests"
         if job.rate is not None and not np.isfinite(table.distance(self.evaluator.limits)[table.verdict > SATURATED]).any():
             timed = np.where(table.verdict == NO_ROOM, -np.inf, np.nan_to_num(table.per_chip, nan=-np.inf))

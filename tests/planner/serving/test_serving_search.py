@@ -9,12 +9,13 @@ from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.parallel.serving.engine import list_engines, load_engine
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.planner.serving.reasons import terms
 from perfmodel.planner.serving.result import ServingLimits, ServingObjective
 from perfmodel.planner.serving.space import ServingSpace
 from perfmodel.workload.quantization import quantization_named
+from perfmodel.workload.serving import Speculation
 from tests.planner.serving.serving_searches import searched, serving_job
 
 
@@ -135,3 +136,17 @@ def test_what_no_plan_can_is_said_in_one_sentence():
         ServingSpace(fixed={"tensor": 5})
     with pytest.raises(InputError, match="price_per_hour"):
         searched(serving_job(), objective=ServingObjective.COST, price_per_hour=0.0)
+
+
+@pytest.mark.parametrize("words", [{"output_len": 1}, {"speculation": Speculation(draft_tokens=2, acceptance=0.7)}])
+@pytest.mark.filterwarnings("error")
+def test_steps_without_a_row_warn_of_nothing(words):
+    """Answers of one token, and drafts beside a prompt, have no decode step at all."""
+    job = serving_job("deepseek-v2-lite", "fp8", concurrency=32, **words)
+    for engine in ("deepspeed-mii", "sglang"):
+        assert searched(job, engine=engine).best.prediction.ttft.mean > 0
+
+
+@pytest.mark.parametrize("engine", list_engines())
+def test_every_engine_has_room_for_a_small_model(engine):
+    assert searched(serving_job(concurrency=1), engine=engine, chips=1).best.prediction.fits
