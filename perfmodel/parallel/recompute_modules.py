@@ -44,6 +44,20 @@ def lacking(operators: Sequence[str], model: TransformerConfig) -> str:
     return next((name for name, there in has.items() if not there and set(MODULES[name]) <= set(operators)), "")
 
 
+def useful_lists(model: TransformerConfig) -> tuple[tuple[str, ...], ...]:
+    """Modules that a search tries, of models with experts or latents: what is quick to run again and large to keep."""
+    if model.experts is None and model.latent is None:
+        return ()
+    names = ["layernorm"] + ["mla_up_proj"] * (model.latent is not None) + ["moe_act"] * (model.experts is not None)
+    return (tuple(names),)
+
+
+def recompute_words(recompute: str, operators: Sequence[str]) -> str:
+    """What runs again, for people: the modules by name, where they are others than the core of attention."""
+    names = [name for name, own in MODULES.items() if set(own) <= set(operators)]
+    return "+".join(names) if recompute == "selective" and names != ["core_attn"] and names else recompute
+
+
 def operators_of(modules: Sequence[str]) -> tuple[str, ...]:
     """The operators of these modules, in the order of `MODULES`."""
     return tuple(operator for module in modules for operator in MODULES[module])

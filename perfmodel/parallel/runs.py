@@ -28,6 +28,7 @@ class Runs:
     uneven_stages        pipelines whose ranks differ in their layers
     few_microbatches     fewer microbatches than pipeline ranks
     rules                names of shipped rule sets; none: any rules
+    recompute_modules    parts of a layer may be recomputed by name
     flex                 beginnings of names of chips on which a library sends rows once to each place (DeepEP, HybridEP)
     source               where that is said
     """
@@ -44,6 +45,7 @@ class Runs:
     source: str
     rules: tuple[str, ...] = (MEGATRON, MEGATRON_SP)
     flex: tuple[str, ...] = ()
+    recompute_modules: bool = False
 
     def cuts_alike(self, rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> bool:
         """Whether one of its rule sets cuts this model alike where only these fine axes have more than one rank."""
@@ -94,8 +96,8 @@ def runs_from_dict(data: object) -> Runs:
     values: dict[str, Any] = {}
     choices = {**_CHOICES, "rules": tuple(list_rule_sets())}
     for key in known:
-        if key in ("rules", "flex") and key not in data:
-            continue  # those of every framework with tensor parallelism; no library
+        if key in ("rules", "flex", "recompute_modules") and key not in data:
+            continue  # those of every framework with tensor parallelism; no library, no lists
         if key not in data:
             raise InputError(f"runs.{key}: is missing; give it (see strategies/frameworks/megatron/habits.yaml)")
         value = data[key]

@@ -14,6 +14,7 @@ from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import Plan, expert_words, plan_facts, plan_to_dict
 from perfmodel.parallel.prediction import Prediction, batch_text, notes, trained_text
 from perfmodel.parallel.profile import GENERIC
+from perfmodel.parallel.recompute_modules import recompute_words
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
 from perfmodel.parallel.settings import framework_named
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
@@ -156,7 +157,7 @@ def plan_line(plan: Plan) -> str:
         "sequence parallel" if plan.sequence_parallel else "",
         f"micro-batch {plan.micro_batch} ({plan.num_microbatches} a step)",
         schedule_text(plan) if plan.layout.pp > 1 else "",
-        f"recompute {plan.recompute}",
+        f"recompute {recompute_words(plan.recompute, plan.recompute_operators)}",
         f"{plan.attention} attention",
     ]
     return "; ".join(part for part in parts if part)
@@ -382,7 +383,7 @@ def plan_cells(plan: Plan) -> tuple[str, ...]:
         ", ".join([f"{layout.dp_replicate} x {layout.dp_shard}", *expert_words(plan)]),
         str(int(plan.zero)),
         str(plan.micro_batch),
-        str(plan.recompute),
+        recompute_words(plan.recompute, plan.recompute_operators),
     )
 
 

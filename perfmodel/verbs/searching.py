@@ -85,7 +85,7 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tupl
     """The part of the space that the knobs leave, and the attention kernel."""
     from perfmodel.parallel.layout import AttentionKernel
     from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
-    from perfmodel.parallel.recompute_modules import operators_of
+    from perfmodel.parallel.recompute_modules import operators_of, useful_lists
     from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space
 
     if not isinstance(maximum, Mapping):
@@ -106,10 +106,17 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tupl
     maximum = {name: known[name].value(value, name) if name in known else whole(value, name) for name, value in maximum.items()}
     orders = SEARCHED_ORDERS if order is None else (order,)
     operators = DEFAULT_RECOMPUTE_OPERATORS if modules is None else operators_of(modules)
-    dispatchers = setting.estimator.profile.runs.dispatchers(setting.cluster.chip.name)
+    runs = setting.estimator.profile.runs
+    tries_lists = runs.recompute_modules and "recompute" not in fixed and attention is AttentionKernel.FLASH
     space = Space(
-        fixed=fixed, maximum=dict(maximum), orders=orders, rules=rules, recompute_operators=operators, dispatchers=dispatchers
-    )  # fmt: skip
+        fixed=fixed,
+        maximum=dict(maximum),
+        orders=orders,
+        rules=rules,
+        recompute_operators=operators,
+        lists=tuple(map(operators_of, useful_lists(setting.job.transformer))) if tries_lists else (),
+        dispatchers=runs.dispatchers(setting.cluster.chip.name),
+    )
     return space, attention
 
 

@@ -62,6 +62,7 @@ class Space:
     rules          rule sets; none: `default_rule_sets`, which `sequence_parallel` tells apart
     runs           what a framework runs; of the space only that; balanced_context: 2 cp divides its sequences
     recompute_operators   what selective recomputation runs again
+    lists          more of them, each tried of the layouts that may be as quick as the best plans
     dispatchers    how tokens may reach experts, where none is asked for
     stage_layers   the layers of each virtual stage, of the pipelines that have as many; none: the layouts of `stage_layouts`
     """
@@ -73,6 +74,7 @@ class Space:
     dispatchers: tuple[Dispatcher, ...] = USUAL_DISPATCHERS
     stage_layers: tuple[int, ...] = ()
     recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS
+    lists: tuple[tuple[str, ...], ...] = ()
     runs: Runs = ANYTHING
     balanced_context: bool = False
 

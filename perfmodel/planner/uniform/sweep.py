@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from operator import itemgetter
 from typing import Any
 
@@ -23,6 +24,8 @@ from perfmodel.cost.microbatch import microbatch_depends_on
 from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.parameters import parameters_depend_on
 from perfmodel.cost.plan_memory import Holding, activations_as, besides_of, crowding_of, rank_holding, replicas
+from perfmodel.cost.program import Program
+from perfmodel.cost.stages import sum_of
 from perfmodel.cost.step import RegionTimes, hop_time
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, MemoryDoubt, RankNeed, memory_rule
 from perfmodel.parallel.algebra.folding import takes_replicas
@@ -62,6 +65,9 @@ KeptTables = dict[tuple[object, ...], ParameterTable]
 #: Cells evaluated at once: large enough to amortise a numpy call, small enough for the caches.
 BLOCK_CELLS = 1 << 16
 
+#: Lists of recomputed modules are tried in spaces of so many plans at most, without them: they are as many again before the slow ones go.
+LISTS_UP_TO = 1 << 25
+
 OUT_OF_MEMORY_STATIC = "does not fit: weights, gradients and optimizer state alone exceed the memory"
 OUT_OF_MEMORY = "does not fit: activations, temporaries and what the framework needs exceed what is left of the memory"
 TIGHT = "tight: within the memory, but with less than the headroom left, or too likely not to fit"
@@ -79,6 +85,8 @@ class _Segment:
     dispatcher: Dispatcher
     micro: tuple[int, ...]
     choices: tuple[PipelineChoice, ...]
+    recomputes: tuple[Recompute, ...]
+    recompute_operators: tuple[str, ...]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -90,6 +98,8 @@ class Sweep:
     capacity     what a plan that fits may take at most: the usable memory less the headroom   [byte]
     num_static   plans whose weights, gradients and optimizer state alone exceed the usable memory
     num_tight    plans within the usable memory that do not leave the headroom
+    recomputes, recompute_operators   of the pass at hand
+    slowest      plans that surely take longer may be left out, and are not counted   [s]
     needless     plans that surely need more than the capacity and more than this may be left out, and are not counted; none: all are
                  evaluated  [byte]
     """
@@ -115,6 +125,7 @@ class Sweep:
     next_id: int = 0
     interrupted: bool = False
     needless: float | None = None
+    slowest: float = inf
 
     @property
     def worth_knowing(self) -> float:
@@ -143,8 +154,8 @@ class Sweep:
             order=self.space.orders[int(rows.order[i])],
             rules=segment.rules,
             micro_batch=segment.micro[int(m)],
-            recompute=str(self.recomputes[int(r)]),
-            recompute_operators=self.recompute_operators,
+            recompute=str(segment.recomputes[int(r)]),
+            recompute_operators=segment.recompute_operators,
             schedule=str(choice.schedule),
             virtual_stages=choice.virtual_stages,
             stage_layers=choice.stage_layers,
@@ -194,13 +205,29 @@ def sweep(
     )
     blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention))
     if blocks:
-        tables = _Tables(state, blocks, {} if kept_tables is None else kept_tables)
+        kept_tables = {} if kept_tables is None else kept_tables
+        tables = _Tables(state, blocks, kept_tables)
         for i, rows in enumerate(blocks):
             _evaluate_rows(state, tables, i, rows)
             if progress is not None and progress((i + 1) / len(blocks)):
                 state.interrupted = i + 1 < len(blocks)
                 break
+        if needless is None and not state.interrupted and state.num_evaluated <= LISTS_UP_TO:
+            _try_lists(state, blocks, kept_tables)
     return state
+
+
+def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: KeptTables) -> None:
+    """Lists of recomputed operators, of the layouts whose passes alone take no longer than the best plans so far."""
+    first = state.recomputes, state.recompute_operators
+    for operators in state.space.lists:
+        state.recomputes, state.recompute_operators = [Recompute.SELECTIVE], operators
+        tables = _Tables(state, blocks, kept_tables)
+        for i, rows in enumerate(blocks):
+            state.slowest = state.best_time.bound
+            _evaluate_rows(state, tables, i, rows)
+    state.recomputes, state.recompute_operators = first
+    state.slowest = inf
 
 
 class _Tables:
@@ -303,6 +330,12 @@ def _evaluate_block(
     chosen = rows.select(index)
     rules, dispatcher = tables.cuts[rule]
     columns = np.searchsorted(tables.sizes, micro)
+    if state.slowest < inf:
+        times, _ = table.block(tables.micro_keys[rule][block][index], columns)
+        index = index[_may_be_quick(state, table.program, times, rows, np.array(micro, dtype=np.float64))]
+        if not len(index):
+            return
+        chosen = rows.select(index)
     regions, activations = table.block(tables.micro_keys[rule][block][index], columns)
     grid = _column_grid(take_grid(tables.grids[block], index))
     here = _Block(
@@ -326,6 +359,13 @@ def _evaluate_block(
     )
     for pipelines in rows.pipelines:
         _evaluate_group(state, tables, here, pipelines)
+
+
+def _may_be_quick(state: Sweep, program: Program, times: RegionTimes, rows: LayoutRows, micro: Array) -> NDArray[np.bool_]:
+    """Layouts that may take no longer than `Sweep.slowest`: all passes of a rank, on average over the ranks, take as long for sure."""
+    passes = [region.count * (f + b) for region, f, b in zip(program.regions, times.forward, times.backward, strict=True)]
+    whole = sum_of(passes) * (state.estimator.job.global_batch / (rows.data_parallel * micro))[None, :, None] / rows.pp
+    return np.asarray(whole.min(axis=(1, 2)) <= state.slowest * (1.0 + 1e-9))
 
 
 def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: PipelineGroup) -> None:
@@ -409,6 +449,8 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
                 dispatcher=block.dispatcher,
                 micro=block.micro,
                 choices=choices,
+                recomputes=tuple(state.recomputes),
+                recompute_operators=state.recompute_operators,
             )
         )
         state.starts.append(state.next_id)

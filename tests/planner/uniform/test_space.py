@@ -1,10 +1,12 @@
 """Rules of the space one by one; that together they are the written space is counted in tests/oracles."""
 
+import numpy as np
 import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute, check_order
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
+from perfmodel.parallel.recompute_modules import operators_of, useful_lists
 from perfmodel.planner.uniform.space import (
     KNOBS,
     SEARCHED_ORDERS,
@@ -17,6 +19,8 @@ from perfmodel.planner.uniform.space import (
     stage_layouts,
     tensor_degrees,
 )
+from perfmodel.planner.uniform.sweep import sweep
+from perfmodel.workload.layer_specs import Experts
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
 
 EVERYTHING = Space()
@@ -78,6 +82,30 @@ def test_layers_of_stages(layers, ranks, virtual, heavy, light):
     for vocabulary, expected in ((100_000, heavy), (1000, heavy if light is None else light)):
         model = make_model(num_hidden_layers=layers, vocab_size=vocabulary)
         assert stage_layouts(make_job(model), ranks, virtual) == expected
+
+
+@pytest.mark.slow
+def test_lists_of_recomputed_modules_are_among_the_best_where_they_are_quick_enough():
+    """As two passes over the whole space would have it, each with its own way to recompute; slow layouts are left out of the second."""
+    model = make_model(**LLAMA_LIKE, num_hidden_layers=8, experts=Experts(num_experts=8, top_k=2, width=512))
+    (names,) = useful_lists(model)
+    assert names == ("layernorm", "moe_act")
+    operators = operators_of(names)
+    estimator, orders = estimator_of(make_job(model, batch=32, seq_len=4096), chips=16, node=8), SEARCHED_ORDERS[:1]
+    quickest = sweep_all(estimator, Space(orders=orders)).best_time.beside[0]
+    within = 1.0 - 0.98 * quickest / estimator.machine.memory_usable  # room for a little less
+    tried = sweep(estimator, Space(orders=orders, lists=(operators,)), top=50, memory_headroom=within)
+    usual = sweep(estimator, Space(orders=orders), top=50, memory_headroom=within)
+    asked = Space(orders=orders, recompute_operators=operators, fixed={"recompute": "selective"})
+    listed = sweep(estimator, asked, top=50, memory_headroom=within)
+    expected = np.sort(np.concatenate([usual.best_time.values, listed.best_time.values]))[:50]
+    assert tried.best_time.values.tolist() == expected.tolist()
+    found = [tried.plan(int(i)) for i in tried.best_time.ids]
+    assert {plan.recompute_operators for plan in found if plan.recompute == "selective"} == {operators}
+    assert usual.num_evaluated < tried.num_evaluated < usual.num_evaluated + listed.num_evaluated
+    for plan, time in zip(found[:50:7], tried.best_time.values[:50:7], strict=True):
+        assert estimator.predict(plan).step_time == time
+    assert useful_lists(make_model()) == ()
 
 
 def plans(space=EVERYTHING, **job):
