@@ -46,6 +46,16 @@ PLANS: dict[str, tuple[tuple[str, int, int], dict[str, Any]]] = {
         ("deepseek-v2", 1024, 5120),
         dict(num_chips=768, pp=12, ep=32, zero=1),
     ),
+    "DeepSeek-V3, 1F1B, experts over data, further tokens, ZeRO-1": (
+        ("deepseek-v3", 15360, 4096),
+        dict(num_chips=2048, pp=16, ep=64, zero=1),
+    ),
+    "GLM-4.5, 1F1B, experts in turn over TP and data, ZeRO-1": (("glm-4.5", 2048, 4096), dict(num_chips=512, tp=2, pp=16, ep=32, zero=1)),
+    "Qwen3 30B, 1F1B, experts gathered, ZeRO-1": (
+        ("qwen3-30b-a3b", 128, 4096),
+        dict(num_chips=64, pp=8, ep=8, zero=1, dispatcher="allgather"),
+    ),
+    "gpt-oss 20B, pipeline, experts over data, ZeRO-3": (("gpt-oss-20b", 64, 4096), dict(num_chips=32, pp=4, ep=8, zero=3)),
     "Llama 3.1 405B, 131,072 tokens: pipeline, context, TP, ZeRO-2": (
         ("llama-3.1-405b", 32, 131072),
         dict(num_chips=4096, tp=8, pp=16, cp=16, zero=2),

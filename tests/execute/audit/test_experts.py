@@ -52,7 +52,7 @@ FORMS = {
     "further tokens, ep over tp and cp": ("mixtral, further tokens", dict(num_chips=8, ep=4, cp=2, tp=2, etp=1, recompute="full")),
     "ep recomputed": ("shared experts", dict(num_chips=8, ep=4, tp=2, etp=1, recompute="full")),
 }
-QUICK = ("ep over tp, cp and data", "further tokens, pp ep ZeRO-1", "latent attention, ep over tp and cp")
+QUICK = ("ep over tp, cp and data", "further tokens, pp ep ZeRO-1")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FORMS])
@@ -93,7 +93,7 @@ def test_tokens_sent_as_counts_say_audit_clean(name, counting):
     found = [counting.count(plan, rank, routing=counts).counts for rank in ranks]
     rows = [audit_rows(predicted(plan, rank, routing=counts), each) for rank, each in zip(ranks, found, strict=True)]
     assert [(rank, row) for rank, each in zip(ranks, rows, strict=True) for row in each if not row.passes(TINY * bool(row.tolerance))] == []
-    assert counts.skew > 1.5
+    assert counts.skew >= 1.5
     assert len({sum(each.flops.values()) for each in found}) > 1
 
 

@@ -20,6 +20,9 @@ pytestmark = [
 
 #: Of the plans whose step takes longest to count one stage: the other one's program is that of other plans.
 LAST_ONLY = {
+    "DeepSeek-V3, 1F1B, experts over data, further tokens, ZeRO-1",
+    "GLM-4.5, 1F1B, experts in turn over TP and data, ZeRO-1",
+    "gpt-oss 20B, pipeline, experts over data, ZeRO-3",
     "Mixtral 8x7B, 1F1B, experts over data, ZeRO-1",
     "GPT-3 175B, 1F1B, TP, HSDP",
     "Llama 3 70B, 1F1B, TP, ZeRO-1",
@@ -27,6 +30,7 @@ LAST_ONLY = {
     "Llama 3.1 405B, 131,072 tokens: pipeline, context, TP, ZeRO-2",
 }
 FIRST_ONLY = {
+    "Qwen3 30B, 1F1B, experts gathered, ZeRO-1",
     "DeepSeek-V2, 1F1B, experts over data, ZeRO-1",
     "GPT-NeoX 20B, 1F1B, TP, data parallel",
     "Llama 2 70B, interleaved, TP, ZeRO-1",

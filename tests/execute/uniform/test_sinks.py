@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from perfmodel.execute.uniform.sinks import sink_attention  # noqa: E402
+from perfmodel.execute.uniform.sinks import _mask, _of_softmax, sink_attention  # noqa: E402
 
 
 @pytest.mark.parametrize("queries, window", [(12, 0), (12, 5), (6, 4)])
@@ -19,6 +19,7 @@ def test_sinks_take_their_share_of_the_softmax(queries, window):
     shares = torch.cat((scores, sinks.view(1, 4, 1, 1).expand(2, 4, queries, 1)), -1).softmax(-1)[..., :-1]
     expected = shares @ v.repeat_interleave(2, 1)
     torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(_of_softmax(q, k, v, sinks, _mask(q, k, window)), expected)  # as a GPU has it
     gradient = torch.randn_like(out)
     found, wanted = (torch.autograd.grad(each, inputs, gradient) for each in (out, expected))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
