@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import print_facts, print_json, print_tables
+from perfmodel.cli.output import Progress, print_facts, print_json, print_tables
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import word
@@ -54,6 +54,9 @@ def serve(
     disaggregated: Annotated[
         bool, typer.Option("--disaggregated", help="With --search: also workers for prompts and others for answers.")
     ] = False,
+    run: Annotated[
+        bool, typer.Option("--run", help="Run steps of the model (a small one of its make) here with torch, beside their prediction.")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="With --simulate: of the requests that are drawn.")] = 0,
     plot: Annotated[
         Path | None,
@@ -80,6 +83,11 @@ def serve(
     from perfmodel.verbs.serving import NEEDED, launch_of, operators_asked, serve_asked, simulated_in
 
     options.check_figure(plot)
+    if run:
+        if search or operators or simulated or disaggregated or plot is not None:
+            raise InputError("--run: measures steps on this machine and nothing else; leave out what predicts a service")
+        _run(asked, json=json)
+        return
     asked = replace(asked, cluster=options.only_one(options.with_chip([asked.cluster] if asked.cluster else [], chip), "cluster"))
     options.needed(*((flag(name), _given(getattr(asked, name)), meaning) for name, meaning in NEEDED.items()))
     if search:
@@ -119,6 +127,23 @@ def serve(
     print_tables([operators_table(rows, "decode"), operators_table(rows, "prefill")])
     if plot is not None:
         print(f"\nfigure: {plot}")
+
+
+def _run(asked: ServingRequest, *, json: bool) -> None:
+    from perfmodel.report.runs import busy_sentence
+    from perfmodel.report.serving_runs import run_facts, run_line, run_object, run_table
+    from perfmodel.verbs.served_run import run_served_asked
+
+    with Progress("serve") as progress:
+        found = run_served_asked(asked, progress.note)
+    if json:
+        print_json(run_object(found))
+        return
+    print_facts(run_line(found), run_facts(found))
+    print_tables([run_table(found)])
+    sentence = busy_sentence(found.measurement.busy_fraction, "run it")
+    if sentence:
+        print(f"\n{sentence}")
 
 
 def _search(

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.execute.runner import CHECKED_PARAMETERS, pick_device
+from perfmodel.execute.serving.refuse import not_served_reason
 from perfmodel.execute.serving.run import REPEATS, ROUNDS, run_serving
 from perfmodel.execute.shrink import shrink_model
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.words import words_of
 from perfmodel.hardware.calibration import Calibration, Provenance
 from perfmodel.hardware.local import local_cluster
 from perfmodel.parallel.serving.measurement import ComparedStep, ServedComparison, StepShape
+from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.models import load_model
 
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 #: Of the model that runs where one is too large: a step of it is its products, not its launches, and takes well under a second.
 LAYERS, HEAD_DIM, VOCABULARY = 8, 64, 8192
+DEFAULT_MODEL = "llama-3-8b"
+#: Words of `serve` that a run here has.
+_OF_RUNS = ("model", "input_len", "output_len", "concurrency", "tp")
 #: What is run where nothing is said: tokens of a prompt, of an answer, and sequences at once.
 INPUT_LEN, OUTPUT_LEN, SEQUENCES = 256, 256, 8
 
@@ -32,8 +38,13 @@ def runnable_model(model: TransformerConfig) -> TransformerConfig:
     """The model, or where it is too large to be checked here one of its make: few layers, narrow, with fewer and narrower experts."""
     if model.num_parameters <= CHECKED_PARAMETERS:
         return model
-    small = shrink_model(model, tp=1, num_layers=min(LAYERS, model.num_hidden_layers), head_dim=HEAD_DIM)
-    return replace(small, vocab_size=min(model.vocab_size, VOCABULARY), max_position_embeddings=model.max_position_embeddings)
+    layers = min(LAYERS, model.num_hidden_layers)
+    while True:
+        small = shrink_model(model, tp=1, num_layers=layers, head_dim=HEAD_DIM)
+        small = replace(small, vocab_size=min(model.vocab_size, VOCABULARY), max_position_embeddings=model.max_position_embeddings)
+        if small.num_parameters <= CHECKED_PARAMETERS or layers <= 2:
+            return small
+        layers //= 2
 
 
 def usual_shapes(*, input_len: int = INPUT_LEN, output_len: int = OUTPUT_LEN, sequences: int = SEQUENCES) -> tuple[StepShape, ...]:
@@ -50,7 +61,7 @@ def usual_shapes(*, input_len: int = INPUT_LEN, output_len: int = OUTPUT_LEN, se
 
 
 def run_served(
-    model: str | Path | TransformerConfig = "llama-3-8b",
+    model: str | Path | TransformerConfig = DEFAULT_MODEL,
     shapes: Sequence[StepShape] = (),
     *,
     tp: int = 1,
@@ -71,6 +82,9 @@ def run_served(
     """
     config = runnable_model(model if isinstance(model, TransformerConfig) else load_model(model))
     wanted = tuple(shapes) or usual_shapes()
+    reason = not_served_reason(config, tp)
+    if reason:
+        raise InputError(reason)
     place = group.device if group is not None else pick_device(device, tp)
     note = progress or (lambda what: None)
     predicts = tp == 1 and place == "cpu"
@@ -88,11 +102,25 @@ def run_served(
     return ServedComparison(measurement=measured, steps=steps, calibration=found.name)
 
 
+def run_served_asked(asked: ServingRequest, progress: Callable[[str], None] | None = None) -> ServedComparison:
+    """`run_served` for words of `serve`: model, input_len, output_len, concurrency (sequences at once), tp; others are refused."""
+    words = words_of(ServingRequest)
+    for name in words:
+        if name not in _OF_RUNS and getattr(asked, name) is not None:
+            raise bad_field(name, getattr(asked, name), "is of a cluster's prediction, --run measures this machine", "leave it out")
+    given = {
+        name: getattr(asked, name) if name == "model" else words[name].value(getattr(asked, name), name)
+        for name in _OF_RUNS
+        if getattr(asked, name) is not None
+    }
+    lengths = {name: round(given[name].mean) for name in ("input_len", "output_len") if name in given}
+    shapes = usual_shapes(**lengths, sequences=given.get("concurrency", SEQUENCES))
+    return run_served(given.get("model", DEFAULT_MODEL), shapes, tp=given.get("tp", 1), progress=progress)
+
+
 def _workers(tp: int, device: str, group: WorkerGroup | None, note: Callable[[str], None]):  # type: ignore[no-untyped-def]
     from perfmodel.execute.launch.launch import WorkerGroup
 
-    if tp < 1:
-        raise InputError(f"tp={tp}: must be at least 1; use 1")
     return nullcontext(group) if group is not None else WorkerGroup(tp, device=device, hang_timeout=60.0, on_progress=note)
 
 

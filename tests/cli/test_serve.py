@@ -151,3 +151,45 @@ def test_limits_that_no_plan_meets(call):
     assert code == 2
     assert "tpot" in error
     assert len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_steps_that_run_here_beside_their_prediction(call_json, call, monkeypatch):
+    pytest.importorskip("torch")
+    from perfmodel.verbs import served_run
+    from tests.cost.serving.test_executor import HERE
+    from tests.execute.jobs import tiny
+
+    original, found = served_run.run_served, []
+
+    def run_small(model, shapes, *, tp, progress):
+        found.append(found[0] if found else original(tiny("llama"), shapes, tp=tp, calibration=HERE, rounds=1, repeats=2))
+        return found[0]
+
+    monkeypatch.setattr(served_run, "run_served", run_small)
+    words = ["serve", "--run", "--input-len", "16", "--output-len", "8", "--concurrency", "3"]
+    shown = call_json(*words)
+    steps = [(step["sequences"], step["cached_tokens"], step["new_tokens"]) for step in shown["steps"]]
+    assert steps == [(1, 20, 1), (3, 20, 1), (1, 0, 16), (1, 8, 8)]
+    assert shown["logit_error"] < 1e-5
+    assert all(sum(step["parts"].values()) == pytest.approx(step["predicted"]) for step in shown["steps"])
+    code, text, error = call(*words)
+    assert (code, error) == (0, "")
+    for part in ("decode 3 over 21 tokens", "prefill 1 x 8 tokens after 8", "equal the uncached forward pass", "processor time"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("--chips 8", "chips=8: is of a cluster's prediction"),
+        ("--search", "leave out what predicts a service"),
+        ("--model llama-3-8b --tp 3", "must divide num_attention_heads"),
+        ("--model qwen3-next-80b-a3b", "has gated delta networks"),
+    ],
+)
+def test_what_a_run_here_cannot_do_is_refused(call, more, words):
+    pytest.importorskip("torch")
+    code, _, error = call("serve", "--run", *more.split())
+    assert code == 2
+    assert words in error

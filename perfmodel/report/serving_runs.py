@@ -1,0 +1,98 @@
+"""What is said of serving steps that ran here beside their prediction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfmodel.foundation.units import format_bytes, format_count
+from perfmodel.parallel.serving.measurement import MeasuredStep, ServedComparison
+from perfmodel.report.table import Table, times_like, words
+
+
+def run_line(found: ServedComparison) -> str:
+    measured = found.measurement
+    ranks = "1 process" if measured.tp == 1 else f"{measured.tp} processes (tp {measured.tp})"
+    size = format_count(measured.model.num_parameters)
+    return f"{measured.model.name}, {size} parameters in {measured.dtype}, on {ranks} of this machine"
+
+
+def run_facts(found: ServedComparison) -> list[tuple[str, str]]:
+    measured = found.measurement
+    software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
+    checked = "not checked: the model is too large to run uncached beside it"
+    if measured.logit_error == measured.logit_error:
+        checked = f"logits of prefill, chunks and decode equal the uncached forward pass to {measured.logit_error:.1e} of the largest"
+    facts = [("ran on", f"{measured.chip} ({measured.device}); {software}"), ("checked", checked)]
+    facts.append(("steps", f"{len(measured.steps[0].times)} of each shape, in turn"))
+    rests = "none: steps of one rank on a CPU are predicted here; `perfmodel serve` predicts those of a cluster"
+    if found.steps:
+        rests = f"rests on calibrated: {found.calibration}; is of processor time, what a step takes where nothing else runs"
+    facts.append(("prediction", rests))
+    return facts
+
+
+def run_table(found: ServedComparison) -> Table:
+    """One line for each shape of step."""
+    shown = times_like(max(step.time for step in found.measurement.steps))
+    predicted = {step.measured.shape: step for step in found.steps}
+    rows = []
+    for step in found.measurement.steps:
+        one = predicted.get(step.shape)
+        largest = max(one.parts, key=lambda name: one.parts[name]) if one is not None else ""
+        rows.append(
+            (
+                _shape(step),
+                shown(step.time),
+                shown(step.undisturbed),
+                shown(step.undisturbed_spread),
+                *(("", "", "") if one is None else (shown(one.predicted), f"{one.error:+.1%}", words(largest))),
+                format_bytes(step.counts.peak_memory),
+            )
+        )
+    headers = ("step", "time", "processor time", "quartiles apart", "predicted", "error", "most of it", "peak memory")
+    right = (*headers[1:6], headers[7])
+    return Table(title="Steps, measured and predicted", headers=headers, rows=tuple(rows), right=right)
+
+
+def _shape(step: MeasuredStep) -> str:
+    shape = step.shape
+    if shape.is_decode:
+        return f"decode {shape.sequences:,} over {shape.cached + 1:,} tokens"
+    after = f" after {shape.cached:,}" if shape.cached else ""
+    return f"prefill {shape.sequences:,} x {shape.new:,} tokens{after}"
+
+
+def run_object(found: ServedComparison) -> dict[str, Any]:
+    measured = found.measurement
+    predicted = {step.measured.shape: step for step in found.steps}
+    return {
+        "model": measured.model.name,
+        "num_parameters": measured.model.num_parameters,
+        "tp": measured.tp,
+        "dtype": measured.dtype,
+        "chip": measured.chip,
+        "device": measured.device,
+        "software": dict(measured.software),
+        "logit_error": measured.logit_error,
+        "busy_fraction": measured.busy_fraction,
+        "calibration": found.calibration,
+        "steps": [
+            {
+                "sequences": step.shape.sequences,
+                "cached_tokens": step.shape.cached,
+                "new_tokens": step.shape.new,
+                "time": step.time,
+                "time_spread": step.spread,
+                "processor_time": step.undisturbed if step.processor_times else None,
+                "predicted": predicted[step.shape].predicted if step.shape in predicted else None,
+                "error": predicted[step.shape].error if step.shape in predicted else None,
+                "parts": dict(predicted[step.shape].parts) if step.shape in predicted else {},
+                "flops": step.counts.flops,
+                "parameter_bytes": step.counts.parameter_bytes,
+                "cache_bytes": step.counts.cache_bytes,
+                "peak_memory": step.counts.peak_memory,
+                "collectives": {each.kind: each.count for each in step.counts.collectives},
+            }
+            for step in measured.steps
+        ],
+    }
