@@ -122,7 +122,7 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int],
     times = _times(estimator, program.regions, plan, place["pp"])
     values, _ = amount_values(program.amounts, grid, np.array([float(plan.micro_batch)]))
     amount = values[:, 0]
-    _count_flops(counts, program, plan, place, amount, times, received)
+    _count_flops(counts, program, plan, place, amount, times, [number * plan.etp for number in received])
     mesh = folded_mesh(plan)
     _count_activations(counts, program, mesh, amount, times)
     _count_sends(counts, program, plan, place["pp"], amount)

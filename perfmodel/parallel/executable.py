@@ -168,14 +168,10 @@ def counted_routing(plan: Plan, given: RoutingCounts | None = None) -> RoutingCo
         return None
     tokens = plan.micro_batch * plan.job.seq_len // (layout.cp * layout.tp)
     sizes = {"ranks": plan.ep, "num_experts": experts.num_experts, "tokens": tokens, "top_k": experts.top_k}
-    rows = tokens * experts.top_k
-    if given is None:
-        if rows % plan.ep == 0 and rows * plan.ep % experts.num_experts == 0:
-            return None
-        rule = f"a rank's {rows} rows are not evenly many for {experts.num_experts} experts on ep={plan.ep} ranks"
-    else:
+    if given is not None:
         given.check(**sizes)
-        rule = "counts of tokens are given, by which ranks get unevenly many"
-    if plan.etp > 1:
-        raise InputError(f"etp={plan.etp}: {rule}, and ranks that share experts pad what they gather; use etp=1")
-    return given or counts_in_turn(**sizes)
+        return given
+    rows = tokens * experts.top_k
+    if rows % plan.ep == 0 and rows * plan.ep % experts.num_experts == 0:
+        return None
+    return counts_in_turn(**sizes)

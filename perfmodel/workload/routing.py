@@ -125,12 +125,18 @@ def routing_counts(value: Any, name: str = "routing") -> RoutingCounts:
     remedy = "give a row of whole numbers for each rank, one for each expert"
     if isinstance(value, (str, Path)):
         value = _rows_of(read_text(value, "file of counts"), name, is_json=str(value).endswith(".json"))
-    if not isinstance(value, Sequence) or not value or not all(isinstance(row, Sequence) and len(row) for row in value):
+    if hasattr(value, "tolist"):
+        value = value.tolist()  # an array
+    if not _is_row(value) or not all(_is_row(row) for row in value):
         raise bad_field(name, shown(value), "must be a matrix of counts", remedy)
     if len({len(row) for row in value}) > 1 or len(value[0]) % len(value):
         rule = "each row must have as many counts, a multiple of the number of rows"
         raise bad_field(name, f"rows of {', '.join(str(n) for n in sorted({len(row) for row in value}))} counts", rule, remedy)
     return RoutingCounts(tuple(tuple(_count(each, name, remedy) for each in row) for row in value))
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) > 0
 
 
 def _rows_of(text: str, name: str, *, is_json: bool) -> Any:

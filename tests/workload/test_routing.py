@@ -1,5 +1,6 @@
 """Tokens that spread unevenly over experts, or are cut to a capacity."""
 
+import numpy as np
 import pytest
 
 import perfmodel
@@ -82,6 +83,7 @@ def test_counts_say_what_comes_to_each_expert(tmp_path):
     assert counts.sent(1, 0) == (4, 2)
     assert counts.skew == 10 / 8
     counts.check(ranks=2, num_experts=4, tokens=4, top_k=2)
+    assert routing_counts(np.array(counts.rows)) == counts
     for name, text in (("counts.csv", "4,0,3,1\n4, 2, 2, 0\n"), ("counts.json", "[[4, 0, 3, 1], [4, 2, 2, 0]]")):
         (tmp_path / name).write_text(text)
         assert routing_counts(tmp_path / name) == routing_counts(str(tmp_path / name)) == counts
@@ -97,6 +99,8 @@ def test_counts_in_turn_are_as_even_as_they_go():
     "value, message",
     [
         ([], "must be a matrix of counts"),
+        (["12"], "must be a matrix of counts"),
+        (np.array([3, 4]), "must be a matrix of counts"),
         ([[1, 2], [3]], "rows of 1, 2 counts: each row must have as many"),
         ([[1, 2, 3], [1, 2, 3]], "a multiple of the number of rows"),
         ([["1", "x"]], "'x': must be a whole number of tokens"),

@@ -16,6 +16,7 @@ from perfmodel.execute.uniform.collective_ops import gather_sequence, scatter_pa
 from perfmodel.execute.uniform.routing import (
     as_counted,
     balanced_routes,
+    by_expert,
     choose,
     combined,
     counted_routes,
@@ -24,6 +25,7 @@ from perfmodel.execute.uniform.routing import (
     gated_rows,
     grouped_linear,
     in_turn,
+    inverse,
     laid_out,
     own_choices,
     routes,
@@ -134,12 +136,20 @@ class GroupedExperts(nn.Module):
 
     def forward(self, rows: torch.Tensor, counts: tuple[int, ...] = (), weights: torch.Tensor | None = None) -> torch.Tensor:
         """weights: of each row, where they are weighted here"""
-        if self.group is not None:
+        order = None
+        if self.group is not None and counts:
+            # those who share an expert have as many rows of it each, one after another
+            ways = dist.get_world_size(self.group)
+            order = by_expert(counts, ways, rows.device)
+            rows, counts = gather_sequence(rows, 0, self.group).index_select(0, order), tuple(ways * number for number in counts)
+        elif self.group is not None:
             rows = gather_sequence(rows, 1, self.group)
         inner = self.up(rows, counts)
         del rows
         out: torch.Tensor = self.down(self._activated(inner, weights), counts)
-        return out if self.group is None else scatter_partial(out, 1, self.group)
+        if order is not None:
+            out = out.index_select(0, inverse(order))
+        return out if self.group is None else scatter_partial(out, 0 if counts else 1, self.group)
 
     def _activated(self, inner: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         if self.is_gated:

@@ -85,7 +85,7 @@ def balanced_routes(chosen: torch.Tensor, num_experts: int, ep: int) -> Routes:
     order = chosen.flatten().argsort(stable=True)
     rows = chosen.numel()
     slot = torch.arange(rows, device=chosen.device)
-    return Routes(order // chosen.shape[1], _inverse(order).view(chosen.shape), None, None, slot, rows * ep // num_experts)
+    return Routes(order // chosen.shape[1], inverse(order).view(chosen.shape), None, None, slot, rows * ep // num_experts)
 
 
 @torch.no_grad()
@@ -97,10 +97,10 @@ def counted_routes(chosen: torch.Tensor, counts: RoutingCounts, rank: int) -> Ro
     expert = torch.arange(len(own), device=chosen.device).repeat(len(ranks)).repeat_interleave(flat, output_size=sum(own))
     return Routes(
         order // chosen.shape[1],
-        _inverse(order).view(chosen.shape),
+        inverse(order).view(chosen.shape),
         [sum(counts.sent(rank, other)) for other in ranks],
         [sum(row) for row in coming],
-        _inverse(expert.argsort(stable=True)),
+        inverse(expert.argsort(stable=True)),
         0,
         own,
     )
@@ -128,7 +128,7 @@ def routes(chosen: torch.Tensor, num_experts: int, *, ep: dist.ProcessGroup | No
     slot = torch.empty_like(expert)
     slot[sorted_rows] = expert[sorted_rows] * room + at
     sent, received = leaving.sum(dim=1).tolist(), coming.sum(dim=1).tolist()
-    return Routes(order // chosen.shape[1], _inverse(order).view(chosen.shape), sent, received, slot, int(room))
+    return Routes(order // chosen.shape[1], inverse(order).view(chosen.shape), sent, received, slot, int(room))
 
 
 @torch.no_grad()
@@ -141,7 +141,13 @@ def own_choices(chosen: torch.Tensor, totals: Sequence[int], first: int, number:
     return chosen.flatten().argsort(stable=True)[start : start + sum(totals[first : first + number])]
 
 
-def _inverse(order: torch.Tensor) -> torch.Tensor:
+def by_expert(counts: Sequence[int], ways: int, device: torch.device) -> torch.Tensor:
+    """The order by experts of rows that come as each of `ways` ranks has them, by experts: so many of each."""
+    places = torch.arange(ways * sum(counts), device=device).view(ways, -1)
+    return torch.cat([piece.flatten() for piece in places.split(list(counts), dim=1)])
+
+
+def inverse(order: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
 

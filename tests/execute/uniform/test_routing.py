@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from perfmodel.execute.uniform.routing import as_counted, grouped_linear  # noqa: E402
+from perfmodel.execute.uniform.routing import as_counted, by_expert, grouped_linear  # noqa: E402
 from perfmodel.workload.layer_specs import Experts  # noqa: E402
 
 
@@ -18,6 +18,11 @@ def test_products_of_uneven_rows_are_those_of_each_expert():
     gradient = torch.randn_like(out)
     found, wanted = (torch.autograd.grad(each, inputs, gradient) for each in (out, expected))
     torch.testing.assert_close(found, wanted)
+
+
+def test_rows_of_several_ranks_are_put_in_the_order_of_experts():
+    experts = torch.tensor([0, 0, 2] * 2)  # of two ranks: two rows for the first expert, one for the third
+    assert experts[by_expert((2, 0, 1), 2, torch.device("cpu"))].tolist() == [0, 0, 0, 0, 2, 2]
 
 
 def test_tokens_choose_experts_as_counts_say_and_none_twice():
