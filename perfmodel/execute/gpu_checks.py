@@ -1,24 +1,30 @@
-"""Real training steps on one GPU, as JSON: `python -m perfmodel.execute.gpu_checks [--limit SECONDS] [--steps N]`.
+"""Real training steps on one GPU, as JSON: `python -m perfmodel.execute.gpu_checks [--limit SECONDS] [--steps N] [--serving]`.
 
 Each case is a shipped configuration (cut in depth where it must fit) under one kind of attention, recomputation and
 precision. The records are Measurements, plan included, so that anything can be predicted for the same plans later.
-One GPU has no traffic: what this measures is compute and memory.
+One GPU has no traffic: what this measures is compute and memory. With --serving: decode steps and prefills of real layers in bf16, with the
+batches and lengths that servers have.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from perfmodel.execute.launch.launch import WorkerGroup
 from perfmodel.execute.run import run_plan
 from perfmodel.execute.runner import num_gpus
+from perfmodel.execute.serving.run import run_serving
+from perfmodel.execute.shrink import runnable_model
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import PerfModelError
 from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.parallel.serving.measurement import StepShape
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.models import load_model
 
@@ -75,6 +81,65 @@ CASES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingCase:
+    """Layers of a model whose steps are measured. checks: also logits of a small model of its make against the uncached forward pass."""
+
+    model: str
+    layers: int
+    shapes: tuple[StepShape, ...]
+    checks: bool = False
+
+
+#: What a server runs: one sequence, a batch, a full one over a short and a long context; a prompt, and a chunk of one.
+_SERVED = (
+    *(StepShape(sequences=number, cached=1023, new=1) for number in (1, 8, 64, 256)),
+    StepShape(sequences=32, cached=8191, new=1),
+    StepShape(sequences=1, cached=0, new=2048),
+    StepShape(sequences=1, cached=2048, new=2048),
+)
+#: Sizes leave room on an 80 GB chip.
+SERVING_CASES = (
+    ServingCase(model="llama-3-8b", layers=8, shapes=_SERVED, checks=True),
+    ServingCase(model="llama-3-70b", layers=4, shapes=_SERVED),
+    ServingCase(model="mixtral-8x7b", layers=2, shapes=_SERVED, checks=True),
+    ServingCase(model="deepseek-v3", layers=4, shapes=_SERVED, checks=True),
+    ServingCase(model="gpt-oss-20b", layers=4, shapes=_SERVED),
+)
+
+
+def run_serving_cases(cases: tuple[ServingCase, ...], *, rounds: int, time_limit: float) -> list[dict[str, Any]]:
+    """Each case's steps or its error; what does not start within `time_limit` seconds is said to be skipped."""
+    start, records = time.monotonic(), []
+    for case in cases:
+        record: dict[str, Any] = {"case": f"{case.model} {case.layers} layers, serving"}
+        records.append(record)
+        if time.monotonic() - start > time_limit:
+            record["error"] = "skipped: the time limit had passed"
+            continue
+        try:
+            with WorkerGroup(1, device="cuda", hang_timeout=120.0) as group:
+                if case.checks:
+                    small = runnable_model(load_model(case.model))
+                    shape = StepShape(sequences=2, cached=64, new=1)
+                    record["logit_error"] = run_serving(small, [shape], group=group, rounds=1, repeats=1).logit_error
+                config = load_model(case.model).with_layers(case.layers)
+                measured = run_serving(config, case.shapes, dtype=Dtype.BF16, rounds=rounds, checks=False, group=group)
+            record["measurement"] = {
+                "chip": measured.chip,
+                "software": dict(measured.software),
+                "steps": [{**asdict(step.shape), "times": step.times, **asdict(step.counts)} for step in measured.steps],
+            }
+        except PerfModelError as error:
+            record["error"] = str(error)
+        for step in record.get("measurement", {}).get("steps", ()):
+            shape = StepShape(sequences=step["sequences"], cached=step["cached"], new=step["new"])
+            print(f"{record['case']:40s} {shape!s:24s} {statistics.median(step['times']) * 1e3:9.3f} ms", file=sys.stderr, flush=True)
+        if "error" in record:
+            print(f"{record['case']:40s} {record['error']}", file=sys.stderr, flush=True)
+    return records
+
+
 def run_cases(cases: tuple[GpuCase, ...], *, steps: int, time_limit: float) -> list[dict[str, Any]]:
     """Each case's measurement or its error; what does not start within `time_limit` seconds is said to be skipped."""
     start, records = time.monotonic(), []
@@ -111,11 +176,15 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=420.0, help="start no case later than this many seconds")
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each case")
     parser.add_argument("--first", type=int, default=len(CASES), help="run only so many cases")
+    parser.add_argument("--serving", action="store_true", help="decode steps and prefills in place of training steps")
     options = parser.parse_args()
     if num_gpus() < 1:
         print("gpus=0: this needs one NVIDIA GPU; run it where nvidia-smi lists one", file=sys.stderr)
         return 2
-    records = run_cases(CASES[: options.first], steps=options.steps, time_limit=options.limit)
+    if options.serving:
+        records = run_serving_cases(SERVING_CASES[: options.first], rounds=options.steps, time_limit=options.limit)
+    else:
+        records = run_cases(CASES[: options.first], steps=options.steps, time_limit=options.limit)
     print(json.dumps({"schema_version": 1, "records": records}))
     return 0 if all("measurement" in record for record in records) else 1
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd
 
+from perfmodel.execute.runner import CHECKED_PARAMETERS
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.folding import folding_fault
 from perfmodel.parallel.algebra.rules import default_rule_sets, default_rules
@@ -19,6 +20,8 @@ from perfmodel.workload.layer_specs import Experts
 HEAD_DIM, KEY_VALUE_HEADS, HEADS_PER_GROUP = 32, 4, 4
 VOCAB, SEQUENCE, MICRO_BATCH = 2048, 128, 2
 EXPERTS, CHOSEN = 16, 4
+#: Of a model that serves: a step of it is its products, not its launches, and takes well under a second.
+SERVED_LAYERS, SERVED_HEAD_DIM, SERVED_VOCAB = 8, 64, 8192
 #: Which axis gives way first when two have the same degree.
 GIVES_WAY = ("dp_replicate", "dp_shard", "cp", "pp", "tp")
 
@@ -106,6 +109,19 @@ def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int, ep: int 
         vocab_size=min(model.vocab_size, VOCAB),
         max_position_embeddings=min(model.max_position_embeddings, 8 * SEQUENCE),
     )
+
+
+def runnable_model(model: TransformerConfig) -> TransformerConfig:
+    """The model, or where it is too large to be checked here one of its make: few layers, narrow, with fewer and narrower experts."""
+    if model.num_parameters <= CHECKED_PARAMETERS:
+        return model
+    layers = min(SERVED_LAYERS, model.num_hidden_layers)
+    while True:
+        small = shrink_model(model, tp=1, num_layers=layers, head_dim=SERVED_HEAD_DIM)
+        small = replace(small, vocab_size=min(model.vocab_size, SERVED_VOCAB), max_position_embeddings=model.max_position_embeddings)
+        if small.num_parameters <= CHECKED_PARAMETERS or layers <= 2:
+            return small
+        layers //= 2
 
 
 def shrink(plan: Plan, ranks: int) -> Plan:

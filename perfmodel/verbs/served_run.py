@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.execute.runner import CHECKED_PARAMETERS, pick_device
+from perfmodel.execute.runner import pick_device
 from perfmodel.execute.serving.refuse import not_served_reason
 from perfmodel.execute.serving.run import REPEATS, ROUNDS, run_serving
-from perfmodel.execute.shrink import shrink_model
+from perfmodel.execute.shrink import runnable_model
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.words import words_of
@@ -25,26 +24,11 @@ from perfmodel.workload.models import load_model
 if TYPE_CHECKING:
     from perfmodel.execute.launch.launch import WorkerGroup
 
-#: Of the model that runs where one is too large: a step of it is its products, not its launches, and takes well under a second.
-LAYERS, HEAD_DIM, VOCABULARY = 8, 64, 8192
 DEFAULT_MODEL = "llama-3-8b"
 #: Words of `serve` that a run here has.
 _OF_RUNS = ("model", "input_len", "output_len", "concurrency", "tp")
 #: What is run where nothing is said: tokens of a prompt, of an answer, and sequences at once.
 INPUT_LEN, OUTPUT_LEN, SEQUENCES = 256, 256, 8
-
-
-def runnable_model(model: TransformerConfig) -> TransformerConfig:
-    """The model, or where it is too large to be checked here one of its make: few layers, narrow, with fewer and narrower experts."""
-    if model.num_parameters <= CHECKED_PARAMETERS:
-        return model
-    layers = min(LAYERS, model.num_hidden_layers)
-    while True:
-        small = shrink_model(model, tp=1, num_layers=layers, head_dim=HEAD_DIM)
-        small = replace(small, vocab_size=min(model.vocab_size, VOCABULARY), max_position_embeddings=model.max_position_embeddings)
-        if small.num_parameters <= CHECKED_PARAMETERS or layers <= 2:
-            return small
-        layers //= 2
 
 
 def usual_shapes(*, input_len: int = INPUT_LEN, output_len: int = OUTPUT_LEN, sequences: int = SEQUENCES) -> tuple[StepShape, ...]:

@@ -68,3 +68,18 @@ def test_what_cannot_run_is_refused(model, change, words):
 def test_a_step_has_new_tokens_of_some_sequences():
     with pytest.raises(InputError, match="new=0: must be at least 1"):
         StepShape(sequences=1, cached=4, new=0)
+
+
+@pytest.mark.slow
+def test_the_script_for_gpus_makes_its_records(monkeypatch):
+    """On a CPU, with one small case."""
+    from perfmodel.execute import gpu_checks
+    from perfmodel.execute.launch.launch import WorkerGroup
+
+    monkeypatch.setattr(gpu_checks, "WorkerGroup", lambda ranks, *, device, hang_timeout: WorkerGroup(ranks, hang_timeout=hang_timeout))
+    case = gpu_checks.ServingCase(model="gpt2", layers=2, shapes=(DECODE, PREFILL))
+    done, late = gpu_checks.run_serving_cases((case, case), rounds=1, time_limit=0.5)
+    assert late["error"].startswith("skipped")
+    steps = done["measurement"]["steps"]
+    assert [(step["sequences"], step["cached"], step["new"]) for step in steps] == [(4, 40, 1), (1, 0, 32)]
+    assert all(step["times"] and step["flops"] and step["parameter_bytes"] for step in steps)
