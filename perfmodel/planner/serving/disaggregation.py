@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.serving.disaggregated import decode_rate, largest_batch, prefill_rate
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.cost.serving.pools import handover, predict_pools, serve_pools
+from perfmodel.cost.serving.pools import ServedPools, handover, predict_pools, serve_pools
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
-from perfmodel.planner.serving.result import RankedPlan, ServingLimits, ServingObjective
+from perfmodel.planner.serving.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective
 from perfmodel.workload.serving import ServingJob
 
 Array = NDArray[np.float64]
@@ -27,6 +27,9 @@ MOST_SPLITS = 48
 #: Loads of a split that are tried at first, and between the last that holds and the next.
 _LOADS = 12
 _BETWEEN = 6
+#: Of a front: times of a token for each of which the best splits are tried, and how many of them. [s]
+_PACES = (1e8, 0.16, 0.08, 0.04, 0.02, 0.01)
+_SPLITS_AT_A_PACE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,40 @@ def find_pools(
         if len(ranked) == top:
             break
     return tuple(replace(one, reason=against(one, ranked[0], objective)) if one is not ranked[0] else one for one in ranked)
+
+
+def pools_front(
+    estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, *, num_chips: int, limits: ServingLimits
+) -> tuple[FrontPoint, ...]:
+    """Points of the front of tokens a user against tokens a chip that plans of two pools may hold: the best splits for several paces."""
+    free = replace(job, concurrency=None, rate=None, is_static=False)
+    splits: dict[Pools, _Split] = {}
+    for pace in _PACES:
+        for split in _splits(estimator, free, columns, num_chips, ServingLimits(tpot=pace))[:_SPLITS_AT_A_PACE]:
+            splits.setdefault(split.pools, split)
+    if not splits:
+        return ()
+    chosen = list(splits.values())
+    clients = _first_loads(chosen)
+    pools = [each.pools for each in chosen for _ in range(clients.shape[1])]
+    served = serve_pools(estimator, free, pools, concurrency=clients.ravel())
+    load = served.found.load
+    timed = served.prefill_fits & (served.decode_memory.sequences >= 1.0) & np.logical_not(load.is_saturated) & (load.tpot > 0)
+    holds = timed & _keeps(served, limits)
+    return tuple(
+        FrontPoint(
+            plan=ServingPlan(engine=estimator.engine.name, pools=pools[at]),
+            quantization=estimator.quantization.name,
+            kv_precision=str(estimator.cache),
+            concurrency=int(clients.ravel()[at]),
+            tokens_per_second_per_user=float(1.0 / load.tpot[at]),
+            tokens_per_second_per_chip=float(load.tokens_per_second[at]) / num_chips,
+            ttft=float(load.ttft[at]),
+            tpot=float(load.tpot[at]),
+            meets=bool(holds[at]),
+        )
+        for at in np.flatnonzero(timed)
+    )
 
 
 def _splits(estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, num_chips: int, limits: ServingLimits) -> list[_Split]:
@@ -135,9 +172,7 @@ def _best_loads(
     if objective is ServingObjective.LATENCY:
         one = np.ones((len(splits), 1), dtype=np.int64)
         return _badness(estimator, job, splits, one, limits, objective)[:, 0], one[:, 0]
-    most = np.array([float(each.most_clients) for each in splits])[:, None]
-    clients = np.maximum(np.round(most ** np.linspace(0, 1, _LOADS)[None, :]), 1).astype(np.int64)
-    rows = np.arange(len(splits))
+    clients, rows = _first_loads(splits), np.arange(len(splits))
     for share in (np.linspace(0, 1, _BETWEEN), np.zeros(1)):
         values = _badness(estimator, job, splits, clients, limits, objective)
         best = values.argmin(axis=1)
@@ -146,6 +181,26 @@ def _best_loads(
             between = np.round(low[:, None] + (high - low)[:, None] * share[None, :]).astype(np.int64)
             clients = between
     return values[rows, best], clients[rows, best]
+
+
+def _first_loads(splits: list[_Split]) -> NDArray[np.int64]:
+    """[splits, loads] Clients in equal ratios, from one to as many as keep the decode workers busy."""
+    most = np.array([float(each.most_clients) for each in splits])[:, None]
+    return np.maximum(np.round(most ** np.linspace(0, 1, _LOADS)[None, :]), 1).astype(np.int64)
+
+
+def _keeps(served: ServedPools, limits: ServingLimits) -> NDArray[np.bool_]:
+    """Where all limits are kept."""
+    load = served.found.load
+    limited = {
+        "ttft": load.ttft_p99 if limits.is_p99 else load.ttft,
+        "tpot": load.tpot_p99 if limits.is_p99 else load.tpot,
+        "request_latency": load.request_latency,
+    }
+    holds = np.ones(load.ttft.shape, dtype=bool)
+    for name, limit in limits.given().items():
+        holds = holds & (limited[name] <= limit)
+    return holds
 
 
 def _badness(
@@ -161,16 +216,9 @@ def _badness(
     pools = [each.pools for each in splits for _ in range(loads)]
     served = serve_pools(estimator, job, pools, concurrency=None if clients is None else clients.ravel())
     load = served.found.load
-    limited = {
-        "ttft": load.ttft_p99 if limits.is_p99 else load.ttft,
-        "tpot": load.tpot_p99 if limits.is_p99 else load.tpot,
-        "request_latency": load.request_latency,
-    }
-    holds = np.asarray(served.prefill_fits & (served.decode_memory.sequences >= 1.0), dtype=bool)
+    holds = np.asarray(served.prefill_fits & (served.decode_memory.sequences >= 1.0), dtype=bool) & _keeps(served, limits)
     if job.rate is not None:
         holds = holds & np.logical_not(load.is_saturated)
-    for name, limit in limits.given().items():
-        holds = holds & (limited[name] <= limit)
     value = load.request_latency if objective is ServingObjective.LATENCY else -load.tokens_per_second
     return np.where(holds, value, np.inf).reshape(len(splits), loads)
 

@@ -21,7 +21,7 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.engine import Engine
 from perfmodel.planner.serving.baselines import baseline_layouts
-from perfmodel.planner.serving.disaggregation import against, find_pools
+from perfmodel.planner.serving.disaggregation import against, find_pools, pools_front
 from perfmodel.planner.serving.evaluate import FEASIBLE, NO_ROOM, REASONS, SATURATED, Evaluator, LoadTable, joined
 from perfmodel.planner.serving.reasons import why_worse
 from perfmodel.planner.serving.result import (
@@ -88,7 +88,7 @@ def find_serving_plans(
         left_out={**found.left_out, **left_out},
         is_load_searched=evaluator.is_load_searched,
         plans=plans,
-        pareto=searched.front(table, found.columns),
+        pareto=searched.whole_front(table, found.columns, with_pools=with_pools),
         baselines=searched.baselines(cluster, plans[0]),
         price_per_hour=price,
         disaggregated=searched.pools(found.columns, plans[0]) if with_pools else (),
@@ -234,6 +234,19 @@ class _Search:
             idle_chips=chips - plan.num_chips,
             meets=bool(table.verdict[row] == FEASIBLE),
         )
+
+    def whole_front(self, table: LoadTable, columns: ServingColumns, *, with_pools: bool) -> tuple[FrontPoint, ...]:
+        """That of plans whose workers do both, and of plans of two pools where they were asked for."""
+        alone, evaluator = self.front(table, columns), self.evaluator
+        if not with_pools or evaluator.job.is_static:
+            return alone
+        job, chips = evaluator.job_of(0), evaluator.num_chips
+        apart = pools_front(evaluator.estimators[0], job, columns, num_chips=chips, limits=evaluator.limits)
+        found: list[FrontPoint] = []
+        for point in sorted((*alone, *apart), key=lambda each: (-each.tokens_per_second_per_user, -each.tokens_per_second_per_chip)):
+            if not found or point.tokens_per_second_per_chip > found[-1].tokens_per_second_per_chip:
+                found.append(point)
+        return tuple(found)
 
     def front(self, table: LoadTable, columns: ServingColumns) -> tuple[FrontPoint, ...]:
         """Of tokens a user against tokens a chip, over plans and loads. With a load that is given the others are tried for it."""

@@ -98,3 +98,19 @@ def test_limits_that_no_plan_meets_find_nothing(long_prompts):
     assert found_pools(long_prompts[0], limits=ServingLimits(ttft=1e-3))[1] == ()
     without = found_pools(long_prompts[0], limits=ServingLimits(), top=1)[1][0]
     assert without.tokens_per_second_per_chip > long_prompts[2][0].tokens_per_second_per_chip
+
+
+def test_the_front_is_one_of_both_kinds_of_plans():
+    """No point of it is worse than another, and the points of two pools are their plans predicted alone."""
+    job = serving_job("llama-3-70b", "fp8", input_len=4096, output_len=256)
+    found = searched(job, chips=CHIPS, with_pools=True, limits=ServingLimits(ttft=5.0))
+    users, chips = ([getattr(each, name) for each in found.pareto] for name in ("tokens_per_second_per_user", "tokens_per_second_per_chip"))
+    assert users == sorted(users, reverse=True)
+    assert chips == sorted(chips)
+    alone = searched(job, chips=CHIPS, limits=ServingLimits(ttft=5.0)).pareto
+    apart = [each for each in found.pareto if each.plan.pools is not None]
+    assert apart
+    assert {each.plan for each in found.pareto} - {each.plan for each in apart} <= {each.plan for each in alone}
+    point = apart[len(apart) // 2]
+    one = predict_pools(estimator_of(job), replace(job, concurrency=point.concurrency), point.plan)
+    assert (one.ttft.mean, one.tpot.mean) == (point.ttft, point.tpot)

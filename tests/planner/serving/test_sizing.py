@@ -1,0 +1,36 @@
+"""The fewest chips of a service: one step fewer does not hold the load."""
+
+import pytest
+
+from perfmodel.cost.resolve import choose_calibration
+from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.reader import load_cluster
+from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.planner.serving.result import ServingLimits
+from perfmodel.planner.serving.sizing import find_fewest_chips
+from tests.planner.serving.serving_searches import searched, serving_job
+
+LIMITS = ServingLimits(ttft=1.0, tpot=0.03)
+
+
+def fewest(job, **words):
+    cluster = load_cluster("dgx-h100")
+    return find_fewest_chips(job, cluster, choose_calibration(cluster.chip), load_engine("vllm"), limits=LIMITS, **words)
+
+
+@pytest.mark.parametrize(("rate", "fewer"), [(0.5, 2), (200.0, None)])
+def test_one_step_fewer_does_not_hold_the_load(rate, fewer):
+    job = serving_job("llama-3-70b", "fp8", rate=rate)
+    found = fewest(job)
+    assert found.best.meets
+    before = found.num_chips // 2 if found.num_chips <= 8 else found.num_chips - 8
+    assert fewer is None or before <= fewer
+    with pytest.raises(InputError):
+        searched(job, chips=before, limits=LIMITS)
+
+
+def test_what_cannot_be_sized_is_said():
+    with pytest.raises(InputError, match="follows from the load"):
+        fewest(serving_job())
+    with pytest.raises(InputError, match="16 chips"):
+        fewest(serving_job("llama-3-70b", "fp8", rate=1000.0), most_chips=16)
