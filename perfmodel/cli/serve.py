@@ -89,7 +89,9 @@ def serve(
         _run(asked, json=json)
         return
     asked = replace(asked, cluster=options.only_one(options.with_chip([asked.cluster] if asked.cluster else [], chip), "cluster"))
-    options.needed(*((flag(name), _given(getattr(asked, name)), meaning) for name, meaning in NEEDED.items()))
+    is_sized = search and (asked.concurrency is not None or asked.rate is not None)
+    absent = {name: meaning for name, meaning in NEEDED.items() if not (is_sized and name == "chips")}
+    options.needed(*((flag(name), _given(getattr(asked, name)), meaning) for name, meaning in absent.items()))
     if search:
         _search(
             asked,

@@ -66,7 +66,7 @@ def _row(name: str, ranked: RankedPlan, reason: str) -> tuple[str, ...]:
         f"{at_once:,}" if at_once is not None else "",
         f"{ranked.tokens_per_second_per_chip:,.0f}",
         f"{prediction.tokens_per_second_per_user:,.1f}",
-        format_time(prediction.ttft.mean),
+        format_time(prediction.ttft.mean) if prediction.ttft.mean < float("inf") else "endless",
         format_time(prediction.tpot.mean),
         "" if ranked.cost_per_million is None else f"{ranked.cost_per_million:,.2f}",
         reason,

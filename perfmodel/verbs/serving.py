@@ -269,7 +269,7 @@ def smallest_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> int:
     return tried[held.index(max(held))] if max(held) > 0 else tried[-1]
 
 
-@takes(asked=Words(ServingRequest, needed="model cluster chips input_len output_len"))
+@takes(asked=Words(ServingRequest, needed="model cluster input_len output_len"))
 def find_serving(
     *,
     asked: ServingRequest,
@@ -288,7 +288,8 @@ def find_serving(
     objective       throughput (output tokens/s a chip), latency, or cost (of a million output tokens)
     quantizations   formats of weights that may be used; none: the model's own
     disaggregated   also plans of workers for prompts and others for answers
-    Knobs that are given are held. Without concurrency and rate each plan stands at the load that is best for it.
+    Knobs that are given are held. Without concurrency and rate each plan stands at the load that is best for it; with one of them and
+    without chips the search is on the fewest that hold it.
     """
     return search_asked(
         asked,
@@ -315,26 +316,30 @@ def search_asked(
     from perfmodel.foundation.values import choice_of, whole
     from perfmodel.planner.serving.result import ServingLimits, ServingObjective
     from perfmodel.planner.serving.search import find_serving_plans
+    from perfmodel.planner.serving.sizing import find_fewest_chips
     from perfmodel.planner.serving.space import KNOBS, ServingSpace
 
     if asked.workers is not None:
         raise bad_field("workers", asked.workers, "is what a search finds", "leave it out and give --disaggregated")
-    setting = serving_setting(asked)
+    is_sized = asked.chips is None and (asked.concurrency is not None or asked.rate is not None)
+    setting = serving_setting(replace(asked, chips=1) if is_sized else asked)
     words = words_of(ServingRequest)
     fixed = {name: words[name].value(getattr(asked, name), name) for name in KNOBS if getattr(asked, name) is not None}
     formats = tuple((quantization_named(name), setting.job.kv_precision) for name in quantizations)
     times = {name: limit_of(value, name) for name, value in limits.items()}
-    found = find_serving_plans(
-        setting.job,
-        setting.estimator.cluster,
-        setting.estimator.calibration,
-        setting.estimator.engine,
-        space=ServingSpace(fixed=fixed, formats=formats),
-        limits=ServingLimits(**{name: time for name, time in times.items() if time < float("inf")}, is_p99=p99),
-        objective=choice_of(ServingObjective, objective, "objective"),
-        top=whole(top, "top"),
-        with_pools=disaggregated,
-    )
+    how: dict[str, Any] = {
+        "space": ServingSpace(fixed=fixed, formats=formats),
+        "limits": ServingLimits(**{name: time for name, time in times.items() if time < float("inf")}, is_p99=p99),
+        "objective": choice_of(ServingObjective, objective, "objective"),
+        "top": whole(top, "top"),
+    }
+    of = setting.estimator
+    if is_sized:
+        chips = find_fewest_chips(setting.job, of.cluster, of.calibration, of.engine, **how).num_chips
+        setting = serving_setting(replace(asked, chips=chips))
+        note = f"chips: nobody said, and {chips:,} are the fewest that hold the load"
+        setting = replace(setting, notes=(*setting.notes, note))
+    found = find_serving_plans(setting.job, setting.estimator.cluster, of.calibration, of.engine, **how, with_pools=disaggregated)
     return setting, found
 
 

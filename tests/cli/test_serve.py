@@ -193,3 +193,14 @@ def test_what_a_run_here_cannot_do_is_refused(call, more, words):
     code, _, error = call("serve", "--run", *more.split())
     assert code == 2
     assert words in error
+
+
+def test_the_fewest_chips_of_a_load(call_json, call):
+    words = ["serve", "--search", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--input-len", "512", "--output-len", "256"]
+    load = [*words, "--rate", "60", "--tpot", "20ms"]
+    found = call_json(*load, "--top", 1)
+    assert found["plans"][0]["tpot"]["mean"] <= 0.020
+    assert call(*load, "--chips", found["chips"] // 2)[0] == 2
+    code, _, error = call(*words)
+    assert code == 2
+    assert "--chips" in error

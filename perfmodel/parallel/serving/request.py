@@ -75,7 +75,7 @@ class ServingRequest:
 
     model: Any = word("A model's name (`perfmodel models`) or a config.json", metavar="NAME|PATH", takes="Name | TransformerConfig")
     cluster: Any = word("A cluster's name (`perfmodel clusters`) or file", metavar="NAME|PATH", takes="Name | Cluster")
-    chips: Any = _size("Chips to use", aliases=("--gpus",))
+    chips: Any = _size("Chips to use; with --search and a load the fewest that hold it if left out", aliases=("--gpus",))
     input_len: Any = word(
         "Tokens of a prompt, such as 1k, or 800:1024 where they vary evenly", metavar="N|N:N", read=_lengths,
         takes="int | str | Lengths",
