@@ -34,6 +34,7 @@ from perfmodel.cost.step import (
     element_bytes,
     exposed_communication,
     exposed_sends,
+    hidden_exchanges,
     pace,
     recomputed_phases,
     shown_exchanges,
@@ -434,6 +435,12 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     if profile.hides_exchanges:
         detail[f"{EXCHANGED}_communication"] = sum(
             weights[region] * scalar(shown_exchanges(micro, profile, plan.recompute, region))
+            for region, it in enumerate(columns.plans.program.regions)
+            if it.is_block and weights[region]
+        )
+    elif columns.plans.micro.beside is not None:
+        detail[f"{EXCHANGED}_communication"] -= sum(
+            weights[region] * scalar(sum(hidden_exchanges(micro, profile, plan.recompute, region)))
             for region, it in enumerate(columns.plans.program.regions)
             if it.is_block and weights[region]
         )

@@ -11,6 +11,7 @@ from perfmodel.cost.evaluate import amount_values, by_segment, product_flops, ro
 from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.program import SAVED, Program
+from perfmodel.cost.rows import TimedRows
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.profile import ExecutionProfile
@@ -32,6 +33,7 @@ class MicrobatchCost:
     peaks                          [cases, rows] bytes over what is kept: those of `Peaks`
     boundary, logits               bytes of a stage boundary; logit elements
     flops                          [segments, rows] FLOP of matrix products on one chip, a multiply-add counted twice
+    beside                         [segments, rows] seconds of work that may run beside exchanges; None where none does
     between_nodes                  of communication, how long it holds the links beyond the innermost network tier; None where none does
     host_is_chip                   nothing hides the host's time: what computes launches
     crosses_nodes                  1 where the pipeline leaves the innermost network tier, else 0
@@ -52,6 +54,7 @@ class MicrobatchCost:
     host_is_chip: bool
     crosses_nodes: Array
     between_nodes: Array | None
+    beside: Array | None = None
 
 
 def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[Array]:
@@ -88,7 +91,14 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         host_is_chip=machine.host_is_chip,
         crosses_nodes=pipeline_crosses_nodes(grid),
         between_nodes=times.between_nodes,
+        beside=None if program.beside is None else _work(program.beside, machine, grid, microbatch),
     )
+
+
+def _work(rows: TimedRows, machine: Machine, grid: LayoutGrid, microbatch: Array) -> Array:
+    amount, sizes = amount_values(rows.amounts, grid, microbatch)
+    times = row_times(rows, machine, grid, amount, sizes)
+    return (times.matmul + times.attention) + times.streaming
 
 
 def _launches(program: Program, amount: Array) -> Array:

@@ -63,6 +63,7 @@ class Peaks:
 class Program:
     """What one microbatch costs on one chip, by rows.
 
+    beside      of operators that may run beside exchanges, the same once more; None where the framework runs none so
     rows        what takes time; segment = region * len(PHASES) + phase, of traffic * len(COMM) + class
     saved       columns amount; segment = region * len(SAVED) + class
     launches    [segments, 1] kernels that the host launches, of operators
@@ -82,6 +83,7 @@ class Program:
     logits: int
     peaks: Peaks
     parameters: tuple[ParameterLayout, ...]
+    beside: TimedRows | None = None
 
     @property
     def amounts(self) -> Amounts:
@@ -159,7 +161,53 @@ def compile_program(
         logits=logits_amount,
         peaks=peaks,
         parameters=run.parameters,
+        beside=_rows_beside_exchanges(run, profile, phases, place, attention_kernel) if profile.hides_shared_experts else None,
     )
+
+
+def _rows_beside_exchanges(
+    run: Derivation, profile: ExecutionProfile, phases: Mapping[str, str], place: Mapping[str, int], attention_kernel: str
+) -> TimedRows | None:
+    """Of the operators of blocks that neither lead to rows which are exchanged nor come of them, though both are in their block."""
+    graph = run.graph
+    compiler = RowCompiler(graph, profile, graph.activation_bytes)
+    for operators in _of_blocks(graph):
+        before, after = _ancestors(graph, operators), _descendants(graph, operators)
+        if not before:
+            continue
+        for op in operators:
+            if op.name not in before and op.name not in after:
+                for work in op.forward:
+                    compiler.work(
+                        op, run.shardings[op.name], work, segment=segment(place[op.layer], phases[op.name]), name=op.name, is_backward=False
+                    )
+                for work in op.backward:
+                    at = segment(place[op.layer], "backward")
+                    compiler.work(op, run.shardings[op.name], work, segment=at, name=op.name, is_backward=True)
+    num_segments = len(graph.regions) * len(PHASES)
+    return compiler.rows(attention_kernel=attention_kernel, num_segments=num_segments, num_traffic_segments=num_segments * len(COMM))
+
+
+def _ancestors(graph: Graph, operators: list[Operator]) -> set[str]:
+    """What leads to a set of rows, or to what is read with one, and what makes one."""
+    found: set[str] = set()
+    wanted = {each.tensor for op in operators if any(graph.tensors[i.tensor].is_set for i in op.inputs) for each in op.inputs}
+    for op in reversed(operators):
+        if graph.tensors[op.output.tensor].is_set or op.output.tensor in wanted:
+            found.add(op.name)
+            wanted.update(each.tensor for each in op.inputs)
+    return found
+
+
+def _descendants(graph: Graph, operators: list[Operator]) -> set[str]:
+    """What comes of a set of rows."""
+    found: set[str] = set()
+    made: set[str] = set()
+    for op in operators:
+        if any(graph.tensors[each.tensor].is_set or each.tensor in made for each in op.inputs):
+            found.add(op.name)
+            made.add(op.output.tensor)
+    return found
 
 
 def _launches(graph: Graph, profile: ExecutionProfile, phases: Mapping[str, str], place: Mapping[str, int]) -> NDArray[np.float64]:

@@ -184,6 +184,9 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
         f, b = passes_of(phase_times(micro, profile, region), it, profile, recompute)
         if profile.hides_exchanges and it.is_block:
             f, b = _beside_exchanges(micro, profile, recompute, region, f, b)
+        elif micro.beside is not None and it.is_block:
+            hidden = hidden_exchanges(micro, profile, recompute, region)
+            f, b = f - hidden[0], b - hidden[1]
         forward.append(f)
         backward.append(b)
     if profile.has_host_floor:
@@ -217,6 +220,17 @@ def _beside_exchanges(
     both = f + b
     factor = np.maximum(both + TRANSFER_UNITS * sent, sent) / np.maximum(both, _LEAST)
     return f * factor, b * factor
+
+
+def hidden_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
+    """What hides of exchanges, forward and backward, beside work of the same microbatch that does not wait for them: the shorter of both,
+    less what that work loses with the compute units of the transfer. [s]"""
+    assert micro.beside is not None
+    work = {phase: micro.beside[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
+    passes = passes_of(work | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
+    sent = exchanged_passes(micro, profile, recompute, region)
+    forward, backward = ((1.0 - TRANSFER_UNITS) * np.minimum(w, s) for w, s in zip(passes, sent, strict=True))
+    return forward, backward
 
 
 def shown_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> Any:

@@ -74,6 +74,7 @@ class ExecutionProfile:
                                          not (smaller blocks, partial results that are merged)
     pp_overlap                           pipeline sends hide in the steady state
     hides_exchanges                      what tokens of one microbatch send to experts and back travels beside another one's passes
+    hides_shared_experts                 what of a layer neither needs nor makes what is exchanged runs beside it
     sends_low_rows                       rows go to experts in the bits in which they are multiplied, where the recipe can (DeepEP)
     gathers_low_weights                  so are weights gathered, and they live in no more (TransformerEngine's primary weights, torchao)
     scatters_pipeline_sends              tp-equal copies at a stage boundary are sent in tp parts and gathered (Megatron's scatter-gather)
@@ -147,6 +148,7 @@ class ExecutionProfile:
     pp_overlap: bool
     scatters_pipeline_sends: bool
     hides_exchanges: bool
+    hides_shared_experts: bool
     sends_low_rows: bool
     gathers_low_weights: bool
     recompute_stops_early: bool

@@ -32,6 +32,8 @@ def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfi
         profile = _fused_cross_entropy(profile, True)
     if flags.get("overlap-moe-expert-parallel-comm") == "True":
         profile = replace(profile, hides_exchanges=True)
+    if flags.get("moe-shared-expert-overlap") == "True":
+        profile = replace(profile, hides_shared_experts=True)
     if flags.get("fp8-param-gather") == "True":
         profile = replace(profile, gathers_low_weights=True)
     if flags.get("deterministic-mode") == "True":
@@ -87,6 +89,10 @@ def _fp8_recipe(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
 
 def _exchanges(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return replace(profile, hides_exchanges=value) if isinstance(value, bool) else profile
+
+
+def _shared_experts(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, hides_shared_experts=value) if isinstance(value, bool) else profile
 
 
 def _low_rows(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -201,6 +207,10 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         says="what tokens of one microbatch send to experts and back travels beside another one's passes, on a share of the compute units "
         "(Megatron-LM's --overlap-moe-expert-parallel-comm, DualPipe); no: nothing hides it",
         change=_exchanges,
+    ),
+    "moe_shared_overlap": StatedSetting(
+        says="shared experts run beside what tokens send to the others and back (Megatron-LM's --moe-shared-expert-overlap)",
+        change=_shared_experts,
     ),
     "fp8_dispatch": StatedSetting(
         says="rows go to experts as the recipe casts them, with their scales, and come back in 16 bits (DeepEP; fp8-block and mxfp8)",

@@ -159,6 +159,26 @@ def test_a_block_of_the_microbatch_beside_is_kept_too():
         assert more < shown["activations"] / 8 * 2 + shown["temporary"]  # of eight blocks one, and what its passes take
 
 
+def test_shared_experts_run_beside_what_is_exchanged():
+    """DeepSeek-V3's shared expert, and nothing else of a layer, needs no exchange and makes none; so much of them hides as it lasts."""
+    model = load_model("deepseek-v3").with_layers(4)
+    job = make_job(model, batch=64, seq_len=4096)
+    usual = estimator_of(job, chips=64, node=8)
+    beside = estimator_of(job, chips=64, node=8, profile=with_settings(usual.profile, {"moe_shared_overlap": True}))
+    plan = make_plan(job, cluster="test", num_chips=64, ep=64, zero=1, profile="megatron")
+    names = {name for rows in (beside.program_of(plan).beside.matmul, beside.program_of(plan).beside.streaming) for name in rows.names}
+    assert {name.partition(".")[2].partition(".")[0] for name in names} == {
+        "shared_gate_proj", "shared_up_proj", "shared_activation", "shared_product", "shared_down_proj"
+    }  # fmt: skip
+    shown, hidden = (each.predict(plan) for each in (usual, beside))
+    name = "expert_parallel_communication"
+    assert hidden.parts[name] < shown.parts[name]
+    assert shown.step_time - hidden.step_time == pytest.approx(shown.parts[name] - hidden.parts[name], rel=0.02)
+    assert sum(hidden.parts.values()) == pytest.approx(hidden.step_time)
+    alone = make_plan(job, cluster="test", num_chips=64, ep=1, dp=64, zero=1, profile="megatron")
+    assert usual.predict(alone).step_time == beside.predict(alone).step_time  # nothing to hide
+
+
 def test_exchanges_travel_beside_another_microbatch():
     """As long as the longer of both takes; what computes has fewer units meanwhile."""
     job = make_job(MIXTRAL, batch=64, seq_len=4096)
