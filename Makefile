@@ -27,7 +27,8 @@ help:
 	@echo "make lint         ruff (rules and format) and mypy"
 	@echo "make format       let ruff rewrite the files"
 	@echo "make bench        the speed of perfmodel itself (tests/benchmarks)"
-	@echo "make accuracy     how far predictions are from published runs, models left out; writes docs/accuracy.md again"
+	@echo "make accuracy     how far predictions are from published runs, models left out; writes docs/accuracy.md and"
+	@echo "                  docs/accuracy-serving.md again"
 	@echo "                  (KERNELS=FOLDER of the published kernel tables adds their lines)"
 	@echo "make wheel-check  build the wheel, install it alone and use it without torch"
 	@echo "make clean        remove caches and build results (.venv stays)"
@@ -71,6 +72,7 @@ bench: $(READY)
 
 CASES := tests/golden/published_training.jsonl.gz
 OUT_OF_MEMORY := tests/golden/published_out_of_memory.jsonl.gz
+SERVED := tests/golden/published_serving.jsonl.gz
 
 accuracy: $(READY)
 	mkdir -p build
@@ -79,6 +81,9 @@ accuracy: $(READY)
 	$(BIN)/python -m perfmodel.lab.left_out $(CASES) $(if $(KERNELS),--kernels $(KERNELS)) --out build/left_out.csv
 	$(BIN)/python -m perfmodel.lab.residuals $(CASES) --left-out build/left_out.csv --out-of-memory $(OUT_OF_MEMORY)
 	$(BIN)/python -m perfmodel.lab.accuracy $(CASES) $(OUT_OF_MEMORY) --left-out build/left_out.csv --out docs/accuracy.md
+	$(BIN)/python -m perfmodel.lab.serving.engines $(SERVED)
+	$(BIN)/python -m perfmodel.lab.serving.residuals $(SERVED)
+	$(BIN)/python -m perfmodel.lab.serving.accuracy $(SERVED) --out docs/accuracy-serving.md
 
 wheel-check: $(READY)
 	$(BIN)/python -m pytest -q tests/contracts/test_wheel.py

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.cost.serving.load import ServedLoad, closed_loop, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.machine import ServingMachine, serving_machine
 from perfmodel.cost.serving.memory import ServingMemory, serving_memory, weight_bytes
@@ -24,7 +25,8 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.serving.columns import ServingColumns
-from perfmodel.parallel.serving.engine import Engine
+from perfmodel.parallel.serving.engine import Engine, fitted_numbers
+from perfmodel.parallel.serving.intervals import Footing, intervals_of
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
 from perfmodel.workload.config import TransformerConfig
@@ -257,8 +259,21 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         fits=fits,
         fits_load=fits and bool(wanted <= served.capacity[at]),
         is_saturated=bool(load.is_saturated[at]),
+        intervals=_intervals(estimator, served, at),
         notes=tuple(notes),
     )
+
+
+def _intervals(estimator: ServingEstimator, served: ServedPlans, at: int) -> dict[str, tuple[float, float]]:
+    """As far as published runs on such a footing were from their predictions; an engine of one's own is as one that nobody knows."""
+    footing = Footing(
+        engine_known=estimator.engine.name in fitted_numbers(),
+        chip_measured=is_calibrated(estimator.machine.plain),
+        has_experts=estimator.model.experts is not None,
+    )
+    predicted = {name: _at(getattr(served.load, name), at) for name in ("ttft", "tpot", "request_latency")}
+    predicted["tokens_per_second"] = float(served.tokens_per_second_per_chip[at])
+    return intervals_of(footing, predicted)
 
 
 def rests_on(estimator: ServingEstimator) -> dict[str, str]:

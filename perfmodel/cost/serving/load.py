@@ -19,6 +19,9 @@ from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variat
 from perfmodel.cost.serving.stationary import stationary_running
 from perfmodel.cost.serving.times import Array, Num, ServingTimes
 
+#: Of a run of ten requests a client, that of the first, which all clients send at once: the share of a closed loop that marches anyway.
+BURST = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServedLoad:
@@ -50,6 +53,18 @@ class ServedLoad:
     is_saturated: Array
 
 
+def marching(requests: Requests, scheduling: Scheduling) -> Array:
+    """How far clients of a closed loop march in step, s: as far as the engine makes them only where their answers have one length.
+
+    Prefill first, answers of one length: who was prefilled together ends together, wave after wave. Answers of n lengths, each as likely:
+    of a wave one in n ends in a step, and what comes next is prefilled at once; the burst with which a run begins is left.
+    Chunked: who was prefilled before the others ends before them, and the wave dissolves whatever the lengths; s is the engine's.
+    """
+    n = requests.output.most - requests.output.least + 1
+    s = np.asarray(scheduling.lockstep, dtype=float)
+    return np.asarray(np.where(np.asarray(scheduling.chunked), s, np.minimum(s, BURST + np.maximum(s - BURST, 0.0) / n)))
+
+
 def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, concurrency: Num, capacity: Num) -> ServedLoad:
     """c clients, each of which sends its next request when the last is answered.
 
@@ -60,7 +75,7 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
         X    = b / E2E                                      requests a second (Little's law)
         over capacity: TTFT += (c - K) / X
 
-    h0 `first_token_time`, m `border_steps`, s `lockstep`, q prompts that share a step (1 but under heavy load). The latency without
+    h0 `first_token_time`, m `border_steps`, s `marching`, q prompts that share a step (1 but under heavy load). The latency without
     its queue does not depend on s: marching in step moves time from the decode steps to the first token.
 
     99th percentiles: of TTFT over the places of a wave and the lengths of prompts; of TPOT over the places, and by how many prompts
@@ -71,7 +86,7 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
     b = np.minimum(c, K)
     served = fill_steps(times, requests, scheduling, b)
     D, tokens_after = decode_steps(requests, scheduling), np.maximum(requests.output.mean - 1, 1.0)
-    s, others = np.asarray(scheduling.lockstep), np.maximum(b - served.together, 0.0)
+    s, others = marching(requests, scheduling), np.maximum(b - served.together, 0.0)
 
     front = scheduling.first_token_time + served.prompt + scheduling.border_steps * served.decode
     wave = s * others * served.alongside

@@ -371,14 +371,14 @@ class StepCosts:
             time = cached_attention_time(
                 batch=work.decoding,
                 heads=of.heads,
-                kv_heads=of.kv_heads,
+                kv_heads=of.kv_heads if self.engine.shares_key_values else of.heads,
                 key_length=cached,
                 head_dim=of.head_dim,
                 machine=machine,
                 cache_itemsize=width,
                 queries=work.new_tokens,
             )
-        return np.asarray(time)
+        return np.asarray(time) / self.engine.decode_attention_fraction
 
     def _prompts(self, of: AttentionRow, work: Work, seen: Array) -> Array:
         """Causal only among the new tokens: z - (q - 1) / 2 of z keys on average, and of a window no more than it holds."""
@@ -440,7 +440,7 @@ class StepCosts:
         time = collective_time(code, num_bytes, group_size=size, inside=inside, machine=machine)
         if self.engine.fuses_all_reduce:
             time = np.where(code == _ALL_REDUCE, np.minimum(time, small_all_reduce_time(num_bytes, size, machine)), time)
-        return np.asarray(time)
+        return np.asarray(time + self.engine.rank_skew_time * (size > 1))
 
     def _experts(self, program: ServingProgram, rows: Array, tokens: Array, repeats: int) -> tuple[Array, Array]:
         """Routed experts of all layers and what tokens send to them and back. [s]

@@ -27,7 +27,9 @@ ACCEPTANCE = 0.75
 """Of a drafted token; benchmarks with speculation do not publish theirs. DeepSeek-V3 states 85 to 90 % of its second token
 (arXiv 2412.19437, section 5.4.3), later ones of one module fare worse."""
 
-#: Precision of a run -> format of its weights; fp8 of a model with experts lies in blocks, as their checkpoints do.
+#: Families whose own checkpoints in fp8 lie in blocks of 128 (`weight_block_size` of their configs); others have a scale for a tensor.
+_BLOCK_FAMILIES = ("deepseek", "kimi", "glm", "minimax", "qwen3")
+#: Precision of a run -> format of its weights.
 PRECISIONS: Mapping[str, str] = {
     "bf16": "bf16", "fp16": "fp16", "fp32": "bf16", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "int4": "w4a16",
     "w4a16": "w4a16", "awq": "w4a16", "gptq": "w4a16", "int8-wo": "int8-weights", "int8": "int8", "w4a8": "w4a8",
@@ -182,7 +184,7 @@ def _job(inputs: Mapping[str, Any], kind: str, engine: str, assumed: list[str]) 
     answer = constant(1) if kind == "ttft_only" else _lengths(inputs, "output_len")
     speculation = _speculation(inputs, assumed)
     model = model_of_case(inputs.get("model"), longest=prompt.most + answer.most, drafts=speculation is not None)
-    quantization = _quantization(inputs, model.experts is not None, assumed)
+    quantization = _quantization(inputs, model.architecture.startswith(_BLOCK_FAMILIES), assumed)
     return ServingJob(
         model=model,
         input_len=prompt,
@@ -223,7 +225,7 @@ def _lengths(inputs: Mapping[str, Any], field: str) -> Lengths:
     return Lengths(least=max(round(2.0 * float(mean) - most), 1), most=most)  # type: ignore[arg-type]
 
 
-def _quantization(inputs: Mapping[str, Any], has_experts: bool, assumed: list[str]) -> Quantization:
+def _quantization(inputs: Mapping[str, Any], in_blocks: bool, assumed: list[str]) -> Quantization:
     value = inputs.get("precision")
     if value is None:
         assumed.append("precision")
@@ -231,7 +233,7 @@ def _quantization(inputs: Mapping[str, Any], has_experts: bool, assumed: list[st
     name = PRECISIONS.get(value.lower()) if isinstance(value, str) else None
     if name is None:
         raise bad_field("precision", one_line(value, 40), "is not known", f"use one of {', '.join(PRECISIONS)}")
-    return QUANTIZATIONS["fp8-block" if name == "fp8" and has_experts else name]
+    return QUANTIZATIONS["fp8-block" if name == "fp8" and in_blocks else name]
 
 
 def _cache(inputs: Mapping[str, Any], quantization: Quantization, engine: str, assumed: list[str]) -> Dtype:

@@ -21,14 +21,16 @@ from perfmodel.parallel.serving.prediction import ServingPrediction
 Array = NDArray[np.float64]
 PredictAs = Callable[["ServingRow", Engine], ServingPrediction]
 
-#: What is fitted: from where, within which bounds. All but `lockstep` are times. [s]
+#: What is fitted: from where, within which bounds. [s, -]
 NUMBERS: Mapping[str, tuple[float, float, float]] = {
     "step_time": (1e-3, 1e-5, 2e-2),
     "sequence_time": (2e-5, 1e-7, 5e-4),
     "request_time": (3e-2, 1e-3, 1.0),
     "lockstep": (0.3, 0.02, 1.0),
-    "layer_prefill_time": (1e-4, 1e-6, 2e-3),
+    "border_steps": (0.5, 0.05, 10.0),
     "launch_time": (6e-6, 1e-6, 1e-4),
+    "rank_skew_time": (5e-6, 1e-7, 2e-4),
+    "decode_attention_fraction": (1.0, 0.05, 2.0),
 }
 #: Of a number's logarithm: how far it may lie from where it starts before runs that hardly tell it are asked for more.
 _PRIOR_SPREAD = math.log(5.0)
@@ -36,7 +38,7 @@ _PRIOR_WEIGHT = 0.3
 #: Weight of each metric; TTFT has an error of its own (queues, clients, start-up) that the others do not.
 _WEIGHTS: Mapping[str, float] = {"ttft": 0.5, "tpot": 1.0, "request_latency": 1.0, "tokens_per_second": 1.0}
 _SCALE = 0.1
-"""Errors beyond it count as their square root does (soft L1)."""
+"""Errors far beyond it hardly count (Cauchy): early releases of the support of a model run at half the speed of later ones."""
 _STEP = 0.1
 LEAST_RUNS = 8
 """Fewer runs tell nothing of an engine."""
@@ -91,9 +93,13 @@ def numbers_of(engine: Engine, rows: Sequence[ServingRow]) -> tuple[str, ...]:
     has_load = any(row.kind == "serving" for row in rows)
     names = ["step_time", "sequence_time"]
     if has_load:
-        names += ["request_time", "lockstep", "layer_prefill_time"]
+        names += ["request_time", "lockstep", "border_steps"]
+    if sum(row.planned is not None and row.planned.plan.tp > 1 for row in rows) >= LEAST_RUNS:
+        names += ["rank_skew_time"]
     if not engine.has_graphs:
         names += ["launch_time"]
+    if not engine.shares_key_values:
+        names += ["decode_attention_fraction"]
     return tuple(names)
 
 
@@ -130,7 +136,7 @@ def predicted_logs(rows: Sequence[ServingRow], targets: Sequence[Target], engine
         return np.asarray(np.log(values))
 
 
-def fit_engine(engine: Engine, rows: Sequence[ServingRow], predict: PredictAs, *, most: int = 160) -> EngineFit | None:
+def fit_engine(engine: Engine, rows: Sequence[ServingRow], predict: PredictAs, *, most: int = 80) -> EngineFit | None:
     """The numbers of an engine by its scored runs; None where they are too few. While it searches at most `most` of them, spread evenly."""
     from scipy.optimize import least_squares
 
@@ -149,9 +155,7 @@ def fit_engine(engine: Engine, rows: Sequence[ServingRow], predict: PredictAs, *
         prior = (logs - start) / _PRIOR_SPREAD * _PRIOR_WEIGHT
         return np.concatenate([np.nan_to_num(own), prior])
 
-    found = least_squares(
-        residuals, start, bounds=bounds, loss="soft_l1", f_scale=_SCALE, diff_step=0.03, max_nfev=12, xtol=1e-3, ftol=1e-4
-    )
+    found = least_squares(residuals, start, bounds=bounds, loss="cauchy", f_scale=_SCALE, diff_step=0.05, max_nfev=7, xtol=2e-3, ftol=1e-3)
     return linearised(engine, rows, names, np.asarray(found.x), predict)
 
 
@@ -189,7 +193,7 @@ def left_out_logs(fit: EngineFit, keep: NDArray[np.bool_], elsewhere: Mapping[st
     residuals, known = fit.residuals, keep & np.isfinite(fit.predicted)
     for _ in range(3):
         now = residuals + fit.slopes @ (logs - fit.logs)
-        robust = (1.0 + (now * weights / _SCALE) ** 2) ** -0.25
+        robust = (1.0 + (now * weights / _SCALE) ** 2) ** -0.5
         scale = (weights * robust)[known]
         matrix = fit.slopes[known] * scale[:, None]
         prior = np.eye(len(logs)) * (_PRIOR_WEIGHT / _PRIOR_SPREAD) ** 2

@@ -81,7 +81,11 @@ def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRo
     predicted = metrics_of(planned, prediction)
     if not all(math.isfinite(value) for value in predicted.values()):
         return replace(row, reason="the prediction is not a finite number; please report this case")
-    intervals = {metric: prediction.intervals[metric] for metric in predicted if metric in prediction.intervals}
+    held = dict(prediction.intervals)
+    if "tokens_per_second" in held:  # those are of one chip
+        low, high = held["tokens_per_second"]
+        held["tokens_per_second"] = low * planned.plan.num_chips, high * planned.plan.num_chips
+    intervals = {metric: held[metric] for metric in predicted if metric in held}
     return replace(
         row,
         predicted=MappingProxyType(predicted),

@@ -14,6 +14,8 @@ from perfmodel.foundation.resources import resource_dir
 
 DEFAULT_ENGINE = "vllm"
 EXTENTS = ("any", "whole", "none")
+GENERIC_ENGINE = "generic"
+"""What is taken of an engine that nobody knows: the mean of those of today."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,9 @@ class Engine:
     fuses_all_reduce    small all-reduces by the engine's own kernels
     fuses_casts         what narrows activations before products of fewer bits is part of the kernel before; else it is a kernel of its own
     fuses_kernels       products of one input are one call, and norms, additions and rotations share launches; else all are kernels
+    rank_skew_time      of an all-reduce beside its kernel: its ranks, launched one by one, come to it one after another
+    shares_key_values   decoding reads the keys and values of a head once for all queries that share them (else for each query head)
+    decode_attention_fraction   rate of its attention kernel when it decodes, over that of the fused one that chips are measured with
     """
 
     name: str
@@ -98,6 +103,9 @@ class Engine:
     fuses_all_reduce: bool = True
     fuses_casts: bool = False
     fuses_kernels: bool = True
+    rank_skew_time: float = 0.0
+    shares_key_values: bool = True
+    decode_attention_fraction: float = 1.0
     notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -114,6 +122,9 @@ class Engine:
         for name in ("attention_dp", "expert_parallel"):
             if getattr(self, name) not in EXTENTS:
                 raise bad_field(name, getattr(self, name), f"must be one of {', '.join(EXTENTS)}", "correct the engine")
+        if not 0.0 < self.decode_attention_fraction <= 2.0:
+            rule = "must be above 0, and 2 at most"
+            raise bad_field("decode_attention_fraction", self.decode_attention_fraction, rule, "correct the engine")
         if not 0.0 <= self.lockstep <= 1.0:
             raise bad_field("lockstep", self.lockstep, "must lie in 0..1", "correct the engine")
 
@@ -138,4 +149,19 @@ def _load(name: str) -> Engine:
     if not path.is_file():
         raise InputError(f"engine={name}: is not known{suggest(name, list_engines())}")
     data: Any = read_yaml(path)
+    if path == shipped and isinstance(data, dict):
+        data = {**data, **{number: told["value"] for number, told in fitted_numbers().get(name, {}).items()}}
     return record_from_data(Engine, data, where=path.name)
+
+
+@lru_cache(maxsize=1)
+def fitted_numbers() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """What published runs say of shipped engines: engine -> number -> its value, range and what it was heard from.
+
+    Written by `python -m perfmodel.lab.serving.engines`.
+    """
+    from perfmodel.foundation.files import read_yaml
+
+    path = resource_dir("strategies") / "engines_fitted.yaml"
+    found: Any = read_yaml(path).get("engines", {}) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}

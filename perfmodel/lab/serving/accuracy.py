@@ -1,0 +1,378 @@
+"""docs/accuracy-serving.md: how far predictions of serving are from published runs, models and chips left out.
+
+python -m perfmodel.lab.serving.accuracy CASES.jsonl [--out docs/accuracy-serving.md]
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from perfmodel.foundation.resources import write_atomically
+from perfmodel.lab.command import command_parser, exits_on_errors
+from perfmodel.lab.serving.choices import ChoiceFigures, choice_figures, points_of
+from perfmodel.lab.serving.engines import elsewhere, read_rows, shipped_fits
+from perfmodel.lab.serving.estimators import Estimators
+from perfmodel.lab.serving.fitting import EngineFit, left_out_residuals
+from perfmodel.lab.serving.judgement import error_statistics
+from perfmodel.lab.serving.residuals import Residual, every_footing, factors, known_residuals, unknown_residuals
+from perfmodel.lab.serving.rows import METRICS, ServingRow, label_order
+from perfmodel.lab.serving.tables import WORDS
+from perfmodel.parallel.serving.engine import fitted_numbers, load_engine
+from perfmodel.parallel.serving.intervals import interval_factors
+
+Errors = Mapping[tuple[str, str], float]
+"""(id of a run, metric) -> predicted / measured - 1."""
+
+_DENSE_CHIPS = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-180gb")
+_NOTED_RUNNING = re.compile(r"about (\d+) of (\d+) requests run at once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingAccuracy:
+    """Everything that the document is made from."""
+
+    rows: tuple[ServingRow, ...]
+    shipped: Errors
+    without_model: Errors
+    without_chip: Errors
+    choices: Mapping[str, ChoiceFigures]
+    residuals: tuple[Residual, ...]
+
+    @property
+    def scored(self) -> list[ServingRow]:
+        return [row for row in self.rows if row.is_scored]
+
+
+def measure(path: Path) -> ServingAccuracy:
+    estimators = Estimators()
+    rows = read_rows(path, estimators)
+    shipped = {(row.id, metric): row.error(metric) for row in rows for metric in METRICS if row.counts(metric)}
+    fits = shipped_fits(rows, estimators)
+    without = {by: left_out_errors(fits, by) for by in ("model", "chip")}
+    metrics = {row.id: row.predicted for row in rows if row.is_predicted}
+    return ServingAccuracy(
+        rows=tuple(rows),
+        shipped=shipped,
+        without_model=without["model"],
+        without_chip=without["chip"],
+        choices={
+            "as it ships": choice_figures(points_of(rows, metrics)),
+            "without the model": choice_figures(points_of(rows, _moved(rows, without["model"]))),
+        },
+        residuals=(*known_residuals(fits, estimators), *unknown_residuals(fits, estimators)),
+    )
+
+
+def left_out_errors(fits: Mapping[str, EngineFit], by: str) -> dict[tuple[str, str], float]:
+    found = {}
+    for name, fit in fits.items():
+        values, _ = left_out_residuals(fit, by, elsewhere(fits, name))
+        for target, value in zip(fit.targets, values, strict=True):
+            found[fit.rows[target.row].id, target.metric] = math.expm1(float(value))
+    return found
+
+
+def _moved(rows: Sequence[ServingRow], errors: Errors) -> dict[str, dict[str, float]]:
+    """The metrics of runs as predicted with these errors."""
+    found = {}
+    for row in rows:
+        moved = {metric: row.measured(metric) * (1.0 + errors[row.id, metric]) for metric in METRICS if (row.id, metric) in errors}
+        if {"tpot", "request_latency"} <= set(moved):
+            found[row.id] = moved
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# The document
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def document(found: ServingAccuracy) -> str:
+    sections: Sequence[Callable[[ServingAccuracy], str]] = (
+        _introduction, _main_table, _static, _second_hand, _saturation, _plan_choice, _by_label, _intervals, _engines,
+        _not_scored, _rebuild,
+    )  # fmt: skip
+    return "\n\n".join(section(found) for section in sections) + "\n"
+
+
+def _introduction(found: ServingAccuracy) -> str:
+    predicted = sum(row.is_predicted for row in found.rows)
+    return f"""# Accuracy of serving
+
+How far predicted times of served loads are from published runs. Written by one command (last section); nothing here is edited by hand.
+
+{len(found.rows):,} points are read, {predicted:,} predicted, {len(found.scored):,} scored: primary ones that the data do not mark as
+suspect. Errors are |predicted / measured - 1| in percent. *Without the model* and *without the chip*: the numbers of the
+engine fitted to all its runs but those of the run's model, or chip. Kernels and collectives are never fitted to such runs."""
+
+
+def _main_table(found: ServingAccuracy) -> str:
+    serving = [row for row in found.scored if row.kind == "serving"]
+    dense = [row for row in serving if row.labels["experts"] == "dense"]
+    routed = [row for row in serving if row.labels["experts"] != "dense"]
+    known = [row for row in dense if row.labels["chip"] in _DENSE_CHIPS]
+    lines = (
+        ("TPOT, dense models on H100, H200, B200", known, "tpot"),
+        ("TPOT, models with experts", routed, "tpot"),
+        ("TPOT, all", serving, "tpot"),
+        ("TTFT, dense models", dense, "ttft"),
+        ("TTFT, all", serving, "ttft"),
+        ("request latency, all", serving, "request_latency"),
+        ("static batches (latency)", [row for row in found.scored if row.kind == "static_batch"], "request_latency"),
+        ("maximum load (tokens/s)", [row for row in found.scored if row.kind == "max_throughput"], "tokens_per_second"),
+        ("first token of a batch", [row for row in found.scored if row.kind == "ttft_only"], "ttft"),
+    )
+    head = ("what", "runs", "median", "p90", "bias", "median without the model", "p90", "median without the chip", "p90")
+    return "## What a load sees\n\n" + _table(head, [_line(found, *each) for each in lines])
+
+
+def _line(found: ServingAccuracy, name: str, rows: Sequence[ServingRow], metric: str) -> tuple[str, ...]:
+    ids = [(row.id, metric) for row in rows if row.counts(metric)]
+    own, model, chip = (error_statistics([errors[each] for each in ids if each in errors]) for errors in _sets(found))
+    return (
+        name,
+        f"{own.count:,}",
+        *map(_percent, (own.median, own.p90, own.bias, model.median, model.p90, chip.median, chip.p90)),
+    )
+
+
+def _sets(found: ServingAccuracy) -> tuple[Errors, Errors, Errors]:
+    return found.shipped, found.without_model, found.without_chip
+
+
+def _static(found: ServingAccuracy) -> str:
+    groups: dict[tuple[str, str, str], list[ServingRow]] = {}
+    for row in found.scored:
+        if row.kind == "static_batch":
+            groups.setdefault((row.labels["source"], row.labels["engine"], row.labels["chip"]), []).append(row)
+    head = ("source, engine, chip", "runs", "median", "p90", "bias", "median without the model", "p90", "median without the chip", "p90")
+    lines = [_line(found, ", ".join(key), rows, "request_latency") for key, rows in sorted(groups.items())]
+    lines += [
+        _line(found, f"{source}, {engine}, {chip} (tokens/s at maximum load)", rows, "tokens_per_second")
+        for (source, engine, chip), rows in sorted(_maximum(found).items())
+    ]
+    return "## Static batches and maximum load, by source\n\n" + _table(head, lines)
+
+
+def _maximum(found: ServingAccuracy) -> dict[tuple[str, str, str], list[ServingRow]]:
+    groups: dict[tuple[str, str, str], list[ServingRow]] = {}
+    for row in found.scored:
+        if row.kind == "max_throughput":
+            groups.setdefault((row.labels["source"], row.labels["engine"], row.labels["chip"]), []).append(row)
+    return groups
+
+
+def _second_hand(found: ServingAccuracy) -> str:
+    rows = [row for row in found.rows if row.is_second_hand and row.is_predicted]
+    errors = [row.error("request_latency") for row in rows]
+    text = """## The seed's table (Kundu et al. 2024)
+
+22 latencies of Llama-2 with 200 tokens in and 200 out, which reached the data second-hand: not scored with the others, and nothing is
+fitted to them. Seconds."""
+    if not rows:
+        return text
+    lines = [
+        (
+            row.labels["model"],
+            row.labels["chip"],
+            str(row.planned.plan.tp if row.planned else ""),
+            f"{row.served.request_latency:.3f}",
+            f"{row.predicted['request_latency']:.3f}",
+            f"{100 * row.error('request_latency'):+.1f}",
+        )
+        for row in rows
+    ]
+    own = error_statistics(errors)
+    summary = f"Mean {_percent(own.mean)} %, median {_percent(own.median)} %, bias {_percent(own.bias)} %."
+    return f"{text}\n\n{_table(('model', 'chip', 'tp', 'measured', 'predicted', 'error %'), lines)}\n\n{summary}"
+
+
+def _saturation(found: ServingAccuracy) -> str:
+    lines, errors = [], []
+    for row in found.rows:
+        noted = _NOTED_RUNNING.search(row.served.ttft_note)
+        if noted is None or not row.is_predicted or row.planned is None:
+            continue
+        plan, running = row.planned.plan, float(noted[1])
+        limit = load_engine(plan.engine).max_batch * plan.attention_dp
+        predicted = min(row.max_sequences, float(limit)) * plan.replicas
+        if predicted > 1.3 * float(noted[2]):
+            continue  # room for more than were sent: an admission limit of the server's, which is not stated
+        errors.append(predicted / running - 1.0)
+        lines.append((row.labels["engine"], row.labels["model"], row.labels["chip"], noted[2], noted[1], f"{predicted:.0f}"))
+    waves = [
+        row for row in found.scored
+        if row.kind == "static_batch" and row.planned is not None and (row.planned.job.concurrency or 0) > row.max_sequences
+    ]  # fmt: skip
+    over = error_statistics([row.error("request_latency") for row in waves])
+    text = """## How many sequences fit
+
+Where a benchmark had more clients than ran at once (by Little's law), how many are predicted to run. Runs of whose cache much more would
+have held were limited by something else, and are left out."""
+    table = _table(("engine", "model", "chip", "clients", "run at once", "predicted"), lines) if lines else ""
+    own = error_statistics(errors)
+    summary = f"Median error {_percent(own.median)} %." if lines else ""
+    tail = f"""Static batches that are predicted to go in waves, for their cache is full ({over.count:,} runs): latency
+{_percent(over.median)} % off in the median, {_percent(over.p90)} % at the 90th percentile, bias {_percent(over.bias)} %. All scored runs
+ran; predicted not to fit:
+{sum(row.predicted_fits is False for row in found.scored):,}."""
+    return "\n\n".join(each for each in (text, table, summary, tail) if each)
+
+
+def _plan_choice(found: ServingAccuracy) -> str:
+    text = """## Choice of plan and load under a limit
+
+Groups of runs that differ in plan and load alone, under six limits of TPOT (10 to 100 ms). Chosen: the most output tokens a second and chip
+among what is predicted to meet the limit. Broken: choices whose measured TPOT is over the limit they were chosen under. Regret: how much
+less the others yield than the measured best under the limit. Median point: the same for the median of what meets it, what is at stake."""
+    head = ("numbers of engines", "cases", "mean regret", "median regret", "broken", "as many chips as the best", "median point")
+    lines = [
+        (
+            name,
+            f"{each.num_cases:,}",
+            *map(_percent, (each.mean_regret, each.median_regret, each.broken, each.same_chips, each.median_point)),
+        )
+        for name, each in found.choices.items()
+    ]
+    return f"{text}\n\n{_table(head, lines)}"
+
+
+def _by_label(found: ServingAccuracy) -> str:
+    parts = ["## By engine, chip, model, precision, clients\n\nServed loads: the numbers that ship; in brackets without the model."]
+    serving = [row for row in found.scored if row.kind == "serving"]
+    for field in ("engine", "framework", "chip", "model", "precision", "concurrency"):
+        labels = sorted({row.labels[field] for row in serving}, key=label_order)
+        lines = []
+        for label in labels:
+            rows = [row for row in serving if row.labels[field] == label]
+            lines.append((label, f"{len(rows):,}", *(cell for metric in METRICS[:3] for cell in _pair(found, rows, metric))))
+        head = (field, "runs", *(f"{WORDS[metric]} {word}" for metric in METRICS[:3] for word in ("median", "p90", "bias")))
+        parts.append(_table(head, lines))
+    return "\n\n".join(parts)
+
+
+def _pair(found: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> tuple[str, str, str]:
+    ids = [(row.id, metric) for row in rows if row.counts(metric)]
+    own, left = (error_statistics([errors[each] for each in ids if each in errors]) for errors in _sets(found)[:2])
+    return f"{_percent(own.median)} ({_percent(left.median)})", _percent(own.p90), _percent(own.bias)
+
+
+def _intervals(found: ServingAccuracy) -> str:
+    text = """## Intervals
+
+80 % intervals of a prediction, as factors: quantiles of measured / predicted of scored runs whose model the fit of their engine did not
+see; of an unknown engine: today's engines as predicted by the mean of the other two. Where a set has under 20 figures the next wider one is
+taken. *Held*: the share that the interval holds where it is made without the run's model."""
+    lines = []
+    for footing in every_footing():
+        for metric in METRICS:
+            shipped = interval_factors(footing).get(metric)
+            of = [each for each in found.residuals if each.footing == footing and each.metric == metric]
+            if shipped is None or not of:
+                continue
+            held = _coverage(found.residuals, of)
+            lines.append((footing.key, WORDS[metric], f"{shipped[0]:.2f} to {shipped[1]:.2f}", f"{len(of):,}", _percent(held)))
+    return f"{text}\n\n{_table(('footing', 'of', 'interval', 'figures', 'held'), lines)}"
+
+
+def _coverage(residuals: Sequence[Residual], of: Sequence[Residual]) -> float:
+    held = 0
+    for model in {each.row.labels["model"] for each in of}:
+        own = [each for each in of if each.row.labels["model"] == model]
+        made = factors([each for each in residuals if each.row.labels["model"] != model], own[0].footing, own[0].metric)
+        if made is not None:
+            held += sum(math.log(made[0]) <= each.value <= math.log(made[1]) for each in own)
+    return held / len(of)
+
+
+def _engines(found: ServingAccuracy) -> str:
+    text = """## What runs say of engines
+
+Each number is fitted to all scored runs of an engine at once (`python -m perfmodel.lab.serving.engines`); the range holds 80 % of what fits
+without one model say. Everything else of an engine is from its source code (`strategies/engines/`)."""
+    lines = [
+        (engine, number, str(told["value"]), f"{told['low']} to {told['high']}",
+         str(told["runs"]), str(told["models"]), str(told["chips"]))
+        for engine, numbers in sorted(fitted_numbers().items())
+        for number, told in numbers.items()
+    ]  # fmt: skip
+    return f"{text}\n\n{_table(('engine', 'number', 'value', 'range', 'runs', 'models', 'chips'), lines)}"
+
+
+def _not_scored(found: ServingAccuracy) -> str:
+    suspect = Counter(_reason(row.served.suspect) for row in found.rows if row.served.suspect and not row.is_second_hand)
+    missing = Counter(row.reason for row in found.rows if not row.is_predicted)
+    secondary = [row for row in found.rows if row.tier != "primary" and not row.served.suspect and row.is_predicted]
+    noted = sum(bool(row.served.ttft_note) for row in found.rows)
+    lines = [(WORDS[metric], *_statistics(secondary, metric)) for metric in METRICS]
+    return "\n\n".join(
+        [
+            "## Not scored",
+            f"Secondary runs (an input is unknown, speculation, two pools, an admission limit): {len(secondary):,}.",
+            _table(("of", "runs", "median", "p90", "bias"), lines),
+            f"TTFT of {noted:,} runs is not scored: it is noted to be mostly a queue, or start-up. Suspect runs, by what the data say:",
+            _table(("runs", "reason"), [(f"{count:,}", reason) for reason, count in suspect.most_common(12)]),
+            "Not predicted:",
+            _table(("runs", "reason"), [(f"{count:,}", reason) for reason, count in missing.most_common()]),
+        ]
+    )
+
+
+def _reason(text: str) -> str:
+    """Without what is particular to one run."""
+    return re.sub(r"\d+(\.\d+)?", "N", text)[:110]
+
+
+def _statistics(rows: Sequence[ServingRow], metric: str) -> tuple[str, ...]:
+    own = error_statistics([row.error(metric) for row in rows if row.counts(metric)])
+    return f"{own.count:,}", _percent(own.median), _percent(own.p90), _percent(own.bias)
+
+
+def _rebuild(found: ServingAccuracy) -> str:
+    return """## To write this again
+
+```text
+CASES=tests/golden/published_serving.jsonl.gz
+python -m perfmodel.lab.serving.engines $CASES
+python -m perfmodel.lab.serving.residuals $CASES
+python -m perfmodel.lab.serving.accuracy $CASES --out docs/accuracy-serving.md
+```
+
+`perfmodel validate CASES.jsonl --by engine,model,concurrency` prints such tables of any file of runs."""
+
+
+def _percent(share: float) -> str:
+    return "" if math.isnan(share) else f"{100 * share:.1f}"
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    numeric = [all(re.fullmatch(r"[-+]?[\d.,]*( \([\d.]*\))?", line[i]) for line in lines) for i in range(len(head))]
+    rule = ["---:" if each else "---" for each in numeric]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
+
+
+@exits_on_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command_parser("serving.accuracy", __doc__)
+    parser.add_argument("--out", type=Path, default=None, metavar="FILE.md", help="print it if left out")
+    options = parser.parse_args(arguments)
+    with np.errstate(all="ignore"):
+        text = document(measure(options.cases))
+    if options.out is None:
+        print(text, end="")
+    else:
+        write_atomically(options.out, text)
+        print(options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""strategies/engines_fitted.yaml and strategies/engines/generic.yaml: what published runs say of serving engines, and the mean of them.
+
+    python -m perfmodel.lab.serving.engines CASES.jsonl
+
+A few times of each engine's host, and how far requests march in step, from all its scored runs; nothing of a model, a chip or a row.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.foundation.resources import write_atomically
+from perfmodel.foundation.units import exact_quantity
+from perfmodel.lab.cases import read_cases
+from perfmodel.lab.command import command_parser, exits_on_errors
+from perfmodel.lab.serving.estimators import Estimators
+from perfmodel.lab.serving.fitting import EngineFit, EngineNumber, fit_engine, left_out_residuals, linearised, with_ranges
+from perfmodel.lab.serving.predict import ServingCasePredictor
+from perfmodel.lab.serving.rows import ServingRow
+from perfmodel.parallel.serving.engine import GENERIC_ENGINE, Engine, fitted_numbers, list_engines, load_engine
+from perfmodel.parallel.serving.prediction import ServingPrediction
+
+TODAYS = ("sglang", "tensorrt-llm", "vllm")
+"""Engines that an unknown one is most likely like."""
+
+HEAD = "# Written by `python -m perfmodel.lab.serving.engines`: what published runs say of each engine. Not edited by hand.\n"
+GENERIC_HEAD = "# Written by `python -m perfmodel.lab.serving.engines`: the mean of the engines of today. Not edited by hand.\n"
+_OWN = ("name", "version", "source", "notes")
+
+
+def read_rows(path: str | Path, estimators: Estimators) -> list[ServingRow]:
+    """The runs of serving of a file, predicted with the engines as they ship."""
+    predictor = ServingCasePredictor(predict=estimators.predict)
+    return [predictor.row(case) for case in read_cases(path) if case.served is not None]
+
+
+def predict_as(estimators: Estimators) -> Callable[[ServingRow, Engine], ServingPrediction]:
+    def predict(row: ServingRow, engine: Engine) -> ServingPrediction:
+        assert row.planned is not None
+        return estimators.predict(row.planned, engine)
+
+    return predict
+
+
+def fit_engines(rows: Sequence[ServingRow], estimators: Estimators, *, names: Sequence[str] = ()) -> dict[str, EngineFit]:
+    """Engine -> its fit, of those whose runs are enough."""
+    found = {}
+    for name in names or sorted({row.labels["engine"] for row in rows if row.is_scored} - {GENERIC_ENGINE}):
+        fit = fit_engine(load_engine(name), [row for row in rows if row.labels.get("engine") == name], predict_as(estimators))
+        if fit is not None:
+            found[name] = fit
+    return found
+
+
+def shipped_fits(rows: Sequence[ServingRow], estimators: Estimators) -> dict[str, EngineFit]:
+    """The fits that ship, about which they are linear: nothing is fitted again."""
+    found = {}
+    for name, numbers in fitted_numbers().items():
+        scored = [row for row in rows if row.labels.get("engine") == name and row.is_scored]
+        if scored:
+            engine = load_engine(name)
+            logs = np.log([getattr(engine, number) for number in numbers])
+            found[name] = linearised(engine, scored, tuple(numbers), logs, predict_as(estimators))
+    return found
+
+
+def elsewhere(fits: Mapping[str, EngineFit], name: str) -> dict[str, float]:
+    """Of each number the geometric mean of the other engines' that tell it."""
+    logs: dict[str, list[float]] = {}
+    for other, fit in fits.items():
+        if other != name:
+            for number, log in zip(fit.names, fit.logs, strict=True):
+                logs.setdefault(number, []).append(float(log))
+    return {number: math.exp(float(np.mean(each))) for number, each in logs.items()}
+
+
+def fitted_text(fits: Mapping[str, EngineFit]) -> str:
+    lines = [HEAD + "engines:"]
+    for name, fit in sorted(fits.items()):
+        _, others = left_out_residuals(fit, "model", elsewhere(fits, name))
+        counts = {label: len({row.labels.get(label) for row in fit.rows}) for label in ("model", "chip")}
+        heard = f"runs: {len(fit.rows)}, models: {counts['model']}, chips: {counts['chip']}"
+        lines.append(f"  {name}:")
+        for number in with_ranges(fit, others):
+            value, low, high = (_text(number, each) for each in (number.value, number.low, number.high))
+            lines.append(f"    {number.name}: {{value: {value}, low: {low}, high: {high}, {heard}}}")
+    return "\n".join(lines) + "\n"
+
+
+def _text(number: EngineNumber, value: float) -> str:
+    return exact_quantity(value, "time") if number.name.endswith("_time") else f"{value:g}"
+
+
+def generic_engine(known: Sequence[Engine]) -> Engine:
+    """Every number the mean of the engines' (of times the geometric one), every habit that of most."""
+    first = known[0]
+    values: dict[str, Any] = {}
+    for field in fields(Engine):
+        each = [getattr(engine, field.name) for engine in known]
+        if field.name in _OWN:
+            continue
+        if isinstance(each[0], bool) or field.name == "graph_sizes":
+            values[field.name] = max(Counter(each).items(), key=lambda item: (item[1], str(item[0])))[0]
+        elif isinstance(each[0], tuple):
+            values[field.name] = tuple(float(f"{value:.3g}") for value in np.mean(each, axis=0))
+        else:
+            values[field.name] = _mean(field.name, each, whole=isinstance(each[0], int))
+    names = ", ".join(engine.name for engine in known)
+    return replace(
+        first, name=GENERIC_ENGINE, version="any", source=f"the mean of {names} (perfmodel.lab.serving.engines)", notes={}, **values
+    )
+
+
+def _mean(name: str, values: Sequence[float], *, whole: bool) -> float:
+    told = [value for value in values if value > 0] if name.endswith("_time") else list(values)
+    if not told:
+        return 0.0
+    mean = float(np.exp(np.mean(np.log(told)))) if name.endswith("_time") else float(np.mean(told))
+    return round(mean) if whole else float(f"{mean:.3g}")
+
+
+def generic_text(engine: Engine) -> str:
+    lines = []
+    for field in fields(Engine):
+        value = getattr(engine, field.name)
+        if field.name == "notes":
+            continue
+        if field.name.endswith("_time"):
+            value = exact_quantity(value, "time")
+        elif field.name.endswith("_bytes"):
+            value = exact_quantity(value, "bytes")
+        elif isinstance(value, bool):
+            value = str(value).lower()
+        elif isinstance(value, tuple):
+            value = "[" + ", ".join(f"{each:g}" for each in value) + "]"
+        elif isinstance(value, str):
+            value = f"'{value}'"
+        lines.append(f"{field.name}: {value}")
+    return GENERIC_HEAD + "\n".join(lines) + "\n"
+
+
+def todays_engines(fits: Mapping[str, EngineFit] | None = None) -> list[Engine]:
+    return [fits[name].engine if fits is not None and name in fits else load_engine(name) for name in TODAYS]
+
+
+@exits_on_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command_parser("serving.engines", __doc__)
+    parser.add_argument("--out", type=Path, default=Path("strategies"), metavar="FOLDER", help="of engines_fitted.yaml and engines/")
+    parser.add_argument("--engine", action="append", default=[], choices=list_engines(), help="only these, which are printed, not written")
+    options = parser.parse_args(arguments)
+    estimators = Estimators()
+    rows = read_rows(options.cases, estimators)
+    fits = fit_engines(rows, estimators, names=options.engine)
+    print(fitted_text(fits), end="")
+    if not options.engine:
+        write_atomically(options.out / "engines_fitted.yaml", fitted_text(fits))
+        write_atomically(options.out / "engines" / f"{GENERIC_ENGINE}.yaml", generic_text(generic_engine(todays_engines(fits))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""How far published runs of serving were from their predictions: what an interval of each metric is made from.
+
+Factors are quantiles of measured / predicted of runs whose model no fit saw, by whether the engine is one that somebody fitted, whether
+the chip has kernels of its own measured, and whether the model has experts (`strategies/serving_residuals.yaml`, written by
+`python -m perfmodel.lab.serving.residuals`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from perfmodel.foundation.resources import resource_dir
+
+COVERAGE = 0.8
+"""Share of measured values that an interval is to hold."""
+METRICS = ("ttft", "tpot", "request_latency", "tokens_per_second")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footing:
+    """What a prediction of serving stands on."""
+
+    engine_known: bool
+    chip_measured: bool
+    has_experts: bool
+
+    @property
+    def key(self) -> str:
+        """As the file has it."""
+        engine, chip = "known" if self.engine_known else "unknown", "measured" if self.chip_measured else "prior"
+        return f"{engine} engine, {chip} chip, {'experts' if self.has_experts else 'dense'}"
+
+
+def interval_factors(footing: Footing) -> Mapping[str, tuple[float, float]]:
+    """Metric -> factors of its prediction; empty where nothing is known."""
+    return _factors().get(footing.key, {})
+
+
+def intervals_of(footing: Footing, predicted: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Metric -> 80 % interval."""
+    factors = interval_factors(footing)
+    return {metric: (value * factors[metric][0], value * factors[metric][1]) for metric, value in predicted.items() if metric in factors}
+
+
+@lru_cache(maxsize=1)
+def _factors() -> Mapping[str, Mapping[str, tuple[float, float]]]:
+    from perfmodel.foundation.files import read_yaml
+
+    path = resource_dir("strategies") / "serving_residuals.yaml"
+    found: Any = read_yaml(path).get("factors", {}) if path.is_file() else {}
+    return {key: {metric: (float(each["low"]), float(each["high"])) for metric, each in of.items()} for key, of in found.items()}
