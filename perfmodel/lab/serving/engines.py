@@ -107,7 +107,7 @@ def generic_engine(known: Sequence[Engine]) -> Engine:
         each = [getattr(engine, field.name) for engine in known]
         if field.name in _OWN:
             continue
-        if isinstance(each[0], bool) or field.name == "graph_sizes":
+        if isinstance(each[0], (bool, str)) or field.name == "graph_sizes":
             values[field.name] = max(Counter(each).items(), key=lambda item: (item[1], str(item[0])))[0]
         elif isinstance(each[0], tuple):
             values[field.name] = tuple(float(f"{value:.3g}") for value in np.mean(each, axis=0))

@@ -136,27 +136,25 @@ def predicted_logs(rows: Sequence[ServingRow], targets: Sequence[Target], engine
         return np.asarray(np.log(values))
 
 
-def fit_engine(engine: Engine, rows: Sequence[ServingRow], predict: PredictAs, *, most: int = 80) -> EngineFit | None:
-    """The numbers of an engine by its scored runs; None where they are too few. While it searches at most `most` of them, spread evenly."""
-    from scipy.optimize import least_squares
+def fit_engine(engine: Engine, rows: Sequence[ServingRow], predict: PredictAs, *, most: int = 90, final: int = 300) -> EngineFit | None:
+    """The numbers of an engine by its scored runs; None where they are too few.
 
+    Gauss-Newton steps of which each is robust, on at most `most` runs spread evenly over them, and a last one on `final`.
+    """
     rows = [row for row in rows if row.is_scored]
     if len(rows) < LEAST_RUNS:
         return None
     names = numbers_of(engine, rows)
-    start = np.log([NUMBERS[name][0] for name in names])
-    bounds = np.log([NUMBERS[name][1] for name in names]), np.log([NUMBERS[name][2] for name in names])
-    some = [rows[i] for i in sorted(set(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int).tolist()))]
-    targets = targets_of(some)
-    measured, weights = np.log([each.measured for each in targets]), np.array([each.weight for each in targets])
+    logs = np.log([NUMBERS[name][0] for name in names])
+    for number in (most, most, most, final):
+        fit = linearised(engine, _spread_evenly(rows, number), names, logs, predict)
+        logs = left_out_logs(fit, np.ones(len(fit.targets), dtype=bool), {})
+    return linearised(engine, _spread_evenly(rows, final), names, logs, predict)
 
-    def residuals(logs: Array) -> Array:
-        own = (predicted_logs(some, targets, with_numbers(engine, names, logs), predict) - measured) * weights
-        prior = (logs - start) / _PRIOR_SPREAD * _PRIOR_WEIGHT
-        return np.concatenate([np.nan_to_num(own), prior])
 
-    found = least_squares(residuals, start, bounds=bounds, loss="cauchy", f_scale=_SCALE, diff_step=0.05, max_nfev=7, xtol=2e-3, ftol=1e-3)
-    return linearised(engine, rows, names, np.asarray(found.x), predict)
+def _spread_evenly(rows: Sequence[ServingRow], most: int) -> list[ServingRow]:
+    places = np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)
+    return [rows[place] for place in sorted(set(places.tolist()))]
 
 
 def linearised(engine: Engine, rows: Sequence[ServingRow], names: tuple[str, ...], logs: Array, predict: PredictAs) -> EngineFit:
@@ -198,7 +196,11 @@ def left_out_logs(fit: EngineFit, keep: NDArray[np.bool_], elsewhere: Mapping[st
         matrix = fit.slopes[known] * scale[:, None]
         prior = np.eye(len(logs)) * (_PRIOR_WEIGHT / _PRIOR_SPREAD) ** 2
         step = np.linalg.solve(matrix.T @ matrix + prior, -(matrix.T @ (now[known] * scale)) - prior @ (logs - start))
-        logs = np.clip(logs + step, [math.log(NUMBERS[name][1]) for name in fit.names], [math.log(NUMBERS[name][2]) for name in fit.names])
+        logs = np.clip(
+            logs + np.clip(step, -1.0, 1.0),
+            [math.log(NUMBERS[name][1]) for name in fit.names],
+            [math.log(NUMBERS[name][2]) for name in fit.names],
+        )
     return logs
 
 
