@@ -114,7 +114,8 @@ def grouped_weight_time(
 
     def kernel_time(model: GroupedWeightModel) -> Any:
         rates = serving.grouped_rates(model, quantization.product)
-        products = _narrow_product(e, r / e, u * i, h, quantization, rates) + _narrow_product(e, r / e, h, i, quantization, rates)
+        each = r / np.maximum(e, 1e-9)  # a step without rows meets no expert
+        products = _narrow_product(e, each, u * i, h, quantization, rates) + _narrow_product(e, each, h, i, quantization, rates)
         return model.floor_time * serving.exposed_floor + model.expert_time * e + products + passes / model.row_fraction
 
     time = kernel_time(serving.grouped_weight[quantization.name])
