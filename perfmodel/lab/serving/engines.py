@@ -134,9 +134,9 @@ def generic_text(engine: Engine) -> str:
         if field.name == "notes":
             continue
         if field.name.endswith("_time"):
-            value = exact_quantity(value, "time")
+            value = f"{value * 1e6:.6g} us"
         elif field.name.endswith("_bytes"):
-            value = exact_quantity(value, "bytes")
+            value = f"{value / 1e6:.6g} MB"
         elif isinstance(value, bool):
             value = str(value).lower()
         elif isinstance(value, tuple):
