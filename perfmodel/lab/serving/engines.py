@@ -148,7 +148,12 @@ def generic_text(engine: Engine) -> str:
 
 
 def todays_engines(fits: Mapping[str, EngineFit] | None = None) -> list[Engine]:
-    return [fits[name].engine if fits is not None and name in fits else load_engine(name) for name in TODAYS]
+    """As they ship, or as these fits say, to as many digits as ship."""
+    found = []
+    for name in TODAYS:
+        told = fits[name].numbers() if fits is not None and name in fits else {}
+        found.append(replace(load_engine(name), **{number: float(f"{value:.3g}") for number, value in told.items()}))  # type: ignore[arg-type]
+    return found
 
 
 @exits_on_errors

@@ -145,3 +145,18 @@ def test_what_cannot_be_is_refused() -> None:
         job_of(of, input_len=constant(40_000))
     with pytest.raises(InputError, match="no units"):
         replace(of, quantization=quantization_named("nvfp4"))
+
+
+def test_ranks_that_come_apart_and_caches_read_by_each_query_head_cost_what_they_say() -> None:
+    base = estimator("llama-3-8b")
+    job, plan = job_of(base), ServingPlan(engine="vllm", tp=2)
+
+    def step(**changed: object) -> dict[str, float]:
+        of = replace(base, engine=replace(base.engine, rank_skew_time=0.0, **changed))  # type: ignore[arg-type]
+        return dict(of.predict(job, plan).parts)
+
+    plain, skewed, unshared = step(), replace(base, engine=replace(base.engine, rank_skew_time=1e-5)), step(shares_key_values=False)
+    moved = skewed.predict(job, plan).parts["communication"] - plain["communication"]
+    assert moved == pytest.approx((2 * 32 + 1) * 1e-5, rel=0.02)  # two all-reduces a layer, one after the embedding
+    assert 2 < unshared["attention"] / plain["attention"] < 4.5  # four query heads share a key-value head
+    assert step(decode_attention_fraction=0.5)["attention"] == pytest.approx(2 * plain["attention"])

@@ -1,14 +1,16 @@
 """A served load from times of steps: by hand where a toy's times allow it, and in its limits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from perfmodel.cost.serving.load import closed_loop, maximum_load, open_loop, static_batch
-from perfmodel.cost.serving.requests import Scheduling, sequences_that_fit
+from perfmodel.cost.serving.load import closed_loop, marching, maximum_load, open_loop, static_batch
+from perfmodel.cost.serving.requests import Requests, Scheduling, sequences_that_fit
 from perfmodel.cost.serving.speculation import SpeculativeTimes, expected_tokens, speed_up
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.serving.engine import load_engine
-from perfmodel.workload.serving import Speculation
+from perfmodel.workload.serving import Lengths, Speculation, constant
 from tests.cost.serving.toys import ToySteps, requests
 
 TOY = ToySteps()
@@ -174,7 +176,7 @@ def test_an_engine_and_its_drafts_say_how_steps_are_filled():
     how = Scheduling.of_engine(
         load_engine("sglang"), step_tokens=np.array([0.0, 4096]), speculation=Speculation(draft_tokens=3, acceptance=0.8)
     )
-    assert (how.chunked, how.lockstep, how.rows_per_step) == (False, 0.95, 4)
+    assert (how.chunked, how.lockstep, how.rows_per_step) == (False, load_engine("sglang").lockstep, 4)
     assert list(how.step_tokens) == [8192, 4096]
     assert how.tokens_per_step == pytest.approx(2.95, abs=0.01)
     assert Scheduling.of_engine(load_engine("vllm")).tokens_per_step == 1
@@ -192,3 +194,11 @@ def test_an_engine_and_its_drafts_say_how_steps_are_filled():
 def test_what_no_engine_could_serve_is_refused(make):
     with pytest.raises(InputError):
         make()
+
+
+def test_answers_that_differ_dissolve_the_waves_of_an_engine_that_prefills_first():
+    how = Scheduling(chunked=False, step_tokens=8192, lockstep=0.9)
+    one, other = (Requests(prompt=constant(1024), output=lengths) for lengths in (constant(1000), Lengths(least=800, most=1000)))
+    assert marching(one, how) == 0.9
+    assert marching(other, how) == pytest.approx(0.1, abs=0.01)  # the burst with which a run begins
+    assert marching(other, replace(how, chunked=True)) == 0.9

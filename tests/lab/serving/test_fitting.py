@@ -15,7 +15,7 @@ from perfmodel.lab.serving.measured import Served
 from perfmodel.lab.serving.predict import ServingCasePredictor, metrics_of
 from perfmodel.lab.serving.residuals import Residual, factors
 from perfmodel.parallel.serving.engine import fitted_numbers, list_engines, load_engine
-from perfmodel.parallel.serving.intervals import Footing
+from perfmodel.parallel.serving.intervals import Footing, interval_factors, intervals_of
 from perfmodel.parallel.serving.prediction import Spread
 from tests.lab.serving.serving_cases import LLAMA, changed, stand_in
 
@@ -87,3 +87,11 @@ def test_what_ships_is_what_the_command_writes():
     for name, numbers in fitted_numbers().items():
         assert name in list_engines()
         assert all(getattr(load_engine(name), number) > 0 for number in numbers)
+
+
+def test_a_prediction_has_the_interval_of_its_footing():
+    known, unknown = (Footing(engine_known=known, chip_measured=True, has_experts=False) for known in (True, False))
+    low, high = intervals_of(known, {"tpot": 10.0})["tpot"]
+    assert low < 10.0 < high
+    wide, narrow = (interval_factors(each)["ttft"] for each in (unknown, known))
+    assert wide[1] / wide[0] > narrow[1] / narrow[0]
