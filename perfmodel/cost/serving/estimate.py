@@ -26,7 +26,7 @@ from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.engine import Engine, fitted_numbers
-from perfmodel.parallel.serving.intervals import Footing, intervals_of
+from perfmodel.parallel.serving.intervals import ServingFooting, intervals_of
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
 from perfmodel.workload.config import TransformerConfig
@@ -266,7 +266,7 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
 
 def _intervals(estimator: ServingEstimator, served: ServedPlans, at: int) -> dict[str, tuple[float, float]]:
     """As far as published runs on such a footing were from their predictions; an engine of one's own is as one that nobody knows."""
-    footing = Footing(
+    footing = ServingFooting(
         engine_known=estimator.engine.name in fitted_numbers(),
         chip_measured=is_calibrated(estimator.machine.plain),
         has_experts=estimator.model.experts is not None,

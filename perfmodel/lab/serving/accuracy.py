@@ -22,7 +22,7 @@ from perfmodel.lab.serving.engines import elsewhere, read_rows, shipped_fits
 from perfmodel.lab.serving.estimators import Estimators
 from perfmodel.lab.serving.fitting import EngineFit, left_out_residuals
 from perfmodel.lab.serving.judgement import error_statistics
-from perfmodel.lab.serving.residuals import Residual, every_footing, factors, known_residuals, unknown_residuals
+from perfmodel.lab.serving.residuals import ServingResidual, every_footing, factors, known_residuals, unknown_residuals
 from perfmodel.lab.serving.rows import METRICS, ServingRow, label_order
 from perfmodel.lab.serving.tables import WORDS
 from perfmodel.parallel.serving.engine import fitted_numbers, load_engine
@@ -44,7 +44,7 @@ class ServingAccuracy:
     without_model: Errors
     without_chip: Errors
     choices: Mapping[str, ChoiceFigures]
-    residuals: tuple[Residual, ...]
+    residuals: tuple[ServingResidual, ...]
 
     @property
     def scored(self) -> list[ServingRow]:
@@ -283,7 +283,7 @@ taken. *Held*: the share that the interval holds where it is made without the ru
     return f"{text}\n\n{_table(('footing', 'of', 'interval', 'figures', 'held'), lines)}"
 
 
-def _coverage(residuals: Sequence[Residual], of: Sequence[Residual]) -> float:
+def _coverage(residuals: Sequence[ServingResidual], of: Sequence[ServingResidual]) -> float:
     held = 0
     for model in {each.row.labels["model"] for each in of}:
         own = [each for each in of if each.row.labels["model"] == model]

@@ -21,7 +21,7 @@ from perfmodel.lab.serving.estimators import Estimators
 from perfmodel.lab.serving.fitting import EngineFit, left_out_residuals, predicted_logs, targets_of
 from perfmodel.lab.serving.rows import ServingRow
 from perfmodel.parallel.serving.engine import load_engine
-from perfmodel.parallel.serving.intervals import COVERAGE, METRICS, Footing
+from perfmodel.parallel.serving.intervals import COVERAGE, METRICS, ServingFooting
 
 HEAD = "# Written by `python -m perfmodel.lab.serving.residuals`. Not edited by hand.\n"
 _ENOUGH = 20
@@ -29,26 +29,28 @@ _ENOUGH = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Residual:
+class ServingResidual:
     """log(measured / predicted) of one figure of one run whose model the fit of its engine did not see (unknown: nor its engine)."""
 
-    footing: Footing
+    footing: ServingFooting
     metric: str
     row: ServingRow
     value: float
 
 
-def known_residuals(fits: Mapping[str, EngineFit], estimators: Estimators, *, by: str = "model") -> list[Residual]:
+def known_residuals(fits: Mapping[str, EngineFit], estimators: Estimators, *, by: str = "model") -> list[ServingResidual]:
     found = []
     for name, fit in fits.items():
         values, _ = left_out_residuals(fit, by, elsewhere(fits, name))
         for target, value in zip(fit.targets, values, strict=True):
             row = fit.rows[target.row]
-            found.append(Residual(footing=footing_of(row, estimators, known=True), metric=target.metric, row=row, value=-float(value)))
+            found.append(
+                ServingResidual(footing=footing_of(row, estimators, known=True), metric=target.metric, row=row, value=-float(value))
+            )
     return [each for each in found if np.isfinite(each.value)]
 
 
-def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> list[Residual]:
+def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> list[ServingResidual]:
     """Runs of today's engines as predicted by who does not know them: by the mean of the others."""
     found = []
     for name in TODAYS:
@@ -61,17 +63,17 @@ def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> 
         for target, log in zip(targets, logs, strict=True):
             row = rows[target.row]
             value = float(np.log(target.measured) - log)
-            found.append(Residual(footing=footing_of(row, estimators, known=False), metric=target.metric, row=row, value=value))
+            found.append(ServingResidual(footing=footing_of(row, estimators, known=False), metric=target.metric, row=row, value=value))
     return [each for each in found if np.isfinite(each.value)]
 
 
-def footing_of(row: ServingRow, estimators: Estimators, *, known: bool) -> Footing:
+def footing_of(row: ServingRow, estimators: Estimators, *, known: bool) -> ServingFooting:
     assert row.planned is not None
     machine = estimators.estimator(row.planned, load_engine(row.planned.engine)).machine.plain
-    return Footing(engine_known=known, chip_measured=is_calibrated(machine), has_experts=row.planned.job.model.experts is not None)
+    return ServingFooting(engine_known=known, chip_measured=is_calibrated(machine), has_experts=row.planned.job.model.experts is not None)
 
 
-def factors(residuals: Sequence[Residual], footing: Footing, metric: str) -> tuple[float, float, int] | None:
+def factors(residuals: Sequence[ServingResidual], footing: ServingFooting, metric: str) -> tuple[float, float, int] | None:
     """(low, high, figures): of the narrowest set with enough of them. Wider: any model, then any chip."""
     of = [each for each in residuals if each.metric == metric and each.footing.engine_known == footing.engine_known]
     sets = (
@@ -86,7 +88,7 @@ def factors(residuals: Sequence[Residual], footing: Footing, metric: str) -> tup
     return None
 
 
-def _weights(residuals: Sequence[Residual]) -> NDArray[np.float64]:
+def _weights(residuals: Sequence[ServingResidual]) -> NDArray[np.float64]:
     """Runs of one model under one engine together weigh as the square root of their number."""
     keys = [(each.row.labels["model"], each.row.labels["engine"]) for each in residuals]
     return np.array([keys.count(key) ** -0.5 for key in keys])
@@ -100,12 +102,12 @@ def _quantiles(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tup
     return float(low), float(high)
 
 
-def every_footing() -> list[Footing]:
+def every_footing() -> list[ServingFooting]:
     sides = (True, False)
-    return [Footing(engine_known=a, chip_measured=b, has_experts=c) for a in sides for b in sides for c in sides]
+    return [ServingFooting(engine_known=a, chip_measured=b, has_experts=c) for a in sides for b in sides for c in sides]
 
 
-def residuals_text(residuals: Sequence[Residual]) -> str:
+def residuals_text(residuals: Sequence[ServingResidual]) -> str:
     lines = [
         HEAD + "source: 'published runs of serving (tests/golden/published_serving.jsonl.gz), scored ones; each engine fitted without the "
         "model of the run'",

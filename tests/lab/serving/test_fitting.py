@@ -13,9 +13,9 @@ from perfmodel.lab.serving.engines import generic_engine, generic_text, todays_e
 from perfmodel.lab.serving.fitting import fit_engine, left_out_residuals, with_ranges
 from perfmodel.lab.serving.measured import Served
 from perfmodel.lab.serving.predict import ServingCasePredictor, metrics_of
-from perfmodel.lab.serving.residuals import Residual, factors
+from perfmodel.lab.serving.residuals import ServingResidual, factors
 from perfmodel.parallel.serving.engine import fitted_numbers, list_engines, load_engine
-from perfmodel.parallel.serving.intervals import Footing, interval_factors, intervals_of
+from perfmodel.parallel.serving.intervals import ServingFooting, interval_factors, intervals_of
 from perfmodel.parallel.serving.prediction import Spread
 from tests.lab.serving.serving_cases import LLAMA, changed, stand_in
 
@@ -70,10 +70,10 @@ def test_a_choice_is_judged_by_what_was_measured():
 
 
 def test_intervals_are_quantiles_of_the_narrowest_set_with_enough_figures():
-    footing = Footing(engine_known=True, chip_measured=True, has_experts=False)
+    footing = ServingFooting(engine_known=True, chip_measured=True, has_experts=False)
     labels = type("Row", (), {"labels": {"model": "m", "engine": "e"}})()
     values = np.linspace(-0.5, 0.5, 101)
-    some = [Residual(footing=footing, metric="tpot", row=labels, value=float(value)) for value in values]
+    some = [ServingResidual(footing=footing, metric="tpot", row=labels, value=float(value)) for value in values]
     low, high, number = factors(some, footing, "tpot")
     assert (math.log(low), math.log(high), number) == (pytest.approx(-0.4, abs=0.01), pytest.approx(0.4, abs=0.01), 101)
     assert factors(some, replace(footing, has_experts=True), "tpot") == (low, high, number)  # the next wider set
@@ -90,7 +90,7 @@ def test_what_ships_is_what_the_command_writes():
 
 
 def test_a_prediction_has_the_interval_of_its_footing():
-    known, unknown = (Footing(engine_known=known, chip_measured=True, has_experts=False) for known in (True, False))
+    known, unknown = (ServingFooting(engine_known=known, chip_measured=True, has_experts=False) for known in (True, False))
     low, high = intervals_of(known, {"tpot": 10.0})["tpot"]
     assert low < 10.0 < high
     wide, narrow = (interval_factors(each)["ttft"] for each in (unknown, known))
