@@ -214,3 +214,9 @@ def test_flex_sends_a_token_once_to_each_node_and_copies_it_on_the_way():
     sent = {name: parts["expert_parallel_communication"] for name, parts in by.items()}
     assert sent["flex"] / sent["alltoall"] == pytest.approx(8 * (1 - 0.3396) / 8, rel=0.02)  # C(112, 8) / C(128, 8) = 0.3396
     assert by["flex"]["forward"] < by["alltoall"]["forward"]
+
+
+def test_biases_of_shared_experts_are_there():
+    model = replace(MIXTRAL, experts=replace(MIXTRAL.experts, bias=True, shared_width=64, router_bias=True))
+    graph = build_graph(model, seq_len=64, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0)
+    assert graph.num_parameters == model.num_parameters

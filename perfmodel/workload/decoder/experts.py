@@ -103,15 +103,20 @@ def _run(b: DecoderBuilder, experts: Experts, rows: str, *, weights: str = "") -
 def _shared(b: DecoderBuilder, experts: Experts, x: str) -> str:
     """Experts that every token runs: a dense branch, whose output a gate may scale."""
     model = b.model
+
+    def wide(name: str) -> str:
+        out = b.linear(name, x, "b s u h", _TOKENS, "u h", 1, "b s u")
+        return b.bias(name, out, "b s u", "b s u", "u") if experts.bias else out
+
     if experts.gated:
-        gate = b.linear("shared_gate_proj", x, "b s u h", _TOKENS, "u h", 1, "b s u")
-        up = b.linear("shared_up_proj", x, "b s u h", _TOKENS, "u h", 1, "b s u")
+        gate, up = wide("shared_gate_proj"), wide("shared_up_proj")
         y = b.pointwise("shared_activation", model.activation, [(gate, "b s u")], "b s u")
         y = b.pointwise("shared_product", "mul", [(y, "b s u"), (up, "b s u")], "b s u")
     else:
-        up = b.linear("shared_up_proj", x, "b s u h", _TOKENS, "u h", 1, "b s u")
-        y = b.pointwise("shared_activation", model.activation, [(up, "b s u")], "b s u")
+        y = b.pointwise("shared_activation", model.activation, [(wide("shared_up_proj"), "b s u")], "b s u")
     y = b.linear("shared_down_proj", y, "b s u h", "b s u", "h u", 1, _TOKENS)
+    if experts.bias:
+        y = b.bias("shared_down_proj", y, "b s_res h", _TOKENS, "h")
     if not experts.shared_gate:
         return y
     gate = b.linear("shared_gate", x, "b s_res o h", _TOKENS, "o h", 1, "b s o")
