@@ -18,6 +18,9 @@ from perfmodel.workload.serving import ServingJob
 Array = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
+#: A wait of a day is a queue that only grows: one of its stages is busy all the time. [s]
+_ENDLESS = 86400.0
+
 #: Why a plan is rejected, in the order in which they are looked at; codes of `LoadTable.verdict` are places in it.
 FEASIBLE, NO_ROOM, SATURATED, TTFT, TPOT, LATENCY = range(6)
 REASONS = (
@@ -151,7 +154,7 @@ class Evaluator:
             for name, found in self._figures(served).items():
                 values[name][timed] = found
             if self.job.rate is not None:
-                verdict[timed[np.asarray(served.load.is_saturated, dtype=bool)]] = SATURATED
+                verdict[timed[np.asarray(served.load.is_saturated | (served.load.ttft > _ENDLESS), dtype=bool)]] = SATURATED
         limited = {"ttft": values["limited_ttft"], "tpot": values["limited_tpot"], "request_latency": values["latency"]}
         for code, name in ((TTFT, "ttft"), (TPOT, "tpot"), (LATENCY, "request_latency")):
             given = self.limits.given().get(name)

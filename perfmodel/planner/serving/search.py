@@ -324,7 +324,7 @@ class _Search:
         """One sentence: the nearest plan, and what would meet the limits."""
         job, row = self.evaluator.job, self.nearest(table)
         plan = table.columns.plan(row).label()
-        where = f"{cluster.num_chips} chips of {cluster.name}"
+        where = f"{cluster.num_chips} {'chip' if cluster.num_chips == 1 else 'chips'} of {cluster.name}"
         if not (table.verdict != NO_ROOM).any():
             mean = job.input_len.mean + job.output_len.mean
             of = [each.memory(table.columns, mean, job.speculation) for each in self.evaluator.estimators]
@@ -345,7 +345,10 @@ class _Search:
             best = int(np.argmax(timed))
             most = float(table.per_chip[best]) * self.evaluator.num_chips / job.output_len.mean
             label = table.columns.plan(best).label()
-            return f"rate={job.rate:g}: no plan on {where} answers as many; {label} answers at most {most:.3g} a second: use more chips"
+            best_of = (
+                f"{label} answers at most {most:.3g} a second" if most < 0.999 * job.rate else f"prompts queue without end under {label}"
+            )
+            return f"rate={job.rate:g}: no plan on {where} answers as many; {best_of}: use more chips"
         given = self.evaluator.limits.given()
         has = " and ".join(f"{name} {format_time(float(table.limited[name][row]))}" for name in given)
         clients = int(table.concurrency[row])
