@@ -154,7 +154,7 @@ class Evaluator:
             for name, found in self._figures(served).items():
                 values[name][timed] = found
             if self.job.rate is not None:
-                verdict[timed[np.asarray(served.load.is_saturated | (served.load.ttft > _ENDLESS), dtype=bool)]] = SATURATED
+                verdict[timed[np.logical_or(served.load.is_saturated, served.load.ttft > _ENDLESS)]] = SATURATED
         limited = {"ttft": values["limited_ttft"], "tpot": values["limited_tpot"], "request_latency": values["latency"]}
         for code, name in ((TTFT, "ttft"), (TPOT, "tpot"), (LATENCY, "request_latency")):
             given = self.limits.given().get(name)
