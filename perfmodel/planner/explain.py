@@ -14,7 +14,7 @@ from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, rule_set_of, told_rules
 from perfmodel.parallel.doubts import TrustAccount
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
-from perfmodel.parallel.layout import PipelineSchedule, Recompute
+from perfmodel.parallel.layout import USUAL_DISPATCHERS, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, make_plan, plan_facts
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.reasons import layouts_left_out
@@ -123,7 +123,10 @@ def _rules_to_try(plan: Plan, knobs: Mapping[str, int | str | bool]) -> tuple[Ru
 
 
 def _space_of(plan: Plan, knobs: Mapping[str, int | str | bool], **more: Any) -> Space:
-    return Space(fixed={knob: value for knob, value in knobs.items() if knob != "rules"}, rules=_rules_to_try(plan, knobs), **more)
+    fixed = {knob: value for knob, value in knobs.items() if knob != "rules"}
+    # flex is only tried where it is told
+    dispatchers = tuple(dict.fromkeys((*USUAL_DISPATCHERS, plan.dispatcher)))
+    return Space(fixed=fixed, rules=_rules_to_try(plan, knobs), dispatchers=dispatchers, **more)
 
 
 def explain(

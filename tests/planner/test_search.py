@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.layout import DEFAULT_ORDER, Dispatcher
+from perfmodel.planner.explain import explain
 from perfmodel.planner.reasons import layouts_left_out
 from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform.space import Space
+from perfmodel.workload.layer_specs import Experts
 from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
 
 BASELINES = ("data parallel", "FSDP", "Megatron rule of thumb")
@@ -167,3 +170,13 @@ def test_left_out_and_searched_layouts_are_all_layouts():
 def _plans(estimator):
     state = sweep_all(estimator)
     return [state.plan(i) for i in state.best_time.ids.tolist()]
+
+
+def test_a_plan_whose_rows_travel_once_to_each_place_is_among_those_that_explain_compares_it_with():
+    model = make_model(**LLAMA_LIKE, num_hidden_layers=2, experts=Experts(num_experts=8, top_k=4, width=256))
+    estimator = estimator_of(make_job(model, batch=8), chips=8, node=4)
+    space = Space(fixed={"ep": 8, "dispatcher": "flex"}, orders=(DEFAULT_ORDER,))
+    best = search_plans(estimator, space, top=1, with_baselines=False).plans[0].plan
+    (answer,) = explain(estimator, best, why_not={"ep": 8, "tp": best.layout.tp}).why_not
+    assert answer.prediction[0].plan.dispatcher is Dispatcher.FLEX
+    assert answer.reason.endswith("the plan has that; no such plan is better")
