@@ -173,7 +173,7 @@ def _best_loads(
         one = np.ones((len(splits), 1), dtype=np.int64)
         return _badness(estimator, job, splits, one, limits, objective)[:, 0], one[:, 0]
     clients, rows = _first_loads(splits), np.arange(len(splits))
-    for share in (np.linspace(0, 1, _BETWEEN), np.zeros(1)):
+    for share in (np.linspace(0, 1, _BETWEEN), np.linspace(0, 1, _BETWEEN), np.zeros(1)):
         values = _badness(estimator, job, splits, clients, limits, objective)
         best = values.argmin(axis=1)
         if len(share) > 1:

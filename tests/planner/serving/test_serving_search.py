@@ -46,6 +46,7 @@ def test_the_best_at_a_load_is_the_best_of_all_plans():
     assert result.num_feasible + sum(result.rejected.values()) == result.num_evaluated
 
 
+@pytest.mark.slow
 def test_the_largest_load_within_the_limits_is_found_exactly():
     job, limits = serving_job(), ServingLimits(ttft=0.3, tpot=0.02)
     result = searched(job, limits=limits)
