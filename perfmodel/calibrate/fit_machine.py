@@ -53,6 +53,8 @@ CACHE_STEPS = tuple(2.0**exponent for exponent in range(15, 31))
 """Candidate capacities of caches: 32 KiB to 1 GiB of the bytes that a kernel touches."""
 
 MAX_CACHES = 2
+MOST_OF_PEAK = 1.2
+"""Share of its peak that a fitted rate may have: a `MatmulModel` takes no more than 1.25."""
 
 Item = TypeVar("Item")
 
@@ -162,7 +164,8 @@ def _inverse(coefficient: float, most: float) -> float:
 
 
 def _fit_matmul(samples: Sequence[MatmulSample], dtype: str, peaks: dict[str, float], record: _Record) -> tuple[float, MatmulModel]:
-    """Peak rate [FLOP/s] and model: t = t0 + 2 b m n (k + k0) / R + bytes / B, the best rate that was seen being the peak."""
+    """Peak rate [FLOP/s] and model: t = t0 + 2 b m n (k + k0) / R + bytes / B, the best rate that was seen being the peak, or a little
+    less than R where everything was seen with more around it (on a busy machine)."""
     m, n, k, batch, time = (_array(getattr(sample, name) for sample in samples) for name in ("m", "n", "k", "batch", "time"))
     flops = 2 * batch * m * n * k
     num_bytes = batch * (m * k + k * n + m * n) * itemsize(Dtype(dtype))
@@ -170,8 +173,9 @@ def _fit_matmul(samples: Sequence[MatmulSample], dtype: str, peaks: dict[str, fl
     if len(time) < columns.shape[1]:
         columns[:, [0, 2, 3]] = 0.0
     floor_time, per_flop, per_start, per_byte = record.add(f"matmul.{dtype}", columns, time)
-    peak = float((flops / time).max())
-    rate = _inverse(per_flop, 2.0 * peak)
+    fastest = float((flops / time).max())
+    rate = _inverse(per_flop, 2.0 * fastest)
+    peak = max(fastest, rate / MOST_OF_PEAK)
     memory = peaks.get("memory_bandwidth", 0.0) or _inverse(per_byte, num_bytes.max() / time.min())
     peaks.setdefault("memory_bandwidth", memory)
     return rounded(peak, 6), MatmulModel(

@@ -28,6 +28,8 @@ def run_facts(found: ServedComparison) -> list[tuple[str, str]]:
     if found.steps:
         rests = f"rests on calibrated: {found.calibration}; is of processor time, what a step takes where nothing else runs"
     facts.append(("prediction", rests))
+    if found.steps:
+        facts.append(("machine", f"a fixed product took {found.drift:.2f} times what the calibration says of it, between the steps"))
     return facts
 
 
@@ -76,6 +78,7 @@ def run_object(found: ServedComparison) -> dict[str, Any]:
         "logit_error": measured.logit_error,
         "busy_fraction": measured.busy_fraction,
         "calibration": found.calibration,
+        "drift": found.drift,
         "steps": [
             {
                 "sequences": step.shape.sequences,

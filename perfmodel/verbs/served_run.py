@@ -77,13 +77,14 @@ def run_served(
         measured = run_serving(config, wanted, tp=tp, rounds=rounds, repeats=repeats, group=workers)
     if found is None:
         return ServedComparison(measurement=measured, steps=(), calibration="")
-    from perfmodel.cost.serving.executor import predicted_parts
+    from perfmodel.cost.serving.executor import anchor_time, predicted_parts
 
     cluster, dtype = local_cluster(num_chips=1), Dtype(measured.dtype)
     steps = tuple(
         ComparedStep(measured=step, parts=predicted_parts(config, cluster, found, step.shape, dtype=dtype)) for step in measured.steps
     )
-    return ServedComparison(measurement=measured, steps=steps, calibration=found.name)
+    drift = measured.anchor / anchor_time(cluster, found, dtype=dtype)
+    return ServedComparison(measurement=measured, steps=steps, calibration=found.name, drift=drift)
 
 
 def run_served_asked(asked: ServingRequest, progress: Callable[[str], None] | None = None) -> ServedComparison:

@@ -251,6 +251,16 @@ def test_a_few_samples_are_enough():
     assert time == pytest.approx(1e-3, rel=0.05)
 
 
+def test_products_that_were_all_seen_slow_have_a_peak_above_them():
+    """A millisecond around each of them: none comes near the rate that their differences tell."""
+    samples = [
+        MatmulSample(m=m, n=512, k=512, batch=1, dtype=Dtype.FP32, time=1e-3 + 2 * m * 512 * 512 / 200e9) for m in (16, 64, 128, 256, 512)
+    ]
+    calibration = fit_machine(samples, name="here", chip="test-chip", software="")
+    assert calibration.matmul[Dtype.FP32].peak_fraction == pytest.approx(1.2)
+    assert calibration.peaks["flop_rate.fp32"] > max(2 * s.m * 512 * 512 / s.time for s in samples)
+
+
 def test_nothing_measured_leaves_the_spec_sheet():
     machine = make_machine(make_tier(), calibration=fit_machine([], name="here", chip="test-chip", software=""))
     assert set(machine.rests_on.values()) == {"spec sheet"}

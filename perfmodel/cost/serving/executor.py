@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from perfmodel.cost.compute import matmul_time
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.machine import ServingMachine
@@ -14,7 +15,7 @@ from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.hardware.calibration import VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, Calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.engine import Engine
-from perfmodel.parallel.serving.measurement import StepShape
+from perfmodel.parallel.serving.measurement import ANCHOR, StepShape
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import QUANTIZATIONS
@@ -84,6 +85,15 @@ def executor_times(
     )
     estimator.machine = ServingMachine(plain=machine, low=machine)
     return estimator.times([ServingPlan(engine=EXECUTOR.name)])
+
+
+def anchor_time(cluster: Cluster, calibration: Calibration, *, dtype: Dtype = Dtype.FP32) -> float:
+    """What the calibration says of the product that tells how fast the machine is at the moment. [s]"""
+    rows, outputs, inputs = ANCHOR
+    machine = resolve_machine(replace(cluster, num_chips=1), calibration, dtype=dtype)
+    bandwidth = calibration.peaks.get(WEIGHT_BANDWIDTH, machine.matmul.bandwidth)
+    machine = replace(machine, matmul=replace(machine.matmul, bandwidth=bandwidth))
+    return float(matmul_time(batch=1.0, m=rows, n=outputs, k=inputs, itemsize=float(itemsize(dtype)), machine=machine))
 
 
 def predicted_parts(

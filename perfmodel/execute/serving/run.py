@@ -29,7 +29,7 @@ def check_serving(worker: Worker, config: TransformerConfig) -> dict[str, float]
 
 def time_serving(
     worker: Worker, config: TransformerConfig, shapes: Sequence[StepShape], dtype: Dtype, rounds: int, repeats: int
-) -> list[tuple[list[float], list[float], StepCounts]]:
+) -> tuple[list[tuple[list[float], list[float], StepCounts]], float]:
     from perfmodel.execute.serving.worker import measure_on_rank
 
     return measure_on_rank(worker, config, shapes, dtype, rounds, repeats)
@@ -94,7 +94,7 @@ def run_serving(
             counts=by_rank[0][2],
             processor_times=tuple(by_rank[0][1]) if tp == 1 and place == "cpu" else (),
         )
-        for shape, by_rank in zip(shapes, zip(*found, strict=True), strict=True)
+        for shape, by_rank in zip(shapes, zip(*(steps for steps, _ in found), strict=True), strict=True)
     ]
     return ServingMeasurement(
         model=config,
@@ -106,6 +106,7 @@ def run_serving(
         steps=tuple(steps),
         logit_error=error,
         busy_fraction=busy,
+        anchor=found[0][1],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.measure.measure import synchronize
+from perfmodel.execute.measure.microbenchmarks import FEW_ROWS, Kernel, Stopwatch, weight_kernels
 from perfmodel.execute.serving.cache import PagedCache
 from perfmodel.execute.serving.counter import count_step
 from perfmodel.execute.serving.decoder import Decoder, build_decoder
@@ -21,9 +23,11 @@ from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.weights import SEED, fill
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.parallel.serving.measurement import StepCounts, StepShape
+from perfmodel.parallel.serving.measurement import ANCHOR, StepCounts, StepShape
 from perfmodel.workload.config import TransformerConfig
 
+#: [s] For the anchor in each round.
+ANCHOR_BUDGET = 0.05
 #: Tokens of the two sequences that are checked, and where prompts end: the first comes whole, the second in two chunks.
 _CHECKED, _PROMPTS = (24, 37), ((19,), (16, 33))
 
@@ -90,9 +94,9 @@ def blocks_of(shapes: Sequence[StepShape], block_tokens: int) -> int:
 
 def measure_on_rank(
     worker: Worker, config: TransformerConfig, shapes: Sequence[StepShape], dtype: Dtype, rounds: int, repeats: int
-) -> list[tuple[list[float], list[float], StepCounts]]:
+) -> tuple[list[tuple[list[float], list[float], StepCounts]], float]:
     """Times and processor times of steps of each shape in turn, A B C A B C, `repeats` in a row after one that warms up; and counts of
-    one more each."""
+    one more each. Beside them the time of the anchor, taken between the rounds on a CPU."""
     made = TORCH_DTYPES[dtype]
     decoder = build_decoder(config, num_blocks=1, device=worker.device, dtype=made, mesh=mesh_of(worker))
     decoder.beat = worker.beat
@@ -102,7 +106,11 @@ def measure_on_rank(
     times: list[list[float]] = [[] for _ in shapes]
     processor: list[list[float]] = [[] for _ in shapes]
     counts: list[StepCounts] = []
+    anchors: list[float] = []
+    anchor = _anchor(dtype) if worker.device == "cpu" and worker.world_size == 1 else None
     for index in range(rounds):
+        if anchor is not None:
+            anchors.append(Stopwatch(worker.device).time(anchor.call, budget=ANCHOR_BUDGET))
         for place, shape in enumerate(shapes):
             for repeat in range(repeats + 1):
                 worker.beat(f"step {index} of {shape}")
@@ -117,9 +125,15 @@ def measure_on_rank(
                     processor[place].append(busy)
                 for sequence in list(cache.tables):
                     cache.release(sequence)
+    anchor = None  # its weights are none of the model's memory
     for shape in shapes:
         worker.beat(f"counting {shape}")
         counts.append(count_step(decoder, prepared_step(decoder, shape)))
         for sequence in list(cache.tables):
             cache.release(sequence)
-    return list(zip(times, processor, counts, strict=True))
+    return list(zip(times, processor, counts, strict=True)), statistics.median(anchors) if anchors else 0.0
+
+
+def _anchor(dtype: Dtype) -> Kernel:
+    rows, outputs, inputs = ANCHOR
+    return dict(zip(FEW_ROWS, weight_kernels((outputs, inputs), dtype, "cpu"), strict=True))[rows]

@@ -11,6 +11,9 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.results import CollectiveCount
 from perfmodel.workload.config import TransformerConfig
 
+#: Rows, outputs and inputs of the product that tells how fast the machine is at the moment; its weights come from memory.
+ANCHOR = (8, 2816, 1024)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
@@ -123,6 +126,7 @@ class ServingMeasurement:
     dtype           of weights and cache
     logit_error     largest difference from the logits of the uncached forward pass, over the largest logit; nan where not checked
     busy_fraction   share of the machine's processors that other processes took meanwhile; 0 where the system does not say
+    anchor          time of a fixed piece of work between the rounds: a product of `ANCHOR`; 0 where nothing predicts the steps [s]
     """
 
     model: TransformerConfig
@@ -134,12 +138,18 @@ class ServingMeasurement:
     steps: tuple[MeasuredStep, ...]
     logit_error: float
     busy_fraction: float
+    anchor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedComparison:
-    """Steps measured here beside what the machine's calibration makes of them. steps: none of a run that nothing predicts (tp > 1)."""
+    """Steps measured here beside what the machine's calibration makes of them.
+
+    steps   none of a run that nothing predicts (tp > 1)
+    drift   time of the anchor over what the calibration says of it: how much slower the machine was than when it was calibrated
+    """
 
     measurement: ServingMeasurement
     steps: tuple[ComparedStep, ...]
     calibration: str
+    drift: float = 1.0
