@@ -133,7 +133,8 @@ def _splits(estimator: ServingEstimator, job: ServingJob, columns: ServingColumn
         x, p, d = (int(each) for each in np.unravel_index(int(flat), rate.shape))
         y = int(count_d[x, p, d])
         pools = Pools(prefill=workers[p], decode=workers[d], prefill_workers=x + 1, decode_workers=y)
-        waiting = float(rate[x, p, d]) * 2.0 * float(time_p[p])
+        before = max(4.0 * float(time_p[p]), limits.ttft or 0.0)  # as long as a request may be under way to its first token
+        waiting = float(rate[x, p, d]) * before
         found.append(_Split(pools=pools, most_clients=max(int(y * batch[d] + waiting), 1)))
     return found
 

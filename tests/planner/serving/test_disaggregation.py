@@ -63,7 +63,7 @@ def test_workers_of_their_own_win_where_prompts_are_long_and_lose_where_answers_
     job, _, plans = long_prompts
     together = searched(job, chips=CHIPS, limits=LIMITS).best
     assert plans[0].tokens_per_second_per_chip > together.tokens_per_second_per_chip
-    answers = serving_job("llama-3-70b", input_len=512, output_len=1024)
+    answers = serving_job("llama-3-70b", input_len=64, output_len=2048)
     apart = found_pools(answers)[1][0]
     assert apart.tokens_per_second_per_chip < searched(answers, chips=CHIPS, limits=LIMITS).best.tokens_per_second_per_chip
 
