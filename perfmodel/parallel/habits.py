@@ -122,7 +122,7 @@ def _softmax(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
 
 def _unpermute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Rows added up by an indexed sum stay for its backward, where the framework's does not add them up as they come."""
-    return replace(op, saved=(Data(extent=_in_memory(op, 0, graph), of=0),)) if profile.keeps_added_rows and not op.saved else op
+    return replace(op, saved=(*op.saved, Data(extent=_in_memory(op, 0, graph), of=0))) if profile.keeps_added_rows and op.is_linear else op
 
 
 _OF_KIND: Mapping[str, Callable[[Operator, Graph, ExecutionProfile], Operator]] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from perfmodel.workload.activations import ACTIVATIONS
-from perfmodel.workload.graph import Data, Operand, Operator, Stream
+from perfmodel.workload.graph import INDEX_BYTES, Data, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent
 
 _FLOAT32 = 4.0
@@ -64,13 +64,15 @@ def permute(name: str, x: Operand, output: Operand, dims: Mapping[str, int]) -> 
 def unpermute(name: str, rows: Operand, weights: Operand | None, output: Operand, dims: Mapping[str, int]) -> Operator:
     """The rows of a token added up: rows[b,s,k,h] (* weights[b,s,k]) -> y[b,s,h].
 
-    weights   None where the rows were weighted before; else rows and weights are kept for backward, which makes the gradient of both
+    weights   None where the rows were weighted before: then it is kept alone which row is of which token; else rows and weights are kept
+              for backward, which makes the gradient of both
     """
     inputs = (rows,) if weights is None else (rows, weights)
     into = [Data(extent=extent(dims, operand.dims), of=place) for place, operand in enumerate(inputs)]
     out = Data(extent=extent(dims, output.dims), of=len(inputs))
     kept = tuple(into) if weights is not None else ()
     back = (replace(out, is_gradient=True), *kept, *(replace(each, is_gradient=True) for each in into))
+    places = Data(extent=extent(dims, rows.dims[:-1]), itemsize=INDEX_BYTES)
     return Operator(
         name=name,
         kind="unpermute",
@@ -80,7 +82,7 @@ def unpermute(name: str, rows: Operand, weights: Operand | None, output: Operand
         forward=(Stream(kernel="permute", elements=into[0].extent, accesses=(*into, out)),),
         backward=(Stream(kernel="permute", elements=into[0].extent, accesses=back),),
         sums=tuple(dim for dim in rows.dims if dim and dim not in output.dims),
-        saved=kept,
+        saved=kept or (places,),
         is_linear=weights is None,
     )
 

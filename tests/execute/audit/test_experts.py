@@ -38,6 +38,7 @@ FORMS = {
     "biases and sinks, pp, recomputed": ("gpt-oss", dict(num_chips=8, ep=4, pp=2, recompute="full")),
     "gathered, ZeRO-3": ("mixtral", dict(num_chips=8, ep=4, zero=3, **GATHERED)),
     "gathered, ep over tp, cp and data": ("shared experts", dict(num_chips=16, ep=8, cp=2, tp=2, etp=1, zero=1, **GATHERED)),
+    "gathered, recomputed": ("mixtral", dict(num_chips=8, ep=4, recompute="full", **GATHERED)),
     "gathered, pp, recomputed": ("deepseek", dict(num_chips=8, ep=4, pp=2, recompute="full", **GATHERED)),
     "latent attention, tp": ("latent", dict(num_chips=8, tp=4, sequence_parallel=False, batch=4)),
     "latent attention, ulysses": ("deepseek", dict(num_chips=8, cp=2, ep=2, rules="ulysses")),
