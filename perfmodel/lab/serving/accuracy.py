@@ -196,7 +196,7 @@ fitted to them. Seconds."""
 
 
 def _saturation(found: ServingAccuracy) -> str:
-    lines, errors = [], []
+    lines, errors, others = [], [], 0
     for row in found.rows:
         noted = _NOTED_RUNNING.search(row.served.ttft_note)
         if noted is None or not row.is_predicted or row.planned is None:
@@ -204,8 +204,9 @@ def _saturation(found: ServingAccuracy) -> str:
         plan, running = row.planned.plan, float(noted[1])
         limit = load_engine(plan.engine).max_batch * plan.attention_dp
         predicted = min(row.max_sequences, float(limit)) * plan.replicas
-        if predicted > 1.3 * float(noted[2]):
-            continue  # room for more than were sent: an admission limit of the server's, which is not stated
+        if predicted >= float(noted[2]):
+            others += 1
+            continue
         errors.append(predicted / running - 1.0)
         lines.append((row.labels["engine"], row.labels["model"], row.labels["chip"], noted[2], noted[1], f"{predicted:.0f}"))
     waves = [
@@ -215,11 +216,16 @@ def _saturation(found: ServingAccuracy) -> str:
     over = error_statistics([row.error("request_latency") for row in waves])
     text = """## How many sequences fit
 
-Where a benchmark had more clients than ran at once (by Little's law), how many are predicted to run. Runs of whose cache much more would
-have held were limited by something else, and are left out."""
+Where a benchmark had more clients than ran at once (by Little's law), how many are predicted to run, of runs whose cache is predicted to be
+full."""
     table = _table(("engine", "model", "chip", "clients", "run at once", "predicted"), lines) if lines else ""
     own = error_statistics(errors)
-    summary = f"Median error {_percent(own.median)} %." if lines else ""
+    summary = (
+        f"""Median error {_percent(own.median)} %. Of {others:,} more such runs the cache is predicted to hold all clients: an admission
+limit that is not stated, or a mistake."""
+        if lines
+        else ""
+    )
     tail = f"""Static batches that are predicted to go in waves, for their cache is full ({over.count:,} runs): latency
 {_percent(over.median)} % off in the median, {_percent(over.p90)} % at the 90th percentile, bias {_percent(over.bias)} %. All scored runs
 ran; predicted not to fit:

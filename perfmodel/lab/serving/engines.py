@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ from perfmodel.parallel.serving.prediction import ServingPrediction
 
 TODAYS = ("sglang", "tensorrt-llm", "vllm")
 """Engines that an unknown one is most likely like."""
+
+RELATIVES = {"tensorrt-llm-2023": "tensorrt-llm-2024"}
+"""Engines whose own runs are few and old: they take the numbers of a relative, and nothing is fitted to their runs."""
 
 HEAD = "# Written by `python -m perfmodel.lab.serving.engines`: what published runs say of each engine. Not edited by hand.\n"
 GENERIC_HEAD = "# Written by `python -m perfmodel.lab.serving.engines`: the mean of the engines of today. Not edited by hand.\n"
@@ -53,7 +57,7 @@ def predict_as(estimators: Estimators) -> Callable[[ServingRow, Engine], Serving
 def fit_engines(rows: Sequence[ServingRow], estimators: Estimators, *, names: Sequence[str] = ()) -> dict[str, EngineFit]:
     """Engine -> its fit, of those whose runs are enough."""
     found = {}
-    for name in names or sorted({row.labels["engine"] for row in rows if row.is_scored} - {GENERIC_ENGINE}):
+    for name in names or sorted({row.labels["engine"] for row in rows if row.is_scored} - {GENERIC_ENGINE, *RELATIVES}):
         fit = fit_engine(load_engine(name), [row for row in rows if row.labels.get("engine") == name], predict_as(estimators))
         if fit is not None:
             found[name] = fit
@@ -68,7 +72,8 @@ def shipped_fits(rows: Sequence[ServingRow], estimators: Estimators) -> dict[str
         if scored:
             engine = load_engine(name)
             logs = np.log([getattr(engine, number) for number in numbers])
-            found[name] = linearised(engine, scored, tuple(numbers), logs, predict_as(estimators))
+            fit = linearised(engine, scored, tuple(numbers), logs, predict_as(estimators))
+            found[name] = replace(fit, is_borrowed=name in RELATIVES)
     return found
 
 
@@ -92,6 +97,11 @@ def fitted_text(fits: Mapping[str, EngineFit]) -> str:
         for number in with_ranges(fit, others):
             value, low, high = (_text(number, each) for each in (number.value, number.low, number.high))
             lines.append(f"    {number.name}: {{value: {value}, low: {low}, high: {high}, {heard}}}")
+    for name, relative in RELATIVES.items():
+        if f"  {relative}:" in lines:
+            at = lines.index(f"  {relative}:")
+            own = list(takewhile(lambda line: line.startswith("    "), lines[at + 1 :]))
+            lines += [f"  {name}:  # the numbers of {relative}", *own]
     return "\n".join(lines) + "\n"
 
 

@@ -69,6 +69,7 @@ class EngineFit:
     """names, logs   what was fitted, by the logarithms of the numbers
     predicted     log of each target's prediction with them
     slopes        its derivatives by those logarithms
+    is_borrowed   the numbers are another engine's: none of these runs was fitted
     """
 
     engine: Engine
@@ -78,6 +79,7 @@ class EngineFit:
     logs: Array
     predicted: Array
     slopes: Array
+    is_borrowed: bool = False
 
     @property
     def residuals(self) -> Array:
@@ -206,6 +208,8 @@ def left_out_logs(fit: EngineFit, keep: NDArray[np.bool_], elsewhere: Mapping[st
 
 def left_out_residuals(fit: EngineFit, by: str, elsewhere: Mapping[str, float]) -> tuple[Array, list[Array]]:
     """(log(predicted / measured) of each target with its own label left out of the fit, the numbers of each such fit)."""
+    if fit.is_borrowed:
+        return fit.residuals, []
     labels = np.array([fit.rows[each.row].labels.get(by, "") for each in fit.targets])
     residuals, found = fit.residuals.copy(), []
     for label in sorted(set(labels.tolist())):

@@ -36,7 +36,9 @@ def _engine(text: str, chip: str) -> str:
         return "vllm-2024-eager" if chip.startswith(_EAGER_CHIPS) else "vllm-2024"
     if "trtllm" in text or "tensorrt-llm" in text or "tensorrt llm" in text:
         modern = _version(text) >= (1, 0) or "dynamo" in text or "pytorch" in text or "nan" in text
-        return "tensorrt-llm" if modern else "tensorrt-llm-2024"
+        if modern:
+            return "tensorrt-llm"
+        return "tensorrt-llm-2023" if "nemo" in text or () < _version(text) < (0, 10) else "tensorrt-llm-2024"
     for word, engine in (
         ("sglang", "sglang"),
         ("fastertransformer", "fastertransformer"),

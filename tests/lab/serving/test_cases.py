@@ -80,6 +80,8 @@ def test_sizes_name_the_model_and_any_length_is_the_same_one():
         ("trtllm 1.1.0rc2.post2", "", "tensorrt-llm"),
         ("TensorRT-LLM v0.17 (in-flight batching)", "", "tensorrt-llm-2024"),
         ("TensorRT-LLM", "", "tensorrt-llm-2024"),
+        ("TensorRT-LLM v0.6.1 (static batch)", "", "tensorrt-llm-2023"),
+        ("NeMo/TensorRT-LLM", "", "tensorrt-llm-2023"),
         ("trtllm dynamo-0.5.1-rc0.pre3", "", "tensorrt-llm"),
         ("NIM (TensorRT-LLM)", "", "nim"),
         ("sglang dynamo-0.5.1-rc0.pre1", "", "sglang"),
