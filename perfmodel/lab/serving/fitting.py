@@ -28,7 +28,7 @@ NUMBERS: Mapping[str, tuple[float, float, float]] = {
     "request_time": (3e-2, 1e-3, 1.0),
     "lockstep": (0.3, 0.02, 1.0),
     "border_steps": (0.5, 0.05, 10.0),
-    "launch_time": (6e-6, 1e-6, 1e-4),
+    "launch_time": (2e-5, 1e-6, 1e-4),
     "rank_skew_time": (5e-6, 1e-7, 2e-4),
     "decode_attention_fraction": (1.0, 0.05, 2.0),
 }
