@@ -38,7 +38,7 @@ def _engine(text: str, chip: str) -> str:
         modern = _version(text) >= (1, 0) or "dynamo" in text or "pytorch" in text or "nan" in text
         if modern:
             return "tensorrt-llm"
-        return "tensorrt-llm-2023" if "nemo" in text or () < _version(text) < (0, 10) else "tensorrt-llm-2024"
+        return "tensorrt-llm-2023" if "nemo" in text or () < _version(text) < (0, 9) else "tensorrt-llm-2024"
     for word, engine in (
         ("sglang", "sglang"),
         ("fastertransformer", "fastertransformer"),
