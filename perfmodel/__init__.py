@@ -1,4 +1,4 @@
-"""Step time and memory of distributed training, for every parallel plan: predict, search, run, compare.
+"""Time and memory of distributed training and serving, for every parallel plan: predict, search, run, compare.
 
 The names below are loaded when they are first used: `import perfmodel` itself loads nothing but this file.
 """
