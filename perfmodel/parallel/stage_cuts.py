@@ -43,7 +43,8 @@ def are_alike(model: TransformerConfig) -> bool:
 
 @lru_cache(maxsize=4096)
 def _by_cost(model: TransformerConfig, seq_len: int, precision: Precision, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
-    """Of the two ways the one whose slowest rank takes less."""
+    """Of the two ways the one whose slowest rank takes less. Every stage but the first and the last has a layer: it would have nothing to
+    run."""
     costs = _costs(model, seq_len, precision)
     until = np.cumsum([0.0, *(costs[name] for name in layer_order(model.layer_kinds))])
     beside = np.zeros(num_ranks)
@@ -52,8 +53,8 @@ def _by_cost(model: TransformerConfig, seq_len: int, precision: Precision, num_r
     mean = (until[-1] + beside.sum()) / num_ranks
     until, beside = until / mean, beside / mean
     ways = [_balanced_stages(until, beside, virtual_stages)]
-    if virtual_stages > 1:
-        ways.append(_balanced_ranks(until, beside, virtual_stages))
+    if virtual_stages > 1 and all((ranks := _balanced_ranks(until, beside, virtual_stages))[1:-1]):
+        ways.append(ranks)
 
     def slowest(layers: tuple[int, ...]) -> float:
         taken = np.diff(until[np.cumsum([0, *layers])]).reshape(virtual_stages, num_ranks).sum(axis=0) + beside
@@ -81,8 +82,10 @@ def _balanced_stages(until: Array, beside: Array, virtual_stages: int) -> tuple[
     least = np.full(len(until), np.inf)
     least[0] = 0.0
     begins = []
-    for each in np.tile(shared, virtual_stages).tolist():
-        total = least[:, None] + powers[each]
+    stages = np.tile(shared, virtual_stages).tolist()
+    nothing = np.diag(np.full(len(until), np.inf))  # an inner stage without layers
+    for place, each in enumerate(stages):
+        total = least[:, None] + powers[each] + (nothing if 0 < place < len(stages) - 1 else 0.0)
         begins.append(len(until) - 1 - total[::-1].argmin(axis=0))  # of ways as good the one with fewer layers at the end
         least = total.min(axis=0)
     found, end = [], len(until) - 1

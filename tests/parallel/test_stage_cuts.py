@@ -1,5 +1,6 @@
 """Stages of pipelines whose layers are not alike."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -24,13 +25,13 @@ def test_like_layers_are_cut_as_evenly_as_they_go(stages):
 
 def test_deepseek_v3_is_cut_as_published():
     """In 16 stages as DualPipe evens them out: the first has three dense layers among its five, the last the module that predicts a second
-    token and both heads (arXiv 2412.19437). In 32: the first has the three dense ones, all others two, the last of them no layer beside
-    the head (Megatron-Core's report, arXiv 2603.07685, which puts the module on the rank before)."""
+    token and both heads (arXiv 2412.19437). In 32 the last has no layer beside the head (Megatron-Core's report, arXiv 2603.07685, whose
+    rank before has that module alone: here such a stage would have nothing to run, and has a layer)."""
     job = job_of("deepseek-v3", Precision.FP8_BLOCK)
     assert default_stage_layers(job, 16, 1) == (5, *(4,) * 14, 0)
     first, *inner, last = default_stage_layers(job, 16, 2)
-    assert (first, last) == (3, 0)
-    assert sorted(inner) == [0, *(2,) * 29]
+    assert (first, last) == (2, 0)
+    assert sorted(inner) == [1, *(2,) * 29]
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2", "llama-4-maverick", "qwen3-next-80b-a3b", "nemotron-h-8b"])
@@ -59,3 +60,15 @@ def test_stages_are_the_best_of_all_cuts():
 
     cuts = [np.diff([0, *inner, 8]) for inner in combinations(range(9), 3)]
     assert total(_balanced_stages(until, beside, 1)) == pytest.approx(min(map(total, cuts)))
+
+
+@pytest.mark.parametrize(("num_ranks", "virtual_stages"), [(2, 2), (2, 4), (4, 2), (8, 1), (16, 4), (8, 7)])
+def test_every_inner_stage_has_a_layer(num_ranks, virtual_stages):
+    """However heavy the head is: a stage without weights has nothing to run."""
+    small = replace(load_model("deepseek-v3"), vocab_size=2_000_000)
+    for model in (small, load_model("glm-4.5"), load_model("qwen3-next-80b-a3b")):
+        if num_ranks * virtual_stages <= model.num_hidden_layers + 2:
+            job = TrainingJob(model=model, global_batch=64, seq_len=4096)
+            layers = default_stage_layers(job, num_ranks, virtual_stages)
+            assert all(layers[1:-1])
+            assert sum(layers) == model.num_hidden_layers
