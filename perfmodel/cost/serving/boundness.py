@@ -96,8 +96,18 @@ def _products(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
         ridge = (costs.machine.low if calls.is_low else plain).peak_flop_rate / plain.memory_bandwidth
         for at, place in enumerate(calls.which):
             batch, m, n, k = (float(getattr(calls, name)[at][0]) for name in ("batch", "m", "n", "k"))
-            casts = costs.engine.casts
-            time = float(weight_product_time(m=m, n=n, k=k, quantization=quantization, machine=plain, batch=batch, casts=casts))
+            time = float(
+                weight_product_time(
+                    m=m,
+                    n=n,
+                    k=k,
+                    quantization=quantization,
+                    machine=plain,
+                    batch=batch,
+                    casts=costs.engine.casts,
+                    untuned=costs.engine.few_rows_fraction if phase == "decode" else 1.0,
+                )
+            )
             moved = batch * (w * k * n + a * m * k + 2.0 * m * n)
             flops = 2.0 * batch * m * n * k
             count = program.regions[program.fused.region[place]].count

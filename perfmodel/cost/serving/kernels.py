@@ -51,7 +51,17 @@ def small_all_reduce_time(num_bytes: Num, group_size: Num, machine: Machine) -> 
     return np.where(n <= rates.most_ranks, time, np.where(n > 1, NEVER, 0.0))
 
 
-def weight_product_time(*, m: Num, n: Num, k: Num, quantization: Quantization, machine: Machine, batch: Num = 1.0, casts: Num = 0.0) -> Any:
+def weight_product_time(
+    *,
+    m: Num,
+    n: Num,
+    k: Num,
+    quantization: Quantization,
+    machine: Machine,
+    batch: Num = 1.0,
+    casts: Num = 0.0,
+    untuned: float = 1.0,
+) -> Any:
     """A batch of products of activations [m, k] with weights [k, n] held in `quantization`. [s]
 
     t = t0 + (C^p + M^p)^(1/p) + x (y t1 + batch m k (2 + a) / (q B0))
@@ -60,6 +70,8 @@ def weight_product_time(*, m: Num, n: Num, k: Num, quantization: Quantization, m
     w, a    bytes of an element of the weights and of the activations, scales included (`Quantization`)       [byte]
     casts   x  share that shows of a pass before the product which narrows the activations: 0 where a norm, an activation function or a
                collective before writes them narrow, 1 where the pass is a kernel of its own. It has no part in formats with a = 2.
+    untuned u  share of the rate of large products that a library reaches which has no kernels for few rows: no less than
+               t0 + (C'^p + M^p)^(1/p), C' = 2 batch m n k / (u R); 1: it has
     y       share of a kernel's floor that shows
     C       of `matmul_time`, at the rate of what the products are computed in; t0 the floor of products in 16 bits
     B0      memory bandwidth; the rest of `WeightProductModel`
@@ -70,6 +82,9 @@ def weight_product_time(*, m: Num, n: Num, k: Num, quantization: Quantization, m
     Source: fitted by `perfmodel.lab.kernels.weight_products` to aiconfigurator's products; formats that a chip's tables lack: the shares
     of the plain products' rates that another chip reaches. Errors on weights that no fit saw: docs/kernels.md.
     """
+    if untuned < 1.0:
+        tuned = weight_product_time(m=m, n=n, k=k, quantization=quantization, machine=machine, batch=batch, casts=casts)
+        return np.maximum(tuned, _untuned_product_time(batch, m, n, k, quantization, machine.matmul, untuned))
     if quantization.is_plain:
         return matmul_time(batch=batch, m=m, n=n, k=k, itemsize=WIDE_ITEMSIZE, machine=machine)
     serving = machine.serving
@@ -81,6 +96,16 @@ def weight_product_time(*, m: Num, n: Num, k: Num, quantization: Quantization, m
         return time
     cast = model.cast_time * serving.exposed_floor + batch * m * k * (WIDE_ITEMSIZE + a) / (model.cast_fraction * serving.memory_bandwidth)
     return time + casts * cast
+
+
+def _untuned_product_time(batch: Num, m: Num, n: Num, k: Num, quantization: Quantization, rates: MatmulRates, share: float) -> Any:
+    compute = (2.0 * batch) * m * n * k / (share * rates.flop_rate)
+    return rates.floor_time + smooth_maximum(compute, _product_bytes(batch, m, n, k, quantization) / rates.bandwidth, rates.sharpness)
+
+
+def _product_bytes(batch: Num, m: Num, n: Num, k: Num, quantization: Quantization) -> Any:
+    w, a = quantization.weight_bytes, quantization.activation_bytes
+    return batch * (w * k * n + a * m * k + WIDE_ITEMSIZE * m * n)
 
 
 def grouped_weight_time(
@@ -125,8 +150,7 @@ def grouped_weight_time(
 
 def _narrow_product(batch: Num, m: Num, n: Num, k: Num, quantization: Quantization, rates: MatmulRates) -> Any:
     """(C^p + M^p)^(1/p) of `weight_product_time`. [s]"""
-    w, a = quantization.weight_bytes, quantization.activation_bytes
-    memory = batch * (w * k * n + a * m * k + WIDE_ITEMSIZE * m * n) / rates.bandwidth
+    memory = _product_bytes(batch, m, n, k, quantization) / rates.bandwidth
     return smooth_maximum(compute_part(batch, m, n, k, rates), memory, rates.sharpness)
 
 

@@ -258,6 +258,7 @@ class StepCosts:
                 quantization=self.quantization if call.is_low else QUANTIZATIONS["bf16"],
                 machine=self.machine.plain,
                 casts=self.engine.casts,
+                untuned=self.engine.few_rows_fraction if program is self.decode_program else 1.0,
             )
             np.add.at(total, program.fused.region[call.which], time)
         return total, total[program.head]

@@ -32,7 +32,7 @@ from perfmodel.parallel.serving.prediction import ServingPrediction
 TODAYS = ("sglang", "tensorrt-llm", "vllm")
 """Engines that an unknown one is most likely like."""
 
-RELATIVES = {"tensorrt-llm-2023": "tensorrt-llm-2024"}
+RELATIVES = {"tensorrt-llm-2023": "tensorrt-llm-2024", "vllm-2024-eager": "vllm-2024-mi300x"}
 """Engines whose own runs are few and old: they take the numbers of a relative, and nothing is fitted to their runs."""
 
 HEAD = "# Written by `python -m perfmodel.lab.serving.engines`: what published runs say of each engine. Not edited by hand.\n"
@@ -101,6 +101,8 @@ def fitted_text(fits: Mapping[str, EngineFit]) -> str:
         if f"  {relative}:" in lines:
             at = lines.index(f"  {relative}:")
             own = list(takewhile(lambda line: line.startswith("    "), lines[at + 1 :]))
+            if load_engine(name).tunes_products:
+                own = [line for line in own if not line.startswith("    few_rows_fraction:")]
             lines += [f"  {name}:  # the numbers of {relative}", *own]
     return "\n".join(lines) + "\n"
 

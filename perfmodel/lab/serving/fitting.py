@@ -30,6 +30,7 @@ NUMBERS: Mapping[str, tuple[float, float, float]] = {
     "border_steps": (0.5, 0.05, 10.0),
     "launch_time": (2e-5, 1e-6, 1e-4),
     "rank_skew_time": (5e-6, 1e-7, 2e-4),
+    "few_rows_fraction": (0.1, 0.01, 1.0),
     "decode_attention_fraction": (1.0, 0.05, 2.0),
 }
 #: Of a number's logarithm: how far it may lie from where it starts before runs that hardly tell it are asked for more.
@@ -100,6 +101,8 @@ def numbers_of(engine: Engine, rows: Sequence[ServingRow]) -> tuple[str, ...]:
         names += ["rank_skew_time"]
     if not engine.has_graphs:
         names += ["launch_time"]
+    if not engine.tunes_products:
+        names += ["few_rows_fraction"]
     if not engine.shares_key_values:
         names += ["decode_attention_fraction"]
     return tuple(names)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 GENERIC = "generic"
 
 #: Chips on which vLLM of 2024 launched every kernel (Argonne's scripts: --enforce-eager on ROCm).
-_EAGER_CHIPS = ("mi210", "mi250", "mi300")
+_EAGER_CHIPS = ("mi210", "mi250")
+#: Those that were so new that their libraries had no kernels for few rows either.
+_UNTUNED_CHIPS = ("mi300",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ def _engine(text: str, chip: str) -> str:
     if "vllm" in text:
         if _version(text) >= (0, 9) or "nan" in text or "nightly" in text:
             return "vllm"
+        if chip.startswith(_UNTUNED_CHIPS):
+            return "vllm-2024-mi300x"
         return "vllm-2024-eager" if chip.startswith(_EAGER_CHIPS) else "vllm-2024"
     if "trtllm" in text or "tensorrt-llm" in text or "tensorrt llm" in text:
         modern = _version(text) >= (1, 0) or "dynamo" in text or "pytorch" in text or "nan" in text

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from perfmodel.foundation.errors import InputError, bad_field, suggest
+from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
 
@@ -67,6 +67,8 @@ class Engine:
     fuses_kernels       products of one input are one call, and norms, additions and rotations share launches; else all are kernels
     rank_skew_time      of an all-reduce beside its kernel: its ranks, launched one by one, come to it one after another
     shares_key_values   decoding reads the keys and values of a head once for all queries that share them (else for each query head)
+    tunes_products      its library has kernels for products of few rows (else they run at `few_rows_fraction` of the rate of many)
+    few_rows_fraction   1 where it has
     decode_attention_fraction   rate of its attention kernel when it decodes, over that of the fused one that chips are measured with
     """
 
@@ -105,6 +107,8 @@ class Engine:
     fuses_kernels: bool = True
     rank_skew_time: float = 0.0
     shares_key_values: bool = True
+    tunes_products: bool = True
+    few_rows_fraction: float = 1.0
     decode_attention_fraction: float = 1.0
     notes: Mapping[str, str] = field(default_factory=dict)
 
@@ -125,6 +129,8 @@ class Engine:
         if not 0.0 < self.decode_attention_fraction <= 2.0:
             rule = "must be above 0, and 2 at most"
             raise bad_field("decode_attention_fraction", self.decode_attention_fraction, rule, "correct the engine")
+        if not 0.0 < self.few_rows_fraction <= 1.0:
+            raise bad_field("few_rows_fraction", self.few_rows_fraction, "must be above 0, and 1 at most", "correct the engine")
         if not 0.0 <= self.lockstep <= 1.0:
             raise bad_field("lockstep", self.lockstep, "must lie in 0..1", "correct the engine")
 
@@ -149,9 +155,21 @@ def _load(name: str) -> Engine:
     if not path.is_file():
         raise InputError(f"engine={name}: is not known{suggest(name, list_engines())}")
     data: Any = read_yaml(path)
+    if isinstance(data, dict) and "base" in data:
+        data = {**_data_of_base(data["base"], path.name), **{key: value for key, value in data.items() if key != "base"}}
     if path == shipped and isinstance(data, dict):
         data = {**data, **{number: told["value"] for number, told in fitted_numbers().get(name, {}).items()}}
     return record_from_data(Engine, data, where=path.name)
+
+
+def _data_of_base(name: object, where: str) -> dict[str, Any]:
+    """The habits of a shipped engine, without what runs say of it."""
+    from perfmodel.foundation.files import read_yaml
+
+    if name not in list_engines():
+        raise InputError(f"{where}: base={one_line(str(name), 40)}: is no engine that ships{suggest(str(name), list_engines())}")
+    data: Any = read_yaml(resource_dir("strategies") / "engines" / f"{name}.yaml")
+    return {key: value for key, value in data.items() if key != "base"}
 
 
 @lru_cache(maxsize=1)

@@ -160,3 +160,18 @@ def test_ranks_that_come_apart_and_caches_read_by_each_query_head_cost_what_they
     assert moved == pytest.approx((2 * 32 + 1) * 1e-5, rel=0.02)  # two all-reduces a layer, one after the embedding
     assert 2 < unshared["attention"] / plain["attention"] < 4.5  # four query heads share a key-value head
     assert step(decode_attention_fraction=0.5)["attention"] == pytest.approx(2 * plain["attention"])
+
+
+def test_a_library_without_kernels_for_few_rows_multiplies_them_one_after_the_other() -> None:
+    """From the row on at which computing at its rate takes longer than reading the weights; prompts have rows enough."""
+    base = estimator("llama-3-8b")
+
+    def products(share: float, sequences: int, *, is_prompt: bool = False) -> float:
+        costs = replace(base, engine=replace(base.engine, few_rows_fraction=share)).times([ServingPlan(engine="vllm")])
+        parts = costs.parts(float(sequences), 1024.0, prompt_tokens=2048.0 if is_prompt else 0.0)
+        return float(parts["products"][0])
+
+    assert products(0.05, 1) == pytest.approx(products(1.0, 1), rel=0.1)
+    assert products(0.05, 128) == pytest.approx(2 * products(0.05, 64), rel=0.1)
+    assert products(0.05, 128) > 3 * products(1.0, 128)
+    assert products(0.05, 1, is_prompt=True) == products(1.0, 1, is_prompt=True)

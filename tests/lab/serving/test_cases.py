@@ -75,7 +75,8 @@ def test_sizes_name_the_model_and_any_length_is_the_same_one():
     [
         ("vllm 0.10.2", "", "vllm"),
         ("vLLM", "h100-sxm-80gb", "vllm-2024"),
-        ("vLLM", "mi300x-192gb", "vllm-2024-eager"),
+        ("vLLM", "mi300x-192gb", "vllm-2024-mi300x"),
+        ("vLLM", "mi250-128gb", "vllm-2024-eager"),
         ("vllm nan", "", "vllm"),
         ("trtllm 1.1.0rc2.post2", "", "tensorrt-llm"),
         ("TensorRT-LLM v0.17 (in-flight batching)", "", "tensorrt-llm-2024"),

@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.lab.cases import parse_case
 from perfmodel.lab.serving.choices import Point, choice_figures
@@ -14,7 +16,7 @@ from perfmodel.lab.serving.fitting import fit_engine, left_out_residuals, with_r
 from perfmodel.lab.serving.measured import Served
 from perfmodel.lab.serving.predict import ServingCasePredictor, metrics_of
 from perfmodel.lab.serving.residuals import ServingResidual, factors
-from perfmodel.parallel.serving.engine import fitted_numbers, list_engines, load_engine
+from perfmodel.parallel.serving.engine import _load, fitted_numbers, list_engines, load_engine
 from perfmodel.parallel.serving.intervals import ServingFooting, interval_factors, intervals_of
 from perfmodel.parallel.serving.prediction import Spread
 from tests.lab.serving.serving_cases import LLAMA, changed, stand_in
@@ -95,3 +97,17 @@ def test_a_prediction_has_the_interval_of_its_footing():
     assert low < 10.0 < high
     wide, narrow = (interval_factors(each)["ttft"] for each in (unknown, known))
     assert wide[1] / wide[0] > narrow[1] / narrow[0]
+
+
+def test_an_engine_is_its_base_but_for_what_it_says(tmp_path: Path) -> None:
+    """A base's habits, not what runs say of it."""
+    eager, new = load_engine("vllm-2024-eager"), load_engine("vllm-2024-mi300x")
+    assert (eager.shares_key_values, eager.tunes_products) == (new.shares_key_values, True) == (False, not new.tunes_products)
+    assert eager.few_rows_fraction == 1.0 > new.few_rows_fraction
+    own = tmp_path / "own.yaml"
+    own.write_text("base: vllm\nname: own\nmax_batch: 7\n")
+    assert (load_engine(own).max_batch, load_engine(own).max_tokens) == (7, load_engine("vllm").max_tokens)
+    own.write_text("base: vlm\nname: own\n")
+    _load.cache_clear()
+    with pytest.raises(InputError, match=r"base=vlm: is no engine.*vllm"):
+        load_engine(own)
