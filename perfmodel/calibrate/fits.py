@@ -5,8 +5,8 @@ on relative errors where the formula is linear in its parameters (a handful of m
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,14 @@ NEGLIGIBLE = 1e-12
 """Parameters (s, fractions) below it are 0: a bound that a fit came to rest on."""
 
 
+_Table = TypeVar("_Table", bound=Any)
+
+
+def chosen_rows(table: _Table, chosen: Any) -> _Table:
+    """Of a table whose fields are columns of one length, the rows that `chosen` indexes."""
+    return replace(table, **{column.name: getattr(table, column.name)[chosen] for column in fields(table)})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatmulTable:
     """Measured matrix multiplies: columns of one length; time [s]."""
@@ -52,7 +60,7 @@ class MatmulTable:
     time: Array
 
     def rows(self, chosen: Any) -> "MatmulTable":
-        return MatmulTable(m=self.m[chosen], n=self.n[chosen], k=self.k[chosen], time=self.time[chosen])
+        return chosen_rows(self, chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,14 +75,7 @@ class AttentionTable:
     time: Array
 
     def rows(self, chosen: Any) -> "AttentionTable":
-        return AttentionTable(
-            batch=self.batch[chosen],
-            heads=self.heads[chosen],
-            kv_heads=self.kv_heads[chosen],
-            length=self.length[chosen],
-            head_dim=self.head_dim[chosen],
-            time=self.time[chosen],
-        )
+        return chosen_rows(self, chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,14 +92,7 @@ class CollectiveTable:
     link_scale: Array | float = 1.0
 
     def rows(self, chosen: Any) -> "CollectiveTable":
-        return replace(
-            self,
-            num_bytes=self.num_bytes[chosen],
-            ranks=self.ranks[chosen],
-            ranks_per_node=self.ranks_per_node[chosen],
-            time=self.time[chosen],
-            link_scale=self.link_scales[chosen],
-        )
+        return chosen_rows(replace(self, link_scale=self.link_scales), chosen)
 
     @property
     def link_scales(self) -> Array:

@@ -49,13 +49,13 @@ def validate(
     json: options.Json = False,
 ) -> None:
     """Predict published runs from their inputs alone: errors of time and memory, the choice of plans, and the fit / no-fit record."""
-    from perfmodel.lab.run_labels import FIELDS
-    from perfmodel.lab.serving.rows import check_serving_fields
+    from perfmodel.lab.run_labels import check_fields
+    from perfmodel.lab.validate import SUMMED_BY
     from perfmodel.verbs.api import validate_cases
 
     if out is not None:
         check_can_be_written(out, "out")
-    fields = ("source",) if by is None else check_serving_fields(by.split(","), others=FIELDS)
+    fields = ("source",) if by is None else check_fields(by.split(","), SUMMED_BY)
     total = sum(map(_count_lines, cases))
     with Progress("validate") as progress:
         result = validate_cases(

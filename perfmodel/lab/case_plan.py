@@ -14,6 +14,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import is_path
 from perfmodel.lab.expert_cases import as_recipes_run, check_expert_ranks, expert_knobs, megatron_flags, stated_stages
+from perfmodel.lab.fields import optional_count, stated_count
 from perfmodel.lab.frameworks import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.lab.published import config_from_case
 from perfmodel.parallel.crowding import stage_layers_by_cost
@@ -26,7 +27,6 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.training import FULL_TRAINING, Method, Training, training_of
 
-_MAX_COUNT = 2**31
 _GBIT = 1e9 / 8
 
 #: Precision of a run -> (policy of the job, dtype of the matrix multiplies).
@@ -86,8 +86,8 @@ def plan_of_case(
     framework = framework_of(inputs.get("framework"))
     settings = inputs.get("settings")
     settings = settings if isinstance(settings, Mapping) else {}
-    seq_len = _count(inputs, "sequence_length")
-    tp, pp, cp = (_count(inputs, name, default=1) for name in ("tp", "pp", "cp"))
+    seq_len = stated_count(inputs, "sequence_length")
+    tp, pp, cp = (stated_count(inputs, name, default=1) for name in ("tp", "pp", "cp"))
     num_chips, dp = _chips(inputs, tp * pp * cp, assumed)
     _check_optimizer(settings)
     profile = with_settings(_profile(framework.profile), settings)
@@ -95,9 +95,9 @@ def plan_of_case(
     model = _model(inputs, settings, seq_len=seq_len, tp=tp)
     experts = None
     if model.experts is not None:
-        experts = expert_knobs(inputs, framework, tp=tp, ep=_count(inputs, "ep", default=1), assumed=assumed)
+        experts = expert_knobs(inputs, framework, tp=tp, ep=stated_count(inputs, "ep", default=1), assumed=assumed)
         check_expert_ranks(num_chips, pp=pp, knobs=experts)
-    global_batch = _count(inputs, "global_batch")
+    global_batch = stated_count(inputs, "global_batch")
     micro_batch = _micro_batch(inputs, framework, global_batch=global_batch, dp=dp, pp=pp, assumed=assumed)
     train = _train(inputs, framework, assumed)
     job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer, train=train)
@@ -111,7 +111,7 @@ def plan_of_case(
         eager = _profile("megatron")
         profile = as_recipes_run(profile, framework, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
     zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
-    shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=_optional_count(inputs, "chips_per_node") or 8)
+    shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=optional_count(inputs, "chips_per_node") or 8)
     recompute, operators = _recompute(inputs, framework, settings, zero, assumed)
     hardware = hardware or _hardware(inputs, num_chips)
     plan = make_plan(
@@ -157,30 +157,9 @@ def _profile(name: str) -> ExecutionProfile:
     return load_profile(name)
 
 
-def _optional_count(inputs: Mapping[str, Any], field: str) -> int | None:
-    """A whole number from 1, or None where the run does not state it. 8.0 is 8."""
-    value = inputs.get(field)
-    if value is None:
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_COUNT:
-        raise bad_field(field, one_line(value), f"must be a whole number from 1 to {_MAX_COUNT}", "correct it in the case")
-    return value
-
-
-def _count(inputs: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    value = _optional_count(inputs, field)
-    if value is None:
-        if default is None:
-            raise InputError(f"{field}: the run does not state it; it cannot be predicted without it")
-        return default
-    return value
-
-
 def _chips(inputs: Mapping[str, Any], ways: int, assumed: list[str]) -> tuple[int, int]:
     """(chips, whole-model replicas). Where the two do not agree in print, the number of chips holds."""
-    stated, dp = _optional_count(inputs, "num_chips"), _optional_count(inputs, "dp")
+    stated, dp = optional_count(inputs, "num_chips"), optional_count(inputs, "dp")
     if stated is None:
         if dp is None:
             raise InputError("num_chips: the run states neither it nor dp; it cannot be predicted without one of them")
@@ -230,7 +209,7 @@ def _model(inputs: Mapping[str, Any], settings: Mapping[str, Any], *, seq_len: i
 
 def _micro_batch(inputs: Mapping[str, Any], framework: Framework, *, global_batch: int, dp: int, pp: int, assumed: list[str]) -> int:
     """Stated, or the whole local batch in one pass (data-parallel frameworks without a pipeline), or 1."""
-    value = _optional_count(inputs, "micro_batch")
+    value = optional_count(inputs, "micro_batch")
     if value is None:
         assumed.append("micro_batch")
         value = max(global_batch // dp, 1) if framework.fills_memory and pp == 1 else 1
@@ -245,7 +224,7 @@ def _sequence_parallel(inputs: Mapping[str, Any], framework: Framework) -> bool:
 def _virtual_stages(
     inputs: Mapping[str, Any], framework: Framework, *, layers: int, pp: int, num_microbatches: int, assumed: list[str]
 ) -> int:
-    value = _optional_count(inputs, "virtual_stages")
+    value = optional_count(inputs, "virtual_stages")
     if value is None:
         value = assumed_virtual_stages(framework, layers, pp) if pp > 1 and num_microbatches % pp == 0 else 1
         if value > 1:
@@ -326,7 +305,7 @@ def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
     chip = inputs.get("chip")
     if not isinstance(chip, str) or not chip.strip() or is_path(chip):
         raise bad_field("chip", one_line(chip), "must be the name of a known chip", "see `perfmodel chips`")
-    per_node = _optional_count(inputs, "chips_per_node")
+    per_node = optional_count(inputs, "chips_per_node")
     rate = inputs.get("inter_node_gbit_per_s_per_node")
     bandwidth = None
     if rate is not None:

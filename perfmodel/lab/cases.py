@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import open_input
 from perfmodel.lab.expert_cases import has_experts
+from perfmodel.lab.fields import positive
 from perfmodel.lab.serving.measured import Served, is_serving, served_of
 from perfmodel.workload.training import Method
 
@@ -169,24 +170,13 @@ def inputs_of(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _measured(data: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[float, float]:
     """(step time, memory); a run that prints tokens/s instead of a time has the time that follows from them."""
-    time = _positive(measured.get("step_time_s"))
+    time = positive(measured.get("step_time_s"))
     if math.isnan(time):
-        rate = _positive(measured.get("tokens_per_s_per_chip"))
-        sizes = [_positive(data.get(name)) for name in ("global_batch", "sequence_length", "num_chips")]
+        rate = positive(measured.get("tokens_per_s_per_chip"))
+        sizes = [positive(data.get(name)) for name in ("global_batch", "sequence_length", "num_chips")]
         time = sizes[0] * sizes[1] / (rate * sizes[2])
         time = time if math.isfinite(time) and time > 0 else math.nan
-    return time, _positive(measured.get("peak_memory_gib")) * _GIB
-
-
-def _positive(value: object) -> float:
-    """`value` as a positive number, else nan."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return math.nan
-    try:
-        number = float(value)
-    except OverflowError:
-        return math.nan
-    return number if math.isfinite(number) and number > 0 else math.nan
+    return time, positive(measured.get("peak_memory_gib")) * _GIB
 
 
 def _noted_all_reduce(notes: object) -> float:

@@ -10,8 +10,9 @@ from statistics import median
 
 import numpy as np
 
+from perfmodel.lab.fields import UNKNOWN
 from perfmodel.lab.plan_choice import Choice, PlanChoices, plan_choices
-from perfmodel.lab.run_labels import UNKNOWN, RunLabels, order_of_labels
+from perfmodel.lab.run_labels import RunLabels, order_of_labels
 from perfmodel.lab.serving.judgement import ServingResult
 
 NO_TIMES = ("mcore",)

@@ -11,10 +11,9 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, 
 from perfmodel.lab.case_plan import PlannedCase
 from perfmodel.lab.cases import Case
 from perfmodel.lab.expert_cases import has_experts
+from perfmodel.lab.fields import UNKNOWN, label
 from perfmodel.lab.run_machine import cluster_of_run
 from perfmodel.report.predictions import degrees_line
-
-UNKNOWN = "?"
 
 #: Classes by size: (upper bound, included; name), smallest first.
 _SIZES = ((1e9, "up to 1 B"), (1e10, "1-10 B"), (1e11, "10-100 B"), (math.inf, "over 100 B"))
@@ -76,16 +75,16 @@ ADAPTERS = "adapters only (LoRA)"
 FIELDS = ("source", "chip", "framework", "model", "size", "chips", "form", "tier", "precision", "profile", "experts", "dispatcher")
 
 
-def check_fields(names: Iterable[str]) -> tuple[str, ...]:
-    """The fields, each once, or what is wrong with them."""
+def check_fields(names: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The fields, each once, or what is wrong with them. Raises InputError."""
     if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
-        raise bad_field("by", shown(names), "must be names of fields", f"use any of {', '.join(FIELDS)}")
+        raise bad_field("by", shown(names), "must be names of fields", f"use any of {', '.join(known)}")
     fields = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
     for name in fields:
-        if name not in FIELDS:
-            raise InputError(f"by={one_line(name)}: not known{suggest(name, list(FIELDS))}; use any of {', '.join(FIELDS)}")
+        if name not in known:
+            raise InputError(f"by={one_line(name)}: not known{suggest(name, list(known))}; use any of {', '.join(known)}")
     if not fields:
-        raise InputError(f"by: names no field; use any of {', '.join(FIELDS)}")
+        raise InputError(f"by: names no field; use any of {', '.join(known)}")
     return fields
 
 
@@ -103,14 +102,14 @@ def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
     parameters = math.nan if planned is None else float(planned.plan.job.transformer.num_parameters)
     return RunLabels(
         source=ADAPTERS if case.trains_adapters else case.group or UNKNOWN,
-        chip=_text(inputs.get("chip")),
-        framework=_text(inputs.get("framework")),
-        model=_text(name),
+        chip=label(inputs.get("chip")),
+        framework=label(inputs.get("framework")),
+        model=label(name),
         size=_class_of(parameters, _SIZES),
         chips=_class_of(chips, _CHIPS),
         form=UNKNOWN if planned is None else parallel_form(planned),
         tier=case.tier or UNKNOWN,
-        precision=_text(inputs.get("precision")),
+        precision=label(inputs.get("precision")),
         profile=UNKNOWN if planned is None else planned.framework.profile,
         experts=_experts(model),
         dispatcher=UNKNOWN if planned is None or not planned.plan.has_experts else str(planned.plan.dispatcher),
@@ -172,10 +171,6 @@ def _experts(model: object) -> str:
 
 def _class_of(value: float, classes: Iterable[tuple[float, str]]) -> str:
     return next((name for bound, name in classes if value <= bound), UNKNOWN)
-
-
-def _text(value: object) -> str:
-    return one_line(value, 60) or UNKNOWN if isinstance(value, str) else UNKNOWN
 
 
 def _number(value: object) -> float:

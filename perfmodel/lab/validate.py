@@ -23,13 +23,14 @@ from perfmodel.hardware.reader import load_calibration
 from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.doubts import open_in
+from perfmodel.lab.fields import UNKNOWN
 from perfmodel.lab.judgement import ValidationResult, ValidationRow, summarise
-from perfmodel.lab.run_labels import FIELDS, UNKNOWN, labels_of, plan_group, plan_of, setting_of
+from perfmodel.lab.run_labels import FIELDS, check_fields, labels_of, plan_group, plan_of, setting_of
 from perfmodel.lab.run_machine import cluster_of_run, machine_of_run
 from perfmodel.lab.serving.columns import SERVING_COLUMNS, serving_cells
 from perfmodel.lab.serving.judgement import summarise_serving
 from perfmodel.lab.serving.predict import ServingCasePredictor
-from perfmodel.lab.serving.rows import SERVING_BY, ServingRow, check_serving_fields
+from perfmodel.lab.serving.rows import SERVING_BY, ServingRow
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of, with_experts
 from perfmodel.parallel.stated import passed_over
@@ -57,6 +58,9 @@ COLUMNS = (
     "dispatcher",
 )
 
+SUMMED_BY = tuple(dict.fromkeys((*FIELDS, *SERVING_BY)))
+"""Fields that errors can be summed by, of runs of either kind."""
+
 
 def validate_cases(
     path: str | Path | Sequence[str | Path],
@@ -73,13 +77,13 @@ def validate_cases(
 
     calibration  a name or a path for every case; None: the default of each case's chip; "spec-sheet": none; "prior": what the other
                  generations of the chip's maker let expect of it, its own left out
-    by           sums of the errors by these fields too (`run_labels.FIELDS`)
+    by           sums of the errors by these fields too (`SUMMED_BY`)
     tier         only cases of this tier; "": all
     skip_broken_nvlink   leave runs whose notes tell of broken NVLink out of the judged choice of plans
     plots        a folder for the figures; it is made where its parent is there
     progress     called with the number of cases done, after each
     """
-    fields = check_serving_fields(by, others=FIELDS) if by else ()
+    fields = check_fields(by, SUMMED_BY) if by else ()
     if plots is not None:
         _check_folder(Path(plots))
     if calibration is not None and str(calibration) not in (SPEC_SHEET_NAME, PRIOR_NAME):

@@ -131,11 +131,11 @@ def test_what_is_said_of_a_run_is_no_plan(values):
 
 
 def test_fields_are_checked():
-    assert check_fields(["chip", " source", "chip", ""]) == ("chip", "source")
+    assert check_fields(["chip", " source", "chip", ""], FIELDS) == ("chip", "source")
     with pytest.raises(InputError, match=r"by=chp: not known.*chip.*use any of source"):
-        check_fields(["source", "chp"])
+        check_fields(["source", "chp"], FIELDS)
     with pytest.raises(InputError, match="by: names no field"):
-        check_fields([""])
+        check_fields([""], FIELDS)
 
 
 @pytest.mark.parametrize(

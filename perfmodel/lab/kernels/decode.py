@@ -1,13 +1,13 @@
 """Decode attention (one new token a sequence against its cache): its tables, the fit to them, and its errors."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.fits import Array, bare_machine, fit_logarithm, rounded
+from perfmodel.calibrate.fits import Array, bare_machine, chosen_rows, fit_logarithm, rounded
 from perfmodel.cost.compute import attention_decode_time
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.hardware.calibration import DecodeAttentionModel
@@ -21,7 +21,8 @@ LEAST_LENGTH, MOST_QUERIES, HEAD_DIMS = 128, 16, (64, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodeTable:
-    """Measured decode attention in bf16: columns of one length; key_length counts the new token; time [s]."""
+    """Measured decode attention: columns of one length; key_length counts the new token; kv_heads, head_dim mean nothing of a latent cache;
+    time [s]."""
 
     batch: Array
     heads: Array
@@ -31,15 +32,20 @@ class DecodeTable:
     time: Array
 
     def rows(self, chosen: Any) -> "DecodeTable":
-        return DecodeTable(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+        return chosen_rows(self, chosen)
 
 
-def read_decode(folder: Path, chip: str, version: str) -> DecodeTable:
-    """aiconfigurator's generation attention, bf16 with a bf16 cache, without a window."""
+def read_decode(folder: Path, chip: str, version: str, *, cache: str = "bfloat16") -> DecodeTable:
+    """aiconfigurator's generation attention in bf16 with a cache as it says (bfloat16, fp8), without a window."""
     frame = read_frame(folder / "aiconfigurator" / chip / "attention" / version / "generation_attention_perf.parquet")
-    frame = frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
+    frame = frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == cache)]
     if "window_size" in frame:
         frame = frame[frame.window_size == 0]
+    return decode_table(frame)
+
+
+def decode_table(frame: Any) -> DecodeTable:
+    """Of aiconfigurator's columns; repeats of a shape become their median."""
     frame = frame.assign(key_length=frame.isl + frame.step)
     keys = ["batch_size", "num_heads", "num_key_value_heads", "key_length", "head_dim"]
     frame = frame.groupby(keys).latency.median().reset_index()
@@ -72,24 +78,29 @@ def predict_decode(model: DecodeAttentionModel, table: DecodeTable, cluster: Clu
     return np.asarray(time)
 
 
+READING_START, READING_LEAST, READING_MOST = (0.85, 10, 12, 60, 2), (0.1, 0.1, 0, 1, 0), (1.0, 100, 100, 1000, 50)
+"""What a fit looks for in the reading of any cache, as `reading_parameters` takes it."""
+
+
+def reading_parameters(x: Array) -> dict[str, float]:
+    """Parameters of a decode kernel's model by name, of a fraction [-], a floor [us], a ramp [us], its bytes [MB] and a wave [us]."""
+    return {
+        "memory_fraction": rounded(x[0]),
+        "floor_time": rounded(x[1] * 1e-6),
+        "ramp_time": rounded(x[2] * 1e-6),
+        "ramp_bytes": rounded(x[3] * 1e6),
+        "wave_time": rounded(x[4] * 1e-6),
+    }
+
+
 def fit_decode(table: DecodeTable, cluster: Cluster, dtype: Dtype) -> DecodeAttentionModel:
     """The model of a decode kernel; the memory bandwidth cannot be exceeded."""
 
     def model(x: Array) -> DecodeAttentionModel:
-        return DecodeAttentionModel(
-            memory_fraction=rounded(x[0]),
-            floor_time=rounded(x[1] * 1e-6),
-            ramp_time=rounded(x[2] * 1e-6),
-            ramp_bytes=rounded(x[3] * 1e6),
-            wave_time=rounded(x[4] * 1e-6),
-        )
+        return DecodeAttentionModel(**reading_parameters(x))
 
     found = fit_logarithm(
-        lambda x: predict_decode(model(x), table, cluster, dtype),
-        table.time,
-        start=(0.85, 10, 12, 60, 2),
-        lower=(0.1, 0.1, 0, 1, 0),
-        upper=(1.0, 100, 100, 1000, 50),
+        lambda x: predict_decode(model(x), table, cluster, dtype), table.time, start=READING_START, lower=READING_LEAST, upper=READING_MOST
     )
     return model(found)
 

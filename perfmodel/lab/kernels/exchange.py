@@ -1,12 +1,12 @@
 """What tokens send to experts and back by kernels of low latency: the tables, the fit to them, and its errors."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from perfmodel.calibrate.fits import Array, bare_machine, fit_logarithm, rounded
+from perfmodel.calibrate.fits import Array, bare_machine, chosen_rows, fit_logarithm, rounded
 from perfmodel.cost.serving.kernels import expert_exchange_time
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.cluster import Cluster
@@ -34,7 +34,7 @@ class ExchangeTable:
     time: Array
 
     def rows(self, chosen: Any) -> "ExchangeTable":
-        return ExchangeTable(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+        return chosen_rows(self, chosen)
 
 
 def has_exchanges(folder: Path, chip: str) -> bool:

@@ -6,14 +6,14 @@ parameters fitted to them are shipped.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.fits import Array, Indices, bare_machine, fit_logarithm, octave_weight, rounded
+from perfmodel.calibrate.fits import Array, Indices, bare_machine, chosen_rows, fit_logarithm, octave_weight, rounded
 from perfmodel.cost.compute import grouped_matmul_time
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.hardware.calibration import GroupedMatmulModel, MatmulModel
@@ -62,7 +62,7 @@ class GroupedTable:
         return groups_of(self.hidden_size, self.whole_intermediate_size, self.num_experts, self.top_k)
 
     def only(self, chosen: Any) -> "GroupedTable":
-        return GroupedTable(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+        return chosen_rows(self, chosen)
 
 
 def read_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Sequence[str] = GATED_KERNELS) -> GroupedTable:

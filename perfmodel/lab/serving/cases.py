@@ -13,6 +13,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.hardware.reader import chip_called, list_chips
 from perfmodel.lab.case_plan import HardwareOfCase
+from perfmodel.lab.fields import MAX_COUNT, not_stated, optional_count, stated_count
 from perfmodel.lab.serving.measured import KINDS
 from perfmodel.lab.serving.models import model_of_case
 from perfmodel.lab.serving.software import software_of
@@ -20,7 +21,6 @@ from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 from perfmodel.workload.serving import Lengths, ServingJob, Speculation, constant
 
-_MAX_COUNT = 2**31 - 1
 OFFERED_AT_ONCE = 4096
 """Requests of a run at maximum load: more than any engine runs at once."""
 ACCEPTANCE = 0.75
@@ -124,8 +124,8 @@ def _plan(inputs: Mapping[str, Any], engine: str, assumed: list[str]) -> tuple[S
         return _pools(inputs, engine)
     parallel = inputs.get("parallel")
     parallel = parallel if isinstance(parallel, Mapping) else {}
-    attention_dp = _count(parallel, "attention_dp", default=1)
-    stated, pp, tp = _optional(inputs, "chips"), _count(inputs, "pp", default=1), _optional(inputs, "tp")
+    attention_dp = stated_count(parallel, "attention_dp", default=1)
+    stated, pp, tp = optional_count(inputs, "chips"), stated_count(inputs, "pp", default=1), optional_count(inputs, "tp")
     if tp is None:
         assumed.append("tp")
         tp = max((stated or 1) // (pp * attention_dp), 1)
@@ -143,7 +143,7 @@ def _ep(inputs: Mapping[str, Any], parallel: Mapping[str, Any], ways: int) -> in
     model = inputs.get("model")
     if not (isinstance(model, Mapping) and isinstance(model.get("moe"), Mapping)):
         return 1
-    ep, expert_tp = _optional(parallel, "moe_ep"), _optional(parallel, "moe_tp")
+    ep, expert_tp = optional_count(parallel, "moe_ep"), optional_count(parallel, "moe_tp")
     if ep is None:
         ep = ways // expert_tp if expert_tp is not None and ways % expert_tp == 0 else 1
     if ways % ep:
@@ -157,7 +157,7 @@ def _pools(inputs: Mapping[str, Any], engine: str) -> tuple[ServingPlan, int]:
     if not isinstance(split, Mapping):
         raise InputError("disagg: the run does not state how many chips its workers have; it cannot be predicted without it")
     names = ("prefill_workers", "chips_per_prefill_worker", "decode_workers", "chips_per_decode_worker")
-    prefill_workers, prefill_chips, decode_workers, decode_chips = (_count(split, name) for name in names)
+    prefill_workers, prefill_chips, decode_workers, decode_chips = (stated_count(split, name) for name in names)
     model = inputs.get("model")
     is_moe = isinstance(model, Mapping) and isinstance(model.get("moe"), Mapping)
     pools = Pools(
@@ -204,21 +204,21 @@ def _distinct_experts(inputs: Mapping[str, Any], job: ServingJob) -> float:
 
 
 def _concurrency(inputs: Mapping[str, Any], kind: str) -> int:
-    batch = _optional(inputs, "batch")
+    batch = optional_count(inputs, "batch")
     if batch is None:
         if kind != "max_throughput":
-            raise InputError("batch: the run does not state it; it cannot be predicted without it")
+            raise not_stated("batch")
         return OFFERED_AT_ONCE
     return batch
 
 
 def _lengths(inputs: Mapping[str, Any], field: str) -> Lengths:
     """Nominal, or uniform up to it with the mean that the run states."""
-    most, mean = _optional(inputs, field), inputs.get(f"{field}_mean")
-    is_mean = isinstance(mean, (int, float)) and not isinstance(mean, bool) and 1.0 <= mean <= _MAX_COUNT
+    most, mean = optional_count(inputs, field), inputs.get(f"{field}_mean")
+    is_mean = isinstance(mean, (int, float)) and not isinstance(mean, bool) and 1.0 <= mean <= MAX_COUNT
     if most is None:
         if not is_mean:
-            raise InputError(f"{field}: the run does not state it; it cannot be predicted without it")
+            raise not_stated(field)
         return constant(round(float(mean)))  # type: ignore[arg-type]
     if not is_mean or not 0.5 * (most + 1) <= float(mean) <= most:  # type: ignore[arg-type]
         return constant(most)
@@ -250,29 +250,8 @@ def _cache(inputs: Mapping[str, Any], quantization: Quantization, engine: str, a
 
 
 def _speculation(inputs: Mapping[str, Any], assumed: list[str]) -> Speculation | None:
-    drafted = _optional(inputs, "draft_tokens")
+    drafted = optional_count(inputs, "draft_tokens")
     if inputs.get("speculative") is not True and drafted is None:
         return None
     assumed.append("acceptance")
     return Speculation(draft_tokens=min(drafted or 1, 64), acceptance=ACCEPTANCE)
-
-
-def _optional(inputs: Mapping[str, Any], field: str) -> int | None:
-    """A whole number from 1, or None where the run does not state it. 8.0 is 8."""
-    value = inputs.get(field)
-    if value is None:
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_COUNT:
-        raise bad_field(field, one_line(value, 40), f"must be a whole number from 1 to {_MAX_COUNT}", "correct it in the case")
-    return value
-
-
-def _count(inputs: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    value = _optional(inputs, field)
-    if value is None:
-        if default is None:
-            raise InputError(f"{field}: the run does not state it; it cannot be predicted without it")
-        return default
-    return value

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from perfmodel.lab.serving.rows import METRICS, UNKNOWN, ServingRow
+from perfmodel.lab.fields import UNKNOWN
+from perfmodel.lab.serving.rows import METRICS, ServingRow
 
 SERVING_COLUMNS = (
     "id",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.foundation.errors import one_line
+from perfmodel.lab.fields import positive
 
 #: Fields of a case that make it one of serving, and the kinds of such cases.
 SERVING_FIELDS = (
@@ -51,10 +52,10 @@ def served_of(data: Mapping[str, Any]) -> Served:
     """What was measured; what follows from it by the definitions (latency = TTFT + (O - 1) TPOT, tokens/s = batch O / latency) too."""
     measured = data.get("measured")
     measured = measured if isinstance(measured, Mapping) else {}
-    ttft, tpot, latency = (_positive(measured.get(field)) * 1e-3 for field in MEASURED_FIELDS[:3])
-    rate, batch = _positive(measured.get("tokens_per_s")), _positive(data.get("batch"))
-    nominal = _positive(data.get("output_len"))
-    answer = _positive(data.get("output_len_mean"))
+    ttft, tpot, latency = (positive(measured.get(field)) * 1e-3 for field in MEASURED_FIELDS[:3])
+    rate, batch = positive(measured.get("tokens_per_s")), positive(data.get("batch"))
+    nominal = positive(data.get("output_len"))
+    answer = positive(data.get("output_len_mean"))
     answer = nominal if math.isnan(answer) else answer
     if math.isnan(latency) and data.get("kind") != "decode_step":
         latency = ttft + (answer - 1.0) * tpot
@@ -76,14 +77,3 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "it is said to be" if value else ""
     return one_line(value, 300) if isinstance(value, (str, int, float)) else ""
-
-
-def _positive(value: object) -> float:
-    """`value` as a positive number, else nan."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return math.nan
-    try:
-        number = float(value)
-    except OverflowError:
-        return math.nan
-    return number if math.isfinite(number) and number > 0 else math.nan

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.lab.fields import UNKNOWN, label
 from perfmodel.lab.serving.cases import PlannedServing
 from perfmodel.lab.serving.measured import KUNDU, Served
 
-UNKNOWN = "?"
 METRICS = ("ttft", "tpot", "request_latency", "tokens_per_second")
 SERVING_BY = ("source", "engine", "chip", "model", "precision", "concurrency", "framework", "kind", "tier", "experts")
 """What `--by` takes of runs of serving."""
@@ -75,11 +74,11 @@ def labels_of_serving(inputs: Mapping[str, Any], *, group: str, tier: str, plann
         "source": group or UNKNOWN,
         "engine": UNKNOWN if planned is None else planned.engine,
         "chip": UNKNOWN if planned is None else planned.hardware.chip,
-        "model": _text(name),
-        "precision": _text(inputs.get("precision")),
+        "model": label(name),
+        "precision": label(inputs.get("precision")),
         "concurrency": str(batch) if isinstance(batch, int) and not isinstance(batch, bool) else UNKNOWN,
-        "framework": _text(inputs.get("framework")),
-        "kind": _text(inputs.get("kind")),
+        "framework": label(inputs.get("framework")),
+        "kind": label(inputs.get("kind")),
         "tier": tier or UNKNOWN,
         "experts": "experts" if isinstance(moe, Mapping) and moe.get("experts") else "dense",
     }
@@ -88,21 +87,3 @@ def labels_of_serving(inputs: Mapping[str, Any], *, group: str, tier: str, plann
 def label_order(label: str) -> tuple[float, str]:
     """Numbers by size, before names."""
     return (float(label), "") if label.isdigit() else (math.inf, label)
-
-
-def check_serving_fields(names: Iterable[str], others: Iterable[str] = ()) -> tuple[str, ...]:
-    """The fields, each once, or what is wrong with them. others: fields of other runs, which are known too."""
-    known = list(dict.fromkeys((*others, *SERVING_BY)))
-    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
-        raise bad_field("by", shown(names), "must be names of fields", f"use any of {', '.join(known)}")
-    fields = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
-    for name in fields:
-        if name not in known:
-            raise InputError(f"by={one_line(name)}: not known{suggest(name, known)}; use any of {', '.join(known)}")
-    if not fields:
-        raise InputError(f"by: names no field; use any of {', '.join(known)}")
-    return fields
-
-
-def _text(value: object) -> str:
-    return one_line(value, 60) or UNKNOWN if isinstance(value, str) else UNKNOWN

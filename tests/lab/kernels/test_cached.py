@@ -7,7 +7,8 @@ import pytest
 
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.hardware.serving_kernels import CACHED_KERNELS, FP8_CACHE, LATENT_CACHE, LATENT_FP8_CACHE, CachedAttentionModel
-from perfmodel.lab.kernels.cached import CachedTable, fit_cached, predict_cached, read_cached
+from perfmodel.lab.kernels.cached import fit_cached, predict_cached, read_cached
+from perfmodel.lab.kernels.decode import DecodeTable
 
 H100 = load_cluster("dgx-h100", num_chips=16)
 TRUE = CachedAttentionModel(
@@ -19,7 +20,7 @@ TRUE = CachedAttentionModel(
 def test_planted_parameters_come_back(kernel):
     axes = np.meshgrid([1, 8, 64, 512], [16, 64, 128], [8], [2, 128, 1024, 8192], [128], indexing="ij")
     batch, heads, kv_heads, key_length, head_dim = (axis.ravel().astype(float) for axis in axes)
-    table = CachedTable(batch=batch, heads=heads, kv_heads=kv_heads, key_length=key_length, head_dim=head_dim, time=np.ones_like(batch))
+    table = DecodeTable(batch=batch, heads=heads, kv_heads=kv_heads, key_length=key_length, head_dim=head_dim, time=np.ones_like(batch))
     table = replace(table, time=predict_cached(TRUE, kernel, table, H100))
     found = fit_cached(table, kernel, H100)
     np.testing.assert_allclose(predict_cached(found, kernel, table, H100), table.time, rtol=0.02)

@@ -1,0 +1,55 @@
+"""Values of a published run's fields, whatever its line holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field, one_line
+
+MAX_COUNT = 2**31 - 1
+
+UNKNOWN = "?"
+"""The label of a run that does not say."""
+
+
+def optional_count(inputs: Mapping[str, Any], field: str) -> int | None:
+    """A whole number from 1, or None where the run does not state it. 8.0 is 8. Raises InputError."""
+    value = inputs.get(field)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
+        raise bad_field(field, one_line(value), f"must be a whole number from 1 to {MAX_COUNT}", "correct it in the case")
+    return value
+
+
+def stated_count(inputs: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    """A whole number from 1, or the default; without one the run must state it. Raises InputError."""
+    value = optional_count(inputs, field)
+    if value is None:
+        if default is None:
+            raise not_stated(field)
+        return default
+    return value
+
+
+def not_stated(field: str) -> InputError:
+    return InputError(f"{field}: the run does not state it; it cannot be predicted without it")
+
+
+def positive(value: object) -> float:
+    """`value` as a positive number, else nan."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    try:
+        number = float(value)
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) and number > 0 else math.nan
+
+
+def label(value: object) -> str:
+    return one_line(value, 60) or UNKNOWN if isinstance(value, str) else UNKNOWN
