@@ -16,6 +16,7 @@ from typing import Any
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, suggest
+from perfmodel.hardware.rules import require, require_share
 from perfmodel.hardware.serving_kernels import ServingKernels
 
 
@@ -68,16 +69,6 @@ class Provenance(StrEnum):
     CALIBRATED = "calibrated"
 
 
-def _require(holds: bool, name: str, value: object, rule: str) -> None:
-    if not holds:
-        raise bad_field(name, value, rule, "correct the calibration")
-
-
-def _require_share(name: str, value: float, *, most: float = 1e9) -> None:
-    """A share of a rate that is reached. Caches and algorithms that save work may exceed 1, the peak of a burst hardly."""
-    _require(1e-6 <= value <= most, name, value, f"must be positive, from 1e-6 to {most:g}")
-
-
 MOST_BUSY = 0.1
 """Where other processes take more than this share of the processors, what is measured meanwhile is not of this machine alone."""
 
@@ -113,13 +104,13 @@ class MatmulModel:
     tiles: tuple[tuple[float, float, float], ...] = NO_TILES
 
     def __post_init__(self) -> None:
-        _require_share("peak_fraction", self.peak_fraction, most=1.25)
-        _require_share("memory_fraction", self.memory_fraction)
-        _require(0 <= self.wave_softness <= 1, "wave_softness", self.wave_softness, "must lie in 0..1")
-        _require(self.sharpness >= 1, "sharpness", self.sharpness, "must be at least 1 (the sum)")
+        require_share("peak_fraction", self.peak_fraction, most=1.25)
+        require_share("memory_fraction", self.memory_fraction)
+        require(0 <= self.wave_softness <= 1, "wave_softness", self.wave_softness, "must lie in 0..1")
+        require(self.sharpness >= 1, "sharpness", self.sharpness, "must be at least 1 (the sum)")
         offsets = (self.depth_offset, self.floor_time, self.small_tile_penalty, self.least_waves, self.split_depth)
-        _require(min(offsets) >= 0, "matmul", offsets, "must not be negative")
-        _require(bool(self.tiles) and all(min(t[0], t[1]) > 0 for t in self.tiles), "tiles", self.tiles, "must be positive sizes")
+        require(min(offsets) >= 0, "matmul", offsets, "must not be negative")
+        require(bool(self.tiles) and all(min(t[0], t[1]) > 0 for t in self.tiles), "tiles", self.tiles, "must be positive sizes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +129,9 @@ class ConvolutionModel:
     floor_time: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_share("peak_fraction", self.peak_fraction)
-        _require_share("memory_fraction", self.memory_fraction)
-        _require(min(self.depth_offset, self.floor_time) >= 0, "convolution", self.floor_time, "must not be negative")
+        require_share("peak_fraction", self.peak_fraction)
+        require_share("memory_fraction", self.memory_fraction)
+        require(min(self.depth_offset, self.floor_time) >= 0, "convolution", self.floor_time, "must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,14 +152,14 @@ class StreamingModel:
     backward_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_share("bandwidth_fraction", self.bandwidth_fraction)
-        _require(self.floor_time >= 0, "floor_time", self.floor_time, "must not be negative")
-        _require(self.element_time >= 0, "element_time", self.element_time, "must not be negative")
-        _require(self.backward_factor > 0, "backward_factor", self.backward_factor, "must be positive")
+        require_share("bandwidth_fraction", self.bandwidth_fraction)
+        require(self.floor_time >= 0, "floor_time", self.floor_time, "must not be negative")
+        require(self.element_time >= 0, "element_time", self.element_time, "must not be negative")
+        require(self.backward_factor > 0, "backward_factor", self.backward_factor, "must be positive")
         fractions = [*(fraction for _, fraction in self.caches), self.bandwidth_fraction]
         capacities = [0.0, *(capacity for capacity, _ in self.caches)]
-        _require(all(a < b for a, b in pairwise(capacities)), "caches", self.caches, "capacities must increase")
-        _require(all(a >= b for a, b in pairwise(fractions)), "caches", self.caches, "bandwidths must not increase")
+        require(all(a < b for a, b in pairwise(capacities)), "caches", self.caches, "capacities must increase")
+        require(all(a >= b for a, b in pairwise(fractions)), "caches", self.caches, "bandwidths must not increase")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,13 +188,13 @@ class AttentionModel:
     backward_rate: float = 0.8
 
     def __post_init__(self) -> None:
-        _require_share("peak_fraction", self.peak_fraction, most=1.25)
-        _require_share("memory_fraction", self.memory_fraction)
-        _require(self.query_tile > 0, "query_tile", self.query_tile, "must be positive")
-        _require(0 <= self.wave_softness <= 1, "wave_softness", self.wave_softness, "must lie in 0..1")
-        _require(self.backward_flops > 0 and self.backward_rate > 0, "backward_rate", self.backward_rate, "must be positive")
+        require_share("peak_fraction", self.peak_fraction, most=1.25)
+        require_share("memory_fraction", self.memory_fraction)
+        require(self.query_tile > 0, "query_tile", self.query_tile, "must be positive")
+        require(0 <= self.wave_softness <= 1, "wave_softness", self.wave_softness, "must lie in 0..1")
+        require(self.backward_flops > 0 and self.backward_rate > 0, "backward_rate", self.backward_rate, "must be positive")
         offsets = (self.head_dim_offset, self.sequence_offset, self.floor_time)
-        _require(min(offsets) >= 0, "attention", offsets, "must not be negative")
+        require(min(offsets) >= 0, "attention", offsets, "must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,11 +215,11 @@ class GroupedMatmulModel:
     floor_time: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_share("rate_fraction", self.rate_fraction)
-        _require_share("memory_fraction", self.memory_fraction)
-        _require_share("row_fraction", self.row_fraction)
+        require_share("rate_fraction", self.rate_fraction)
+        require_share("memory_fraction", self.memory_fraction)
+        require_share("row_fraction", self.row_fraction)
         times = (self.expert_time, self.floor_time)
-        _require(min(times) >= 0, "grouped_matmul", times, "must not be negative")
+        require(min(times) >= 0, "grouped_matmul", times, "must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,10 +240,10 @@ class DecodeAttentionModel:
     wave_time: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_share("memory_fraction", self.memory_fraction)
-        _require(self.ramp_bytes > 0, "ramp_bytes", self.ramp_bytes, "must be positive")
+        require_share("memory_fraction", self.memory_fraction)
+        require(self.ramp_bytes > 0, "ramp_bytes", self.ramp_bytes, "must be positive")
         times = (self.floor_time, self.ramp_time, self.wave_time)
-        _require(min(times) >= 0, "decode_attention", times, "must not be negative")
+        require(min(times) >= 0, "decode_attention", times, "must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,8 +284,8 @@ class CollectiveModel:
     nested: bool = False
 
     def __post_init__(self) -> None:
-        _require_share("bandwidth_fraction", self.bandwidth_fraction)
-        _require(0 < self.ramp_exponent <= 1, "ramp_exponent", self.ramp_exponent, "must lie in 0..1")
+        require_share("bandwidth_fraction", self.bandwidth_fraction)
+        require(0 < self.ramp_exponent <= 1, "ramp_exponent", self.ramp_exponent, "must lie in 0..1")
         times = (
             self.base_time,
             self.hop_time,
@@ -307,8 +298,8 @@ class CollectiveModel:
             self.step_share,
             self.bulk_time,
         )
-        _require(min(times) >= 0, "collective", times, "must not be negative")
-        _require(min(self.step_bytes, self.bulk_bytes) > 0, "step_bytes", self.step_bytes, "must be positive, and so must bulk_bytes")
+        require(min(times) >= 0, "collective", times, "must not be negative")
+        require(min(self.step_bytes, self.bulk_bytes) > 0, "step_bytes", self.step_bytes, "must be positive, and so must bulk_bytes")
 
 
 RAMP_BYTES = 2.0**20
@@ -409,19 +400,19 @@ class Calibration:
             object.__setattr__(self, name, _frozen(getattr(self, name)))
         tiers = {tier: _frozen(models) for tier, models in self.collectives.items()}
         object.__setattr__(self, "collectives", MappingProxyType(tiers))
-        _require(0 < self.sustained_clock_fraction <= 1, "sustained_clock_fraction", self.sustained_clock_fraction, "must lie in 0..1")
-        _require(0 < self.attention_clock_fraction <= 1, "attention_clock_fraction", self.attention_clock_fraction, "must lie in 0..1")
+        require(0 < self.sustained_clock_fraction <= 1, "sustained_clock_fraction", self.sustained_clock_fraction, "must lie in 0..1")
+        require(0 < self.attention_clock_fraction <= 1, "attention_clock_fraction", self.attention_clock_fraction, "must lie in 0..1")
         for dtype, clock in self.clock_fractions.items():
-            _require(0 < clock <= 1, f"clock_fractions.{dtype}", clock, "must lie in 0..1")
+            require(0 < clock <= 1, f"clock_fractions.{dtype}", clock, "must lie in 0..1")
         for kernel, rate in self.attention_generations.items():
             if kernel not in ATTENTION_KERNELS:
                 raise InputError(f"attention_generations.{kernel}: must be one of {', '.join(ATTENTION_KERNELS)}; correct it")
-            _require(0 < rate <= 1, f"attention_generations.{kernel}", rate, "must lie in 0..1")
-        _require(0 <= self.exposed_floor_fraction <= 1, "exposed_floor_fraction", self.exposed_floor_fraction, "must lie in 0..1")
-        _require(self.launch_time >= 0, "launch_time", self.launch_time, "must not be negative")
-        _require(1 <= self.allocator_factor <= 1000, "allocator_factor", self.allocator_factor, "must lie from 1 to 1000")
-        _require(self.context_bytes >= 0, "context_bytes", self.context_bytes, "must not be negative")
-        _require(0 <= self.busy_fraction <= 1, "busy_fraction", self.busy_fraction, "must lie in 0..1")
+            require(0 < rate <= 1, f"attention_generations.{kernel}", rate, "must lie in 0..1")
+        require(0 <= self.exposed_floor_fraction <= 1, "exposed_floor_fraction", self.exposed_floor_fraction, "must lie in 0..1")
+        require(self.launch_time >= 0, "launch_time", self.launch_time, "must not be negative")
+        require(1 <= self.allocator_factor <= 1000, "allocator_factor", self.allocator_factor, "must lie from 1 to 1000")
+        require(self.context_bytes >= 0, "context_bytes", self.context_bytes, "must not be negative")
+        require(0 <= self.busy_fraction <= 1, "busy_fraction", self.busy_fraction, "must lie in 0..1")
         for tier in self.collectives:
             if tier not in (SCALE_UP, SCALE_OUT):
                 raise bad_field("collectives", tier, f"unknown kind of tier{suggest(tier, (SCALE_UP, SCALE_OUT))}")
@@ -431,7 +422,7 @@ class Calibration:
         for peak, value in self.peaks.items():
             if peak.partition(".")[0] not in PEAK_NAMES:
                 raise bad_field("peaks", peak, f"unknown figure{suggest(peak, PEAK_NAMES)}")
-            _require(1 <= value < math.inf, f"peaks.{peak}", value, "must be positive, 1 at least")
+            require(1 <= value < math.inf, f"peaks.{peak}", value, "must be positive, 1 at least")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Mapping proxies cannot be pickled: rebuild from plain dicts."""

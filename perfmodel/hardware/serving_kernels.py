@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.foundation.errors import bad_field
+from perfmodel.hardware.rules import require, require_not_negative, require_positive, require_share
 
 ONE_SHOT, TWO_SHOT = "one_shot", "two_shot"
 """Every rank reads the whole buffer of every peer; or a share of it, adds it up, and reads the others' sums."""
@@ -36,9 +36,8 @@ DISPATCH, COMBINE = "dispatch", "combine"
 EXPERT_EXCHANGES = (DISPATCH, COMBINE)
 
 
-def _require(holds: bool, name: str, value: object, rule: str) -> None:
-    if not holds:
-        raise bad_field(name, value, rule, "correct the calibration")
+def _require_sharpness(value: float) -> None:
+    require(value == 0 or value >= 1, "sharpness", value, "must be at least 1 (the sum), or 0 (as the products' in 16 bits)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +54,8 @@ class SmallAllReduceModel:
     bandwidth_fraction: float = 0.6
 
     def __post_init__(self) -> None:
-        _require(min(self.base_time, self.peer_time) >= 0, "base_time", self.base_time, "must not be negative, nor peer_time")
-        _require(0 < self.bandwidth_fraction <= 1.25, "bandwidth_fraction", self.bandwidth_fraction, "must lie in 0..1.25")
+        require_not_negative(self, "base_time", "peer_time")
+        require_share("bandwidth_fraction", self.bandwidth_fraction, most=1.25)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +82,9 @@ class WeightProductModel:
     cast_fraction: float = 0.4
 
     def __post_init__(self) -> None:
-        positive = (self.rate_fraction, self.memory_fraction, self.depth_factor, self.waves_factor, self.split_factor, self.cast_fraction)
-        _require(min(positive) > 0, "weight_product", positive, "must be positive")
-        _require(self.sharpness == 0 or self.sharpness >= 1, "sharpness", self.sharpness, "must be at least 1 (the sum), or 0")
-        _require(self.cast_time >= 0, "cast_time", self.cast_time, "must not be negative")
+        require_positive(self, "rate_fraction", "memory_fraction", "depth_factor", "waves_factor", "split_factor", "cast_fraction")
+        require_not_negative(self, "cast_time")
+        _require_sharpness(self.sharpness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +109,9 @@ class GroupedWeightModel:
     floor_time: float = 0.0
 
     def __post_init__(self) -> None:
-        positive = (self.rate_fraction, self.memory_fraction, self.depth_factor, self.row_fraction)
-        _require(min(positive) > 0, "grouped_weight", positive, "must be positive")
-        _require(self.sharpness == 0 or self.sharpness >= 1, "sharpness", self.sharpness, "must be at least 1 (the sum), or 0")
-        times = (self.expert_time, self.floor_time)
-        _require(min(times) >= 0, "grouped_weight", times, "must not be negative")
+        require_positive(self, "rate_fraction", "memory_fraction", "depth_factor", "row_fraction")
+        require_not_negative(self, "expert_time", "floor_time")
+        _require_sharpness(self.sharpness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +136,8 @@ class CachedAttentionModel:
     wave_time: float = 0.0
 
     def __post_init__(self) -> None:
-        positive = (self.memory_fraction, self.query_fraction, self.peak_fraction, self.ramp_bytes)
-        _require(min(positive) > 0, "cached_attention", positive, "must be positive")
-        times = (self.floor_time, self.ramp_time, self.wave_time)
-        _require(min(times) >= 0, "cached_attention", times, "must not be negative")
+        require_positive(self, "memory_fraction", "query_fraction", "peak_fraction", "ramp_bytes")
+        require_not_negative(self, "floor_time", "ramp_time", "wave_time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +154,20 @@ class ExpertExchangeModel:
     bandwidth_fraction: float = 0.55
 
     def __post_init__(self) -> None:
-        _require(min(self.base_time, self.expert_time) >= 0, "base_time", self.base_time, "must not be negative, nor expert_time")
-        _require(0 < self.bandwidth_fraction <= 1.25, "bandwidth_fraction", self.bandwidth_fraction, "must lie in 0..1.25")
+        require_not_negative(self, "base_time", "expert_time")
+        require_share("bandwidth_fraction", self.bandwidth_fraction, most=1.25)
 
 
 _MAPPINGS = ("small_all_reduce", "weight_product", "grouped_weight", "cached_attention", "expert_exchange", "points", "errors")
+_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "small_all_reduce": ALL_REDUCE_KERNELS,
+        "weight_product": WEIGHT_FORMATS,
+        "grouped_weight": (*WEIGHT_FORMATS, *(name + FEW for name in WEIGHT_FORMATS)),
+        "cached_attention": CACHED_KERNELS,
+        "expert_exchange": EXPERT_EXCHANGES,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,14 +193,9 @@ class ServingKernels:
     def __post_init__(self) -> None:
         for name in _MAPPINGS:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        for kernel in self.small_all_reduce:
-            _require(kernel in ALL_REDUCE_KERNELS, "small_all_reduce", kernel, f"must be one of {', '.join(ALL_REDUCE_KERNELS)}")
-        for name in (*self.weight_product, *(each.removesuffix(FEW) for each in self.grouped_weight)):
-            _require(name in WEIGHT_FORMATS, "weight_product", name, f"must be one of {', '.join(WEIGHT_FORMATS)}")
-        for name in self.cached_attention:
-            _require(name in CACHED_KERNELS, "cached_attention", name, f"must be one of {', '.join(CACHED_KERNELS)}")
-        for name in self.expert_exchange:
-            _require(name in EXPERT_EXCHANGES, "expert_exchange", name, f"must be one of {', '.join(EXPERT_EXCHANGES)}")
+        for name, known in _NAMES.items():
+            for each in getattr(self, name):
+                require(each in known, name, each, f"must be one of {', '.join(known)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Mapping proxies cannot be pickled: rebuild from plain dicts."""

@@ -1,0 +1,25 @@
+"""What numbers of a calibration must be; what they are not is the calibration's mistake. All raise InputError."""
+
+from typing import Any
+
+from perfmodel.foundation.errors import bad_field
+
+
+def require(holds: bool, name: str, value: object, rule: str) -> None:
+    if not holds:
+        raise bad_field(name, value, rule, "correct the calibration")
+
+
+def require_share(name: str, value: float, *, most: float = 1e9) -> None:
+    """A share of a rate that is reached. Caches and algorithms that save work may exceed 1, the peak of a burst hardly."""
+    require(1e-6 <= value <= most, name, value, f"must be positive, from 1e-6 to {most:g}")
+
+
+def require_positive(model: Any, *names: str) -> None:
+    for name in names:
+        require(getattr(model, name) > 0, name, getattr(model, name), "must be positive")
+
+
+def require_not_negative(model: Any, *names: str) -> None:
+    for name in names:
+        require(getattr(model, name) >= 0, name, getattr(model, name), "must not be negative")
