@@ -129,7 +129,7 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     absent = [f"{name}: is missing; give {meaning}" for name, meaning in NEEDED.items() if getattr(asked, name) is None]
     if absent:
         raise InputError("; ".join(absent))
-    given = {name: each.value(getattr(asked, name), name) for name, each in words_of(ServingRequest).items() if _is_text(asked, name)}
+    given = _read(asked, "chips", "input_len", "output_len", "concurrency", "rate", "prefix_hit", "quantization", "acceptance")
     model = _model(asked.model, "model")
     quantization = given.get("quantization") or published_format(model.architecture)
     reference, cluster = find_cluster(asked.cluster, given["chips"])
@@ -147,7 +147,6 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
             raise bad_field("draft_tokens", asked.draft_tokens, rule, "name a model that drafts with draft_model")
         acceptance = given.get("acceptance", DEFAULT_ACCEPTANCE)
         speculation = Speculation(draft_tokens=asked.draft_tokens, acceptance=acceptance, draft=draft)
-    words: dict[str, Any] = {} if given.get("kv_precision") is None else {"kv_precision": given["kv_precision"]}
     job = ServingJob(
         model=model,
         input_len=given["input_len"],
@@ -157,9 +156,8 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
         prefix_hit=given.get("prefix_hit", 0.0),
         quantization=quantization,
         speculation=speculation,
-        **words,
+        **_read(asked, "kv_precision"),
     )
-    reference, cluster = find_cluster(asked.cluster, given["chips"])
     calibration = (
         asked.calibration if isinstance(asked.calibration, Calibration) else choose_calibration(cluster.chip, asked.calibration or "")
     )
@@ -174,14 +172,10 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     return ServingSetting(estimator=estimator, job=job, reference=reference, num_chips=cluster.num_chips, notes=tuple(notes))
 
 
-#: Words that are read as they come in; the others are records, names or numbers of `serving_plan`.
-_READ = (
-    "chips", "input_len", "output_len", "concurrency", "rate", "prefix_hit", "quantization", "kv_precision", "acceptance",
-)  # fmt: skip
-
-
-def _is_text(asked: ServingRequest, name: str) -> bool:
-    return name in _READ and getattr(asked, name) is not None
+def _read(asked: ServingRequest, *names: str) -> dict[str, Any]:
+    """What these words were given, as values; without those that nobody gave. Raises InputError."""
+    words = words_of(ServingRequest)
+    return {name: words[name].value(getattr(asked, name), name) for name in names if getattr(asked, name) is not None}
 
 
 def _model(name: Any, field: str) -> TransformerConfig:
@@ -193,18 +187,13 @@ def _model(name: Any, field: str) -> TransformerConfig:
 
 def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[ServingPlan, tuple[str, ...]]:
     """The plan that was asked for; what nobody said is the smallest that fits, and said."""
-    words = words_of(ServingRequest)
-    said = {name: getattr(asked, name) for name in ("pp", "ep", "attention_dp", "max_batch", "max_tokens", "replicas")}
-    read = {name: words[name].value(value, name) for name, value in said.items() if value is not None}
+    read = _read(asked, "tp", "pp", "ep", "attention_dp", "max_batch", "max_tokens", "replicas")
     fixed: dict[str, Any] = {"engine": str(asked.engine or setting.estimator.engine.name)}
     fixed |= {name: value for name, value in read.items() if name != "replicas"}
     notes: tuple[str, ...] = ()
-    if asked.tp is not None:
-        tp = words["tp"].value(asked.tp, "tp")
-    else:
-        tp = smallest_tp(setting, fixed)
-        notes = (f"tp: nobody said, and {tp} is the fewest chips of a replica that leave room for these requests",)
-    fixed["tp"] = tp
+    if "tp" not in read:
+        fixed["tp"] = smallest_tp(setting, fixed)
+        notes = (f"tp: nobody said, and {fixed['tp']} is the fewest chips of a replica that leave room for these requests",)
     one = ServingPlan(**fixed)
     if setting.num_chips < one.chips_per_replica:
         raise bad_field(
@@ -222,28 +211,25 @@ def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[Servin
 
 def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
     """Workers as `workers` says. Those of a model with experts deal them over all their chips, which attend by themselves but for tp."""
-    words = words_of(ServingRequest)
-    x, prefill, y, decode = words["workers"].value(asked.workers, "workers")
+    read = _read(asked, "workers", "tp", "ep", "max_batch", "max_tokens")
+    x, prefill, y, decode = read.pop("workers")
     for name in ("replicas", "attention_dp", "pp"):
         if getattr(asked, name) is not None:
             raise bad_field(name, getattr(asked, name), "workers says how many chips and copies there are", f"leave {name} out")
     used = x * prefill + y * decode
     if used > setting.num_chips:
         raise bad_field("workers", asked.workers, f"take {used} chips of {setting.num_chips}", "use fewer or smaller workers")
-    limits = {
-        name: words[name].value(getattr(asked, name), name) for name in ("max_batch", "max_tokens") if getattr(asked, name) is not None
-    }
+    limits = {name: read[name] for name in ("max_batch", "max_tokens") if name in read}
     engine = str(asked.engine or setting.estimator.engine.name)
 
     def worker(chips: int) -> ServingPlan:
         has_experts = setting.job.model.experts is not None
-        tp = words["tp"].value(asked.tp, "tp") if asked.tp is not None else 1 if has_experts else chips
+        tp = read.get("tp", 1 if has_experts else chips)
         if chips % tp:
             raise bad_field("tp", tp, f"must divide the {chips} chips of a worker", "use a divisor")
         if not has_experts:
             return ServingPlan(engine=engine, tp=tp, pp=chips // tp, **limits)
-        ep = chips if asked.ep is None else words["ep"].value(asked.ep, "ep")
-        return ServingPlan(engine=engine, tp=tp, attention_dp=chips // tp, ep=ep, **limits)
+        return ServingPlan(engine=engine, tp=tp, attention_dp=chips // tp, ep=read.get("ep", chips), **limits)
 
     pools = Pools(prefill=worker(prefill), decode=worker(decode), prefill_workers=x, decode_workers=y)
     return ServingPlan(engine=engine, pools=pools)
@@ -323,12 +309,10 @@ def search_asked(
         raise bad_field("workers", asked.workers, "is what a search finds", "leave it out and give --disaggregated")
     is_sized = asked.chips is None and (asked.concurrency is not None or asked.rate is not None)
     setting = serving_setting(replace(asked, chips=1) if is_sized else asked)
-    words = words_of(ServingRequest)
-    fixed = {name: words[name].value(getattr(asked, name), name) for name in KNOBS if getattr(asked, name) is not None}
     formats = tuple((quantization_named(name), setting.job.kv_precision) for name in quantizations)
     times = {name: limit_of(value, name) for name, value in limits.items()}
     how: dict[str, Any] = {
-        "space": ServingSpace(fixed=fixed, formats=formats),
+        "space": ServingSpace(fixed=_read(asked, *KNOBS), formats=formats),
         "limits": ServingLimits(**{name: time for name, time in times.items() if time < float("inf")}, is_p99=p99),
         "objective": choice_of(ServingObjective, objective, "objective"),
         "top": whole(top, "top"),
