@@ -57,10 +57,15 @@ class RowTimes:
 def amount_values(amounts: Amounts, grid: LayoutGrid, microbatch: Array | float = 1.0) -> tuple[Array, Array]:
     """[amounts, columns] values of every amount, and [masks, columns] sizes of every group of axes."""
     sizes = np.array([grid.size(mask) for mask in amounts.masks])
+    return values_of_sizes(amounts, sizes, microbatch), sizes
+
+
+def values_of_sizes(amounts: Amounts, sizes: Array, microbatch: Array | float = 1.0) -> Array:
+    """[amounts, columns] values where the sizes of the groups, [masks, columns], are known."""
     samples = np.where(amounts.per_sample, microbatch, 1.0)
     padded = np.ceil(amounts.padded_size / sizes[amounts.padded_axes])
     values = amounts.base * samples * padded / sizes[amounts.axes]
-    return values if amounts.times is None else values * sizes[amounts.times], sizes
+    return values if amounts.times is None else values * sizes[amounts.times]
 
 
 def by_segment(values: Array, rows: Rows, num_segments: int, num_columns: int) -> Array:
@@ -247,4 +252,13 @@ def product_flops(rows: TimedRows, amount: Array) -> Array:
     return total
 
 
-__all__ = ["RowTimes", "amount_values", "by_segment", "members_inside", "product_flops", "redistribution_time", "row_times"]
+__all__ = [
+    "RowTimes",
+    "amount_values",
+    "by_segment",
+    "members_inside",
+    "product_flops",
+    "redistribution_time",
+    "row_times",
+    "values_of_sizes",
+]

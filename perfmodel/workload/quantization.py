@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, suggest
+
+#: What a weight is part of; `other`: embedding, output matrix, router, norms, biases.
+WeightPart: TypeAlias = Literal["attention", "dense", "experts", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,15 @@ class Quantization:
     def is_plain(self) -> bool:
         """All weights lie in 16 bits."""
         return self.weight_bytes == 2.0
+
+    def parts(self, *, beside_experts: bool) -> frozenset[WeightPart]:
+        """Whose weights are held so, all others in 16 bits. beside_experts: the model has experts."""
+        if self.is_plain:
+            return frozenset()
+        if self.experts_only:
+            return frozenset({"experts"})
+        skips = beside_experts and self.skips_attention_beside_experts
+        return frozenset({"dense", "experts"} if skips else {"attention", "dense", "experts"})
 
 
 def _plain(name: Dtype) -> Quantization:

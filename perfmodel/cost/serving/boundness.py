@@ -12,11 +12,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.kernels import weight_product_time
 from perfmodel.cost.serving.step import PARTS, StepCosts, Work
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.quantization import QUANTIZATIONS
+from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 
 Array = NDArray[np.float64]
 Bound = Literal["compute", "memory", "latency", "link", "host"]
@@ -89,11 +90,11 @@ def operator_rows(costs: StepCosts, *, phase: Phase, sequences: float = 0.0, cac
 
 def _products(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
     program = costs.prompt_program if phase == "prefill" else costs.decode_program
-    plain, found = costs.machine.plain, []
+    machine, found = costs.machine, []
     for calls in costs.calls(program, work):
         quantization = costs.quantization if calls.is_low else QUANTIZATIONS["bf16"]
         w, a = quantization.weight_bytes, quantization.activation_bytes
-        ridge = (costs.machine.low if calls.is_low else plain).peak_flop_rate / plain.memory_bandwidth
+        ridge = _ridge(machine, quantization)
         for at, place in enumerate(calls.which):
             batch, m, n, k = (float(getattr(calls, name)[at][0]) for name in ("batch", "m", "n", "k"))
             time = float(
@@ -102,7 +103,7 @@ def _products(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
                     n=n,
                     k=k,
                     quantization=quantization,
-                    machine=plain,
+                    machine=machine,
                     batch=batch,
                     casts=costs.engine.casts,
                     untuned=costs.engine.few_rows_fraction if phase == "decode" else 1.0,
@@ -121,13 +122,19 @@ def _products(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
                     bytes=moved * count,
                     time=time * count,
                     calls=count,
-                    bound=bound_of(flops, moved, time, floor=plain.matmul.floor_time, ridge=ridge),
+                    bound=bound_of(flops, moved, time, floor=machine.matmul.floor_time, ridge=ridge),
                     ridge=ridge,
-                    bandwidth=plain.memory_bandwidth,
+                    bandwidth=machine.memory_bandwidth,
                     crossover=crossover_rows(n, k, w, a, ridge),
                 )
             )
     return found
+
+
+def _ridge(machine: Machine, quantization: Quantization) -> float:
+    """[FLOP/byte] Of products of weights in that format."""
+    rate = machine.peak_flop_rate * machine.serving.relative_rate.get(quantization.product, 1.0)
+    return rate / machine.memory_bandwidth
 
 
 def bound_of(flops: float, num_bytes: float, time: float, *, floor: float, ridge: float) -> Bound:
@@ -146,7 +153,7 @@ def crossover_rows(n: float, k: float, weight_bytes: float, activation_bytes: fl
 def _attention(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
     is_prompt = phase == "prefill"
     program = costs.prompt_program if is_prompt else costs.decode_program
-    plain, found = costs.machine.plain, []
+    machine, found = costs.machine, []
     for row, count, time in costs.attention_rows(program, work):
         heads, kv_heads, width = float(row.heads[0]), float(row.kv_heads[0]), row.head_dim + row.value_dim
         if is_prompt:
@@ -160,8 +167,8 @@ def _attention(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
             flops = 2.0 * b * heads * seen * width
             of_cache = row.head_dim if row.is_latent else width  # a value is a part of its latent
             moved = b * (kv_heads * seen * of_cache * itemsize(costs.cache) + 2.0 * heads * width)
-        ridge = plain.peak_flop_rate / plain.memory_bandwidth
-        floor = plain.attention["flash"].floor_time if is_prompt else plain.decode_attention["flash"].floor_time
+        ridge = machine.peak_flop_rate / machine.memory_bandwidth
+        floor = machine.attention["flash"].floor_time if is_prompt else machine.decode_attention["flash"].floor_time
         found.append(
             OperatorRow(
                 name=row.name,
@@ -173,7 +180,7 @@ def _attention(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
                 calls=int(count),
                 bound=bound_of(flops, moved, time, floor=floor, ridge=ridge),
                 ridge=ridge,
-                bandwidth=plain.memory_bandwidth,
+                bandwidth=machine.memory_bandwidth,
             )
         )
     return found
@@ -201,16 +208,16 @@ def _experts(costs: StepCosts, work: Work, phase: Phase, time: float) -> list[Op
     num = sum(program.regions[region].count for region in program.experts)
     dp, tp, ep = float(costs.dp[0]), float(costs.tp[0]), float(costs.expert_parts[0])
     tokens = float(work.tokens[0])
-    met = experts.num_experts * (1.0 - (1.0 - experts.top_k / experts.num_experts) ** tokens) / ep
+    met = experts.met_by(tokens) / ep
     width = experts.width / (tp * dp / ep)
     matrices = 3.0 if experts.gated else 2.0
     rows = tokens * experts.top_k / ep
     flops = 2.0 * rows * matrices * width * program.model.hidden_size
     weight_bytes = costs.quantization.weight_bytes
     moved = met * matrices * width * program.model.hidden_size * weight_bytes + 4.0 * rows * program.model.hidden_size
-    ridge = costs.machine.low.peak_flop_rate / costs.machine.plain.memory_bandwidth
+    ridge = _ridge(costs.machine, costs.quantization)
     shape = f"{met:,.1f} experts, {rows / max(met, 1e-9):,.1f} rows each, width {width:g}"
-    bound = bound_of(flops, moved, time / num, floor=costs.machine.plain.grouped_matmul.floor_time, ridge=ridge)
+    bound = bound_of(flops, moved, time / num, floor=costs.machine.grouped_matmul.floor_time, ridge=ridge)
     return [
         OperatorRow(
             name="experts",
@@ -222,7 +229,7 @@ def _experts(costs: StepCosts, work: Work, phase: Phase, time: float) -> list[Op
             calls=num,
             bound=bound,
             ridge=ridge,
-            bandwidth=costs.machine.plain.memory_bandwidth,
+            bandwidth=costs.machine.memory_bandwidth,
         )
     ]
 

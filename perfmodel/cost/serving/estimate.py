@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.calibrated import is_calibrated
+from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.load import ServedLoad, closed_loop, maximum_load, open_loop, static_batch
-from perfmodel.cost.serving.machine import ServingMachine, serving_machine
+from perfmodel.cost.serving.machine import serving_machine
 from perfmodel.cost.serving.memory import ServingMemory, serving_memory, weight_bytes
 from perfmodel.cost.serving.program import serving_program
 from perfmodel.cost.serving.requests import Requests, Scheduling
@@ -70,7 +71,7 @@ class ServingEstimator:
     engine: Engine
     quantization: Quantization
     cache: Dtype
-    machine: ServingMachine = field(init=False)
+    machine: Machine = field(init=False)
 
     def __post_init__(self) -> None:
         self.machine = serving_machine(self.cluster, self.calibration, self.engine, self.quantization)
@@ -82,7 +83,7 @@ class ServingEstimator:
         of, rows = model or self.model, columns_of(plans)
         degrees = {"tp": rows.tp, "pp": rows.pp, "dp_replicate": rows.attention_dp}
         degrees |= dict.fromkeys(("dp_shard", "cp"), np.ones_like(rows.tp))
-        tiers = self.machine.plain.tier_sizes
+        tiers = self.machine.tier_sizes
         grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=tiers, num_key_value_heads=of.num_key_value_heads)
         return StepCosts(
             decode_program=serving_program(of, is_prompt=False, fuses=self.engine.fuses_kernels),
@@ -268,7 +269,7 @@ def _intervals(estimator: ServingEstimator, served: ServedPlans, at: int) -> dic
     """As far as published runs on such a footing were from their predictions; an engine of one's own is as one that nobody knows."""
     footing = ServingFooting(
         engine_known=estimator.engine.name in fitted_numbers(),
-        chip_measured=is_calibrated(estimator.machine.plain),
+        chip_measured=is_calibrated(estimator.machine),
         has_experts=estimator.model.experts is not None,
     )
     predicted = {name: _at(getattr(served.load, name), at) for name in ("ttft", "tpot", "request_latency")}
@@ -278,7 +279,7 @@ def _intervals(estimator: ServingEstimator, served: ServedPlans, at: int) -> dic
 
 def rests_on(estimator: ServingEstimator) -> dict[str, str]:
     """Part -> what its numbers come from."""
-    rests = estimator.machine.plain.rests_on
+    rests = estimator.machine.rests_on
     links = rests.get(SCALE_UP) or rests.get(SCALE_OUT) or "spec sheet"
     engine = f"engine: {estimator.engine.name}"
     of = dict.fromkeys(("products", "experts", "logits"), rests["matmul"])

@@ -9,7 +9,6 @@ import numpy as np
 from perfmodel.cost.compute import matmul_time
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.cost.serving.machine import ServingMachine
 from perfmodel.cost.serving.step import StepCosts
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.hardware.calibration import VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, Calibration
@@ -83,7 +82,7 @@ def executor_times(
         quantization=QUANTIZATIONS["bf16"],
         cache=Dtype.BF16,
     )
-    estimator.machine = ServingMachine(plain=machine, low=machine)
+    estimator.machine = machine
     return estimator.times([ServingPlan(engine=EXECUTOR.name)])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.foundation.dtypes import Dtype
@@ -13,19 +13,11 @@ from perfmodel.parallel.serving.engine import Engine
 from perfmodel.workload.quantization import Quantization
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ServingMachine:
-    """plain: products in 16 bits and all else; low: quantised products."""
+def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, quantization: Quantization) -> Machine:
+    """Rates of a chip under an engine, in 16 bits and, in `serving`, in each format. Raises InputError where the chip has no units for
+    `quantization`.
 
-    plain: Machine
-    low: Machine
-
-
-def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, quantization: Quantization) -> ServingMachine:
-    """Rates of a chip for one engine and one format of weights. Raises InputError where the chip has no units for it.
-
-    Decoding waits for memory and does not throttle: clocks are the data sheet's. A replayed graph hides part of each kernel's floor. The
-    floor of a product in fewer bits is that of bf16: what tables have beyond is the quantisation that engines fuse into the kernel before.
+    Decoding waits for memory and does not throttle: clocks are the data sheet's. A replayed graph hides part of each kernel's floor.
     """
     chip = cluster.chip
     if quantization.needs not in chip.peak_flop_rate and not (quantization.is_plain and Dtype.FP16 in chip.peak_flop_rate):
@@ -39,9 +31,4 @@ def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, 
         exposed_floor_fraction=engine.floor_fraction,
     )
     usual = Dtype.BF16 if Dtype.BF16 in chip.peak_flop_rate else Dtype.FP16
-    plain = resolve_machine(cluster, calm, dtype=usual)
-    if quantization.product in (Dtype.BF16, Dtype.FP16):
-        return ServingMachine(plain=plain, low=plain)
-    low = resolve_machine(cluster, calm, dtype=quantization.product)
-    floor = min(low.matmul.floor_time, plain.matmul.floor_time)
-    return ServingMachine(plain=plain, low=replace(low, matmul=replace(low.matmul, floor_time=floor)))
+    return resolve_machine(cluster, calm, dtype=usual)

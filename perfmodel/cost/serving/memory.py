@@ -7,24 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.serving.program import HeldWeight, ServingProgram
+from perfmodel.cost.serving.program import ServingProgram
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.parallel.serving.engine import Engine
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
 
 _PLAIN_BYTES = 2.0
-_STATE_BYTES = 4.0
+STATE_BYTES = 4.0
 """[byte] Of an element of a recurrent state: engines keep it in float32 (Mamba-2, delta networks)."""
-
-
-def is_quantized(weight: HeldWeight, quantization: Quantization, *, has_experts: bool) -> bool:
-    """Whether a weight is held in the format, or in 16 bits."""
-    if quantization.is_plain or not weight.layer_weight:
-        return False
-    if quantization.experts_only:
-        return weight.is_expert
-    return not (has_experts and quantization.skips_attention_beside_experts and weight.is_attention)
 
 
 def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Any, pp: Any, expert_cut: Any) -> Any:
@@ -33,12 +24,13 @@ def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Any
     Every weight over the axes that cut it; experts over all `expert_cut` chips of a stage. Layers are even over stages, of which the last
     also has the output matrix and the first the table, whichever is more.
     """
-    has_experts, model = bool(program.experts), program.model
+    model = program.model
+    narrow = quantization.parts(beside_experts=bool(program.experts))
     kv = np.gcd(np.asarray(tp, dtype=np.int64), model.num_key_value_heads).astype(float)
     layers: Any = 0.0
     ends: dict[str, Any] = {}
     for weight in program.weights:
-        each = quantization.weight_bytes if is_quantized(weight, quantization, has_experts=has_experts) else _PLAIN_BYTES
+        each = quantization.weight_bytes if weight.part in narrow else _PLAIN_BYTES
         parts: Any = expert_cut if weight.is_expert else 1.0
         if not weight.is_expert:
             if any(axis.startswith("tp_kv") for axis in weight.axes):
@@ -81,7 +73,7 @@ class CacheShape:
         kv = np.gcd(np.asarray(tp, dtype=np.int64), kv_heads).astype(float)
         seen = np.minimum(tokens, self.window) if self.window else tokens
         heads = (self.growing * tokens + self.windowed * seen) * (cache_bytes / kv)
-        return heads + (self.latent * cache_bytes + self.index) * tokens + self.state * _STATE_BYTES / np.asarray(tp)
+        return heads + (self.latent * cache_bytes + self.index) * tokens + self.state * STATE_BYTES / np.asarray(tp)
 
 
 def cache_shape(model: TransformerConfig) -> CacheShape:
@@ -95,10 +87,8 @@ def cache_shape(model: TransformerConfig) -> CacheShape:
         elif kind.mixer == "latent" and model.latent is not None:
             latent += (model.latent.key_value_rank + model.latent.rope_head_dim) * kind.count
             index += float(model.latent.index_head_dim) * kind.count
-        elif kind.mixer == "mamba" and model.mamba is not None:
-            state += model.mamba.num_heads * model.mamba.head_dim * model.mamba.state_size * kind.count
-        elif kind.mixer == "delta" and model.delta is not None:
-            state += model.delta.num_value_heads * model.delta.key_head_dim * model.delta.value_head_dim * kind.count
+        else:
+            state += state_elements(model, kind.mixer) * kind.count
     window = model.sliding_window or model.attention_chunk
     return CacheShape(growing=growing, windowed=windowed, window=window, latent=latent, index=index, state=state)
 

@@ -19,6 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.evaluate import values_of_sizes
 from perfmodel.cost.rows import RowCompiler, TimedRows
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Derivation, derive
@@ -26,6 +27,7 @@ from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import Graph, Operator, Pass, Product, Region, TensorRole
+from perfmodel.workload.quantization import WeightPart
 from perfmodel.workload.transformer import build_graph
 
 #: Prompts are compiled for sequences of so many tokens, which only state-space layers notice (their chunks).
@@ -52,28 +54,28 @@ class FusedProducts:
 
     rows     of all calls one after another; starts: where a call begins
     region   of each call; names: its operators
-    layer_weight    it multiplies a weight of a layer, which may be quantised
-    is_attention    of attention's own projections (some formats leave them wider)
+    parts    whose weights they multiply
     """
 
     rows: NDArray[np.int64]
     starts: NDArray[np.int64]
     region: NDArray[np.int64]
     names: tuple[tuple[str, ...], ...]
-    layer_weight: NDArray[np.bool_]
-    is_attention: NDArray[np.bool_]
+    parts: tuple[WeightPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldWeight:
-    """A parameter as a chip holds it: elements over the axes that cut it, in how many layers of which region."""
+    """A parameter as a chip holds it: elements over the axes that cut it, in how many layers of which region.
+
+    is_expert   it lies with the routed experts, biases included
+    """
 
     name: str
     region: int
     elements: float
     axes: frozenset[str]
-    layer_weight: bool
-    is_attention: bool
+    part: WeightPart
     is_expert: bool
 
 
@@ -88,6 +90,7 @@ class ServingProgram:
     """
 
     model: TransformerConfig
+    is_prompt: bool
     derivation: Derivation
     rows: TimedRows
     regions: tuple[Region, ...]
@@ -98,10 +101,19 @@ class ServingProgram:
     along: NDArray[np.bool_]
     weights: tuple[HeldWeight, ...]
 
+    def amounts(self, sizes: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[amounts, columns] of steps of so many rows; sizes of the groups of axes as `amount_values` has them."""
+        return values_of_sizes(self.rows.amounts, sizes, rows / _length(self.is_prompt))
+
     @property
     def counts(self) -> NDArray[np.float64]:
         """How often each region runs."""
         return np.array([float(region.count) for region in self.regions])
+
+
+def _length(is_prompt: bool) -> int:
+    """Tokens of the sequences that the graph is written for."""
+    return PROMPT_LENGTH if is_prompt else 1
 
 
 @lru_cache(maxsize=256)
@@ -110,7 +122,7 @@ def serving_program(model: TransformerConfig, *, is_prompt: bool, fuses: bool = 
     plain = replace(model, num_mtp_layers=0)
     graph = build_graph(
         plain,
-        seq_len=PROMPT_LENGTH if is_prompt else 1,
+        seq_len=_length(is_prompt),
         attention="flash",
         dropout=False,
         activation_bytes=2.0,
@@ -143,6 +155,7 @@ def serving_program(model: TransformerConfig, *, is_prompt: bool, fuses: bool = 
     specs = {kind.name: kind for kind in plain.layer_kinds}
     return ServingProgram(
         model=plain,
+        is_prompt=is_prompt,
         derivation=derivation,
         rows=rows,
         regions=graph.regions,
@@ -174,9 +187,13 @@ def _is_layer_weight(op: Operator, graph: Graph) -> bool:
     return block and op.is_product and reads and op.name_in_layer not in ("router", "shared_gate", "index_weights_proj")
 
 
-def _is_attention(op: Operator) -> bool:
+def _part(op: Operator, graph: Graph) -> WeightPart:
     name = op.name_in_layer
-    return not name.startswith(("gate_proj", "up_proj", "down_proj", "experts", "shared", "router"))
+    if not _is_layer_weight(op, graph):
+        return "other"
+    if name.startswith("experts"):
+        return "experts"
+    return "dense" if name.startswith(("gate_proj", "up_proj", "down_proj", "shared")) else "attention"
 
 
 def _fused(graph: Graph, rows: TimedRows, *, fuses: bool) -> FusedProducts:
@@ -196,8 +213,7 @@ def _fused(graph: Graph, rows: TimedRows, *, fuses: bool) -> FusedProducts:
         starts=np.cumsum([0, *(len(group) for group in groups[:-1])]) if groups else np.empty(0, dtype=np.int64),
         region=np.array([rows.matmul.segments[group[0]] for group in groups], dtype=np.int64),
         names=tuple(tuple(rows.matmul.names[row] for row in group) for group in groups),
-        layer_weight=np.array([_is_layer_weight(op, graph) for op in first], dtype=bool),
-        is_attention=np.array([_is_attention(op) for op in first], dtype=bool),
+        parts=tuple(_part(op, graph) for op in first),
     )
 
 
@@ -215,8 +231,7 @@ def _weights(derivation: Derivation, compiler: RowCompiler, place: Mapping[str, 
                 region=place[parameter.regions[0]],
                 elements=float(parameter.num_elements),
                 axes=parameter.elements.axes | parameter.elements.padded_axes,
-                layer_weight=_is_layer_weight(op, graph),
-                is_attention=_is_attention(op),
+                part=_part(op, graph),
                 is_expert=is_expert,
             )
         )

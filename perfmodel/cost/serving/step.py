@@ -20,7 +20,6 @@ from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import attention_time, streaming_time
 from perfmodel.cost.evaluate import members_inside
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.rows import Amounts
 from perfmodel.cost.serving.kernels import (
     cached_attention_time,
     grouped_weight_time,
@@ -28,9 +27,8 @@ from perfmodel.cost.serving.kernels import (
     small_all_reduce_time,
     weight_product_time,
 )
-from perfmodel.cost.serving.machine import ServingMachine
-from perfmodel.cost.serving.memory import state_elements
-from perfmodel.cost.serving.program import PROMPT_LENGTH, ServingProgram
+from perfmodel.cost.serving.memory import STATE_BYTES, state_elements
+from perfmodel.cost.serving.program import ServingProgram
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, LATENT_KERNEL, KernelClass
@@ -45,7 +43,6 @@ Num = float | NDArray[Any]
 PARTS = ("products", "experts", "attention", "passes", "communication", "logits", "pipeline_sends", "host")
 
 _ALL_REDUCE = COLLECTIVE_CODE[CollectiveKind.ALL_REDUCE]
-_EMBEDDED_BYTES = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,7 +109,7 @@ class StepCosts:
 
     decode_program: ServingProgram
     prompt_program: ServingProgram
-    machine: ServingMachine
+    machine: Machine
     engine: Engine
     quantization: Quantization
     cache: Dtype
@@ -122,7 +119,7 @@ class StepCosts:
     dp: Array
     expert_parts: Array
     distinct_experts: float = 0.0
-    _sizes: dict[tuple[int, int], tuple[Array, list[Array]]] = field(default_factory=dict, init=False, repr=False)
+    _sizes: dict[tuple[int, bool], tuple[Array, list[Array]]] = field(default_factory=dict, init=False, repr=False)
 
     # --- as loads ask -------------------------------------------------------------------------------------------------------------
 
@@ -184,26 +181,24 @@ class StepCosts:
             tokens=_at_once(b, stages) * new + np.where(has_prompt, _at_once(p, stages) * q, 0.0),
         )
         if not has_prompt.any():
-            found = self._evaluate(self.decode_program, work, repeats, is_prompt=False)
+            found = self._evaluate(self.decode_program, work, repeats)
         elif has_prompt.all():
-            found = self._evaluate(self.prompt_program, work, repeats, is_prompt=True)
+            found = self._evaluate(self.prompt_program, work, repeats)
         else:
-            one = self._evaluate(self.decode_program, work, repeats, is_prompt=False)
-            other = self._evaluate(self.prompt_program, work, repeats, is_prompt=True)
+            one = self._evaluate(self.decode_program, work, repeats)
+            other = self._evaluate(self.prompt_program, work, repeats)
             found = {name: np.where(has_prompt, other[name], one[name]) for name in PARTS}
         return {name: time.reshape(shape) for name, time in found.items()}
 
-    def _evaluate(self, program: ServingProgram, work: Work, repeats: int, *, is_prompt: bool) -> dict[str, Array]:
-        plain, counts = self.machine.plain, program.counts
-        sizes, inside = self._axes(program, repeats, is_prompt)
+    def _evaluate(self, program: ServingProgram, work: Work, repeats: int) -> dict[str, Array]:
+        counts = program.counts
+        sizes, inside = self._axes(program, repeats)
         rows = work.rows
-        padded = rows if is_prompt else self._padded(rows)
-        per_row = PROMPT_LENGTH if is_prompt else 1
-        amount = _values(program.rows.amounts, sizes, padded / per_row)
-        of_head = _values(program.rows.amounts, sizes, work.outputs / per_row)
+        padded = rows if program.is_prompt else self._padded(rows)
+        amount, of_head = program.amounts(sizes, padded), program.amounts(sizes, work.outputs)
         products, logits = self._products(program, amount, of_head)
         passes = self._streaming(program, amount, of_head)
-        attention = self._attention(program, amount, work, repeats, is_prompt=is_prompt)
+        attention = self._attention(program, amount, work, repeats)
         communication = self._communication(program, amount, sizes, inside)
         experts, exchanges = self._experts(program, padded, work.tokens * padded / np.maximum(rows, 1e-12), repeats)
         sent, gathered = self._around(program, padded, work, repeats)
@@ -218,11 +213,11 @@ class StepCosts:
             "pipeline_sends": sent,
         }
         device = sum(found.values(), np.zeros(()))
-        found["host"] = self._host(program, device, work, repeats, plain, is_prompt=is_prompt)
+        found["host"] = self._host(program, device, work, repeats)
         return found
 
-    def _axes(self, program: ServingProgram, repeats: int, is_prompt: bool) -> tuple[Array, list[Array]]:
-        key = (repeats, int(is_prompt))
+    def _axes(self, program: ServingProgram, repeats: int) -> tuple[Array, list[Array]]:
+        key = (repeats, program.is_prompt)
         if key not in self._sizes:
             masks = program.rows.amounts.masks
             sizes = np.array([self.grid.size(mask) for mask in masks])
@@ -256,7 +251,7 @@ class StepCosts:
                 n=call.n,
                 k=call.k,
                 quantization=self.quantization if call.is_low else QUANTIZATIONS["bf16"],
-                machine=self.machine.plain,
+                machine=self.machine,
                 casts=self.engine.casts,
                 untuned=self.engine.few_rows_fraction if program is self.decode_program else 1.0,
             )
@@ -267,7 +262,8 @@ class StepCosts:
         """Fused calls of one format each, those of the layers and those of the head."""
         fused, columns = program.fused, program.rows.matmul.columns
         first = fused.rows[fused.starts]
-        is_low = self._is_low(program)
+        low_parts = self.quantization.parts(beside_experts=bool(program.experts))
+        is_low = np.array([part in low_parts for part in fused.parts])
         for values, here in ((amount, fused.region != program.head), (of_head, fused.region == program.head)):
             width = np.add.reduceat(values[columns["n"][fused.rows]], fused.starts, axis=0)
             for low in (False, True):
@@ -278,30 +274,17 @@ class StepCosts:
 
     def calls(self, program: ServingProgram, work: Work) -> list[Calls]:
         """The products of a step of one plan."""
-        sizes, _ = self._axes(program, 1, program is self.prompt_program)
-        per_row = PROMPT_LENGTH if program is self.prompt_program else 1
-        amounts = program.rows.amounts
-        return list(self._calls(program, *(_values(amounts, sizes, rows / per_row) for rows in (work.rows, work.outputs))))
+        sizes, _ = self._axes(program, 1)
+        return list(self._calls(program, *(program.amounts(sizes, rows) for rows in (work.rows, work.outputs))))
 
     def attention_rows(self, program: ServingProgram, work: Work) -> list[tuple[AttentionRow, float, float]]:
         """Of a step of one plan: each kind of attention, how many layers have it, and what one of them takes. [s]"""
-        sizes, _ = self._axes(program, 1, program is self.prompt_program)
-        amount = _values(program.rows.amounts, sizes, work.rows)
-        found = []
-        for row, segment in enumerate(program.rows.attention.segments):
-            one = _attention_row(program, row, amount)
-            time = self._attention_time(one, work, program, is_prompt=program is self.prompt_program)
-            found.append((one, float(program.regions[segment].count), float(time[0])))
-        return found
-
-    def _is_low(self, program: ServingProgram) -> NDArray[np.bool_]:
-        low = program.fused.layer_weight & (not self.quantization.is_plain and not self.quantization.experts_only)
-        if program.experts and self.quantization.skips_attention_beside_experts:
-            low = low & ~program.fused.is_attention
-        return low
+        sizes, _ = self._axes(program, 1)
+        found = self._attention_times(program, program.amounts(sizes, work.rows), work)
+        return [(row, count, float(time[0])) for row, count, time in found]
 
     def _streaming(self, program: ServingProgram, amount: Array, of_head: Array) -> Array:
-        rows, machine = program.rows.streaming, self.machine.plain
+        rows, machine = program.rows.streaming, self.machine
         codes = rows.columns["kernel"][:, None]
         is_head = (rows.segments == program.head)[:, None]
 
@@ -316,20 +299,25 @@ class StepCosts:
         np.add.at(total, rows.segments, time)
         return total
 
-    def _attention(self, program: ServingProgram, amount: Array, work: Work, repeats: int, *, is_prompt: bool) -> Array:
+    def _attention(self, program: ServingProgram, amount: Array, work: Work, repeats: int) -> Array:
         """Of all layers: sequences that decode over their cache, prompts over what they have so far, states that are read and written."""
         model = program.model
         total = np.zeros(amount.shape[1])
-        for row, segment in enumerate(program.rows.attention.segments):
-            one = _attention_row(program, row, amount)
-            total += float(program.regions[segment].count) * self._attention_time(one, work, program, is_prompt=is_prompt)
+        for _, count, time in self._attention_times(program, amount, work):
+            total += count * time
         for region in program.states:
             mixer = next(kind.mixer for kind in model.layer_kinds if kind.name == program.regions[region].name)
-            num_bytes = 2.0 * 4.0 * state_elements(model, mixer) * work.decoding / np.tile(self.tp, repeats)
+            num_bytes = 2.0 * STATE_BYTES * state_elements(model, mixer) * work.decoding / np.tile(self.tp, repeats)
             total += program.regions[region].count * self._pass(num_bytes)
         return total
 
-    def _attention_time(self, one: AttentionRow, work: Work, program: ServingProgram, *, is_prompt: bool) -> Array:
+    def _attention_times(self, program: ServingProgram, amount: Array, work: Work) -> Iterator[tuple[AttentionRow, float, Array]]:
+        """Each kind of attention, how many layers have it, and what one of them takes. [s]"""
+        for row, segment in enumerate(program.rows.attention.segments):
+            one = _attention_row(program, row, amount)
+            yield one, float(program.regions[segment].count), self._attention_time(one, work, program)
+
+    def _attention_time(self, one: AttentionRow, work: Work, program: ServingProgram) -> Array:
         """Of one layer. [s]"""
         model = program.model
         window = model.sliding_window or model.attention_chunk
@@ -339,7 +327,7 @@ class StepCosts:
         if work.decoding.any():
             time = self._over_windows(partial(self._decoding, one, work), work.cached, window, share, top)
             total = np.where(work.decoding > 0, time, 0.0)
-        if is_prompt:
+        if program.is_prompt:
             seen = work.prompt_tokens + work.prompt_cached
             time = self._over_windows(partial(self._prompts, one, work), seen, window, share, top)
             total = total + np.where(work.prompts > 0, time, 0.0)
@@ -356,7 +344,7 @@ class StepCosts:
         return cut if share == 1.0 else share * cut + (1.0 - share) * time(tokens)
 
     def _decoding(self, of: AttentionRow, work: Work, cached: Array) -> Array:
-        machine, width = self.machine.plain, itemsize(self.cache)
+        machine, width = self.machine, itemsize(self.cache)
         if of.is_latent:
             time = latent_decode_time(
                 batch=work.decoding,
@@ -387,7 +375,7 @@ class StepCosts:
         keys = np.maximum(seen, 1.0)
         whole = work.prompt_tokens + work.prompt_cached
         share = np.where(seen < whole, 1.0, (keys - 0.5 * (np.minimum(q, keys) - 1.0)) / keys)
-        machine = self.machine.plain
+        machine = self.machine
         is_latent = of.is_latent and LATENT_KERNEL in machine.attention
         kernel = LATENT_KERNEL if is_latent else "flash"
         return np.asarray(
@@ -413,11 +401,11 @@ class StepCosts:
         width, heads = latent.index_head_dim, latent.index_heads
         queries = work.decoding * work.new_tokens * work.cached + work.prompts * work.prompt_tokens * work.prompt_tokens * 0.5
         read = (work.decoding * work.cached + work.prompts * work.prompt_tokens) * width
-        computed = 2.0 * queries * heads * width / (0.5 * self.machine.plain.peak_flop_rate)
+        computed = 2.0 * queries * heads * width / (0.5 * self.machine.peak_flop_rate)
         return np.maximum(self._pass(read), computed)
 
     def _pass(self, num_bytes: Array) -> Array:
-        machine = self.machine.plain
+        machine = self.machine
         return np.asarray(streaming_time(num_bytes=num_bytes, num_elements=num_bytes, kernel_class=KernelClass.DEFAULT, machine=machine))
 
     def _communication(self, program: ServingProgram, amount: Array, sizes: Array, inside: list[Array]) -> Array:
@@ -430,18 +418,18 @@ class StepCosts:
         time = self._collective(
             rows.columns["kind"][:, None], amount[rows.columns["amount"]], sizes[group], [each[group] for each in inside]
         )
-        np.add.at(total, rows.segments, np.where(sizes[group] > 1, time, 0.0))
+        np.add.at(total, rows.segments, time)
         return total
 
     def _collective(self, code: Any, num_bytes: Array, size: Array, inside: list[Array]) -> Array:
         """By the library, or by the engine's own kernels where these are quicker; of one member nothing."""
         if np.max(size) <= 1:
             return np.zeros(np.broadcast_shapes(np.shape(num_bytes), np.shape(size)))
-        machine = self.machine.plain
+        machine = self.machine
         time = collective_time(code, num_bytes, group_size=size, inside=inside, machine=machine)
         if self.engine.fuses_all_reduce:
             time = np.where(code == _ALL_REDUCE, np.minimum(time, small_all_reduce_time(num_bytes, size, machine)), time)
-        return np.asarray(time + self.engine.rank_skew_time * (size > 1))
+        return np.where(size > 1, time + self.engine.rank_skew_time, 0.0)
 
     def _experts(self, program: ServingProgram, rows: Array, tokens: Array, repeats: int) -> tuple[Array, Array]:
         """Routed experts of all layers and what tokens send to them and back. [s]
@@ -456,7 +444,7 @@ class StepCosts:
             return nothing, nothing
         tp, dp, ep = (np.tile(each, repeats) for each in (self.tp, self.dp, self.expert_parts))
         shared_by = tp * dp / ep
-        met = self.distinct_experts or experts.num_experts * (1.0 - (1.0 - experts.top_k / experts.num_experts) ** tokens)
+        met = self.distinct_experts or experts.met_by(tokens)
         here = np.maximum(np.minimum(met, experts.num_experts) / ep, np.clip(tokens * experts.top_k, 1e-9, 1.0))
         time = np.asarray(
             grouped_weight_time(
@@ -466,7 +454,7 @@ class StepCosts:
                 hidden_size=float(model.hidden_size),
                 intermediate_size=experts.width / shared_by,
                 quantization=self.quantization,
-                machine=self.machine.plain,
+                machine=self.machine,
                 up_projections=2 if experts.gated else 1,
             )
         )
@@ -481,11 +469,11 @@ class StepCosts:
         kinds = CollectiveKind
         of_tp, of_dp = self._group("tp", repeats), self._group("dp", repeats)
         everywhere = tokens * hidden
-        summed = np.where(of_tp[0] > 1, self._collective(_ALL_REDUCE, rows * hidden, *of_tp), 0.0)
+        summed = self._collective(_ALL_REDUCE, rows * hidden, *of_tp)
         gathered = sum(self._collective(COLLECTIVE_CODE[kind], everywhere, *of_dp) for kind in (kinds.ALL_GATHER, kinds.REDUCE_SCATTER))
         sent = rows * experts.top_k * hidden
         each = 2.0 * self._collective(COLLECTIVE_CODE[kinds.ALL_TO_ALL], sent, *of_dp)
-        return summed + np.where(of_dp[0] > 1, np.minimum(gathered, each), 0.0)
+        return summed + np.minimum(gathered, each)
 
     def _group(self, which: str, repeats: int) -> tuple[Array, list[Array]]:
         axes = ("tp_kv", "tp_q") if which == "tp" else ("dp_replicate", "dp_shard")
@@ -496,33 +484,32 @@ class StepCosts:
         """Sends between stages, and the gather of logits."""
         model = program.model
         of_tp, pp = self._group("tp", repeats), np.tile(self.pp, repeats)
-        logits = self._collective(COLLECTIVE_CODE[CollectiveKind.ALL_GATHER], work.outputs * (2.0 * model.vocab_size), *of_tp)
-        gathered = np.where(of_tp[0] > 1, logits, 0.0)
+        gathered = self._collective(COLLECTIVE_CODE[CollectiveKind.ALL_GATHER], work.outputs * (2.0 * model.vocab_size), *of_tp)
         if np.max(pp) <= 1:
             return np.zeros_like(gathered), gathered
         pair = np.where(pp > 1, 2.0, 1.0)
         inside = [np.minimum(np.tile(hop, repeats), pair) for hop in self.grid.hop[:-1]] + [pair]
         send = collective_time(
-            CollectiveKind.SEND_RECV, rows * (2.0 * model.hidden_size), group_size=pair, inside=inside, machine=self.machine.plain
+            CollectiveKind.SEND_RECV, rows * (2.0 * model.hidden_size), group_size=pair, inside=inside, machine=self.machine
         )
         return np.where(pp > 1, (pp - 1.0) * send, 0.0), gathered
 
-    def _host(self, program: ServingProgram, device: Array, work: Work, repeats: int, machine: Machine, *, is_prompt: bool) -> Array:
+    def _host(self, program: ServingProgram, device: Array, work: Work, repeats: int) -> Array:
         """What shows of the host: launches where nothing is replayed, and the engine's own time of a step and of each sequence."""
         engine, pp = self.engine, np.tile(self.pp, repeats)
         sequences = (work.decoding + work.prompts) * pp
         own = engine.step_time + engine.sequence_time * sequences
         launched = np.zeros_like(device)
-        if is_prompt:
+        if program.is_prompt:
             launched = np.full_like(device, program.model.num_hidden_layers * engine.layer_prefill_time)
         if not engine.has_graphs:
             kernels = len(program.fused.names) + len(program.rows.streaming.names) + len(program.rows.attention.names)
             blocks = max(sum(1 for region in program.regions if region.is_block), 1)
             launched = np.maximum(launched, kernels / blocks * program.model.num_hidden_layers * engine.launch_time)
-        if machine.host_is_chip:
+        if self.machine.host_is_chip:
             return launched + own  # nothing runs beside it
         waits = np.maximum(launched - device, 0.0)
-        return np.where(is_prompt & engine.overlaps_host, waits + engine.step_time, waits + own)
+        return waits + (engine.step_time if program.is_prompt and engine.overlaps_host else own)
 
 
 def _attention_row(program: ServingProgram, row: int, amount: Array) -> AttentionRow:
@@ -544,14 +531,6 @@ def _in_order(counts: Array, times: Array) -> Array:
 def _at_once(number: Array, places: Array) -> Array:
     """Of so many in as many places, those in the fullest: a share, but no less than the one that there is."""
     return np.maximum(number / places, np.minimum(number, 1.0))
-
-
-def _values(amounts: Amounts, sizes: Array, microbatch: Array) -> Array:
-    """[amounts, columns] as `evaluate.amount_values`, of sizes that are known."""
-    samples = np.where(amounts.per_sample, microbatch, 1.0)
-    padded = np.ceil(amounts.padded_size / sizes[amounts.padded_axes])
-    values = amounts.base * samples * padded / sizes[amounts.axes]
-    return values if amounts.times is None else values * sizes[amounts.times]
 
 
 __all__ = ["PARTS", "AttentionRow", "Calls", "StepCosts", "Work"]

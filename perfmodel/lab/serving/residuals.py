@@ -69,7 +69,7 @@ def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> 
 
 def footing_of(row: ServingRow, estimators: Estimators, *, known: bool) -> ServingFooting:
     assert row.planned is not None
-    machine = estimators.estimator(row.planned, load_engine(row.planned.engine)).machine.plain
+    machine = estimators.estimator(row.planned, load_engine(row.planned.engine)).machine
     return ServingFooting(engine_known=known, chip_measured=is_calibrated(machine), has_experts=row.planned.job.model.experts is not None)
 
 
