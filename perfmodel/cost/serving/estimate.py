@@ -129,8 +129,10 @@ class ServingEstimator:
         kind = replace(self.model.main_kind, count=1, turn="")
         return replace(self.model, num_hidden_layers=1, kinds=(kind,), num_mtp_layers=0)
 
-    def with_drafts(self, costs: ServingTimes, plans: Plans, speculation: Speculation) -> SpeculativeTimes:
-        """Steps that verify, with those that draft: the host's own time is spent once."""
+    def with_drafts(self, costs: ServingTimes, plans: Plans, speculation: Speculation | None) -> ServingTimes:
+        """Steps that verify, with those that draft: the host's own time is spent once. Without speculation what was given."""
+        if speculation is None:
+            return costs
         draft = self.times(plans, model=self.drafting(speculation))
         draft.engine = replace(self.engine, step_time=0.0, sequence_time=0.0, layer_prefill_time=0.0)
         return SpeculativeTimes(target=costs, draft=draft, drafted=float(speculation.draft_tokens))
@@ -143,15 +145,11 @@ class ServingEstimator:
         """The load of `job` on every plan; `concurrency`: that of each plan, in place of the job's."""
         plans = columns_of(plans)
         costs = self.times(plans, distinct_experts=distinct_experts)
-        times: ServingTimes = costs
+        times = self.with_drafts(costs, plans, job.speculation)
         scheduling = self.scheduling(plans, job.speculation)
-        if job.speculation is not None:
-            times = self.with_drafts(costs, plans, job.speculation)
         requests = Requests.of_job(job)
         memory = self.memory(plans, job.input_len.mean + job.output_len.mean, job.speculation)
-        limit = (np.where(plans.max_batch > 0, plans.max_batch, self.engine.max_batch) * plans.attention_dp).astype(float)
-        fits = memory.sequences >= 1.0
-        capacity = np.where(fits, np.minimum(memory.sequences, limit), limit)  # one that does not fit is timed as if it did
+        capacity = self.capacity(plans, memory)
         replicas = plans.replicas.astype(float)
         clients = job.concurrency if concurrency is None else concurrency
         if job.is_static and clients is not None:
@@ -165,13 +163,17 @@ class ServingEstimator:
         chips = plans.num_chips.astype(float)
         return ServedPlans(load=load, memory=memory, capacity=capacity, num_chips=chips, replicas=replicas, times=costs)
 
+    def capacity(self, plans: Plans, memory: ServingMemory) -> Array:
+        """Sequences of a replica that run at once: by its memory and by the engine's limit. One that does not fit is timed as if it did."""
+        rows = columns_of(plans)
+        limit = (np.where(rows.max_batch > 0, rows.max_batch, self.engine.max_batch) * rows.attention_dp).astype(float)
+        return np.where(memory.fits, np.minimum(memory.sequences, limit), limit)
+
     def scheduling(self, plans: Plans, speculation: Speculation | None = None) -> Scheduling:
         """How the engine fills its steps; tokens of a step are those of all attention ranks."""
         rows = columns_of(plans)
         tokens = self._max_tokens(rows) * rows.attention_dp
-        found = Scheduling.of_engine(self.engine, step_tokens=tokens, speculation=speculation)
-        together = rows.attention_dp.astype(float) if self.engine.gathers_prompts else 1.0
-        return replace(found, border_steps=self.engine.border_steps, prompts_together=together)
+        return Scheduling.of_engine(self.engine, step_tokens=tokens, ranks=rows.attention_dp.astype(float), speculation=speculation)
 
     def _max_tokens(self, plans: ServingColumns) -> Array:
         return np.where(plans.max_tokens > 0, plans.max_tokens, self.engine.max_tokens).astype(float)

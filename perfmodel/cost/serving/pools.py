@@ -15,7 +15,7 @@ from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, check
 from perfmodel.cost.serving.memory import ServingMemory, cache_shape
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.step import StepCosts
-from perfmodel.cost.serving.times import Array, ServingTimes
+from perfmodel.cost.serving.times import Array
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
@@ -65,21 +65,15 @@ def serve_pools(
     prefill_plans, decode_plans = [each.prefill for each in pools], [each.decode for each in pools]
     prefill_times = estimator.times(prefill_plans, distinct_experts=distinct_experts)
     decode_times = estimator.times(decode_plans, distinct_experts=distinct_experts)
-    prefill: ServingTimes = prefill_times
-    decode: ServingTimes = decode_times
-    if job.speculation is not None:
-        prefill = estimator.with_drafts(prefill_times, prefill_plans, job.speculation)
-        decode = estimator.with_drafts(decode_times, decode_plans, job.speculation)
     prefill_memory = estimator.memory(prefill_plans, job.input_len.mean, job.speculation)
     memory = estimator.memory(decode_plans, job.input_len.mean + job.output_len.mean, job.speculation)
-    limit = np.array([float(each.max_batch or estimator.engine.max_batch) * each.attention_dp for each in decode_plans])
-    capacity = np.where(memory.sequences >= 1.0, np.minimum(memory.sequences, limit), limit)
+    capacity = estimator.capacity(decode_plans, memory)
     of_prompts = estimator.scheduling(prefill_plans)
     ranks = np.array([float(each.attention_dp) for each in prefill_plans])
     clients = concurrency if concurrency is not None else None if job.concurrency is None else float(job.concurrency)
     found = disaggregated(
-        prefill,
-        decode,
+        estimator.with_drafts(prefill_times, prefill_plans, job.speculation),
+        estimator.with_drafts(decode_times, decode_plans, job.speculation),
         Requests.of_job(job),
         estimator.scheduling(decode_plans, job.speculation),
         Workers(
@@ -99,7 +93,7 @@ def serve_pools(
         prefill_memory=prefill_memory,
         decode_memory=memory,
         capacity=capacity,
-        prefill_fits=np.asarray(prefill_memory.sequences >= 1.0),
+        prefill_fits=np.asarray(prefill_memory.fits),
         decode_times=decode_times,
         prefill_times=prefill_times,
     )

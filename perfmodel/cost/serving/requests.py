@@ -88,14 +88,16 @@ class Scheduling:
     rows_per_step: Num = 1.0
 
     @classmethod
-    def of_engine(cls, engine: Engine, *, step_tokens: Num = 0.0, speculation: Speculation | None = None) -> Scheduling:
-        """As an engine does it; `step_tokens` of a plan, 0 where it leaves them to the engine."""
+    def of_engine(cls, engine: Engine, *, step_tokens: Num = 0.0, ranks: Num = 1.0, speculation: Speculation | None = None) -> Scheduling:
+        """As an engine does it; `step_tokens` of a plan, 0 where it leaves them to the engine; ranks: of attention."""
         drafted, acceptance = (speculation.draft_tokens, speculation.acceptance) if speculation is not None else (0, 0.0)
         return cls(
             chunked=engine.has_chunks,
             step_tokens=np.where(np.greater(step_tokens, 0), step_tokens, engine.max_tokens).astype(float),
+            prompts_together=ranks if engine.gathers_prompts else 1.0,
             lockstep=engine.lockstep,
             first_token_time=engine.request_time,
+            border_steps=engine.border_steps,
             tokens_per_step=float(expected_tokens(acceptance, drafted)),
             rows_per_step=1.0 + drafted,
         )
@@ -114,17 +116,3 @@ class Scheduling:
         for name, holds, rule in rules:
             if not holds:
                 raise bad_field(name, getattr(self, name), rule)
-
-
-def sequences_that_fit(cache_tokens: Num, requests: Requests, *, block_tokens: Num = 1.0, reserves_output: bool | np.ndarray = True) -> Num:
-    """Sequences that a cache of so many tokens holds at once. [-]
-
-    K = M / (ceil((I + O) / block) block)     an engine that reserves the whole answer when it admits a request
-    K = M / (z + (block - 1) / 2)             one that takes blocks as tokens come: on average half a block more than it needs
-
-    With lengths that differ: their means. Not rounded: whole sequences are the caller's to ask for.
-    """
-    blocks = np.ceil((requests.prompt.mean + requests.output.mean) / np.asarray(block_tokens))
-    whole = blocks * block_tokens
-    growing = requests.mean_cached + (np.asarray(block_tokens) - 1) / 2
-    return np.asarray(cache_tokens) / np.where(reserves_output, whole, growing)

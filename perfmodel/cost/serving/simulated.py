@@ -9,7 +9,6 @@ import numpy as np
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.simulate import Places, simulate
-from perfmodel.cost.serving.times import ServingTimes
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.serving.prediction import ServingPrediction
 
@@ -31,9 +30,7 @@ def with_simulation(
         raise bad_field("plan", plan.label(), "does not fit, so that no request runs", "simulate one that fits")
     if job.is_static or (job.concurrency is None and job.rate is None):
         raise bad_field("concurrency", None, "a simulation needs clients or arrivals", "give --concurrency or --rate")
-    costs: ServingTimes = estimator.times([plan])
-    if job.speculation is not None:
-        costs = estimator.with_drafts(costs, [plan], job.speculation)
+    costs = estimator.with_drafts(estimator.times([plan]), [plan], job.speculation)
     tokens = job.input_len.mean + job.output_len.mean
     scheduling = estimator.scheduling([plan], job.speculation)
     found = simulate(

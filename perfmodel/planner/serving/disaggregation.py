@@ -154,12 +154,11 @@ def _answers(
 ) -> tuple[Array, Array]:
     """Requests a second of a worker of each layout with the largest batch that keeps the limit, and that batch."""
     costs, scheduling = estimator.times(columns), estimator.scheduling(columns, job.speculation)
-    times = costs if job.speculation is None else estimator.with_drafts(costs, columns, job.speculation)
-    sequences = np.asarray(estimator.memory(columns, job.input_len.mean + job.output_len.mean, job.speculation).sequences)
-    limit = np.where(columns.max_batch > 0, columns.max_batch, estimator.engine.max_batch) * columns.attention_dp
-    capacity = np.minimum(sequences, limit)
+    times = estimator.with_drafts(costs, columns, job.speculation)
+    memory = estimator.memory(columns, job.input_len.mean + job.output_len.mean, job.speculation)
+    capacity = estimator.capacity(columns, memory)
     batch = largest_batch(times, requests, scheduling, tpot_limit=limits.tpot or np.inf, capacity=capacity)
-    batch = np.where(capacity >= 1.0, batch, 0.0)
+    batch = np.where(memory.fits, batch, 0.0)
     most, _ = decode_rate(times, requests, scheduling, batch=np.maximum(batch, 1.0))
     return np.where(batch >= 1.0, most, 0.0), batch
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.serving.load import closed_loop, marching, maximum_load, open_loop, static_batch
-from perfmodel.cost.serving.requests import Requests, Scheduling, sequences_that_fit
+from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.speculation import SpeculativeTimes, expected_tokens, speed_up
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.serving.engine import load_engine
@@ -144,12 +144,6 @@ def test_long_answers_weigh_more_in_the_mean_cache():
     drawn = np.random.default_rng(0).integers(100, 301, 40_000)
     steps = np.concatenate([1000 + np.arange(1, n) for n in drawn[:4000]])
     assert requests(1000, (100, 300)).mean_cached == pytest.approx(steps.mean(), rel=2e-3)
-
-
-def test_sequences_that_fit_reserve_an_answer_or_half_of_it():
-    assert sequences_that_fit(5500 * 84, requests(5000, 500)) == pytest.approx(84)
-    assert sequences_that_fit(1600, requests(100, 55), block_tokens=16) == pytest.approx(10)
-    assert sequences_that_fit(1000, requests(100, 100), reserves_output=False) == pytest.approx(1000 / 150)
 
 
 @pytest.mark.parametrize("acceptance, expected", [(0.7, (1.7, 2.19, 2.53, 2.77)), (0.8, (1.8, 2.44, 2.95, 3.36)), (1.0, (2, 3, 4, 5))])
