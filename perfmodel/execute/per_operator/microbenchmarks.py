@@ -14,8 +14,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.measure.microbenchmarks import Kernel, Stopwatch, in_turn
+from perfmodel.execute.measure.kernels import Kernel
 from perfmodel.execute.measure.scope import Scope
+from perfmodel.execute.measure.stopwatch import Stopwatch, in_turn
 from perfmodel.execute.per_operator.own_rules import lstm_cell, lstm_cell_backward
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.measure.kernels import FEW_ROWS, Kernel, weight_kernels
 from perfmodel.execute.measure.measure import synchronize
-from perfmodel.execute.measure.microbenchmarks import FEW_ROWS, Kernel, Stopwatch, weight_kernels
+from perfmodel.execute.measure.stopwatch import Stopwatch
 from perfmodel.execute.serving.cache import PagedCache
 from perfmodel.execute.serving.counter import count_step
 from perfmodel.execute.serving.decoder import Decoder, build_decoder

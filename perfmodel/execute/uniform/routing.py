@@ -178,22 +178,28 @@ def exchange_rows(rows: torch.Tensor, sent: list[int] | None, received: list[int
     return rows if group is None else _ExchangeRows.apply(rows, sent, received, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _LaidOut(torch.autograd.Function):
+class _Placed(torch.autograd.Function):
     """Rows at their places among zeros. (torch's `index_copy` keeps the rows for backward, for their shape.)"""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, slot: torch.Tensor, number: int) -> torch.Tensor:
-        ctx.save_for_backward(slot)
-        return rows.new_zeros(number, rows.shape[1]).index_copy_(0, slot, rows)
+    def forward(ctx: Any, rows: torch.Tensor, place: torch.Tensor, number: int, adds_up: bool) -> torch.Tensor:
+        ctx.save_for_backward(place)
+        zeros = rows.new_zeros(number, rows.shape[1])
+        return zeros.index_add_(0, place, rows) if adds_up else zeros.index_copy_(0, place, rows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None
+        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None, None
 
 
 def laid_out(rows: torch.Tensor, slot: torch.Tensor, number: int) -> torch.Tensor:
     """[n, h] -> [number, h]: row i at `slot[i]`, zeros where there is none."""
-    return _LaidOut.apply(rows, slot, number)  # type: ignore[no-any-return, no-untyped-call]
+    return _Placed.apply(rows, slot, number, False)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def combined(rows: torch.Tensor, token: torch.Tensor, number: int) -> torch.Tensor:
+    """[n, h] -> [number, h]: the rows of each token added up."""
+    return _Placed.apply(rows, token, number, True)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @torch.library.custom_op("perfmodel::unpermute", mutates_args=())
@@ -241,22 +247,6 @@ class _Unpermute(torch.autograd.Function):
 def unpermute(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     """[n, h], [t, k], [t, k] -> [t, h]: each token's rows, weighted, added up in the weights' precision."""
     return _Unpermute.apply(rows, weights, place)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Combined(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, token: torch.Tensor, number: int) -> torch.Tensor:
-        ctx.save_for_backward(token)
-        return rows.new_zeros(number, rows.shape[1]).index_add_(0, token, rows)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None
-
-
-def combined(rows: torch.Tensor, token: torch.Tensor, number: int) -> torch.Tensor:
-    """[n, h] -> [number, h]: the rows of each token added up."""
-    return _Combined.apply(rows, token, number)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # --------------------------------------------------------------------------------------------------- what experts make

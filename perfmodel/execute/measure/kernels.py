@@ -1,0 +1,384 @@
+"""Kernels as the executor's programs run them, each with the sample that its time makes.
+
+Through autograd, outputs freshly allocated. Bytes and elements are counted as the cost model counts them (`perfmodel.cost.program`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from perfmodel.execute.measure.scope import Scope
+from perfmodel.execute.measure.stopwatch import copies_from_memory, from_memory, in_turn
+from perfmodel.execute.norm import rms_norm
+from perfmodel.execute.uniform.collective_ops import cross_entropy
+from perfmodel.execute.uniform.model import NORM_EPSILON, Attention
+from perfmodel.execute.uniform.sharding import Sharding
+from perfmodel.execute.zero.flat import TORCH_DTYPES
+from perfmodel.execute.zero.optimizers import build_optimizer
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.hardware.calibration import KernelClass
+from perfmodel.hardware.samples import AttentionSample, DecodeSample, MatmulSample, Sample, StreamingSample, WeightSample
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
+
+#: Rows of activations are this wide: streaming kernels depend on the size, hardly on the width.
+WIDTH = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A kernel to time: what it is called, one call of it, and the sample that its time makes."""
+
+    label: str
+    call: Callable[[], object]
+    sample: Callable[[float], Sample]
+
+
+def linear_kernels(shape: tuple[int, int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
+    """A linear layer [rows, inputs] -> [rows, outputs]: forward, gradient of the input, gradient of the weight."""
+    rows, outputs, inputs = shape
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    num_bytes = (rows * inputs + outputs * inputs + rows * outputs) * options["dtype"].itemsize
+
+    def forward() -> Callable[[], object]:
+        x, weight, bias = (torch.randn(*size, **options) for size in ((rows, inputs), (outputs, inputs), (outputs,)))
+        return lambda: F.linear(x, weight, bias)
+
+    def input_gradient() -> Callable[[], object]:
+        gradient, weight = torch.randn(rows, outputs, **options), torch.randn(outputs, inputs, **options)
+        return lambda: gradient.mm(weight)
+
+    def weight_gradient() -> Callable[[], object]:
+        gradient, x = torch.randn(rows, outputs, **options), torch.randn(rows, inputs, **options)
+        return lambda: gradient.t().mm(x)
+
+    for make, (m, n, k) in (
+        (forward, (rows, outputs, inputs)),
+        (input_gradient, (rows, inputs, outputs)),
+        (weight_gradient, (outputs, inputs, rows)),
+    ):
+        yield Kernel(
+            label=f"matrix multiply {m} x {n} x {k} in {dtype}",
+            call=in_turn(make, num_bytes),
+            sample=lambda seconds, m=m, n=n, k=k: MatmulSample(m=m, n=n, k=k, batch=1, dtype=dtype, time=seconds),  # type: ignore[misc]
+        )
+
+
+def batched_kernel(shape: tuple[int, int, int, int], dtype: Dtype, device: str) -> Kernel:
+    batch, m, n, k = shape
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+
+    def make() -> Callable[[], object]:
+        a, b = torch.randn(batch, m, k, **options), torch.randn(batch, k, n, **options)
+        return lambda: torch.bmm(a, b)
+
+    return Kernel(
+        label=f"{batch} matrix multiplies {m} x {n} x {k}",
+        call=in_turn(make, batch * (m * k + k * n + m * n) * options["dtype"].itemsize),
+        sample=lambda seconds: MatmulSample(m=m, n=n, k=k, batch=batch, dtype=dtype, time=seconds),
+    )
+
+
+#: Bytes that the cost model counts, in units of the tensor's: (forward, backward). 0: no kernel of its own.
+_TENSORS_MOVED = {
+    KernelClass.DEFAULT: (2.0, 0.0),
+    KernelClass.ADD: (3.0, 5.0),
+    KernelClass.GELU: (2.0, 3.0),
+    KernelClass.GELU_TANH: (2.0, 3.0),
+    KernelClass.SILU: (2.0, 3.0),
+    KernelClass.LAYERNORM: (2.0, 3.0),
+    KernelClass.RMSNORM: (2.0, 3.0),
+    KernelClass.SOFTMAX: (2.0, 3.0),
+    KernelClass.ROTARY: (2.0, 2.0),
+    KernelClass.PERMUTE: (2.0, 2.0),
+}
+
+_ROTARY_MODEL = TransformerConfig(
+    name="rotary", architecture="llama", num_hidden_layers=1, hidden_size=WIDTH, num_attention_heads=8, num_key_value_heads=8,
+    head_dim=WIDTH // 8, intermediate_size=WIDTH, vocab_size=8, max_position_embeddings=64, gated_mlp=False, activation="silu",
+    norm="rmsnorm", position="rotary", qkv_bias=False, attention_output_bias=False, mlp_bias=False, norm_bias=False,
+    tie_word_embeddings=True,
+)  # fmt: skip
+
+
+def _streaming_function(kernel: KernelClass, rows: int, options: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The operator of that class, on a tensor [rows, WIDTH]."""
+    other, scale = torch.randn(rows, WIDTH, **options).requires_grad_(), torch.randn(WIDTH, **options).requires_grad_()
+    shift = torch.randn(WIDTH, **options).requires_grad_()
+    match kernel:
+        case KernelClass.DEFAULT:
+            return lambda x: x * 1.5
+        case KernelClass.ADD:
+            return lambda x: x * other
+        case KernelClass.GELU:
+            return F.gelu
+        case KernelClass.GELU_TANH:
+            return lambda x: F.gelu(x, approximate="tanh")
+        case KernelClass.SILU:
+            return F.silu
+        case KernelClass.LAYERNORM:
+            return lambda x: F.layer_norm(x, (WIDTH,), scale, shift)
+        case KernelClass.RMSNORM:
+            return lambda x: rms_norm(x, scale, NORM_EPSILON)
+        case KernelClass.SOFTMAX:
+            return lambda x: torch.softmax(x, dim=-1, dtype=torch.float32).to(x.dtype)
+        case KernelClass.ROTARY:
+            layer = Attention(_ROTARY_MODEL, Sharding(), index=0, fused=True, recompute_core=False, device=str(options["device"]))
+            return lambda x: layer._rotate(x.view(1, rows, 8, WIDTH // 8)).view(rows, WIDTH)
+        case KernelClass.PERMUTE:
+            order = torch.randperm(rows, device=options["device"])
+            return lambda x: x.index_select(0, order)
+    raise AssertionError(kernel)
+
+
+def _with_gradient(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:
+    """The backward pass alone, of everything that `function` reads and that wants a gradient."""
+    output = function(x)
+    gradient = torch.randn_like(output)
+    leaves = [x, *_leaves(function)]
+    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+
+
+def _leaves(function: Callable[..., object]) -> list[torch.Tensor]:
+    cells = getattr(function, "__closure__", None) or ()
+    found = [cell.cell_contents for cell in cells]
+    return [value for value in found if isinstance(value, torch.Tensor) and value.requires_grad]
+
+
+def streaming_kernels(kernel: KernelClass, elements: int, dtype: Dtype, device: str) -> Iterator[Kernel]:
+    """Forward and backward of one class on that many elements."""
+    rows = max(elements // WIDTH, 1)
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    size = rows * WIDTH * options["dtype"].itemsize
+
+    def forward() -> Callable[[], object]:
+        function = _streaming_function(kernel, rows, options)
+        x = torch.randn(rows, WIDTH, **options).requires_grad_()
+        return lambda: function(x)
+
+    def backward() -> Callable[[], object]:
+        x = torch.randn(rows, WIDTH, **options).requires_grad_()
+        return _with_gradient(_streaming_function(kernel, rows, options), x)
+
+    for phase, make, moved in zip(("forward", "backward"), (forward, backward), _TENSORS_MOVED[kernel], strict=True):
+        if moved:
+            yield Kernel(
+                label=f"{kernel} {phase}",
+                call=in_turn(make, 2 * size),
+                sample=_streaming_sample(kernel, moved * size, rows * WIDTH, phase),
+            )
+
+
+def _streaming_sample(kernel: KernelClass, num_bytes: float, elements: float, phase: str = "forward") -> Callable[[float], Sample]:
+    # ADD stands for several elementwise kernels, forward and backward: they share one curve
+    is_backward = phase == "backward" and kernel is not KernelClass.ADD
+    return lambda seconds: StreamingSample(
+        kernel_class=kernel, num_bytes=num_bytes, num_elements=elements, time=seconds, is_backward=is_backward
+    )
+
+
+def bias_gradient_kernel(elements: int, dtype: Dtype, device: str) -> Kernel:
+    """The sum over rows that is a bias's gradient: one pass."""
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    rows = max(elements // WIDTH, 1)
+    size = rows * WIDTH * options["dtype"].itemsize
+
+    def make() -> Callable[[], object]:
+        gradient = torch.randn(rows, WIDTH, **options)
+        return lambda: gradient.sum(0)
+
+    return Kernel(label="bias gradient", call=in_turn(make, size), sample=_streaming_sample(KernelClass.ADD, size, rows * WIDTH))
+
+
+def dropout_kernels(elements: int, dtype: Dtype, device: str) -> Iterator[Kernel]:
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    size = elements * options["dtype"].itemsize
+    num_bytes = 2 * size + elements  # the mask is a byte an element
+
+    def forward() -> Callable[[], object]:
+        x = torch.randn(elements, **options).requires_grad_()
+        return lambda: F.dropout(x, 0.1)
+
+    def backward() -> Callable[[], object]:
+        return _with_gradient(lambda x: F.dropout(x, 0.1), torch.randn(elements, **options).requires_grad_())
+
+    for phase, make in (("forward", forward), ("backward", backward)):
+        yield Kernel(
+            label=f"dropout {phase}",
+            call=in_turn(make, 2 * size),
+            sample=_streaming_sample(KernelClass.DROPOUT, num_bytes, elements, phase),
+        )
+
+
+def embedding_kernels(rows: int, vocabulary: int, dtype: Dtype, device: str) -> Iterator[Kernel]:
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    table = torch.randn(vocabulary, WIDTH, **options).requires_grad_()
+    size, table_size = rows * WIDTH * options["dtype"].itemsize, vocabulary * WIDTH * options["dtype"].itemsize
+
+    def tokens() -> torch.Tensor:
+        return torch.randint(vocabulary, (rows,), device=device)
+
+    def forward() -> Callable[[], object]:
+        chosen = tokens()
+        return lambda: F.embedding(chosen, table)
+
+    def backward() -> Callable[[], object]:
+        chosen = tokens()
+        return _with_gradient(lambda x: F.embedding(chosen, x), table)
+
+    for phase, make, num_bytes in (("forward", forward, 2 * size), ("backward", backward, 2 * size + table_size)):
+        yield Kernel(
+            label=f"embedding {phase}",
+            call=in_turn(make, 2 * size),
+            sample=_streaming_sample(KernelClass.EMBEDDING, num_bytes, rows * WIDTH, phase),
+        )
+
+
+def loss_kernels(rows: int, vocabulary: int, logit_bytes: float, dtype: Dtype, device: str) -> Iterator[Kernel]:
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    elements = rows * vocabulary
+
+    def operands() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(rows, vocabulary, **options).requires_grad_(), torch.randint(vocabulary, (rows,), device=device)
+
+    def forward() -> Callable[[], object]:
+        logits, targets = operands()
+        return lambda: cross_entropy(logits, targets)
+
+    def backward() -> Callable[[], object]:
+        logits, targets = operands()
+        output = cross_entropy(logits, targets)
+        (probabilities, *_) = output.grad_fn.saved_tensors  # type: ignore[union-attr]
+
+        def gradient() -> object:
+            # Made in place of the probabilities, for which a graph is used once; here only the time of it counts.
+            with torch.autograd._unsafe_preserve_version_counter(probabilities):
+                return torch.autograd.grad(output, logits, retain_graph=True)
+
+        return gradient
+
+    for phase, make in (("forward", forward), ("backward", backward)):
+        yield Kernel(
+            label=f"cross-entropy {phase}",
+            call=in_turn(make, 3 * elements * options["dtype"].itemsize),
+            sample=_streaming_sample(KernelClass.CROSS_ENTROPY, elements * logit_bytes / 2, elements, phase),
+        )
+
+
+def optimizer_kernel(elements: int, device: str) -> Kernel:
+    """AdamW as the executor runs it, on fp32 weights."""
+
+    def make() -> Callable[[], object]:
+        weights = torch.randn(elements, device=device)
+        weights.grad = torch.randn(elements, device=device)
+        return build_optimizer(Optimizer.ADAMW, [weights]).step
+
+    num_bytes = elements * PRECISION_POLICIES[Precision.FP32].step_bytes_per_parameter(Optimizer.ADAMW)
+    return Kernel(
+        label="optimizer step", call=in_turn(make, num_bytes), sample=_streaming_sample(KernelClass.OPTIMIZER, num_bytes, elements)
+    )
+
+
+def attention_calls(
+    shape: tuple[int, int, int, int, int], dtype: Dtype, device: str
+) -> tuple[Callable[[], object], Callable[[], object], Callable[[float, float], Sample]]:
+    """Forward, backward, and the sample of both times. Operands lie as the model's projections leave them."""
+    batch, heads, kv_heads, length, head_dim = shape
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    size = batch * length * heads * head_dim * options["dtype"].itemsize
+
+    def operands() -> list[torch.Tensor]:
+        return [torch.randn(batch, length, number, head_dim, **options).requires_grad_() for number in (heads, kv_heads, kv_heads)]
+
+    def attend(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+        q, k, v = (leaf.transpose(1, 2) for leaf in leaves)
+        context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
+        return context.transpose(1, 2).flatten(2)
+
+    def forward() -> Callable[[], object]:
+        leaves = operands()
+        return lambda: attend(leaves)
+
+    def backward() -> Callable[[], object]:
+        leaves = operands()
+        output = attend(leaves)
+        gradient = torch.randn_like(output)
+        return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+
+    def sample(forward_time: float, backward_time: float) -> Sample:
+        return AttentionSample(
+            batch=batch, heads=heads, kv_heads=kv_heads, query_length=length, key_length=length, head_dim=head_dim,
+            causal_fraction=0.5, dtype=dtype, time=forward_time, backward_time=backward_time,
+        )  # fmt: skip
+
+    return in_turn(forward, 4 * size), in_turn(backward, 8 * size), sample
+
+
+def decode_kernel(shape: tuple[int, int, int, int, int], dtype: Dtype, device: str) -> Kernel:
+    """One new token of each sequence against its cache; query heads that share a key head are rows of one product, as in the executor."""
+    batch, heads, kv_heads, length, head_dim = shape
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+
+    def make() -> Callable[[], object]:
+        q = torch.randn(batch, kv_heads, heads // kv_heads, head_dim, **options)
+        k, v = (torch.full((batch, length, kv_heads, head_dim), 0.5, **options).transpose(1, 2) for _ in range(2))
+        return lambda: F.scaled_dot_product_attention(q, k, v)
+
+    def sample(time: float) -> Sample:
+        return DecodeSample(
+            batch=batch, heads=heads, kv_heads=kv_heads, key_length=length, head_dim=head_dim, dtype=dtype, time=time
+        )  # fmt: skip
+
+    num_bytes = 2 * options["dtype"].itemsize * batch * head_dim * (kv_heads * length + heads)
+    return Kernel(label=f"decoding over {length} tokens", call=from_memory(make, num_bytes), sample=sample)
+
+
+#: Rows of a decode step.
+FEW_ROWS = (1, 4, 8, 16, 32)
+
+
+def weight_kernels(shape: tuple[int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
+    """Products of a few rows with weights of this shape, one after another as in a model: no cache holds them all."""
+    outputs, inputs = shape
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    number = copies_from_memory(outputs * inputs * options["dtype"].itemsize)
+    weights = [torch.full((outputs, inputs), 0.5, **options) for _ in range(number)]
+    for rows in FEW_ROWS:
+        x = torch.randn(rows, inputs, **options)
+        each = itertools.cycle(weights)
+
+        def sample(time: float, rows: int = rows) -> Sample:
+            return WeightSample(rows=rows, outputs=outputs, inputs=inputs, dtype=dtype, time=time)
+
+        def call(x: torch.Tensor = x, each: Iterator[torch.Tensor] = each) -> object:
+            return F.linear(x, next(each))
+
+        yield Kernel(label=f"{rows} rows of a weight", call=call, sample=sample)
+
+
+def all_kernels(scope: Scope, device: str) -> Iterator[Kernel]:
+    """Everything but attention, made one at a time: operands of the next kernel take the memory of the last."""
+    for shape in scope.matmuls:
+        yield from linear_kernels(shape, scope.dtype, device)
+    for batched in scope.batched_matmuls:
+        yield batched_kernel(batched, scope.dtype, device)
+    for shape in scope.half_matmuls:
+        yield from linear_kernels(shape, scope.half_dtype, device)
+    for elements in scope.elements:
+        for kernel in _TENSORS_MOVED:
+            yield from streaming_kernels(kernel, elements, scope.dtype, device)
+        yield bias_gradient_kernel(elements, scope.dtype, device)
+        yield from dropout_kernels(elements, scope.dtype, device)
+        yield from embedding_kernels(max(elements // WIDTH, 1), max(elements // WIDTH * 4, 64), scope.dtype, device)
+        yield from loss_kernels(max(elements // 4096, 1), 4096, scope.logit_bytes, scope.dtype, device)
+        yield optimizer_kernel(elements, device)
+    for decode in scope.decodes:
+        yield decode_kernel(decode, scope.dtype, device)
+    for weight in scope.weights:
+        yield from weight_kernels(weight, scope.dtype, device)

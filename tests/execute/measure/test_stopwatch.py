@@ -1,0 +1,19 @@
+"""Copies of operands, so that a call finds none of them in a cache."""
+
+from __future__ import annotations
+
+from perfmodel.execute.measure.stopwatch import in_turn
+
+
+def test_copies_take_turns():
+    made: list[list[int]] = []
+
+    def make():
+        mine: list[int] = []
+        made.append(mine)
+        return lambda: mine.append(1)
+
+    call = in_turn(make, 8 * 2**20)
+    for _ in range(8):
+        call()
+    assert [len(calls) for calls in made] == [2, 2, 2, 2]
