@@ -207,6 +207,11 @@ def disaggregated(
     def step(batch: Array) -> Array:
         return np.asarray(decode.decode(np.maximum(batch, 1.0), requests.mean_cached, scheduling.rows_per_step))
 
+    def alone(batch: Array) -> tuple[Array, Array]:
+        """Steps of workers that no prompt holds up."""
+        time = step(batch)
+        return time, 0 * time
+
     def wait_for_prefill(r: Array) -> Array:
         return queue_wait(r, 1 / mu_p, x, squared_variation=varied)
 
@@ -215,7 +220,7 @@ def disaggregated(
     if rate is not None:
         r = np.minimum(rate, highest)
         saturated = np.asarray(rate) >= highest
-        beside, slope = stationary_running(lambda m: (step(m), 0 * step(m)), rate=r / y, steps=D + 0 * highest, places=K)
+        beside, slope = stationary_running(alone, rate=r / y, steps=D + 0 * highest, places=K)
         b = np.where(saturated & (most_d <= most_p), K, beside)
         t_d = np.where(saturated & (most_d <= most_p), full_step, step(np.minimum(b + 1, K)))
         crowd = slope * NORMAL_99 * np.sqrt(b)
@@ -239,7 +244,7 @@ def disaggregated(
         saturated = np.asarray(b >= K * (1 - 1e-9))
     else:
         r, wait = highest, np.asarray(0.0)
-        beside, _ = stationary_running(lambda m: (step(m), 0 * step(m)), rate=r / y, steps=D + 0 * highest, places=K)
+        beside, _ = stationary_running(alone, rate=r / y, steps=D + 0 * highest, places=K)
         b = np.where(most_d <= most_p, K, beside)
         t_d = step(b)
         saturated = np.zeros(np.shape(r), dtype=bool)

@@ -35,6 +35,8 @@ def count_99(first: Array, offspring: Num = 0.0, rare: Num = RARE) -> Array:
     number = np.zeros(np.broadcast_shapes(theta.shape, rare.shape))
     log_factorial = 0.0
     for n in range(1, _COUNTED):
+        if not np.any(beyond > rare):
+            break
         number = np.where(beyond > rare, float(n), number)
         log_factorial += np.log(n)
         exponent = np.log(theta) + (n - 1) * np.log(theta + n * rho) - theta - n * rho - log_factorial

@@ -120,6 +120,7 @@ class StepCosts:
     expert_parts: Array
     distinct_experts: float = 0.0
     _sizes: dict[tuple[int, bool], tuple[Array, list[Array]]] = field(default_factory=dict, init=False, repr=False)
+    _groups: dict[tuple[int, str], tuple[Array, list[Array]]] = field(default_factory=dict, init=False, repr=False)
 
     # --- as loads ask -------------------------------------------------------------------------------------------------------------
 
@@ -224,6 +225,7 @@ class StepCosts:
             tiers = [np.tile(each, (1, repeats)) for each in members_inside(masks, self.grid)]
             if len(self._sizes) > 64:
                 self._sizes.clear()
+                self._groups.clear()
             self._sizes[key] = np.tile(sizes, (1, repeats)), tiers
         return self._sizes[key]
 
@@ -253,7 +255,7 @@ class StepCosts:
                 quantization=self.quantization if call.is_low else QUANTIZATIONS["bf16"],
                 machine=self.machine,
                 casts=self.engine.casts,
-                untuned=self.engine.few_rows_fraction if program is self.decode_program else 1.0,
+                untuned=1.0 if program.is_prompt else self.engine.few_rows_fraction,
             )
             np.add.at(total, program.fused.region[call.which], time)
         return total, total[program.head]
@@ -476,9 +478,12 @@ class StepCosts:
         return summed + np.minimum(gathered, each)
 
     def _group(self, which: str, repeats: int) -> tuple[Array, list[Array]]:
-        axes = ("tp_kv", "tp_q") if which == "tp" else ("dp_replicate", "dp_shard")
-        inside = [np.tile(each, repeats) for each in self.grid.group_inside(axes)]
-        return np.tile(self.grid.size(axes), repeats), inside
+        key = (repeats, which)
+        if key not in self._groups:
+            axes = ("tp_kv", "tp_q") if which == "tp" else ("dp_replicate", "dp_shard")
+            inside = [np.tile(each, repeats) for each in self.grid.group_inside(axes)]
+            self._groups[key] = np.tile(self.grid.size(axes), repeats), inside
+        return self._groups[key]
 
     def _around(self, program: ServingProgram, rows: Array, work: Work, repeats: int) -> tuple[Array, Array]:
         """Sends between stages, and the gather of logits."""
