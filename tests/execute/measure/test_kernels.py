@@ -89,14 +89,14 @@ def test_convolutions_count_what_the_operator_counts():
 @pytest.mark.parametrize("mode", ["max", "average"])
 def test_pooling_counts_what_the_operator_counts(mode):
     operator = pooling("pool", Tensor(name="x", shape=(2, 4, 9, 9)), "y", window=(3, 3), stride=(2, 2), mode=mode)
-    check_streams(operator, [*pooling_kernels((2, 4, 9, 3, 2), Dtype.FP32, "cpu")])
+    assert_streams(operator, [*pooling_kernels((2, 4, 9, 3, 2), Dtype.FP32, "cpu")])
 
 
 def test_an_lstm_cell_counts_what_the_operator_counts():
-    check_streams(lstm("lstm", "gates", "w", "h", batch=3, seq_len=5, hidden=8), [*cell_kernels((3, 8), Dtype.FP32, "cpu")])
+    assert_streams(lstm("lstm", "gates", "w", "h", batch=3, seq_len=5, hidden=8), [*cell_kernels((3, 8), Dtype.FP32, "cpu")])
 
 
-def check_streams(operator: Operator, kernels: list[Kernel]) -> None:
+def assert_streams(operator: Operator, kernels: list[Kernel]) -> None:
     """The kind's passes over memory, of one time step, are among the samples."""
     samples = []
     for kernel in kernels:

@@ -37,7 +37,7 @@ REAL = {
 }
 
 
-def agrees_with_prediction(name, counts, shape, *, tp=1, ep=1):
+def assert_predicted(name, counts, shape, *, tp=1, ep=1):
     """What `perfmodel serve` predicts of such a decode step, on one chip: FLOP, weights, cache and collectives."""
     model, cluster, bf16 = load_model(name), load_cluster("dgx-h100"), QUANTIZATIONS["bf16"]
     estimator = ServingEstimator(
@@ -59,7 +59,7 @@ def agrees_with_prediction(name, counts, shape, *, tp=1, ep=1):
     assert sum(each.count for each in counts.collectives if each.kind == "all_reduce") == (between + of_experts if tp > 1 else 0)
 
 
-def check(name, counts, shape, *, tp):
+def assert_counted(name, counts, shape, *, tp):
     layers, attention, dense, experts, norms, hidden, vocabulary, width, kept = REAL[name]
     rows, seen = shape.rows, shape.cached + shape.new
     one, number, chosen, of_layers = experts or (0, 0, 0, 0)
@@ -89,9 +89,9 @@ def check(name, counts, shape, *, tp):
 @pytest.mark.parametrize("name, tp", [("llama-3-8b", 1), ("llama-3-70b", 4), ("mixtral-8x7b", 1), ("mixtral-8x7b", 2)])
 def test_real_models(name, tp, counting):
     for shape, counts in zip((DECODE, PREFILL), audit_serving(load_model(name), (DECODE, PREFILL), tp=tp, process=counting), strict=True):
-        check(name, counts, shape, tp=tp)
+        assert_counted(name, counts, shape, tp=tp)
         if shape.is_decode:
-            agrees_with_prediction(name, counts, shape, tp=tp)
+            assert_predicted(name, counts, shape, tp=tp)
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_deepseek_v3_attends_to_latents(ranks, counting):
     router, expert = 58 * 7168 * 256, 3 * 7168 * 2048
     head, norms = 7168 * 129280 // ranks, 61 * (2 * 7168 + 1536 + 512) + 7168
     products = 61 * (whole + of_heads) + mlps + router + head
-    agrees_with_prediction("deepseek-v3", counts, DECODE, tp=ranks, ep=ranks)
+    assert_predicted("deepseek-v3", counts, DECODE, tp=ranks, ep=ranks)
     assert counts.flops == 2 * 64 * (products + 58 * 8 * expert // ranks) + 61 * 64 * heads * 2 * 4096 * (576 + 512)
     assert counts.parameter_bytes == 2 * (products + 58 * 256 * expert // ranks + norms + 64 * 7168)
     assert counts.cache_bytes == 61 * 2 * 576 * 64 * 4096
@@ -117,7 +117,7 @@ def test_deepseek_v3_attends_to_latents(ranks, counting):
 def test_gpt_oss_reads_no_more_than_its_windows(counting):
     """36 layers, every second of which sees 128 keys: 64 heads and 8 key-value heads of 64."""
     (counts,) = audit_serving(load_model("gpt-oss-120b"), [DECODE], process=counting)
-    agrees_with_prediction("gpt-oss-120b", counts, DECODE)
+    assert_predicted("gpt-oss-120b", counts, DECODE)
     seen = 18 * 4096 + 18 * 128
     assert counts.cache_bytes == 64 * seen * 2 * 8 * 64 * 2
     assert counts.held_cache_bytes == 64 * 36 * 4096 * 2 * 8 * 64 * 2
@@ -129,7 +129,6 @@ def test_gpt_oss_reads_no_more_than_its_windows(counting):
 def test_fake_tensors_count_what_real_ones_do(form, groups, counting):
     """But for experts, which are chosen in turn: of 8 rows for 8 experts each has one."""
     from perfmodel.execute.serving.run import run_serving
-    from perfmodel.foundation.dtypes import Dtype
 
     (variant, tp), shape = form, StepShape(sequences=4, cached=40, new=1)
     (measured,) = run_serving(tiny(variant), [shape], tp=tp, group=groups(tp), rounds=1, repeats=1, checks=False).steps

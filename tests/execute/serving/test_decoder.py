@@ -47,7 +47,7 @@ def run(decoder, *chunks):
     return dict(zip((chunk.sequence for chunk in step.chunks), decoder.run(step), strict=True))
 
 
-def close(ours, theirs):
+def assert_close(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -57,19 +57,19 @@ def test_cached_steps_equal_the_uncached_pass(variant):
     config = tiny(variant)
     tokens = some_tokens(config)
     expected, decoder = uncached(config, tokens), decoder_for(config)
-    close(run(decoder, (0, 0, tokens[0][:30]))[0], expected[0][29])  # whole
+    assert_close(run(decoder, (0, 0, tokens[0][:30]))[0], expected[0][29])  # whole
     for start, stop in ((0, 7), (7, 18)):  # in chunks, beside decode steps of the first
         found = run(decoder, (1, start, tokens[1][start:stop]), (0, 30 + (start > 0), [tokens[0][30 + (start > 0)]]))
-        close(found[1], expected[1][stop - 1])
-        close(found[0], expected[0][30 + (start > 0)])
+        assert_close(found[1], expected[1][stop - 1])
+        assert_close(found[0], expected[0][30 + (start > 0)])
     for at in range(6):  # token by token from nothing, then two sequences of other lengths beside it
-        close(run(decoder, (2, at, [tokens[2][at]]))[2], expected[2][at])
+        assert_close(run(decoder, (2, at, [tokens[2][at]]))[2], expected[2][at])
     run(decoder, (2, 6, tokens[2][6:40]))
     for step in range(3):
         at = (32 + step, 18 + step, 40 + step)
         found = run(decoder, *((i, at[i], [tokens[i][at[i]]]) for i in range(3)))
         for i in range(3):
-            close(found[i], expected[i][at[i]])
+            assert_close(found[i], expected[i][at[i]])
 
 
 #: Sinks, biases and windows of gpt-oss, which training's modules have not.
@@ -93,7 +93,7 @@ def test_sinks_take_a_share_of_every_softmax():
     expected = run(whole, (0, 0, tokens))[0]
     for at in range(40):
         found = run(single, (0, at, tokens[at : at + 1]))[0]
-    close(found, expected)
+    assert_close(found, expected)
     for layer in (0, 1):
         core, sinks = whole.layers[str(layer)].attention.core, torch.linspace(-2, 2, 8)
         keys, values = whole.sharding.cache.pools[layer]
@@ -104,7 +104,7 @@ def test_sinks_take_a_share_of_every_softmax():
         unseen = (at > at[:, None]) | ((at <= at[:, None] - core.window) if core.window else False)
         powers = scores.masked_fill(unseen, -torch.inf).exp()
         weights = powers / (powers.sum(-1, keepdim=True) + sinks.exp().view(-1, 1, 1))
-        close(core.attend(q, keys, values, group, sinks), torch.einsum("nqk,knd->qnd", weights, v).reshape(1, 40, 64))
+        assert_close(core.attend(q, keys, values, group, sinks), torch.einsum("nqk,knd->qnd", weights, v).reshape(1, 40, 64))
 
 
 def test_biases_of_experts_are_added_to_each_product():
@@ -120,4 +120,4 @@ def test_biases_of_experts_are_added_to_each_product():
             for share, expert in zip(best.values / best.values.sum(), best.indices, strict=True):
                 gate, plain = (up[expert] @ x[0, token] + for_up[expert]).chunk(2)
                 expected[token] += share * (down[expert] @ (torch.nn.functional.silu(gate) * plain) + for_down[expert])
-        close(mixture(x)[0], expected)
+        assert_close(mixture(x)[0], expected)
