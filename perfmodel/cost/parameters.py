@@ -7,7 +7,7 @@ become time on columns. A block counts once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,32 @@ class ParameterCost:
         """[regions, rows]"""
         begin = cell(what, times, 0, len(self.full))
         return self.time[begin : begin + len(self.full)]
+
+
+def side_by_side(costs: Sequence[ParameterCost]) -> ParameterCost:
+    """The rows of all of these, which are of one program, one after another."""
+    first = costs[0]
+    if len(costs) == 1:
+        return first
+
+    def joined(name: str) -> Array:
+        return np.concatenate([getattr(cost, name) for cost in costs], axis=-1)
+
+    frozen = None
+    if first.frozen is not None:
+        parts = [cost.frozen for cost in costs if cost.frozen is not None]
+        of = {each.name: zip(*(getattr(part, each.name) for part in parts), strict=True) for each in fields(FrozenBytes)}
+        frozen = FrozenBytes(**{name: tuple(map(np.concatenate, columns)) for name, columns in of.items()})
+    return ParameterCost(
+        time=joined("time"),
+        full=joined("full"),
+        shard=joined("shard"),
+        padded=joined("padded"),
+        elements=joined("elements"),
+        summed=None if first.summed is None else joined("summed"),
+        tied=joined("tied"),
+        frozen=frozen,
+    )
 
 
 def cell(what: str, times: str, region: int, num_regions: int) -> int:

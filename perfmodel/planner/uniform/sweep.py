@@ -63,7 +63,7 @@ Index = NDArray[np.int64]
 KeptTables = dict[tuple[object, ...], ParameterTable]
 
 #: Cells evaluated at once: large enough to amortise a numpy call, small enough for the caches.
-BLOCK_CELLS = 1 << 16
+BLOCK_CELLS = 1 << 17
 
 #: Lists of recomputed modules are tried in spaces of so many plans at most, without them: they are as many again before the slow ones go.
 LISTS_UP_TO = 1 << 25

@@ -6,7 +6,7 @@ layout and the ZeRO stage. Both are evaluated once for each distinct combination
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.microbatch import microbatch_cost
 from perfmodel.cost.moments import ActivationTerms, activation_terms
-from perfmodel.cost.parameters import parameter_cost
+from perfmodel.cost.parameters import parameter_cost, side_by_side
 from perfmodel.cost.program import Program
 from perfmodel.cost.step import ParameterTerms, RegionTimes, parameter_terms, region_times, tied_time
 from perfmodel.parallel.algebra.rules import RuleSet
@@ -24,6 +24,10 @@ from perfmodel.planner.uniform.space import LayoutRows
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+
+#: Columns of a table that are evaluated at once: what is made of them on the way (a row for each amount, each term of a moment, each
+#: tier of a collective) stays in the caches, and does not set the search's peak memory.
+TABLE_COLUMNS = 1 << 11
 
 
 def layout_grid(estimator: Estimator, rows: LayoutRows, orders: tuple[tuple[str, ...], ...]) -> LayoutGrid:
@@ -113,6 +117,22 @@ def microbatch_table(
     estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
 ) -> MicrobatchTable:
     """Every layout key with every micro-batch."""
+    step = max(1, TABLE_COLUMNS // len(sizes))
+    parts = [
+        _microbatch_part(estimator, program, take_grid(grid, np.arange(begin, min(begin + step, grid.num_rows))), sizes, recomputes)
+        for begin in range(0, grid.num_rows, step)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    columns = {each.name: [getattr(part, each.name) for part in parts] for each in fields(MicrobatchTable) if each.name != "program"}
+    most = max(map(len, columns["times"]))  # where no collective of a piece leaves its node, all of the passes is free
+    columns["times"] = [times if len(times) == most else np.concatenate([times, times]) for times in columns["times"]]
+    return MicrobatchTable(program=program, **{name: np.concatenate(values, axis=-2) for name, values in columns.items()})
+
+
+def _microbatch_part(
+    estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
+) -> MicrobatchTable:
     num_keys, num_sizes = grid.num_rows, len(sizes)
     wide = take_grid(grid, np.repeat(np.arange(num_keys), num_sizes))
     micro = microbatch_cost(program, estimator.machine, wide, np.tile(np.array(sizes, dtype=np.float64), num_keys))
@@ -173,6 +193,9 @@ def parameter_table(
     estimator: Estimator, program: Program, rules: RuleSet, zero: int, grid: LayoutGrid, *, pipelined: bool
 ) -> ParameterTable:
     compiled = estimator.parameter_program(program, rules, zero, pipelined=pipelined)
-    terms = parameter_terms(compiled, parameter_cost(compiled, estimator.profile, estimator.machine, grid))
+    rows = range(0, grid.num_rows, TABLE_COLUMNS)
+    pieces = [take_grid(grid, np.arange(begin, min(begin + TABLE_COLUMNS, grid.num_rows))) for begin in rows]
+    costs = [parameter_cost(compiled, estimator.profile, estimator.machine, piece) for piece in pieces]
+    terms = parameter_terms(compiled, side_by_side(costs))
     tied = tied_time(program, terms, estimator.sizes, estimator.machine, grid)
     return ParameterTable(terms=terms, tied=np.broadcast_to(np.asarray(tied, dtype=np.float64), grid.num_rows))
