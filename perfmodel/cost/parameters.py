@@ -7,7 +7,7 @@ become time on columns. A block counts once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -129,8 +129,17 @@ def side_by_side(costs: Sequence[ParameterCost]) -> ParameterCost:
     frozen = None
     if first.frozen is not None:
         parts = [cost.frozen for cost in costs if cost.frozen is not None]
-        of = {each.name: zip(*(getattr(part, each.name) for part in parts), strict=True) for each in fields(FrozenBytes)}
-        frozen = FrozenBytes(**{name: tuple(map(np.concatenate, columns)) for name, columns in of.items()})
+
+        def columns(of: Callable[[FrozenBytes], tuple[Array, ...]]) -> tuple[Array, ...]:
+            return tuple(np.concatenate(pieces) for pieces in zip(*map(of, parts), strict=True))
+
+        whole, cut = columns(lambda part: part.tied)
+        frozen = FrozenBytes(
+            full=columns(lambda part: part.full),
+            shard=columns(lambda part: part.shard),
+            padded=columns(lambda part: part.padded),
+            tied=(whole, cut),
+        )
     return ParameterCost(
         time=joined("time"),
         full=joined("full"),
