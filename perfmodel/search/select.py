@@ -25,8 +25,8 @@ class Smallest:
         """A value must be at most this to be kept."""
         return float(self.values[-1]) if len(self.values) == self.count else np.inf
 
-    def offer(self, values: Array, first_id: int, beside: Array | None = None) -> None:
-        """A flat block whose entries have the ids first_id, first_id + 1, ...; infinite values are never kept.
+    def offer(self, values: Array, ids: int | Ids, beside: Array | None = None) -> None:
+        """A flat block whose entries have these ids, or this one and those that follow it; infinite values are never kept.
 
         beside: another quantity of the same entries, kept with them; the values themselves if left out
         """
@@ -41,7 +41,7 @@ class Smallest:
             keep = np.flatnonzero(candidates <= edge)
             found, candidates = found[keep], candidates[keep]
         merged = np.concatenate([self.values, candidates])
-        ids = np.concatenate([self.ids, first_id + found])
+        ids = np.concatenate([self.ids, _picked(ids, found)])
         others = np.concatenate([self.beside, (values if beside is None else beside)[found]])
         order = np.lexsort((ids, merged))[: self.count]
         self.values, self.ids, self.beside = merged[order], ids[order], others[order]
@@ -67,23 +67,33 @@ class Front:
         # best[i]: smallest first cost of a kept point in a bin below i
         self.best = np.full(self.num_bins + 1, np.inf)
 
-    def offer(self, first: Array, second: Array, first_id: int) -> None:
-        """Flat blocks of both costs; entries with an infinite first cost are left out."""
-        scale = self.num_bins / (self.high - self.low)
-        bins = np.minimum(np.maximum((second - self.low) * scale, 0.0), self.num_bins - 1.0).astype(np.int32)
-        found = np.flatnonzero(first < self.best[bins])
+    def may_take(self, first: Array, second: Array) -> NDArray[np.bool_]:
+        """Whether a point may be kept that costs so much, or more."""
+        return np.asarray(first < self.best[self._bins(second)])
+
+    def offer(self, first: Array, second: Array, ids: int | Ids) -> None:
+        """Flat blocks of both costs, with ids as `Smallest`; entries with an infinite first cost are left out."""
+        found = np.flatnonzero(self.may_take(first, second))
         if len(found) == 0:
             return
         first = np.concatenate([self.first, first[found]])
         second = np.concatenate([self.second, second[found]])
-        ids = np.concatenate([self.ids, first_id + found])
+        ids = np.concatenate([self.ids, _picked(ids, found)])
         order = np.lexsort((ids, second, first))
         running = np.minimum.accumulate(second[order])
         keep = np.ones(len(order), dtype=bool)
         keep[1:] = second[order][1:] < running[:-1]
         chosen = order[keep]
         self.first, self.second, self.ids = first[chosen], second[chosen], ids[chosen]
-        kept = np.minimum(np.maximum((self.second - self.low) * scale, 0.0), self.num_bins - 1.0).astype(np.int32)
+        kept = self._bins(self.second)
         in_bin = np.full(self.num_bins, np.inf)
         np.minimum.at(in_bin, kept, self.first)
         self.best[1:] = np.minimum.accumulate(in_bin)
+
+    def _bins(self, second: Array) -> NDArray[np.int32]:
+        scale = self.num_bins / (self.high - self.low)
+        return np.minimum(np.maximum((second - self.low) * scale, 0.0), self.num_bins - 1.0).astype(np.int32)
+
+
+def _picked(ids: int | Ids, found: Ids) -> Ids:
+    return ids + found if isinstance(ids, int) else ids[found]

@@ -26,7 +26,7 @@ from perfmodel.cost.parameters import parameters_depend_on
 from perfmodel.cost.plan_memory import Holding, activations_as, besides_of, crowding_of, rank_holding, replicas
 from perfmodel.cost.program import Program
 from perfmodel.cost.stages import sum_of
-from perfmodel.cost.step import RegionTimes, hop_time
+from perfmodel.cost.step import ParameterTerms, RegionTimes, hop_time
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, MemoryDoubt, RankNeed, memory_rule
 from perfmodel.parallel.algebra.folding import takes_replicas
 from perfmodel.parallel.algebra.rules import RuleSet
@@ -296,6 +296,7 @@ class _Block:
     activation_bytes: float
     grid: LayoutGrid
     hop: Callable[[], Any]
+    least_times: Callable[[], Array]
 
 
 def _evaluate_rows(state: Sweep, tables: _Tables, block: int, rows: LayoutRows) -> None:
@@ -351,6 +352,7 @@ def _evaluate_block(
         activations=activations,
         activation_bytes=table.program.rows.activation_bytes,
         grid=grid,
+        least_times=cache(lambda: _least_times(table.program, regions, here.num_microbatches, rows.pp)),
         hop=cache(
             lambda: hop_time(
                 activations.boundary, grid.degree["tp"], estimator.profile, estimator.machine, grid, is_scattered=rules.scatters_residual
@@ -362,10 +364,15 @@ def _evaluate_block(
 
 
 def _may_be_quick(state: Sweep, program: Program, times: RegionTimes, rows: LayoutRows, micro: Array) -> NDArray[np.bool_]:
-    """Layouts that may take no longer than `Sweep.slowest`: all passes of a rank, on average over the ranks, take as long for sure."""
+    """Layouts that may take no longer than `Sweep.slowest`."""
+    num_microbatches = (state.estimator.job.global_batch / (rows.data_parallel * micro))[None, :, None]
+    return np.asarray(_least_times(program, times, num_microbatches, rows.pp).min(axis=(1, 2)) <= state.slowest)
+
+
+def _least_times(program: Program, times: RegionTimes, num_microbatches: Array, pp: int) -> Array:
+    """All passes of a rank, on average over the ranks, less rounding: no step is shorter. [layouts, micro-batches, recompute]"""
     passes = [region.count * (f + b) for region, f, b in zip(program.regions, times.forward, times.backward, strict=True)]
-    whole = sum_of(passes) * (state.estimator.job.global_batch / (rows.data_parallel * micro))[None, :, None] / rows.pp
-    return np.asarray(whole.min(axis=(1, 2)) <= state.slowest * (1.0 + 1e-9))
+    return np.asarray(sum_of(passes) * num_microbatches / pp * (1.0 - 1e-9))
 
 
 def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: PipelineGroup) -> None:
@@ -384,7 +391,6 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
     if not legal_cells:
         return
     keys, groups = block.keys, block.sharding
-    pipeline: Any = None
     for zero in range(4):
         if (rule, zero, pp > 1) not in tables.parameters:
             continue
@@ -398,7 +404,6 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
             continue
         part = slice(begin, end)
         terms, tied = tables.parameters[rule, zero, pp > 1].block(keys[part])
-        cut = regions.as_made(itemgetter(part))
         num_replicas = replicas(grid)[part]
         static = static_memory(terms, stages, sizes, num_replicas=num_replicas)
         if state.needless is not None and _surely_needs(kept, static, ranks, part, outside) > max(state.capacity, state.worth_knowing):
@@ -462,19 +467,42 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         flat_memory = memory.reshape(-1)
         state.least.offer(np.minimum(flat_memory.min(), np.inf).reshape(1), state.next_id + int(flat_memory.argmin()))
         if feasible:
-            if pipeline is None:
-                pipeline = pipeline_times(estimator, regions, stages, pp, m, block.hop(), choices, kept[0][At.BLOCKS].shape)
-            step = step_times(
-                estimator, pipeline[part], terms, tied, cut, stages, pp=pp, num_microbatches=m, hop=block.hop()[part], choices=choices
-            )
-            flat = step.reshape(-1)
-            if feasible < flat.size:
-                flat = np.where(fits.reshape(-1), flat, np.inf)
-                flat_memory = np.where(fits.reshape(-1), flat_memory, np.inf)
-            state.best_time.offer(flat, state.next_id, flat_memory)
-            state.best_memory.offer(flat_memory, state.next_id, flat)
-            state.front.offer(flat, np.minimum(flat_memory, state.capacity), state.next_id)
+            if feasible < memory.size:
+                memory = np.where(fits, memory, np.inf)
+            worth = _worth_timing(state, block.least_times()[part], memory)
+            if len(worth):
+                if len(worth) < end - begin:
+                    terms, tied = tables.parameters[rule, zero, pp > 1].block(keys[part][worth])
+                _offer_times(state, block, pipelines, terms, tied, worth, begin, memory[worth])
         state.next_id += memory.size
+
+
+def _worth_timing(state: Sweep, least_times: Array, memory: Array) -> Index:
+    """Layouts of which a plan may be kept: as quick as the quickest, as small as the smallest, or on the front.
+
+    least_times   no plan takes less  [layouts, micro-batches, recompute]
+    memory        infinite where a plan does not fit  [layouts, micro-batches, recompute, schedules]
+    """
+    smallest = memory.min(axis=-1)
+    may_lead = (least_times <= state.best_time.bound) | (smallest <= state.best_memory.bound) | state.front.may_take(least_times, smallest)
+    return np.flatnonzero((may_lead & (smallest < inf)).any(axis=(1, 2)))
+
+
+def _offer_times(
+    state: Sweep, block: _Block, pipelines: PipelineGroup, terms: ParameterTerms, tied: Array, place: Index, begin: int, memory: Array
+) -> None:
+    """Times of some layouts of a block, at these places of those that begin here, to all that keeps the best."""
+    index = begin + place
+    estimator, stages, choices, pp, m = state.estimator, pipelines.stages, pipelines.choices, block.rows.pp, block.num_microbatches
+    regions, hop = block.regions.as_made(itemgetter(index)), block.hop()[index]
+    pipeline = pipeline_times(estimator, regions, stages, pp, m, hop, choices, memory.shape)
+    step = step_times(estimator, pipeline, terms, tied, regions, stages, pp=pp, num_microbatches=m, hop=hop, choices=choices)
+    flat, flat_memory = np.where(memory < inf, step, inf).reshape(-1), memory.reshape(-1)
+    per_layout = flat.size // len(place)
+    ids = (state.next_id + place[:, None] * per_layout + np.arange(per_layout)).reshape(-1)
+    state.best_time.offer(flat, ids, flat_memory)
+    state.best_memory.offer(flat_memory, ids, flat)
+    state.front.offer(flat, np.minimum(flat_memory, state.capacity), ids)
 
 
 def _surely(state: Sweep, sure: Any, outside: float, crowding: float, beside: Any) -> Any:
