@@ -379,7 +379,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
     """The schedules of a block whose ranks hold the same layers."""
     estimator, stages, choices = state.estimator, pipelines.stages, pipelines.choices
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
-    regions, activations, grid, m, pp = block.regions, block.activations, block.grid, block.num_microbatches, block.rows.pp
+    activations, grid, m, pp = block.activations, block.grid, block.num_microbatches, block.rows.pp
     rule, activation_bytes = block.rule, block.activation_bytes
     ranks = _ranks_to_compare(profile, pipelines, pp)
     factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
