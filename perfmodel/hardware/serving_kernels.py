@@ -235,8 +235,8 @@ TYPICAL = ServingKernels(
         "w4a8": _NARROW,
         "mxfp4": _WIDENED,
         "nvfp4": WeightProductModel(
-            rate_fraction=0.72, memory_fraction=0.8, depth_factor=20.0, waves_factor=4.5, split_factor=10.0, sharpness=1.9,
-            cast_time=3.9e-6, cast_fraction=0.47,
+            rate_fraction=0.8, memory_fraction=0.72, depth_factor=0.2, waves_factor=1.7, split_factor=25.0, sharpness=2.4,
+            cast_time=3.6e-6, cast_fraction=0.85,
         ),
     },
     grouped_weight={

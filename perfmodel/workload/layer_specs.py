@@ -57,10 +57,6 @@ class Experts:
         if self.top_k > self.num_experts // self.num_groups * self.top_groups:
             raise bad_field("num_experts_per_tok", self.top_k, "must be at most the experts of topk_group groups", "correct the config")
 
-    def met_by(self, tokens: Any) -> Any:
-        """Distinct experts that so many tokens choose together, each k of E at random: E (1 - (1 - k / E)^T)."""
-        return self.num_experts * (1.0 - (1.0 - self.top_k / self.num_experts) ** tokens)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:

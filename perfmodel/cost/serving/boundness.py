@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.kernels import weight_product_time
+from perfmodel.cost.serving.routing import share_met
 from perfmodel.cost.serving.step import PARTS, StepCosts, Work
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.workload.config import TransformerConfig
@@ -208,7 +209,7 @@ def _experts(costs: StepCosts, work: Work, phase: Phase, time: float) -> list[Op
     num = sum(program.regions[region].count for region in program.experts)
     dp, tp, ep = float(costs.dp[0]), float(costs.tp[0]), float(costs.expert_parts[0])
     tokens = float(work.tokens[0])
-    met = experts.met_by(tokens) / ep
+    met = experts.num_experts * float(share_met(tokens, experts.num_experts, experts.top_k)) / ep
     width = experts.width / (tp * dp / ep)
     matrices = 3.0 if experts.gated else 2.0
     rows = tokens * experts.top_k / ep

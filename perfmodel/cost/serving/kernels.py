@@ -125,23 +125,25 @@ def grouped_weight_time(
     P(batch, m, n, k) = (C^p + M^p)^(1/p) of `weight_product_time`, with the tile of 16 rows besides
 
     Arguments as of `grouped_matmul_time`, which this is in 16 bits; parameters of `GroupedWeightModel`. Narrowing rows is in it.
+    The call is a row of kernels that wait for one another (choices sorted, rows copied, two products, sums): its floor shows whole.
     Source: fitted by `perfmodel.lab.kernels.grouped_weights` to aiconfigurator's fused layers, routed evenly, of several kernels the
     quickest (on Blackwell mxfp4 is multiplied with mxfp8). In 4 bits one kernel for experts of few rows and one for those of many: the
     quicker counts. Median error of layers that no fit saw: fp8 4-7 %; 4 bits, whose kernels leap from tile to tile, 18-22 %.
     """
     e, r, h, i, u = experts, rows, hidden_size, intermediate_size, up_projections
+    serving = machine.serving
     if quantization.is_plain:
-        return grouped_matmul_time(
+        time = grouped_matmul_time(
             experts=e, rows=r, tokens=tokens, hidden_size=h, intermediate_size=i, itemsize=2.0, machine=machine, up_projections=u
         )
-    serving = machine.serving
+        return time + machine.grouped_matmul.floor_time * (1.0 / max(serving.exposed_floor, 1e-3) - 1.0)
     passes = WIDE_ITEMSIZE * (r * (3 * h + (u + 1) * i) + tokens * h) / serving.memory_bandwidth
 
     def kernel_time(model: GroupedWeightModel) -> Any:
         rates = serving.grouped_rates(model, quantization.product)
         each = r / np.maximum(e, 1e-9)  # a step without rows meets no expert
         products = _narrow_product(e, each, u * i, h, quantization, rates) + _narrow_product(e, each, h, i, quantization, rates)
-        return model.floor_time * serving.exposed_floor + model.expert_time * e + products + passes / model.row_fraction
+        return model.floor_time + model.expert_time * e + products + passes / model.row_fraction
 
     time = kernel_time(serving.grouped_weight[quantization.name])
     few = serving.grouped_weight.get(quantization.name + FEW)

@@ -29,6 +29,7 @@ from perfmodel.cost.serving.kernels import (
 )
 from perfmodel.cost.serving.memory import STATE_BYTES, state_elements
 from perfmodel.cost.serving.program import ServingProgram
+from perfmodel.cost.serving.routing import fullest_rank, share_met
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, LATENT_KERNEL, KernelClass
@@ -333,7 +334,7 @@ class StepCosts:
             seen = work.prompt_tokens + work.prompt_cached
             time = self._over_windows(partial(self._prompts, one, work), seen, window, share, top)
             total = total + np.where(work.prompts > 0, time, 0.0)
-        return total + self._indexing(work) if top else total
+        return total + self._indexing(work) + self.engine.sparse_attention_time if top else total
 
     @staticmethod
     def _over_windows(time: Callable[[Array], Array], tokens: Array, window: int, share: float, top: int) -> Array:
@@ -436,7 +437,7 @@ class StepCosts:
     def _experts(self, program: ServingProgram, rows: Array, tokens: Array, repeats: int) -> tuple[Array, Array]:
         """Routed experts of all layers and what tokens send to them and back. [s]
 
-        T tokens of all attention ranks meet; distinct experts that they choose: E (1 - (1 - k / E)^T), of which a chip has its part. Tokens
+        T tokens of all attention ranks meet; of the experts that they choose (`share_met`) the fullest rank sets the pace. Tokens
         are gathered from the attention ranks and their sums scattered to them, and reduced over the ranks that share them (tp); or each
         row travels to its expert and back, whichever is quicker.
         """
@@ -446,12 +447,14 @@ class StepCosts:
             return nothing, nothing
         tp, dp, ep = (np.tile(each, repeats) for each in (self.tp, self.dp, self.expert_parts))
         shared_by = tp * dp / ep
-        met = self.distinct_experts or experts.met_by(tokens)
-        here = np.maximum(np.minimum(met, experts.num_experts) / ep, np.clip(tokens * experts.top_k, 1e-9, 1.0))
+        total, k = float(experts.num_experts), float(experts.top_k)
+        share = np.full_like(tokens, self.distinct_experts / total) if self.distinct_experts else share_met(tokens, total, k)
+        more_met, more_rows = fullest_rank(share, tokens, total, k, ep)
+        here = np.maximum(np.minimum(total * share * more_met, total) / ep, np.clip(tokens * k, 1e-9, 1.0))
         time = np.asarray(
             grouped_weight_time(
                 experts=here,
-                rows=np.maximum(tokens * experts.top_k / ep, here),
+                rows=np.maximum(np.minimum(tokens * k * more_rows / ep, tokens * k), here),
                 tokens=tokens,
                 hidden_size=float(model.hidden_size),
                 intermediate_size=experts.width / shared_by,

@@ -10,7 +10,7 @@ their source; `python -m perfmodel.lab.kernels.clocks` says what published runs 
 import datetime
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +84,10 @@ aiconfigurator). The framework's allocator does not count them."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipTables:
-    """Where a chip's tables are, and the one number that they cannot give."""
+    """Where a chip's tables are, and the one number that they cannot give.
+
+    tuned   of products in these formats the table of another engine: `gemm` ran one kernel without trying others, as engines do at start
+    """
 
     chip: str
     cluster: str
@@ -100,6 +103,7 @@ class ChipTables:
     attention_generations: Mapping[str, float]
     clock_source: str
     tiles: Tiles = GPU_TILES
+    tuned: Mapping[str, str] = field(default_factory=dict)
 
 
 NARROW_TILE = (64.0, 32.0, 6.0)
@@ -180,7 +184,8 @@ TABLES = {
         attention_generations=_HOPPER_GENERATIONS,
         clock_source="clock .68: SimuMax's matrix multiplies under load reach .70 of the burst table's (errors: 1 - clock), and with .68 "
         "its steps are predicted within 3 %; generations of attention as on H100; attention at a burst's clock: .68 makes NeMo's runs of "
-        "long sequences 14 to 38 % too slow",
+        "long sequences 14 to 38 % too slow; products in nvfp4: the table of vLLM 0.19",
+        tuned={"nvfp4": "vllm/0.19.0"},
     ),
 }  # fmt: skip
 

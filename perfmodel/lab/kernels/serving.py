@@ -129,7 +129,7 @@ def _all_reduces(folder: Path, tables: "ChipTables") -> ServingPart:
 
 def _weight_products(folder: Path, tables: "ChipTables", plain: MatmulModel, name: str) -> ServingPart:
     cluster = load_cluster(tables.cluster, num_chips=16)
-    table = read_weight_products(folder, tables.folder, tables.gemm, name)
+    table = read_weight_products(folder, tables.folder, tables.tuned.get(name, tables.gemm), name)
     return ServingPart(
         field="weight_product",
         name=name,

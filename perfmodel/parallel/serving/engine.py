@@ -65,6 +65,7 @@ class Engine:
     fuses_all_reduce    small all-reduces by the engine's own kernels
     fuses_casts         what narrows activations before products of fewer bits is part of the kernel before; else it is a kernel of its own
     fuses_kernels       products of one input are one call, and norms, additions and rotations share launches; else all are kernels
+    sparse_attention_time  of a layer that attends to chosen tokens: what narrows, scores and chooses, beside its products and its reading
     rank_skew_time      of an all-reduce beside its kernel: its ranks, launched one by one, come to it one after another
     shares_key_values   decoding reads the keys and values of a head once for all queries that share them (else for each query head)
     tunes_products      its library has kernels for products of few rows (else they run at `few_rows_fraction` of the rate of many)
@@ -105,6 +106,7 @@ class Engine:
     fuses_all_reduce: bool = True
     fuses_casts: bool = False
     fuses_kernels: bool = True
+    sparse_attention_time: float = 0.0
     rank_skew_time: float = 0.0
     shares_key_values: bool = True
     tunes_products: bool = True

@@ -175,3 +175,13 @@ def test_a_library_without_kernels_for_few_rows_multiplies_them_one_after_the_ot
     assert products(0.05, 128) == pytest.approx(2 * products(0.05, 64), rel=0.1)
     assert products(0.05, 128) > 3 * products(1.0, 128)
     assert products(0.05, 1, is_prompt=True) == products(1.0, 1, is_prompt=True)
+
+
+def test_choosing_what_to_attend_to_takes_the_engines_time_of_each_layer() -> None:
+    base = estimator("deepseek-v3.2", cluster="hgx-h200", quantization="fp8-block")
+
+    def attention(seconds: float) -> float:
+        of = replace(base, engine=replace(base.engine, sparse_attention_time=seconds))
+        return float(of.times([ServingPlan(engine="vllm", tp=8)]).parts(4.0, 4096.0)["attention"][0])
+
+    assert attention(1e-4) - attention(0.0) == pytest.approx(base.model.num_hidden_layers * 1e-4)
