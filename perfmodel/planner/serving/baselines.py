@@ -66,7 +66,6 @@ def _layout(engine: Engine, cluster: Cluster, **sizes: int) -> ServingColumns:
 
 
 def _fits(evaluator: Evaluator, layout: ServingColumns) -> bool:
-    job = evaluator.job_of(0)
-    mean = job.input_len.mean + job.output_len.mean
-    memory = evaluator.estimators[0].memory(layout, mean, job.speculation)
-    return bool(np.ravel(memory.sequences)[0] * mean >= job.input_len.most + job.output_len.most)
+    """In the first format."""
+    _, has_room = evaluator.room(0, layout)
+    return bool(has_room[0])

@@ -17,7 +17,7 @@ from perfmodel.cost.serving.pools import ServedPools, handover, predict_pools, s
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
-from perfmodel.planner.serving.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective
+from perfmodel.planner.serving.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective, ranked_plan
 from perfmodel.workload.serving import ServingJob
 
 Array = NDArray[np.float64]
@@ -192,12 +192,7 @@ def _first_loads(splits: list[_Split]) -> NDArray[np.int64]:
 def _keeps(served: ServedPools, limits: ServingLimits) -> NDArray[np.bool_]:
     """Where all limits are kept."""
     load = served.found.load
-    limited = {
-        "ttft": load.ttft_p99 if limits.is_p99 else load.ttft,
-        "tpot": load.tpot_p99 if limits.is_p99 else load.tpot,
-        "request_latency": load.request_latency,
-    }
-    holds = np.ones(load.ttft.shape, dtype=bool)
+    limited, holds = limits.times_of(load), np.ones(load.ttft.shape, dtype=bool)
     for name, limit in limits.given().items():
         holds = holds & (limited[name] <= limit)
     return holds
@@ -229,14 +224,7 @@ def _at_load(job: ServingJob, clients: int) -> ServingJob:
 
 def _ranked(estimator: ServingEstimator, job: ServingJob, pools: Pools, num_chips: int, price: float) -> RankedPlan:
     plan = ServingPlan(engine=estimator.engine.name, pools=pools)
-    prediction = predict_pools(estimator, job, plan)
-    per_chip = prediction.tokens_per_second_per_chip * plan.num_chips / num_chips
-    return RankedPlan(
-        prediction=prediction,
-        tokens_per_second_per_chip=per_chip,
-        cost_per_million=1e6 * price / 3600.0 / per_chip if price > 0 and per_chip > 0 else None,
-        idle_chips=num_chips - plan.num_chips,
-    )
+    return ranked_plan(predict_pools(estimator, job, plan), num_chips=num_chips, price=price)
 
 
 def against(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -> str:

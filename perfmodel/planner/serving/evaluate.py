@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator
 from perfmodel.parallel.serving.columns import COLUMNS, ServingColumns
-from perfmodel.planner.serving.result import ServingLimits, ServingObjective
-from perfmodel.planner.serving.space import Format, cross
+from perfmodel.planner.serving.result import LIMITED, ServingLimits, ServingObjective
+from perfmodel.planner.serving.space import cross
 from perfmodel.workload.serving import ServingJob
 
 Array = NDArray[np.float64]
@@ -132,30 +132,37 @@ class Evaluator:
                 rows = rows.take((rows.max_batch == 0) | (places < self.job.concurrency))
             return self.evaluate(which, rows, np.full(len(rows), self.job.concurrency or 0, dtype=np.int64))
         clients = rows.max_batch * rows.attention_dp * rows.replicas
-        return self.evaluate(which, with_bound(rows, most) if most else rows, clients)
+        return self.evaluate(which, replace(rows, max_batch=np.full(len(rows), most, dtype=np.int64)) if most else rows, clients)
+
+    def room(self, which: int, rows: ServingColumns) -> tuple[Array, NDArray[np.bool_]]:
+        """Sequences of mean length that fit in a replica of each row, and whether one of full length does."""
+        job = self.job_of(which)
+        mean = job.input_len.mean + job.output_len.mean
+        sequences = np.asarray(self.estimators[which].memory(rows, mean, job.speculation).sequences, dtype=float)
+        return sequences, sequences * mean >= float(job.input_len.most + job.output_len.most)
 
     def evaluate(self, which: int, rows: ServingColumns, concurrency: Whole) -> LoadTable:
         """Rows in one format. Those that have no room, or not for their load, are not timed."""
         of = self.estimators[which]
         job, count = self.job_of(which), len(rows)
-        mean = job.input_len.mean + job.output_len.mean
-        sequences = np.asarray(of.memory(rows, mean, job.speculation).sequences, dtype=float)
-        verdict = np.zeros(count, dtype=np.int64)
-        verdict[sequences * mean < float(job.input_len.most + job.output_len.most)] = NO_ROOM
+        sequences, has_room = self.room(which, rows)
+        verdict = np.where(has_room, FEASIBLE, NO_ROOM)
         limit = np.where(rows.max_batch > 0, rows.max_batch, of.engine.max_batch) * rows.attention_dp
         if self.is_load_searched:
             verdict[(verdict == 0) & (concurrency > np.minimum(sequences, limit) * rows.replicas)] = SATURATED
         timed = np.flatnonzero(verdict == 0)
         nothing = np.full(count, np.nan)
-        values = {name: nothing.copy() for name in ("ttft", "tpot", "latency", "per_chip", "limited_ttft", "limited_tpot")}
+        values = {name: nothing.copy() for name in ("ttft", "tpot", "latency", "per_chip")}
+        limited = {name: nothing.copy() for name in LIMITED}
         if len(timed):
             chosen = rows.take(timed)
             served = of.serve(job, chosen, concurrency=None if self.job.rate is not None else concurrency[timed])
             for name, found in self._figures(served).items():
                 values[name][timed] = found
+            for name, found in self.limits.times_of(served.load).items():
+                limited[name][timed] = found
             if self.job.rate is not None:
                 verdict[timed[np.logical_or(served.load.is_saturated, served.load.ttft > _ENDLESS)]] = SATURATED
-        limited = {"ttft": values["limited_ttft"], "tpot": values["limited_tpot"], "request_latency": values["latency"]}
         for code, name in ((TTFT, "ttft"), (TPOT, "tpot"), (LATENCY, "request_latency")):
             given = self.limits.given().get(name)
             if given is not None:
@@ -175,22 +182,9 @@ class Evaluator:
 
     def _figures(self, served: ServedPlans) -> dict[str, Array]:
         load = served.load
-        p99 = self.limits.is_p99
         return {
             "ttft": load.ttft,
             "tpot": load.tpot,
             "latency": load.request_latency,
             "per_chip": load.tokens_per_second * served.replicas / self.num_chips,
-            "limited_ttft": load.ttft_p99 if p99 else load.ttft,
-            "limited_tpot": load.tpot_p99 if p99 else load.tpot,
         }
-
-
-def with_bound(rows: ServingColumns, max_batch: int) -> ServingColumns:
-    """The same plans with one bound of their sequences."""
-    columns: dict[str, Any] = {name: getattr(rows, name) for name in COLUMNS}
-    return ServingColumns(engine=rows.engine, **columns | {"max_batch": np.full(len(rows), max_batch, dtype=np.int64)})
-
-
-def format_names(formats: Sequence[Format]) -> list[str]:
-    return [f"{quantization.name}, cache {cache}" for quantization, cache in formats]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perfmodel.cost.serving.speculation import expected_tokens
 from perfmodel.planner.serving.result import RankedPlan, ServingObjective
 
 #: Parts of a decode step, as people say them.
@@ -27,7 +28,7 @@ def terms(plan: RankedPlan, objective: ServingObjective) -> dict[str, float]:
     """
     found = plan.prediction
     job, running = found.job, max(found.running, 1e-12)
-    yielded = 1.0 if job.speculation is None else _expected(job.speculation.acceptance, job.speculation.draft_tokens)
+    yielded = 1.0 if job.speculation is None else float(expected_tokens(job.speculation.acceptance, job.speculation.draft_tokens))
     steps = max(job.output_len.mean - 1.0, 0.0) / yielded
     if objective is ServingObjective.LATENCY:
         total, each = found.request_latency.mean, steps
@@ -64,7 +65,3 @@ def why_worse(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -
     if plan.idle_chips > best.idle_chips:
         beside.append(f"{plan.idle_chips} chips stay idle")
     return "; ".join((said, *beside))
-
-
-def _expected(acceptance: float, drafted: int) -> float:
-    return (1.0 - acceptance ** (drafted + 1)) / (1.0 - acceptance)

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from perfmodel.cost.serving.load import ServedLoad
+from perfmodel.cost.serving.times import Array
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.units import format_time
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
+
+LIMITED = ("ttft", "tpot", "request_latency")
+"""Times that may have a limit."""
 
 
 class ServingObjective(StrEnum):
@@ -38,8 +43,13 @@ class ServingLimits:
 
     def given(self) -> dict[str, float]:
         """Limit -> seconds, of those there are."""
-        values = {"ttft": self.ttft, "tpot": self.tpot, "request_latency": self.request_latency}
+        values = {name: getattr(self, name) for name in LIMITED}
         return {name: value for name, value in values.items() if value is not None}
+
+    def times_of(self, load: ServedLoad) -> dict[str, Array]:
+        """Of a load the times that the limits are about."""
+        ttft, tpot = (load.ttft_p99, load.tpot_p99) if self.is_p99 else (load.ttft, load.tpot)
+        return {"ttft": ttft, "tpot": tpot, "request_latency": load.request_latency}
 
     def __str__(self) -> str:
         of = " (p99)" if self.is_p99 else ""
@@ -70,11 +80,25 @@ class RankedPlan:
         return self.prediction.plan
 
 
+def ranked_plan(prediction: ServingPrediction, *, num_chips: int, price: float, meets: bool = True) -> RankedPlan:
+    """A predicted plan on `num_chips` chips, which all are paid for: [USD/h] each; 0: not known."""
+    plan = prediction.plan
+    per_chip = prediction.tokens_per_second_per_chip * plan.num_chips / num_chips
+    return RankedPlan(
+        prediction=prediction,
+        tokens_per_second_per_chip=per_chip,
+        cost_per_million=1e6 * price / 3600.0 / per_chip if price > 0 and per_chip > 0 else None,
+        idle_chips=num_chips - plan.num_chips,
+        meets=meets,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPoint:
     """A plan at a load than which no other has more tokens a chip and more tokens a user.
 
     concurrency   requests in flight, of all replicas together; meets: the limits that were given
+    ttft, tpot    means [s]
     """
 
     plan: ServingPlan

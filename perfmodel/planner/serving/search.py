@@ -31,6 +31,7 @@ from perfmodel.planner.serving.result import (
     ServingLimits,
     ServingObjective,
     ServingSearchResult,
+    ranked_plan,
 )
 from perfmodel.planner.serving.space import Format, Layouts, ServingSpace, layouts
 from perfmodel.workload.serving import ServingJob
@@ -178,7 +179,7 @@ class _Search:
                 low, high = low[apart], high[apart]
                 middle = (low + high) // 2
                 rows = table.columns.take(groups * len(batches))
-                chosen = rows if self.bound else _with_batches(rows, middle)
+                chosen = rows if self.bound else replace(rows, max_batch=middle)
                 clients = middle * rows.attention_dp * rows.replicas
                 tried = self.evaluator.evaluate(which, chosen, clients)
                 found.append(tried)
@@ -225,15 +226,8 @@ class _Search:
         which, plan = int(table.formats[row]), table.columns.plan(row)
         job = self.evaluator.job_of(which, int(table.concurrency[row]) or None)
         prediction = self.evaluator.estimators[which].predict(job, plan)
-        chips = self.evaluator.num_chips
-        per_chip = prediction.tokens_per_second_per_chip * plan.num_chips / chips
-        return RankedPlan(
-            prediction=prediction,
-            tokens_per_second_per_chip=per_chip,
-            cost_per_million=1e6 * self.price / 3600.0 / per_chip if self.price > 0 and per_chip > 0 else None,
-            idle_chips=chips - plan.num_chips,
-            meets=bool(table.verdict[row] == FEASIBLE),
-        )
+        meets = bool(table.verdict[row] == FEASIBLE)
+        return ranked_plan(prediction, num_chips=self.evaluator.num_chips, price=self.price, meets=meets)
 
     def whole_front(self, table: LoadTable, columns: ServingColumns, *, with_pools: bool) -> tuple[FrontPoint, ...]:
         """That of plans whose workers do both, and of plans of two pools where they were asked for."""
@@ -322,44 +316,50 @@ class _Search:
 
     def nothing_meets(self, table: LoadTable, cluster: Cluster) -> str:
         """One sentence: the nearest plan, and what would meet the limits."""
-        job, row = self.evaluator.job, self.nearest(table)
-        plan = table.columns.plan(row).label()
-        where = f"{cluster.num_chips} {'chip' if cluster.num_chips == 1 else 'chips'} of {cluster.name}"
         if not (table.verdict != NO_ROOM).any():
-            mean = job.input_len.mean + job.output_len.mean
-            of = [each.memory(table.columns, mean, job.speculation) for each in self.evaluator.estimators]
-            rows = np.arange(len(table))
-            room = np.stack([np.broadcast_to(each.room, len(table)) for each in of])[table.formats, rows]
-            row = int(np.argmax(room))
-            held = of[int(table.formats[row])]
-            named = {"weights": held.weights, "activations": held.activations, "graphs": held.graphs, "context": held.context}
-            sizes = {name: float(np.broadcast_to(size, len(table))[row]) for name, size in named.items()}
-            largest = max(sizes, key=lambda name: sizes[name])
-            usable = format_bytes(float(np.broadcast_to(held.usable, len(table))[row]))
-            taken = f"{largest} take {format_bytes(sizes[largest])} of {usable} usable on each chip under {table.columns.plan(row).label()}"
-            if room[row] > 0:
-                taken += f", and the {format_bytes(float(room[row]))} left hold no request of full length"
-            return f"chips={cluster.num_chips}: no plan of {job.model.name} fits ({taken}); use more chips, fewer bits or shorter requests"
-        if job.rate is not None and not np.isfinite(table.distance(self.evaluator.limits)[table.verdict > SATURATED]).any():
-            timed = np.where(table.verdict == NO_ROOM, -np.inf, np.nan_to_num(table.per_chip, nan=-np.inf))
-            best = int(np.argmax(timed))
-            most = float(table.per_chip[best]) * self.evaluator.num_chips / job.output_len.mean
-            label = table.columns.plan(best).label()
-            best_of = (
-                f"{label} answers at most {most:.3g} a second" if most < 0.999 * job.rate else f"prompts queue without end under {label}"
-            )
-            return f"rate={job.rate:g}: no plan on {where} answers as many; {best_of}: use more chips"
-        given = self.evaluator.limits.given()
-        has = " and ".join(f"{name} {format_time(float(table.limited[name][row]))}" for name in given)
+            return self._nothing_fits(table, cluster)
+        where = f"{cluster.num_chips} {'chip' if cluster.num_chips == 1 else 'chips'} of {cluster.name}"
+        limits, is_timed = self.evaluator.limits, table.verdict > SATURATED
+        if self.evaluator.job.rate is not None and not np.isfinite(table.distance(limits)[is_timed]).any():
+            return self._nothing_answers(table, where)
+        row = self.nearest(table)
+        has = " and ".join(f"{name} {format_time(float(table.limited[name][row]))}" for name in limits.given())
         clients = int(table.concurrency[row])
         load = f" with {clients:,} {'requests' if clients > 1 else 'request'} in flight" if clients else ""
         remedy = "allow as much, or use more or faster chips, fewer bits" + ("" if self.evaluator.is_load_searched else ", a smaller load")
-        nearest = f"the nearest, {plan}{load}, has {has}: {remedy}"
-        return f"limits={self.evaluator.limits}: no plan of {job.model.name} on {where} meets them; {nearest}"
+        nearest = f"the nearest, {table.columns.plan(row).label()}{load}, has {has}: {remedy}"
+        return f"limits={limits}: no plan of {self.evaluator.job.model.name} on {where} meets them; {nearest}"
 
+    def _nothing_fits(self, table: LoadTable, cluster: Cluster) -> str:
+        """What takes the memory of the row that leaves most."""
+        job = self.evaluator.job
+        mean = job.input_len.mean + job.output_len.mean
+        of = [each.memory(table.columns, mean, job.speculation) for each in self.evaluator.estimators]
+        room = np.stack([np.broadcast_to(each.room, len(table)) for each in of])[table.formats, np.arange(len(table))]
+        row = int(np.argmax(room))
+        held = of[int(table.formats[row])]
+        named = {"weights": held.weights, "activations": held.activations, "graphs": held.graphs, "context": held.context}
+        sizes = {name: float(np.broadcast_to(size, len(table))[row]) for name, size in named.items()}
+        largest = max(sizes, key=lambda name: sizes[name])
+        usable = format_bytes(float(np.broadcast_to(held.usable, len(table))[row]))
+        taken = f"{largest} take {format_bytes(sizes[largest])} of {usable} usable on each chip under {table.columns.plan(row).label()}"
+        if room[row] > 0:
+            taken += f", and the {format_bytes(float(room[row]))} left hold no request of full length"
+        return f"chips={cluster.num_chips}: no plan of {job.model.name} fits ({taken}); use more chips, fewer bits or shorter requests"
 
-def _with_batches(rows: ServingColumns, max_batch: np.ndarray) -> ServingColumns:
-    return replace(rows, max_batch=max_batch)
+    def _nothing_answers(self, table: LoadTable, where: str) -> str:
+        """Where no plan answers requests as fast as they come: the one that answers most."""
+        job = self.evaluator.job
+        assert job.rate is not None
+        timed = np.where(table.verdict == NO_ROOM, -np.inf, np.nan_to_num(table.per_chip, nan=-np.inf))
+        best = int(np.argmax(timed))
+        most = float(table.per_chip[best]) * self.evaluator.num_chips / job.output_len.mean
+        label = table.columns.plan(best).label()
+        if most < 0.999 * job.rate:
+            best_of = f"{label} answers at most {most:.3g} a second"
+        else:
+            best_of = f"prompts queue without end under {label}"
+        return f"rate={job.rate:g}: no plan on {where} answers as many; {best_of}: use more chips"
 
 
 def _no_layout(job: ServingJob, cluster: Cluster, found: Layouts) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -68,10 +68,10 @@ class ServingSpace:
         if "max_tokens" in self.fixed:
             return (self.fixed["max_tokens"],)
         others = [each for each in self.max_tokens if each != engine.max_tokens] if engine.has_chunks else []
-        least = self.maximum.get("max_tokens")
-        if least is None:
+        most = self.maximum.get("max_tokens")
+        if most is None:
             return (0, *others)
-        return tuple([0] if engine.max_tokens <= least else []) + tuple(each for each in others if each <= least) or (least,)
+        return tuple([0] if engine.max_tokens <= most else []) + tuple(each for each in others if each <= most) or (most,)
 
     def batches_tried(self, engine: Engine) -> tuple[int, ...]:
         """Sequences of an attention rank, as many as the engine runs at most."""
@@ -178,13 +178,8 @@ def cross(columns: ServingColumns, max_tokens: Sequence[int], batches: Sequence[
     """Each layout with each number of tokens and of sequences: layouts outermost, sequences innermost."""
     tokens, sequences = (np.array(each, dtype=np.int64) for each in (max_tokens, batches))
     rows = columns.take(np.repeat(np.arange(len(columns)), len(tokens) * len(sequences)))
-    return ServingColumns(
-        engine=rows.engine,
-        tp=rows.tp,
-        pp=rows.pp,
-        attention_dp=rows.attention_dp,
-        ep=rows.ep,
-        replicas=rows.replicas,
+    return replace(
+        rows,
         max_batch=np.tile(sequences, len(columns) * len(tokens)),
         max_tokens=np.tile(np.repeat(tokens, len(sequences)), len(columns)),
     )
