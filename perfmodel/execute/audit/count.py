@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from perfmodel.cost.counts import ATTENTION, RankCounts, Shape, product_shape
 from perfmodel.execute.audit.program import FakeProgram, fake_program
+from perfmodel.execute.local import local_tensor
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
 from perfmodel.execute.uniform.data_parallel import FlatData
 from perfmodel.parallel.plan import Plan
@@ -77,10 +78,6 @@ def _num_bytes(tensors: Any) -> float:
     return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _state_bytes(optimizer: torch.optim.Optimizer) -> float:
     """State tensors; torch's step counters, one number for each parameter, are left out."""
     return _num_bytes(t for state in optimizer.state.values() for name, t in state.items() if name != "step" and torch.is_tensor(t))
@@ -94,8 +91,8 @@ def _held(program: FakeProgram) -> tuple[float, float, float]:
         weights, gradients = _num_bytes(unit.weights for unit in data.units), _num_bytes(unit.gradients for unit in data.units)
         return weights, gradients, _num_bytes(separate) + _state_bytes(data.optimizer)
     assert data.optimizer is not None
-    weights = _num_bytes(_local(parameter) for _, parameter in data.parameters())
-    gradients = _num_bytes(_local(parameter.grad) for _, parameter in data.parameters() if parameter.grad is not None)
+    weights = _num_bytes(local_tensor(parameter) for _, parameter in data.parameters())
+    gradients = _num_bytes(local_tensor(parameter.grad) for _, parameter in data.parameters() if parameter.grad is not None)
     return weights, gradients, _state_bytes(data.optimizer)
 
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from perfmodel.execute.local import local_tensor
 from perfmodel.execute.per_operator.interpret import Chain, Interpreter, Section, Values
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, all_reduce, begin_all_reduce
 from perfmodel.execute.zero.flat import Dtypes, FlatUnit, update
@@ -430,7 +431,7 @@ class ShardedParameters(Parameters):
     def stored(self) -> Iterator[torch.Tensor]:
         yield from super().stored()
         for _, parameter in self._sharded():
-            yield parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            yield local_tensor(parameter)
 
     def release(self) -> None:
         super().release()

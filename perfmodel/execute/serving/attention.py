@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import register_flop_formula, sdpa_flop_count
 
+from perfmodel.execute.local import local_tensor
 from perfmodel.execute.per_operator.functions import attention_with_sinks
 from perfmodel.execute.serving.step import ChunkGroup, ServedSharding
 from perfmodel.execute.uniform.latent import LatentMixer
@@ -146,9 +147,7 @@ class CachedLatent(LatentMixer):
         """[b, 1, n, qk], [b, z, c + r] -> [b, 1, n * v]"""
         latent = self.latent
         plain, turned = q.squeeze(1).split((latent.nope_head_dim, latent.rope_head_dim), dim=-1)
-        weight = self.kv_b_proj.weight
-        if hasattr(weight, "to_local"):
-            weight = weight.to_local()
+        weight = local_tensor(self.kv_b_proj.weight)
         for_keys, for_values = weight.unflatten(0, (plain.shape[1], -1)).split((latent.nope_head_dim, latent.value_head_dim), dim=1)
         absorbed = torch.bmm(plain.transpose(0, 1), for_keys).transpose(0, 1)  # [b, n, c]
         seen = self._seen(group, q)

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 
 from perfmodel.execute.audit.program import fake_group
-from perfmodel.execute.serving.cache import BLOCK_TOKENS, PagedCache
+from perfmodel.execute.serving.cache import PagedCache
 from perfmodel.execute.serving.counter import count_step
 from perfmodel.execute.serving.decoder import build_decoder
 from perfmodel.execute.serving.worker import blocks_of, prepared_step
@@ -32,7 +32,7 @@ def serving_counts(config: TransformerConfig, shapes: Sequence[StepShape], tp: i
         counts = []
         for shape in shapes:
             with mode:
-                decoder.sharding.cache = PagedCache(config, blocks_of([shape], BLOCK_TOKENS), tp=tp, dtype=made)
+                decoder.sharding.cache = PagedCache(config, blocks_of([shape]), tp=tp, dtype=made)
                 step = prepared_step(decoder, shape)
                 if tp > 1:
                     decoder.run(step)  # DTensor tries every shape once on tensors of its own

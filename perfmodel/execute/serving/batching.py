@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from perfmodel.execute.serving.cache import PagedCache
 from perfmodel.execute.serving.decoder import Decoder
 from perfmodel.execute.serving.step import Chunk, make_step
 from perfmodel.foundation.errors import InputError
@@ -58,18 +59,8 @@ def serve(decoder: Decoder, requests: Sequence[ServedRequest], *, step_tokens: i
     Requests join in the order in which they come, as soon as blocks for all their tokens are free. In a step every running request
     that has its prompt in the cache gets a token; what is left of `step_tokens` rows goes to prompts, in chunks.
     """
-    cache = decoder.sharding.cache
-    assert cache is not None
-    for number, request in enumerate(requests):
-        if not request.prompt or request.num_new < 1:
-            raise InputError(f"requests[{number}]: has no prompt or asks for no token; give at least one of each")
-        if cache.blocks_for(request.most_tokens) > cache.num_blocks:
-            raise InputError(
-                f"requests[{number}]: its {request.most_tokens} tokens take {cache.blocks_for(request.most_tokens)} blocks, the whole "
-                f"cache has {cache.num_blocks}; give it more"
-            )
-    if step_tokens < 1:
-        raise InputError(f"step_tokens={step_tokens}: must be at least 1; a step of no rows makes no token")
+    cache = decoder.cache
+    _check(requests, cache, step_tokens)
     waiting = deque(_Running(number, request) for number, request in sorted(enumerate(requests), key=lambda item: item[1].arrives))
     running: list[_Running] = []
     finished: dict[int, tuple[int, ...]] = {}
@@ -104,3 +95,15 @@ def serve(decoder: Decoder, requests: Sequence[ServedRequest], *, step_tokens: i
                 cache.release(each.number)
                 running.remove(each)
     return [finished[number] for number in range(len(requests))], records
+
+
+def _check(requests: Sequence[ServedRequest], cache: PagedCache, step_tokens: int) -> None:
+    for number, request in enumerate(requests):
+        if not request.prompt or request.num_new < 1:
+            raise InputError(f"requests[{number}]: has no prompt or asks for no token; give at least one of each")
+        blocks = cache.blocks_for(request.most_tokens)
+        if blocks > cache.num_blocks:
+            taken = f"its {request.most_tokens} tokens take {blocks} blocks"
+            raise InputError(f"requests[{number}]: {taken}, the whole cache has {cache.num_blocks}; give it more")
+    if step_tokens < 1:
+        raise InputError(f"step_tokens={step_tokens}: must be at least 1; a step of no rows makes no token")

@@ -107,6 +107,10 @@ class PagedCache:
     def release(self, sequence: int) -> None:
         self.free = sorted([*self.free, *self.tables.pop(sequence)])
 
+    def release_all(self) -> None:
+        for sequence in list(self.tables):
+            self.release(sequence)
+
     def places(self, sequence: int, start: int, stop: int) -> list[int]:
         """Where the tokens `start` to `stop` of a sequence lie in a pool."""
         table, size = self.tables[sequence], self.block_tokens

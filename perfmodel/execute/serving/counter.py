@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from perfmodel.execute.audit.count import StepCounter
+from perfmodel.execute.local import local_tensor
 from perfmodel.execute.measure.instrument import StorageTracker
 from perfmodel.execute.serving.decoder import Decoder
 from perfmodel.execute.serving.step import ServedStep
@@ -36,11 +36,8 @@ class ReadCounter(StepCounter):
 
     def __init__(self, decoder: Decoder, tracker: StorageTracker) -> None:
         super().__init__(lambda ranks, kind: "tp", tracker)
-        cache = decoder.sharding.cache
-        assert cache is not None
-        held = [each.to_local() if isinstance(each, DTensor) else each for each in decoder.parameters()]
-        self._weights = {each.untyped_storage()._cdata for each in held}
-        self._pools = {pool.untyped_storage()._cdata for pools in cache.pools.values() for pool in pools}
+        self._weights = set(_weights(decoder))
+        self._pools = {pool.untyped_storage()._cdata for pools in decoder.cache.pools.values() for pool in pools}
         self.read = {"weights": 0, "cache": 0}
         self.written = 0
 
@@ -62,14 +59,11 @@ class ReadCounter(StepCounter):
 
 def count_step(decoder: Decoder, step: ServedStep) -> StepCounts:
     """One step of the decoder, counted."""
-    cache = decoder.sharding.cache
-    assert cache is not None
     tracker = StorageTracker()
     counter = ReadCounter(decoder, tracker)
     with tracker.shown(), counter:
         decoder.run(step)
     tally = counter.tally
-    weights = {each.untyped_storage()._cdata: each for parameter in decoder.parameters() for each in [_local(parameter)]}
     return StepCounts(
         flops=sum(counter.counts.flops.values()),
         parameter_bytes=float(counter.read["weights"]),
@@ -79,11 +73,12 @@ def count_step(decoder: Decoder, step: ServedStep) -> StepCounts:
             CollectiveCount(kind=kind, axis=axis, count=number, num_bytes=tally.num_bytes[kind, axis])
             for (kind, axis), number in tally.counts.items()
         ),
-        held_bytes=float(sum(map(_num_bytes, weights.values()))),
-        held_cache_bytes=float(cache.num_bytes),
+        held_bytes=float(sum(map(_num_bytes, _weights(decoder).values()))),
+        held_cache_bytes=float(decoder.cache.num_bytes),
         peak_memory=float(tracker.peak),
     )
 
 
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+def _weights(decoder: Decoder) -> dict[int, torch.Tensor]:
+    """By their storage: tied ones are one."""
+    return {each.untyped_storage()._cdata: each for each in map(local_tensor, decoder.parameters())}

@@ -10,10 +10,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from perfmodel.execute.local import local_tensor
 from perfmodel.execute.serving.attention import CachedAttention, CachedLatent
 from perfmodel.execute.serving.cache import PagedCache
 from perfmodel.execute.serving.experts import ServedMixture
-from perfmodel.execute.serving.step import Chunk, ServedSharding, ServedStep, make_step
+from perfmodel.execute.serving.step import ServedSharding, ServedStep
 from perfmodel.execute.uniform.collective_ops import gather_sequence
 from perfmodel.execute.uniform.data_parallel import clean_name
 from perfmodel.execute.uniform.experts import ExpertMixture
@@ -48,6 +49,11 @@ class Decoder(Transformer):
     def __init__(self, config: TransformerConfig, sharding: ServedSharding, *, device: str) -> None:
         super().__init__(config, sharding=sharding, device=device)
 
+    @property
+    def cache(self) -> PagedCache:
+        assert self.sharding.cache is not None
+        return self.sharding.cache
+
     @torch.no_grad()
     def run(self, step: ServedStep) -> torch.Tensor:
         """Logits [chunks, vocabulary] of the tokens that follow `step.chunks`; their keys and values are in the cache then."""
@@ -60,12 +66,6 @@ class Decoder(Transformer):
         if self.sharding.tp_group is not None:
             logits = gather_sequence(logits, 2, self.sharding.tp_group)
         return logits.squeeze(0)[:, : self.config.vocab_size]
-
-    def next_logits(self, *chunks: Chunk) -> torch.Tensor:
-        """Of a step of these chunks, in the order of its own `ServedStep.chunks`."""
-        cache = self.sharding.cache
-        assert cache is not None
-        return self.run(make_step(chunks, cache))
 
 
 def build_decoder(
@@ -106,7 +106,7 @@ def _materialise(model: Decoder, device: str) -> None:
     """Parameters in memory in the place of those on the meta device. (torch's `to_empty` swaps tensors, which fake ones do not bear.)"""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            local = local_tensor(parameter)
             made = torch.empty_like(local, device=device, requires_grad=False)
             if isinstance(parameter, DTensor):
                 made = DTensor.from_local(

@@ -15,7 +15,7 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.measure.kernels import FEW_ROWS, Kernel, weight_kernels
 from perfmodel.execute.measure.measure import synchronize
 from perfmodel.execute.measure.stopwatch import Stopwatch
-from perfmodel.execute.serving.cache import PagedCache
+from perfmodel.execute.serving.cache import BLOCK_TOKENS, PagedCache
 from perfmodel.execute.serving.counter import count_step
 from perfmodel.execute.serving.decoder import Decoder, build_decoder
 from perfmodel.execute.serving.step import Chunk, ServedStep, make_step
@@ -52,8 +52,7 @@ def check_on_rank(worker: Worker, config: TransformerConfig) -> float:
     tokens = [torch.randint(config.vocab_size, (length,), generator=generator).tolist() for length in _CHECKED]
     decoder = build_decoder(config, num_blocks=6, device=worker.device, mesh=mesh_of(worker))
     decoder.beat = worker.beat
-    cache = decoder.sharding.cache
-    assert cache is not None
+    cache = decoder.cache
     for sequence, length in enumerate(_CHECKED):
         cache.reserve(sequence, length)
     found: list[tuple[int, int, torch.Tensor]] = []
@@ -80,17 +79,16 @@ def check_on_rank(worker: Worker, config: TransformerConfig) -> float:
 
 def prepared_step(decoder: Decoder, shape: StepShape) -> ServedStep:
     """A step of that shape on the decoder's cache, which held nothing; what it read before the new tokens is zeros."""
-    cache = decoder.sharding.cache
-    assert cache is not None
+    cache = decoder.cache
     for sequence in range(shape.sequences):
         cache.reserve(sequence, shape.cached + shape.new)
     tokens = tuple(number % decoder.config.vocab_size for number in range(shape.new))
     return make_step([Chunk(sequence, shape.cached, tokens) for sequence in range(shape.sequences)], cache)
 
 
-def blocks_of(shapes: Sequence[StepShape], block_tokens: int) -> int:
+def blocks_of(shapes: Sequence[StepShape]) -> int:
     """Of a cache that has room for each of them by itself."""
-    return max(shape.sequences * -(-(shape.cached + shape.new) // block_tokens) for shape in shapes)
+    return max(shape.sequences * -(-(shape.cached + shape.new) // BLOCK_TOKENS) for shape in shapes)
 
 
 def measure_on_rank(
@@ -101,8 +99,7 @@ def measure_on_rank(
     made = TORCH_DTYPES[dtype]
     decoder = build_decoder(config, num_blocks=1, device=worker.device, dtype=made, mesh=mesh_of(worker))
     decoder.beat = worker.beat
-    blocks = blocks_of(shapes, 16)
-    cache = PagedCache(config, blocks, tp=worker.world_size, dtype=made, device=worker.device)
+    cache = PagedCache(config, blocks_of(shapes), tp=worker.world_size, dtype=made, device=worker.device)
     decoder.sharding.cache = cache
     times: list[list[float]] = [[] for _ in shapes]
     processor: list[list[float]] = [[] for _ in shapes]
@@ -124,14 +121,12 @@ def measure_on_rank(
                 if repeat:
                     times[place].append(duration)
                     processor[place].append(busy)
-                for sequence in list(cache.tables):
-                    cache.release(sequence)
+                cache.release_all()
     anchor = None  # its weights are none of the model's memory
     for shape in shapes:
         worker.beat(f"counting {shape}")
         counts.append(count_step(decoder, prepared_step(decoder, shape)))
-        for sequence in list(cache.tables):
-            cache.release(sequence)
+        cache.release_all()
     return list(zip(times, processor, counts, strict=True)), statistics.median(anchors) if anchors else 0.0
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
 from perfmodel.execute.activations import ACTIVATIONS
+from perfmodel.execute.local import local_tensor
 from perfmodel.execute.uniform.collective_ops import gather_sequence, scatter_partial
 from perfmodel.execute.uniform.routing import (
     as_counted,
@@ -180,7 +181,7 @@ class ExpertMixture(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[b, s, h] of this rank's tokens, which may be a DTensor cut over tp."""
-        local = x.to_local() if isinstance(x, DTensor) else x
+        local = local_tensor(x)
         cut = self.sharding.experts
         output = (self._gathered if cut.gathers else self._routed)(local.flatten(0, 1))
         shared = self.shared(x) if hasattr(self, "shared") else None

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.execute.alibi import alibi_slopes
+from perfmodel.execute.local import local_tensor
 from perfmodel.execute.norm import RMSNorm
 from perfmodel.execute.uniform.collective_ops import add_loss, exchange, gather_sequence, reduce_partial, scatter_partial, token_vectors
 from perfmodel.execute.uniform.dropout import dropout
@@ -157,7 +158,7 @@ class Attention(nn.Module):
 
     def own_sinks(self) -> tuple[torch.Tensor, ...]:
         """Those of this rank's heads; none of a model without."""
-        return (_local(self.sinks),) if self.config.attention_sinks else ()
+        return (local_tensor(self.sinks),) if self.config.attention_sinks else ()
 
     def _rotate(self, x: torch.Tensor) -> torch.Tensor:
         cosine, sine = rotary_angles(self.sharding, x)
@@ -286,19 +287,15 @@ class Layer(nn.Module):
         if self.config.parallel_block:
             normed = self.attention_norm(x)
             branches = self.branches(normed) if self.config.shared_norm else self.branches(normed, self.mlp_norm(x))
-            return x + dropout(_local(branches), self.sharding.dropout)
+            return x + dropout(local_tensor(branches), self.sharding.dropout)
         attended = self.attention(self.attention_norm(x) if self.config.pre_norm else x)
         if self.config.sandwich_norm:
             attended = self.attention_post_norm(attended)
-        x = x + dropout(_local(attended), self.sharding.dropout)
+        x = x + dropout(local_tensor(attended), self.sharding.dropout)
         transformed = self.mlp(self.mlp_norm(x) if self.config.pre_norm else x)
         if self.config.sandwich_norm:
             transformed = self.mlp_post_norm(transformed)
-        return x + dropout(_local(transformed), self.sharding.dropout)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return x + dropout(local_tensor(transformed), self.sharding.dropout)
 
 
 class FurtherToken(Layer):
@@ -313,7 +310,7 @@ class FurtherToken(Layer):
         self.final_norm = _norm(config, size, device)
 
     def forward(self, x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        joint = torch.cat((_local(self.hidden_norm(x)), _local(self.embedding_norm(token))), dim=-1)
+        joint = torch.cat((local_tensor(self.hidden_norm(x)), local_tensor(self.embedding_norm(token))), dim=-1)
         del x, token
         return super().forward(self.joint_proj(joint))
 
@@ -442,7 +439,7 @@ class Transformer(nn.Module):
         if hasattr(self, "position_embedding"):
             x = self.position_embedding(x)
         if hasattr(self, "embedding_norm"):
-            x = _local(self.embedding_norm(x))
+            x = local_tensor(self.embedding_norm(x))
         return dropout(x, self.sharding.dropout)
 
     def forward(self, x: torch.Tensor, further: torch.Tensor | None = None) -> torch.Tensor:

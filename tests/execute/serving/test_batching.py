@@ -28,7 +28,7 @@ def test_tokens_are_those_of_each_request_alone(variant):
     config = tiny(variant)
     requests = some_requests(config, 7)
     decoder = build_decoder(config, num_blocks=9)
-    cache = decoder.sharding.cache
+    cache = decoder.cache
     alone = [serve(decoder, [ServedRequest(each.prompt, each.num_new)], step_tokens=64)[0][0] for each in requests]
     together, records = serve(decoder, requests, step_tokens=12)
     assert together == alone
@@ -43,7 +43,7 @@ def test_the_cache_is_blocks_of_sixteen_tokens():
     config = tiny("llama")  # 4 layers, 4 key-value heads of 8
     block = 4 * 2 * 4 * 8 * 4 * BLOCK_TOKENS
     decoder = build_decoder(config, num_blocks=10)
-    cache = decoder.sharding.cache
+    cache = decoder.cache
     assert cache.num_bytes == 10 * block
     assert cache.num_bytes == sum(pool.untyped_storage().nbytes() for pools in cache.pools.values() for pool in pools)
     for sequence, tokens in enumerate((1, 16, 17, 40)):
@@ -51,7 +51,7 @@ def test_the_cache_is_blocks_of_sixteen_tokens():
     assert cache.bytes_held == (1 + 1 + 2 + 3) * block
     _, records = serve(build_decoder(config, num_blocks=10), [ServedRequest((1,) * 20, 13), ServedRequest((2,) * 10, 7)], step_tokens=64)
     assert max(record.cache_bytes for record in records) == (2 + 1) * block  # 32 and 16 tokens
-    latent = build_decoder(tiny("deepseek"), num_blocks=3).sharding.cache
+    latent = build_decoder(tiny("deepseek"), num_blocks=3).cache
     assert latent.block_bytes == 4 * (16 + 4) * 4 * BLOCK_TOKENS
 
 

@@ -37,13 +37,13 @@ def some_tokens(config, lengths=LENGTHS):
 def decoder_for(config, lengths=LENGTHS):
     decoder = build_decoder(config, num_blocks=sum(-(-length // BLOCK_TOKENS) for length in lengths) + 2)
     for sequence, length in enumerate(lengths):
-        decoder.sharding.cache.reserve(sequence, length)
+        decoder.cache.reserve(sequence, length)
     return decoder
 
 
 def run(decoder, *chunks):
     """Logits by sequence of a step of (sequence, start, tokens)."""
-    step = make_step([Chunk(sequence, start, tuple(tokens)) for sequence, start, tokens in chunks], decoder.sharding.cache)
+    step = make_step([Chunk(sequence, start, tuple(tokens)) for sequence, start, tokens in chunks], decoder.cache)
     return dict(zip((chunk.sequence for chunk in step.chunks), decoder.run(step), strict=True))
 
 
@@ -96,7 +96,7 @@ def test_sinks_take_a_share_of_every_softmax():
     assert_close(found, expected)
     for layer in (0, 1):
         core, sinks = whole.layers[str(layer)].attention.core, torch.linspace(-2, 2, 8)
-        keys, values = whole.sharding.cache.pools[layer]
+        keys, values = whole.cache.pools[layer]
         q, (group,) = torch.randn(1, 40, 8, 8, generator=torch.Generator().manual_seed(2)), whole.sharding.step.groups
         k, v = (pool[:40].repeat_interleave(2, dim=1) for pool in (keys, values))
         scores = torch.einsum("qnd,knd->nqk", q[0], k) / 8**0.5
