@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.workload.config import printable
 
 MAX_COUNT = 2**31 - 1
 
@@ -33,6 +34,21 @@ def stated_count(inputs: Mapping[str, Any], field: str, default: int | None = No
         if default is None:
             raise not_stated(field)
         return default
+    return value
+
+
+def stated_size(model: Mapping[str, Any], field: str, name: str, *, inside: str = "") -> int:
+    """A whole number from 1 of the `model` object of a run, called `name`. 8.0 is 8. Raises InputError.
+
+    inside   which object of the model's has the field, such as `moe.`; "" for the model itself
+    """
+    value = model.get(field)
+    if value is None:
+        raise InputError(f"model.{inside}{field}: the run does not state it; {name} cannot be predicted without it")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise bad_field(f"model.{inside}{field}", printable(value), "must be a whole number from 1", "correct it in the case")
     return value
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.lab.expert_cases import has_experts, megatron_flags, named_model, with_experts
+from perfmodel.lab.fields import stated_size
 from perfmodel.workload.config import TransformerConfig, printable
 
 #: GPT-2's vocabulary, which Megatron-LM pads to a multiple of 128 times the tensor-parallel degree.
@@ -46,7 +47,7 @@ def config_from_case(
         if known is not None:
             return known
 
-    hidden, heads = _size(model, "hidden_size", name), _size(model, "num_attention_heads", name)
+    hidden, heads = stated_size(model, "hidden_size", name), stated_size(model, "num_attention_heads", name)
     if hidden % heads:
         raise bad_field("model.num_attention_heads", heads, f"must divide hidden_size={hidden}", "the run does not state a head_dim")
     gated = model.get("gated_mlp")
@@ -65,12 +66,12 @@ def config_from_case(
     made = TransformerConfig(
         name=name,
         architecture="llama" if gated else "gpt2",
-        num_hidden_layers=_size(model, "num_hidden_layers", name),
+        num_hidden_layers=stated_size(model, "num_hidden_layers", name),
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=heads if model.get("num_key_value_heads") is None else model["num_key_value_heads"],
         head_dim=hidden // heads,
-        intermediate_size=_size(model, "intermediate_size", name),
+        intermediate_size=stated_size(model, "intermediate_size", name),
         vocab_size=vocabulary,
         max_position_embeddings=seq_len,
         gated_mlp=gated,
@@ -86,12 +87,3 @@ def config_from_case(
         source="sizes of a published run" + (f"; assumed: {', '.join(assumed)}" if assumed else ""),
     )
     return with_experts(made, model, megatron_flags(settings)) if has_experts(model) else made
-
-
-def _size(model: Mapping[str, Any], field: str, name: str) -> int:
-    value = model.get(field)
-    if value is None:
-        raise InputError(f"model.{field}: the run does not state it; {name} cannot be predicted without it")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise bad_field(f"model.{field}", printable(value), "must be a whole number from 1", "correct it in the case")
-    return value

@@ -23,10 +23,10 @@ from perfmodel.lab.serving.estimators import Estimators
 from perfmodel.lab.serving.fitting import EngineFit, left_out_residuals
 from perfmodel.lab.serving.judgement import error_statistics
 from perfmodel.lab.serving.residuals import ServingResidual, every_footing, factors, known_residuals, unknown_residuals
-from perfmodel.lab.serving.rows import METRICS, ServingRow, label_order
+from perfmodel.lab.serving.rows import ServingRow, label_order
 from perfmodel.lab.serving.tables import WORDS
 from perfmodel.parallel.serving.engine import fitted_numbers, load_engine
-from perfmodel.parallel.serving.intervals import interval_factors
+from perfmodel.parallel.serving.intervals import METRICS, interval_factors
 
 Errors = Mapping[tuple[str, str], float]
 """(id of a run, metric) -> predicted / measured - 1."""
@@ -149,25 +149,22 @@ def _sets(found: ServingAccuracy) -> tuple[Errors, Errors, Errors]:
 
 
 def _static(found: ServingAccuracy) -> str:
-    groups: dict[tuple[str, str, str], list[ServingRow]] = {}
-    for row in found.scored:
-        if row.kind == "static_batch":
-            groups.setdefault((row.labels["source"], row.labels["engine"], row.labels["chip"]), []).append(row)
     head = ("source, engine, chip", "runs", "median", "p90", "bias", "median without the model", "p90", "median without the chip", "p90")
-    lines = [_line(found, ", ".join(key), rows, "request_latency") for key, rows in sorted(groups.items())]
+    lines = [_line(found, ", ".join(key), rows, "request_latency") for key, rows in _by_source(found, "static_batch")]
     lines += [
         _line(found, f"{source}, {engine}, {chip} (tokens/s at maximum load)", rows, "tokens_per_second")
-        for (source, engine, chip), rows in sorted(_maximum(found).items())
+        for (source, engine, chip), rows in _by_source(found, "max_throughput")
     ]
     return "## Static batches and maximum load, by source\n\n" + _table(head, lines)
 
 
-def _maximum(found: ServingAccuracy) -> dict[tuple[str, str, str], list[ServingRow]]:
+def _by_source(found: ServingAccuracy, kind: str) -> list[tuple[tuple[str, str, str], list[ServingRow]]]:
+    """Scored runs of a kind by source, engine and chip, in that order."""
     groups: dict[tuple[str, str, str], list[ServingRow]] = {}
     for row in found.scored:
-        if row.kind == "max_throughput":
+        if row.kind == kind:
             groups.setdefault((row.labels["source"], row.labels["engine"], row.labels["chip"]), []).append(row)
-    return groups
+    return sorted(groups.items(), key=lambda item: item[0])
 
 
 def _second_hand(found: ServingAccuracy) -> str:

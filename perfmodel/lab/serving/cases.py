@@ -16,7 +16,7 @@ from perfmodel.lab.case_plan import HardwareOfCase
 from perfmodel.lab.fields import MAX_COUNT, not_stated, optional_count, stated_count
 from perfmodel.lab.serving.measured import KINDS
 from perfmodel.lab.serving.models import model_of_case
-from perfmodel.lab.serving.software import software_of
+from perfmodel.lab.serving.software import engine_of
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 from perfmodel.workload.serving import Lengths, ServingJob, Speculation, constant
@@ -44,14 +44,13 @@ class PlannedServing:
     """A run, ready to be predicted.
 
     kind     which of its times are compared (`measured.KINDS`)
-    engine   the name of a profile; is_engine_known: the run names it
+    engine   the name of a profile
     distinct_experts   that a layer meets where every sequence is the same prompt; 0: as routing has it
     assumed  what the run does not state
     """
 
     hardware: HardwareOfCase
     engine: str
-    is_engine_known: bool
     job: ServingJob
     plan: ServingPlan
     kind: str
@@ -66,14 +65,13 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
     chip = _chip(inputs)
     if inputs.get("framework") is None:
         assumed.append("framework")
-    software = software_of(inputs.get("framework"), chip=chip)
-    plan, chips = _plan(inputs, software.engine, assumed)
-    job = _job(inputs, kind, software.engine, assumed)
+    engine = engine_of(inputs.get("framework"), chip=chip)
+    plan, chips = _plan(inputs, engine, assumed)
+    job = _job(inputs, kind, engine, assumed)
     hardware = HardwareOfCase(chip=chip, chips_per_node=None, num_chips=chips, inter_node_bandwidth_per_chip=None)
     return PlannedServing(
         hardware=hardware,
-        engine=software.engine,
-        is_engine_known=software.is_known,
+        engine=engine,
         job=job,
         plan=plan,
         kind=kind,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from perfmodel.lab.fields import UNKNOWN
-from perfmodel.lab.serving.rows import METRICS, ServingRow
+from perfmodel.lab.serving.rows import ServingRow
+from perfmodel.parallel.serving.intervals import METRICS
 
 SERVING_COLUMNS = (
     "id",

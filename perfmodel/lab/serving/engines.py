@@ -12,18 +12,18 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from perfmodel.calibrate.fits import rounded
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.units import exact_quantity
 from perfmodel.lab.cases import read_cases
 from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.serving.estimators import Estimators
-from perfmodel.lab.serving.fitting import EngineFit, EngineNumber, fit_engine, left_out_residuals, linearised, with_ranges
+from perfmodel.lab.serving.fitting import DIGITS, EngineFit, EngineNumber, fit_engine, left_out_residuals, linearised, with_ranges
 from perfmodel.lab.serving.predict import ServingCasePredictor
 from perfmodel.lab.serving.rows import ServingRow
 from perfmodel.parallel.serving.engine import GENERIC_ENGINE, Engine, fitted_numbers, list_engines, load_engine
@@ -88,23 +88,29 @@ def elsewhere(fits: Mapping[str, EngineFit], name: str) -> dict[str, float]:
 
 
 def fitted_text(fits: Mapping[str, EngineFit]) -> str:
+    told = {name: _number_lines(fits, name) for name in sorted(fits)}
     lines = [HEAD + "engines:"]
-    for name, fit in sorted(fits.items()):
-        _, others = left_out_residuals(fit, "model", elsewhere(fits, name))
-        counts = {label: len({row.labels.get(label) for row in fit.rows}) for label in ("model", "chip")}
-        heard = f"runs: {len(fit.rows)}, models: {counts['model']}, chips: {counts['chip']}"
-        lines.append(f"  {name}:")
-        for number in with_ranges(fit, others):
-            value, low, high = (_text(number, each) for each in (number.value, number.low, number.high))
-            lines.append(f"    {number.name}: {{value: {value}, low: {low}, high: {high}, {heard}}}")
+    for name, own in told.items():
+        lines += [f"  {name}:", *own.values()]
     for name, relative in RELATIVES.items():
-        if f"  {relative}:" in lines:
-            at = lines.index(f"  {relative}:")
-            own = list(takewhile(lambda line: line.startswith("    "), lines[at + 1 :]))
-            if load_engine(name).tunes_products:
-                own = [line for line in own if not line.startswith("    few_rows_fraction:")]
-            lines += [f"  {name}:  # the numbers of {relative}", *own]
+        if relative in told:
+            unlike = {"few_rows_fraction"} if load_engine(name).tunes_products else set()
+            lines += [f"  {name}:  # the numbers of {relative}"]
+            lines += [line for number, line in told[relative].items() if number not in unlike]
     return "\n".join(lines) + "\n"
+
+
+def _number_lines(fits: Mapping[str, EngineFit], name: str) -> dict[str, str]:
+    """Of an engine each number with its range, and what it was heard from."""
+    fit = fits[name]
+    _, others = left_out_residuals(fit, "model", elsewhere(fits, name))
+    counts = {label: len({row.labels.get(label) for row in fit.rows}) for label in ("model", "chip")}
+    heard = f"runs: {len(fit.rows)}, models: {counts['model']}, chips: {counts['chip']}"
+    found = {}
+    for number in with_ranges(fit, others):
+        value, low, high = (_text(number, each) for each in (number.value, number.low, number.high))
+        found[number.name] = f"    {number.name}: {{value: {value}, low: {low}, high: {high}, {heard}}}"
+    return found
 
 
 def _text(number: EngineNumber, value: float) -> str:
@@ -122,7 +128,7 @@ def generic_engine(known: Sequence[Engine]) -> Engine:
         if isinstance(each[0], (bool, str)) or field.name == "graph_sizes":
             values[field.name] = max(Counter(each).items(), key=lambda item: (item[1], str(item[0])))[0]
         elif isinstance(each[0], tuple):
-            values[field.name] = tuple(float(f"{value:.3g}") for value in np.mean(each, axis=0))
+            values[field.name] = tuple(rounded(value, DIGITS) for value in np.mean(each, axis=0))
         else:
             values[field.name] = _mean(field.name, each, whole=isinstance(each[0], int))
     names = ", ".join(engine.name for engine in known)
@@ -136,7 +142,7 @@ def _mean(name: str, values: Sequence[float], *, whole: bool) -> float:
     if not told:
         return 0.0
     mean = float(np.exp(np.mean(np.log(told)))) if name.endswith("_time") else float(np.mean(told))
-    return round(mean) if whole else float(f"{mean:.3g}")
+    return round(mean) if whole else rounded(mean, DIGITS)
 
 
 def generic_text(engine: Engine) -> str:
@@ -164,7 +170,7 @@ def todays_engines(fits: Mapping[str, EngineFit] | None = None) -> list[Engine]:
     found = []
     for name in TODAYS:
         told = fits[name].numbers() if fits is not None and name in fits else {}
-        found.append(replace(load_engine(name), **{number: float(f"{value:.3g}") for number, value in told.items()}))  # type: ignore[arg-type]
+        found.append(replace(load_engine(name), **{number: rounded(value, DIGITS) for number, value in told.items()}))  # type: ignore[arg-type]
     return found
 
 

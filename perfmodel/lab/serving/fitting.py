@@ -6,12 +6,14 @@ Nothing is fitted to a model, a chip or a row. Left out: one Gauss-Newton step f
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.calibrate.fits import rounded
 from perfmodel.foundation.errors import PerfModelError
 from perfmodel.lab.serving.predict import metrics_of
 from perfmodel.lab.serving.rows import ServingRow
@@ -41,6 +43,8 @@ _WEIGHTS: Mapping[str, float] = {"ttft": 0.5, "tpot": 1.0, "request_latency": 1.
 _SCALE = 0.1
 """Errors far beyond it hardly count (Cauchy): early releases of the support of a model run at half the speed of later ones."""
 _STEP = 0.1
+DIGITS = 3
+"""Of a number that is written."""
 LEAST_RUNS = 8
 """Fewer runs tell nothing of an engine."""
 
@@ -114,13 +118,10 @@ def with_numbers(engine: Engine, names: Sequence[str], logs: Array | Sequence[fl
 
 def targets_of(rows: Sequence[ServingRow]) -> tuple[Target, ...]:
     """Every scored figure; runs of one model on one chip together weigh as the square root of their number."""
-    groups: dict[tuple[str, str], int] = {}
-    for row in rows:
-        key = row.labels.get("model", ""), row.labels.get("chip", "")
-        groups[key] = groups.get(key, 0) + 1
-    found = []
-    for place, row in enumerate(rows):
-        weight = groups[row.labels.get("model", ""), row.labels.get("chip", "")] ** -0.25
+    keys = [(row.labels.get("model", ""), row.labels.get("chip", "")) for row in rows]
+    counts, found = Counter(keys), []
+    for place, (row, key) in enumerate(zip(rows, keys, strict=True)):
+        weight = counts[key] ** -0.25
         for metric, of_metric in _WEIGHTS.items():
             if row.counts(metric) and not (row.kind == "static_batch" and metric == "tokens_per_second"):
                 found.append(Target(row=place, metric=metric, measured=row.measured(metric), weight=weight * of_metric))
@@ -230,9 +231,9 @@ def with_ranges(fit: EngineFit, others: Sequence[Array]) -> tuple[EngineNumber, 
     return tuple(
         EngineNumber(
             name=name,
-            value=_rounded(math.exp(fit.logs[i])),
-            low=_rounded(max(math.exp(min(low[i], fit.logs[i] - own[i])), NUMBERS[name][1])),
-            high=_rounded(min(math.exp(max(high[i], fit.logs[i] + own[i])), NUMBERS[name][2])),
+            value=rounded(math.exp(fit.logs[i]), DIGITS),
+            low=rounded(max(math.exp(min(low[i], fit.logs[i] - own[i])), NUMBERS[name][1]), DIGITS),
+            high=rounded(min(math.exp(max(high[i], fit.logs[i] + own[i])), NUMBERS[name][2]), DIGITS),
         )
         for i, name in enumerate(fit.names)
     )
@@ -246,7 +247,3 @@ def _standard_errors(fit: EngineFit) -> Array:
     prior = np.eye(len(fit.names)) * (_PRIOR_WEIGHT / _PRIOR_SPREAD) ** 2
     scatter = float(np.median(np.abs(fit.residuals[known] * weights)) * 1.48) if known.any() else 0.0
     return np.asarray(np.sqrt(np.diag(np.linalg.inv(matrix.T @ matrix + prior))) * scatter)
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")

@@ -9,7 +9,8 @@ from statistics import median
 
 import numpy as np
 
-from perfmodel.lab.serving.rows import METRICS, ServingRow, label_order
+from perfmodel.lab.serving.rows import ServingRow, label_order
+from perfmodel.parallel.serving.intervals import METRICS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line
-from perfmodel.workload.config import TransformerConfig, printable
+from perfmodel.lab.fields import stated_size
+from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import (
     DeltaNet,
     Experts,
@@ -56,7 +57,7 @@ def _made(model: Mapping[str, Any]) -> TransformerConfig:
     attention = model.get("attention") or "gqa"
     if attention not in _ATTENTIONS:
         raise bad_field("model.attention", one_line(attention, 40), "is not known", f"use one of {', '.join(_ATTENTIONS)}")
-    layers, hidden, heads = (_size(model, field, name) for field in ("layers", "hidden", "heads"))
+    layers, hidden, heads = (stated_size(model, field, name) for field in ("layers", "hidden", "heads"))
     gated = model.get("gated_mlp")
     gated = gated if isinstance(gated, bool) else True
     latent = _latent(model, name) if "mla" in attention else None
@@ -78,8 +79,8 @@ def _made(model: Mapping[str, Any]) -> TransformerConfig:
         num_attention_heads=heads,
         num_key_value_heads=heads if latent is not None else model.get("kv_heads") or heads,
         head_dim=head_dim,
-        intermediate_size=_size({"ffn": ffn}, "ffn", name),
-        vocab_size=_size(model, "vocab", name),
+        intermediate_size=stated_size({"ffn": ffn}, "ffn", name),
+        vocab_size=stated_size(model, "vocab", name),
         max_position_embeddings=1,
         gated_mlp=gated,
         activation="silu" if gated else "gelu_tanh",
@@ -131,10 +132,10 @@ def _shipped() -> tuple[TransformerConfig, ...]:
 def _latent(model: Mapping[str, Any], name: str) -> LatentAttention:
     return LatentAttention(
         query_rank=model.get("q_lora_rank") or 0,
-        key_value_rank=_size(model, "kv_lora_rank", name),
-        nope_head_dim=_size(model, "qk_nope_head_dim", name),
-        rope_head_dim=_size(model, "qk_rope_head_dim", name),
-        value_head_dim=_size(model, "v_head_dim", name),
+        key_value_rank=stated_size(model, "kv_lora_rank", name),
+        nope_head_dim=stated_size(model, "qk_nope_head_dim", name),
+        rope_head_dim=stated_size(model, "qk_rope_head_dim", name),
+        value_head_dim=stated_size(model, "v_head_dim", name),
         index_heads=model.get("index_heads") or 0,
         index_head_dim=model.get("index_head_dim") or 0,
         index_top=model.get("index_topk") or 0,
@@ -146,9 +147,9 @@ def _experts(moe: Any, gated: bool, name: str) -> Experts | None:
         return None
     shared = moe.get("shared_ffn") or 0
     return Experts(
-        num_experts=_size(moe, "experts", name, "moe."),
-        top_k=_size(moe, "top_k", name, "moe."),
-        width=_size(moe, "expert_ffn", name, "moe."),
+        num_experts=stated_size(moe, "experts", name, inside="moe."),
+        top_k=stated_size(moe, "top_k", name, inside="moe."),
+        width=stated_size(moe, "expert_ffn", name, inside="moe."),
         gated=gated,
         shared_width=shared * max(moe.get("shared") or 0, 0),
     )
@@ -157,7 +158,7 @@ def _experts(moe: Any, gated: bool, name: str) -> Experts | None:
 def _mamba(mamba: Any, name: str) -> Mamba | None:
     if not isinstance(mamba, Mapping):
         return None
-    sizes = {field: _size(mamba, field, name, "mamba.") for field in ("heads", "head_dim", "groups", "state")}
+    sizes = {field: stated_size(mamba, field, name, inside="mamba.") for field in ("heads", "head_dim", "groups", "state")}
     return Mamba(
         num_heads=sizes["heads"],
         head_dim=sizes["head_dim"],
@@ -171,9 +172,8 @@ def _mamba(mamba: Any, name: str) -> Mamba | None:
 def _delta(delta: Any, name: str) -> DeltaNet | None:
     if not isinstance(delta, Mapping):
         return None
-    sizes = {
-        field: _size(delta, field, name, "linear_attention.") for field in ("key_heads", "value_heads", "key_head_dim", "value_head_dim")
-    }
+    fields = ("key_heads", "value_heads", "key_head_dim", "value_head_dim")
+    sizes = {field: stated_size(delta, field, name, inside="linear_attention.") for field in fields}
     return DeltaNet(
         num_key_heads=sizes["key_heads"],
         num_value_heads=sizes["value_heads"],
@@ -203,14 +203,3 @@ def _kinds(model: Mapping[str, Any], layers: int, is_latent: bool, has_experts: 
         mixer: Mixer = "latent" if is_latent else "attention"
         return kinds_of_layers([(mixer, "dense" if place < first else "experts") for place in range(layers)])
     return ()
-
-
-def _size(model: Mapping[str, Any], field: str, name: str, prefix: str = "") -> int:
-    value = model.get(field)
-    if value is None:
-        raise InputError(f"model.{prefix}{field}: the run does not state it; {name} cannot be predicted without it")
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise bad_field(f"model.{prefix}{field}", printable(value), "must be a whole number from 1", "correct it in the case")
-    return value

@@ -25,7 +25,7 @@ class ServingCasePredictor:
 
     calibration: str | Path | None = None
     predict: Predict | None = None
-    plans: dict[str, PlannedServing | InputError] = field(default_factory=dict)
+    plans: dict[str, PlannedServing] = field(default_factory=dict)
 
     def row(self, case: Case) -> ServingRow:
         assert case.served is not None
@@ -47,8 +47,6 @@ class ServingCasePredictor:
                 kind=planned.kind,
                 planned=planned,
                 labels=labels_of_serving(case.inputs, group=case.group, tier=case.tier, planned=planned),
-                is_engine_known=planned.is_engine_known,
-                assumed=planned.assumed,
             )
             return with_prediction(row, self._predict(planned))
         except InputError as error:
@@ -63,7 +61,6 @@ class ServingCasePredictor:
         found = self.plans.get(key)
         if found is None:
             found = self.plans[key] = plan_of_serving(inputs)
-        assert isinstance(found, PlannedServing)
         return found
 
     def _predict(self, planned: PlannedServing) -> ServingPrediction:

@@ -6,6 +6,7 @@ python -m perfmodel.lab.serving.residuals CASES.jsonl
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,8 @@ def factors(residuals: Sequence[ServingResidual], footing: ServingFooting, metri
 def _weights(residuals: Sequence[ServingResidual]) -> NDArray[np.float64]:
     """Runs of one model under one engine together weigh as the square root of their number."""
     keys = [(each.row.labels["model"], each.row.labels["engine"]) for each in residuals]
-    return np.array([keys.count(key) ** -0.5 for key in keys])
+    counts = Counter(keys)
+    return np.array([counts[key] ** -0.5 for key in keys])
 
 
 def _quantiles(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float]:

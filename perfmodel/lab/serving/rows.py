@@ -12,7 +12,6 @@ from perfmodel.lab.fields import UNKNOWN, label
 from perfmodel.lab.serving.cases import PlannedServing
 from perfmodel.lab.serving.measured import KUNDU, Served
 
-METRICS = ("ttft", "tpot", "request_latency", "tokens_per_second")
 SERVING_BY = ("source", "engine", "chip", "model", "precision", "concurrency", "framework", "kind", "tier", "experts")
 """What `--by` takes of runs of serving."""
 
@@ -35,8 +34,6 @@ class ServingRow:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
     predicted_fits: bool | None = None
     max_sequences: float = math.nan
-    is_engine_known: bool = True
-    assumed: tuple[str, ...] = ()
     planned: PlannedServing | None = None
     reason: str = ""
 

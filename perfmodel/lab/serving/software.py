@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-GENERIC = "generic"
+from perfmodel.parallel.serving.engine import GENERIC_ENGINE
 
 #: Chips on which vLLM of 2024 launched every kernel (Argonne's scripts: --enforce-eager on ROCm).
 _EAGER_CHIPS = ("mi210", "mi250")
@@ -13,23 +12,10 @@ _EAGER_CHIPS = ("mi210", "mi250")
 _UNTUNED_CHIPS = ("mi300",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Software:
-    """engine: the name of a profile; is_known: the run's words name one (else it borrows `generic`)."""
-
-    engine: str
-    is_known: bool
-
-
-def software_of(framework: object, *, chip: str = "") -> Software:
-    """framework: "vllm 0.10.2", "TensorRT-LLM v0.17 (in-flight batching)", ...; of vLLM and TensorRT-LLM without a version the stacks
-    of 2024, before they said it."""
+def engine_of(framework: object, *, chip: str = "") -> str:
+    """The name of a profile. framework: "vllm 0.10.2", "TensorRT-LLM v0.17 (in-flight batching)", ...; of vLLM and TensorRT-LLM without a
+    version the stacks of 2024, before they said it; `generic` where its words name none."""
     text = framework.lower()[:200] if isinstance(framework, str) else ""
-    engine = _engine(text, chip)
-    return Software(engine=engine, is_known=engine != GENERIC)
-
-
-def _engine(text: str, chip: str) -> str:
     if "nim" in re.findall(r"[a-z]+", text):
         return "nim"
     if "vllm" in text:
@@ -53,7 +39,7 @@ def _engine(text: str, chip: str) -> str:
             return engine
     if chip.startswith("gaudi") and ("deepspeed" in text or "optimum" in text):
         return "optimum-habana"
-    return "deepspeed-mii" if "deepspeed" in text else GENERIC
+    return "deepspeed-mii" if "deepspeed" in text else GENERIC_ENGINE
 
 
 def _version(text: str) -> tuple[int, ...]:

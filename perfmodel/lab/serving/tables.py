@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from perfmodel.lab.serving.judgement import MetricErrors, ServingErrors, ServingResult
-from perfmodel.lab.serving.rows import METRICS
 from perfmodel.lab.tables import share_text
+from perfmodel.parallel.serving.intervals import METRICS
 from perfmodel.report.table import Table
 
 WORDS = {"ttft": "TTFT", "tpot": "TPOT", "request_latency": "latency", "tokens_per_second": "tokens/s"}

@@ -5,7 +5,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.lab.serving.cases import plan_of_serving
 from perfmodel.lab.serving.measured import is_serving, served_of
 from perfmodel.lab.serving.models import model_of_case
-from perfmodel.lab.serving.software import software_of
+from perfmodel.lab.serving.software import engine_of
 from tests.lab.serving.serving_cases import CASE, DEEPSEEK, LLAMA, changed
 
 
@@ -95,8 +95,7 @@ def test_sizes_name_the_model_and_any_length_is_the_same_one():
     ],
 )
 def test_the_words_of_a_framework_name_an_engine(words, chip, engine):
-    assert software_of(words, chip=chip).engine == engine
-    assert software_of(words, chip=chip).is_known == (engine != "generic")
+    assert engine_of(words, chip=chip) == engine
 
 
 def test_what_was_measured_follows_the_definitions():
