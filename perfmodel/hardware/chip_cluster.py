@@ -106,3 +106,8 @@ def short_name(reference: str) -> str:
     if stated is not None:
         return replace(stated, chip=short_name(stated.chip)).text
     return Path(reference).name if "/" in reference else reference
+
+
+def chips_text(count: int) -> str:
+    """How many, for people."""
+    return "1 chip" if count == 1 else f"{count:,} chips"

@@ -15,6 +15,7 @@ from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import memory_rule
 from perfmodel.foundation.units import format_bytes
+from perfmodel.hardware.chip_cluster import chips_text
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan, divisors
 from perfmodel.parallel.prediction import Prediction
@@ -284,13 +285,13 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
             found = rest[high]
     if not found:
         tried = [states[count] for count in sorted(states) if len(states[count].least.ids)]
-        cause, sentence, largest = prober.beyond(_chips(max(states)), tried[-1]) if tried else ("divisibility", "no such plan", "")
+        cause, sentence, largest = prober.beyond(chips_text(max(states)), tried[-1]) if tried else ("divisibility", "no such plan", "")
         return Limit(name="chips", value=0, limited_by=cause, reason=sentence, memory_class=largest)
     fewer = [count for count in candidates if count < found]
     if not fewer:
         return Limit(name="chips", value=found, limited_by="cluster", reason="one chip is enough", prediction=prober.fastest(probe(found)))
     less = next((probe(count) for count in reversed(fewer) if count % given == 0 and len(probe(count).least.ids)), probe(fewer[-1]))
-    cause, sentence, largest = prober.beyond(_chips(less.estimator.cluster.num_chips), less)
+    cause, sentence, largest = prober.beyond(chips_text(less.estimator.cluster.num_chips), less)
     return Limit(
         name="chips", value=found, limited_by=cause, reason=sentence, memory_class=largest, prediction=prober.fastest(probe(found))
     )
@@ -314,10 +315,6 @@ def chip_counts(estimator: Estimator) -> list[int]:
             continue
         counts.append(count)
     return counts
-
-
-def _chips(count: int) -> str:
-    return "1 chip" if count == 1 else f"{count:,} chips"
 
 
 def _found(prober: Prober, state: Sweep | None) -> tuple[Prediction, ...]:

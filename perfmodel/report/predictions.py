@@ -8,7 +8,7 @@ from typing import Any
 from perfmodel.cost.sensitivity import STEP, Sensitivity
 from perfmodel.foundation.memory_room import Verdict
 from perfmodel.foundation.units import format_bytes, format_count, format_flop_rate, format_step
-from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.algebra.rules import MEGATRON, told_rules
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import Plan, expert_words, plan_facts, plan_to_dict
@@ -130,8 +130,7 @@ def model_text(model: TransformerConfig | NetworkModel, without: str = "") -> st
 
 
 def job_line(plan: Plan) -> str:
-    chips = "1 chip" if plan.num_chips == 1 else f"{plan.num_chips:,} chips"
-    return f"{workload_line(plan)}, on {chips} of {short_name(plan.cluster)}"
+    return f"{workload_line(plan)}, on {chips_text(plan.num_chips)} of {short_name(plan.cluster)}"
 
 
 def degrees_line(plan: Plan) -> str:

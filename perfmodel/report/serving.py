@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.foundation.units import format_bytes, format_count, format_time
-from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
 from perfmodel.planner.serving.launch import LaunchLine
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
@@ -17,7 +17,11 @@ from perfmodel.workload.serving import Lengths, ServingJob
 TIMES = ("ttft", "tpot", "request_latency")
 
 
-def lengths_text(lengths: Lengths) -> str:
+def lengths_line(job: ServingJob) -> str:
+    return f"{_lengths(job.input_len)} tokens in, {_lengths(job.output_len)} out"
+
+
+def _lengths(lengths: Lengths) -> str:
     return f"{lengths.least:,}" if lengths.least == lengths.most else f"{lengths.least:,} to {lengths.most:,}"
 
 
@@ -30,10 +34,9 @@ def load_text(job: ServingJob) -> str:
 
 def service_line(prediction: ServingPrediction) -> str:
     """The model, its load and where it runs."""
-    job, plan = prediction.job, prediction.plan
-    chips = "1 chip" if plan.num_chips == 1 else f"{plan.num_chips:,} chips"
-    lengths = f"{lengths_text(job.input_len)} tokens in, {lengths_text(job.output_len)} out"
-    return f"{job.model.name} in {job.quantization.name}, {lengths}, {load_text(job)}, on {chips} of {short_name(prediction.cluster)}"
+    job = prediction.job
+    what = f"{job.model.name} in {job.quantization.name}"
+    return f"{what}, {lengths_line(job)}, {load_text(job)}, on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
 
 
 def headline(prediction: ServingPrediction) -> list[tuple[str, str]]:
@@ -77,7 +80,7 @@ def _running(prediction: ServingPrediction) -> str:
     return text if not prediction.queued else f"{text}, {prediction.queued:,.1f} wait"
 
 
-def _grouped(rests: dict[str, str] | Any) -> dict[str, str]:
+def _grouped(rests: Mapping[str, str]) -> dict[str, str]:
     """Parts that rest on the same thing are named once."""
     by_source: dict[str, list[str]] = {}
     for name, source in rests.items():

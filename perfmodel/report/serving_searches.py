@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from perfmodel.foundation.units import format_time
-from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.planner.serving.result import RankedPlan, ServingObjective, ServingSearchResult
-from perfmodel.report.serving import lengths_text, load_text, serving_object
+from perfmodel.report.serving import lengths_line, load_text, serving_object
 from perfmodel.report.table import Table
 from perfmodel.workload.serving import ServingJob
 
@@ -21,9 +21,8 @@ _WANTED = {
 
 
 def search_line(job: ServingJob, found: ServingSearchResult, cluster: str) -> str:
-    lengths = f"{lengths_text(job.input_len)} tokens in, {lengths_text(job.output_len)} out"
     load = "the best load for each plan" if found.is_load_searched else load_text(job)
-    return f"{job.model.name}, {lengths}, {load}, on {found.num_chips:,} chips of {short_name(cluster)}"
+    return f"{job.model.name}, {lengths_line(job)}, {load}, on {chips_text(found.num_chips)} of {short_name(cluster)}"
 
 
 def search_facts(found: ServingSearchResult) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.hardware.calibration import Calibration
+from perfmodel.hardware.chip_cluster import chips_text
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.engine import Engine
@@ -318,7 +319,7 @@ class _Search:
         """One sentence: the nearest plan, and what would meet the limits."""
         if not (table.verdict != NO_ROOM).any():
             return self._nothing_fits(table, cluster)
-        where = f"{cluster.num_chips} {'chip' if cluster.num_chips == 1 else 'chips'} of {cluster.name}"
+        where = f"{chips_text(cluster.num_chips)} of {cluster.name}"
         limits, is_timed = self.evaluator.limits, table.verdict > SATURATED
         if self.evaluator.job.rate is not None and not np.isfinite(table.distance(limits)[is_timed]).any():
             return self._nothing_answers(table, where)
