@@ -141,25 +141,6 @@ def largest_batch(times: ServingTimes, requests: Requests, scheduling: Schedulin
     return np.where(tpot(np.ones_like(top)) <= limit, low, 0.0)
 
 
-def best_workers(
-    prefill_rate: Num, decode_rate: Num, *, prefill_chips: Num, decode_chips: Num, most_chips: int, most_workers: int = 64
-) -> tuple[Array, Array, Array]:
-    """Workers x and y with the highest throughput a chip, of those the smallest; elementwise. [-], [-], requests a second a chip
-
-    max over x g_P + y g_D <= G of min(x mu_P, y mu_D) / (x g_P + y g_D); zero workers where not even one of each has room.
-    """
-    count = np.arange(1, most_workers + 1)
-    x, y = (each.reshape(-1, 1) for each in np.meshgrid(count, count, indexing="ij"))
-    mu_p, mu_d, g_p, g_d = (np.ravel(each) for each in np.broadcast_arrays(prefill_rate, decode_rate, prefill_chips, decode_chips))
-    chips = x * g_p + y * g_d
-    per_chip = np.where(chips <= most_chips, np.minimum(x * mu_p, y * mu_d) / chips, 0.0)
-    best = per_chip.max(axis=0)
-    smallest = np.where(per_chip >= best * (1 - 1e-9), chips, np.inf).argmin(axis=0)
-    shape = np.broadcast_shapes(*(np.shape(each) for each in (prefill_rate, decode_rate, prefill_chips, decode_chips)))
-    some = best > 0
-    return np.where(some, x[smallest, 0], 0).reshape(shape), np.where(some, y[smallest, 0], 0).reshape(shape), best.reshape(shape)
-
-
 def disaggregated(
     prefill: ServingTimes,
     decode: ServingTimes,

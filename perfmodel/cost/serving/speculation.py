@@ -24,18 +24,6 @@ def expected_tokens(acceptance: Num, drafted: Num) -> Array:
     return np.where(a >= 1, gamma + 1, (1 - below ** (gamma + 1)) / (1 - below))
 
 
-def speed_up(verify_time: Num, draft_time: Num, plain_time: Num, *, acceptance: Num, drafted: Num) -> Array:
-    """How many times faster tokens come than without drafts. [-]
-
-    S = E / (t_verify / t_d + gamma t_draft / t_d)
-
-    Source: Leviathan et al., ICML 2023, theorem 3.8, with a verifying step that takes longer than a plain one (it does once a batch
-    is large: more rows, more experts hit).
-    """
-    t_v, t_q, t_d = np.asarray(verify_time), np.asarray(draft_time), np.asarray(plain_time)
-    return np.asarray(expected_tokens(acceptance, drafted) * t_d / (t_v + drafted * t_q))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeTimes:
     """`ServingTimes` of a model whose decode steps verify drafts: its own over 1 + gamma rows a sequence, and gamma of the draft.

@@ -9,7 +9,6 @@ import pytest
 from perfmodel.cost.serving.disaggregated import (
     Handover,
     Workers,
-    best_workers,
     decode_rate,
     disaggregated,
     exposed_transfer_time,
@@ -136,22 +135,6 @@ def test_the_largest_batch_keeps_the_limit_and_one_more_does_not():
     assert batch[3] == 300
     for one, limit in zip(batch[1:3], (6e-3, 8e-3), strict=True):
         assert TOY.decode(one, job.mean_cached) <= limit < TOY.decode(one + 1, job.mean_cached)
-
-
-def test_the_best_split_is_the_best_of_all_splits():
-    mu_p, mu_d, g_p, g_d = np.array([3.0, 1.0, 9.0]), np.array([2.0, 5.0, 1.0]), np.array([1, 4, 2]), np.array([2, 4, 8])
-    x, y, best = best_workers(mu_p, mu_d, prefill_chips=g_p, decode_chips=g_d, most_chips=40)
-    for row in range(3):
-        every = {
-            (a, b): min(a * mu_p[row], b * mu_d[row]) / (a * g_p[row] + b * g_d[row])
-            for a in range(1, 41)
-            for b in range(1, 41)
-            if a * g_p[row] + b * g_d[row] <= 40
-        }
-        assert best[row] == pytest.approx(max(every.values()))
-        assert every[int(x[row]), int(y[row])] == pytest.approx(best[row])
-    none = best_workers(1.0, 1.0, prefill_chips=8, decode_chips=8, most_chips=8)
-    assert [float(each) for each in none] == [0, 0, 0]
 
 
 def test_plans_are_columns():

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.cost.serving.load import closed_loop, marching, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.requests import Requests, Scheduling
-from perfmodel.cost.serving.speculation import SpeculativeTimes, expected_tokens, speed_up
+from perfmodel.cost.serving.speculation import SpeculativeTimes, expected_tokens
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.workload.serving import Lengths, Speculation, constant
@@ -159,7 +159,8 @@ def test_speculation_is_a_step_with_its_drafts_over_the_tokens_it_yields():
     load = closed_loop(speculative, requests(100, 200), how, concurrency=1, capacity=9)
     step = TOY.decode(1, 200, 4) + 3 * draft.decode(1, 200)
     assert load.tpot == pytest.approx(step / tokens)
-    gain = speed_up(TOY.decode(1, 200, 4), draft.decode(1, 200), TOY.decode(1, 200), acceptance=0.8, drafted=3)
+    alone = TOY.decode(1, 200)  # Leviathan et al., ICML 2023, theorem 3.8: S = E / (t_verify / t_d + gamma t_draft / t_d)
+    gain = tokens / (TOY.decode(1, 200, 4) / alone + 3 * draft.decode(1, 200) / alone)
     plain = closed_loop(TOY, requests(100, 200), Scheduling(), concurrency=1, capacity=9)
     assert plain.tpot / load.tpot == pytest.approx(gain)
     assert speculative.mixed(0, 0, 64, 10) == pytest.approx(speculative.prefill(64, 10))
