@@ -11,7 +11,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.serving_kernels import ONE_SHOT, TWO_SHOT, ServingKernels, SmallAllReduceModel
 from perfmodel.lab.kernels.held_out import size_decades, unseen_errors
-from perfmodel.lab.kernels.tables import read_collectives, read_frame
+from perfmodel.lab.kernels.tables import read_collectives, read_perf
 
 WORTH_IT = 0.9
 """Of NCCL's time: a message that takes more is taken to be NCCL's in these tables too, which hold what the library chose."""
@@ -22,7 +22,7 @@ MOST_BYTES = 2.0**24
 
 def read_small_all_reduces(folder: Path, chip: str, version: str, nccl: str) -> CollectiveTable:
     """TensorRT-LLM's all-reduce in one node where its own kernels ran; sizes in the table count elements of bf16."""
-    frame = read_frame(folder / "aiconfigurator" / chip / "comm" / version / "custom_allreduce_perf.parquet")
+    frame = read_perf(folder, chip, "comm", version, "custom_allreduce_perf")
     num_bytes, ranks = 2.0 * np.asarray(frame.message_size, dtype=float), np.asarray(frame.num_gpus, dtype=float)
     time = np.asarray(frame.latency, dtype=float) * 1e-3
     library = read_collectives(folder, chip, nccl, CollectiveKind.ALL_REDUCE)

@@ -22,7 +22,7 @@ from perfmodel.lab.kernels.decode import (
     serving_decode,
 )
 from perfmodel.lab.kernels.held_out import unseen_errors
-from perfmodel.lab.kernels.tables import read_frame
+from perfmodel.lab.kernels.tables import read_perf
 
 LEAST_SHARED = 2
 """Query heads to a key-value head of 8 bits from which Hopper's tensor-core kernel runs; with one each it takes 1.3-1.6 times as long."""
@@ -33,7 +33,7 @@ def read_cached(folder: Path, chip: str, kernel: str, version: str) -> DecodeTab
     if kernel == FP8_CACHE:
         table = serving_decode(read_decode(folder, chip, version, cache="fp8"))
         return table.rows(table.heads >= LEAST_SHARED * table.kv_heads)
-    frame = read_frame(folder / "aiconfigurator" / chip / "mla" / version / "generation_mla_perf.parquet")
+    frame = read_perf(folder, chip, "mla", version, "generation_mla_perf")
     frame = frame[frame.kv_cache_dtype == ("bfloat16" if kernel == LATENT_CACHE else "fp8")]
     table = decode_table(frame.assign(num_key_value_heads=1, head_dim=1))
     return table.rows(table.key_length >= LEAST_LENGTH)

@@ -25,7 +25,6 @@ from perfmodel.hardware.reader import load_calibration, load_chip, load_cluster
 from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.kernels.decode import decode_errors, read_decode, serving_decode
 from perfmodel.lab.kernels.fit import (
-    DECODE_ROWS,
     MEASURED_DTYPES,
     TABLES,
     ChipTables,
@@ -35,7 +34,7 @@ from perfmodel.lab.kernels.fit import (
     training_attention,
 )
 from perfmodel.lab.kernels.grouped import grouped_errors, tuned_grouped
-from perfmodel.lab.kernels.held_out import FIT_POINTS, attention_errors, collective_errors, matmul_errors
+from perfmodel.lab.kernels.held_out import DECODE_ROWS, FIT_POINTS, attention_errors, collective_errors, matmul_errors
 from perfmodel.lab.kernels.serving import serving_parts, serving_prior_errors
 from perfmodel.lab.kernels.tables import AICONFIGURATOR_KINDS, read_attention, read_collectives, read_matmuls
 
@@ -91,7 +90,7 @@ class Errors:
 def shape_errors(folder: Path, name: str) -> Iterator[Errors]:
     """Leave one group of shapes out: matrix multiplies, attention and collectives in a node of one chip."""
     tables = TABLES[name]
-    cluster = load_cluster(tables.cluster, num_chips=16)
+    cluster = tables.cluster_of_fits()
     table = read_matmuls(folder, tables.folder, tables.gemm, "bfloat16")
     errors = matmul_errors(table, cluster, Dtype.BF16, tiles=tables.tiles)
     yield Errors(part=GEMM, chip=name, errors=errors[table.m >= DECODE_ROWS])
@@ -125,7 +124,7 @@ def shape_errors(folder: Path, name: str) -> Iterator[Errors]:
 def chip_errors(folder: Path, name: str) -> Iterator[Errors]:
     """Leave the chip out: its tables against the prior of its neighbours, whose calibrations never saw it."""
     tables = TABLES[name]
-    cluster = load_cluster(tables.cluster, num_chips=16)
+    cluster = tables.cluster_of_fits()
     others = [other for other in sorted(TABLES) if other != name and other not in SAME_GENERATION.get(name, ())]
     prior = prior_calibration(cluster.chip, [_measured(other) for other in others])
     assert prior is not None
@@ -151,7 +150,7 @@ def _measured(name: str) -> tuple[Calibration, Chip]:
 
 
 def _prior_errors(folder: Path, tables: ChipTables, prior: Calibration) -> Iterator[tuple[str, Array]]:
-    cluster = load_cluster(tables.cluster, num_chips=16)
+    cluster = tables.cluster_of_fits()
     table = read_matmuls(folder, tables.folder, tables.gemm, "bfloat16")
     errors = relative_errors(predict_matmul(prior.matmul[Dtype.BF16], table, cluster, Dtype.BF16), table.time)
     yield GEMM, errors[table.m >= DECODE_ROWS]

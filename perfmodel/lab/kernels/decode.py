@@ -13,7 +13,7 @@ from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.hardware.calibration import DecodeAttentionModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.lab.kernels.held_out import groups_of, unseen_errors
-from perfmodel.lab.kernels.tables import read_frame
+from perfmodel.lab.kernels.tables import read_perf
 
 LEAST_LENGTH, MOST_QUERIES, HEAD_DIMS = 128, 16, (64, 128)
 """What is fitted: caches of serving, query heads to a key-value head for which libraries have a tensor-core kernel, usual head dims."""
@@ -37,7 +37,7 @@ class DecodeTable:
 
 def read_decode(folder: Path, chip: str, version: str, *, cache: str = "bfloat16") -> DecodeTable:
     """aiconfigurator's generation attention in bf16 with a cache as it says (bfloat16, fp8), without a window."""
-    frame = read_frame(folder / "aiconfigurator" / chip / "attention" / version / "generation_attention_perf.parquet")
+    frame = read_perf(folder, chip, "attention", version, "generation_attention_perf")
     frame = frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == cache)]
     if "window_size" in frame:
         frame = frame[frame.window_size == 0]

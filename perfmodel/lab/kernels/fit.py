@@ -57,7 +57,7 @@ from perfmodel.hardware.writer import save_calibration
 from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.kernels.decode import decode_errors, fit_decode, read_decode, serving_decode
 from perfmodel.lab.kernels.grouped import fit_grouped, grouped_errors, tuned_grouped
-from perfmodel.lab.kernels.held_out import attention_errors, collective_errors, matmul_errors, sample, size_decades
+from perfmodel.lab.kernels.held_out import DECODE_ROWS, attention_errors, collective_errors, matmul_errors, sample, size_decades
 from perfmodel.lab.kernels.serving import fit_serving
 from perfmodel.lab.kernels.tables import (
     AICONFIGURATOR_KINDS,
@@ -104,6 +104,10 @@ class ChipTables:
     clock_source: str
     tiles: Tiles = GPU_TILES
     tuned: Mapping[str, str] = field(default_factory=dict)
+
+    def cluster_of_fits(self) -> Cluster:
+        """Two nodes of it, of whose rates the figures are fractions."""
+        return load_cluster(self.cluster, num_chips=16)
 
 
 NARROW_TILE = (64.0, 32.0, 6.0)
@@ -189,9 +193,6 @@ TABLES = {
     ),
 }  # fmt: skip
 
-DECODE_ROWS = 128
-"""Matrix multiplies of fewer rows are those of decoding."""
-
 EXPOSED_FLOOR_FRACTION = 0.5
 """Kernels of one stream follow one another: the launch and drain of about half their floor hide under the neighbours."""
 
@@ -211,7 +212,7 @@ SIMAI_NIC_BANDWIDTH = 50e9
 def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> Calibration:
     """The calibration of one chip from the tables in `folder`; `say` reports each part."""
     tables = TABLES[name]
-    cluster = load_cluster(tables.cluster, num_chips=16)
+    cluster = tables.cluster_of_fits()
     points: dict[str, int] = {}
     errors: dict[str, float] = {}
 

@@ -19,7 +19,7 @@ from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.hardware.calibration import GroupedMatmulModel, MatmulModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.lab.kernels.held_out import groups_of, unseen_errors
-from perfmodel.lab.kernels.tables import read_frame
+from perfmodel.lab.kernels.tables import read_perf
 
 GATED_KERNELS = ("moe_torch_flow_cutlass", "moe_torch_flow")
 """TensorRT-LLM's kernel of gated experts; the second name is that of the version measured on the A100."""
@@ -70,7 +70,7 @@ def read_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Seq
 
     Repeats become their median, of several `kernels` the quickest counts; chips that no token reaches are left out.
     """
-    frame = read_frame(folder / "aiconfigurator" / chip / "moe" / version / "moe_perf.parquet")
+    frame = read_perf(folder, chip, "moe", version, "moe_perf")
     frame = frame[(frame.moe_dtype == dtype) & frame.kernel_source.isin(kernels)]
     routings = (BALANCED,) if (frame.distribution == BALANCED).any() else POWER_LAWS
     frame = frame[frame.distribution.isin(routings)]

@@ -13,7 +13,7 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.serving_kernels import FEW, GroupedWeightModel, ServingKernels
 from perfmodel.lab.kernels.grouped import GATED_KERNELS, GroupedTable, tuned_grouped
 from perfmodel.lab.kernels.held_out import sample, unseen_errors
-from perfmodel.lab.kernels.tables import read_frame
+from perfmodel.lab.kernels.tables import read_perf
 from perfmodel.workload.quantization import QUANTIZATIONS
 
 TABLE_NAMES = MappingProxyType({"fp8": ("fp8",), "fp8-block": ("fp8_block",), "mxfp4": ("w4a8_mxfp4_mxfp8",), "nvfp4": ("nvfp4",)})
@@ -31,7 +31,7 @@ Models = dict[str, GroupedWeightModel]
 
 def measured_experts(folder: Path, chip: str, version: str) -> dict[str, str]:
     """The formats that a chip's table has, and what it calls them."""
-    frame = read_frame(folder / "aiconfigurator" / chip / "moe" / version / "moe_perf.parquet")
+    frame = read_perf(folder, chip, "moe", version, "moe_perf")
     known = set(frame[frame.kernel_source.isin(KERNELS)].moe_dtype.unique())
     found = {name: [each for each in theirs if each in known] for name, theirs in TABLE_NAMES.items()}
     return {name: theirs[0] for name, theirs in found.items() if theirs}

@@ -34,6 +34,9 @@ from perfmodel.hardware.cluster import Cluster
 _Table = TypeVar("_Table")
 _Model = TypeVar("_Model")
 
+DECODE_ROWS = 128
+"""Matrix multiplies of fewer rows are those of decoding."""
+
 FIT_POINTS = 3000
 """Points of a table that a fit looks at (drawn at random, seed 0); errors are on all of them."""
 

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.fits import Array, relative_errors
 from perfmodel.hardware.calibration import MatmulModel
-from perfmodel.hardware.reader import load_cluster
 from perfmodel.hardware.serving_kernels import CACHED_KERNELS, EXPERT_EXCHANGES, FEW, FP8_CACHE, ServingKernels
 from perfmodel.lab.kernels.all_reduce import (
     fit_small_all_reduce,
@@ -27,7 +26,7 @@ from perfmodel.lab.kernels.grouped_weights import (
     predict_grouped_weights,
     read_grouped_weights,
 )
-from perfmodel.lab.kernels.held_out import sample
+from perfmodel.lab.kernels.held_out import DECODE_ROWS, sample
 from perfmodel.lab.kernels.weight_products import (
     fit_weight_products,
     measured_formats,
@@ -40,9 +39,6 @@ from perfmodel.workload.quantization import QUANTIZATIONS
 if TYPE_CHECKING:
     from perfmodel.lab.kernels.fit import ChipTables
 
-MANY_ROWS = 128
-"""Products of fewer rows are told apart: those of decoding."""
-
 UNFIT = ("a100_sxm",)
 """Whose table of latent decoding is of a kernel that no engine would be run with: a quarter of the memory bandwidth, 47 % off any form."""
 
@@ -52,26 +48,29 @@ class ServingPart:
     """One kernel, or the kernels of one choice, with its table.
 
     field      of `ServingKernels`     name  in it, with `field` what the part is called
-    few_rows   of the table: points that are told apart; none where there is no such thing
     fit        the models of the table by their names in `field`
     held_out   errors of every point by a fit that did not see its group
     predict    times by such models
+    few_rows   products that are told apart, those of decoding; None of other kernels
     """
 
     field: str
     name: str
     time: Array
-    few_rows: NDArray[np.bool_]
     fit: Callable[[], Mapping[str, Any]]
     held_out: Callable[[], Array]
     predict: Callable[[Mapping[str, Any]], Array]
+    few_rows: NDArray[np.bool_] | None = None
 
     def by_rows(self, errors: Array) -> Iterator[tuple[str, Array]]:
         """The part's name with its errors, those of few rows apart."""
         called = f"{self.field}.{self.name}" if self.name else self.field
+        if self.few_rows is None:
+            yield called, errors
+            return
         yield called, errors[~self.few_rows]
         if self.few_rows.any():
-            yield f"{called}.m<{MANY_ROWS}", errors[self.few_rows]
+            yield f"{called}.m<{DECODE_ROWS}", errors[self.few_rows]
 
 
 def serving_parts(folder: Path, tables: "ChipTables", plain: MatmulModel) -> Iterator[ServingPart]:
@@ -114,13 +113,12 @@ def serving_prior_errors(folder: Path, tables: "ChipTables", plain: MatmulModel,
 
 
 def _all_reduces(folder: Path, tables: "ChipTables") -> ServingPart:
-    cluster = load_cluster(tables.cluster, num_chips=16)
+    cluster = tables.cluster_of_fits()
     table = read_small_all_reduces(folder, tables.folder, tables.gemm, tables.nccl)
     return ServingPart(
         field="small_all_reduce",
         name="",
         time=table.time,
-        few_rows=np.zeros(len(table.time), dtype=bool),
         fit=lambda: fit_small_all_reduce(table, cluster),
         held_out=lambda: small_all_reduce_errors(table, cluster),
         predict=lambda models: predict_small_all_reduce(dict(models), table, cluster),
@@ -128,13 +126,13 @@ def _all_reduces(folder: Path, tables: "ChipTables") -> ServingPart:
 
 
 def _weight_products(folder: Path, tables: "ChipTables", plain: MatmulModel, name: str) -> ServingPart:
-    cluster = load_cluster(tables.cluster, num_chips=16)
+    cluster = tables.cluster_of_fits()
     table = read_weight_products(folder, tables.folder, tables.tuned.get(name, tables.gemm), name)
     return ServingPart(
         field="weight_product",
         name=name,
         time=table.time,
-        few_rows=table.m < MANY_ROWS,
+        few_rows=table.m < DECODE_ROWS,
         fit=lambda: {name: fit_weight_products(table.rows(sample(len(table.time))), name, plain, cluster)},
         held_out=lambda: weight_product_errors(table, name, plain, cluster),
         predict=lambda models: predict_weight_products(models[name], QUANTIZATIONS[name], plain, table, cluster),
@@ -142,13 +140,12 @@ def _weight_products(folder: Path, tables: "ChipTables", plain: MatmulModel, nam
 
 
 def _grouped_weights(folder: Path, tables: "ChipTables", plain: MatmulModel, name: str, theirs: str) -> ServingPart:
-    cluster = load_cluster(tables.cluster, num_chips=16)
+    cluster = tables.cluster_of_fits()
     table = read_grouped_weights(folder, tables.folder, tables.gemm, theirs)
     return ServingPart(
         field="grouped_weight",
         name=name,
         time=table.time,
-        few_rows=np.zeros(len(table.time), dtype=bool),
         fit=lambda: fit_grouped_weights(table.only(sample(len(table.time))), name, plain, cluster),
         held_out=lambda: grouped_weight_errors(table, name, plain, cluster),
         predict=lambda models: predict_grouped_weights(dict(models), name, plain, table, cluster),
@@ -156,13 +153,12 @@ def _grouped_weights(folder: Path, tables: "ChipTables", plain: MatmulModel, nam
 
 
 def _cached(folder: Path, tables: "ChipTables", kernel: str) -> ServingPart:
-    cluster = load_cluster(tables.cluster, num_chips=16)
+    cluster = tables.cluster_of_fits()
     table = read_cached(folder, tables.folder, kernel, tables.attention if kernel == FP8_CACHE else tables.latent)
     return ServingPart(
         field="cached_attention",
         name=kernel,
         time=table.time,
-        few_rows=np.zeros(len(table.time), dtype=bool),
         fit=lambda: {kernel: fit_cached(table.rows(sample(len(table.time))), kernel, cluster)},
         held_out=lambda: cached_errors(table, kernel, cluster),
         predict=lambda models: predict_cached(models[kernel], kernel, table, cluster),
@@ -170,13 +166,12 @@ def _cached(folder: Path, tables: "ChipTables", kernel: str) -> ServingPart:
 
 
 def _exchanges(folder: Path, tables: "ChipTables", way: str) -> ServingPart:
-    cluster = load_cluster(tables.cluster, num_chips=16)
+    cluster = tables.cluster_of_fits()
     table = read_exchanges(folder, tables.folder, way)
     return ServingPart(
         field="expert_exchange",
         name=way,
         time=table.time,
-        few_rows=np.zeros(len(table.time), dtype=bool),
         fit=lambda: {way: fit_exchanges(table, way, cluster)},
         held_out=lambda: exchange_errors(table, way, cluster),
         predict=lambda models: predict_exchanges(models[way], way, table, cluster),

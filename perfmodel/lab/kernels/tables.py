@@ -34,20 +34,25 @@ def read_frame(path: Path) -> Any:
         raise InputError(f"data={path}: cannot be read ({str(error).splitlines()[0]}); Parquet files need the package pyarrow") from error
 
 
+def read_perf(folder: Path, chip: str, kind: str, version: str, name: str) -> Any:
+    """A table of aiconfigurator's: of a chip, a kind of kernels, and a version of the library that was measured."""
+    return read_frame(folder / "aiconfigurator" / chip / kind / version / f"{name}.parquet")
+
+
 def _column(frame: Any, name: str) -> Array:
     return np.asarray(frame[name], dtype=float)
 
 
 def read_matmuls(folder: Path, chip: str, version: str, dtype: str) -> MatmulTable:
     """aiconfigurator's GEMM table; `dtype` as it says (bfloat16, fp8); repeats of a shape become their median."""
-    frame = read_frame(folder / "aiconfigurator" / chip / "gemm" / version / "gemm_perf.parquet")
+    frame = read_perf(folder, chip, "gemm", version, "gemm_perf")
     frame = frame[frame.gemm_dtype == dtype].groupby(["m", "n", "k"]).latency.median().reset_index()
     return MatmulTable(m=_column(frame, "m"), n=_column(frame, "n"), k=_column(frame, "k"), time=_column(frame, "latency") * 1e-3)
 
 
 def read_attention(folder: Path, chip: str, version: str) -> AttentionTable:
     """aiconfigurator's prefill attention, bf16, causal, without a window."""
-    frame = read_frame(folder / "aiconfigurator" / chip / "attention" / version / "context_attention_perf.parquet")
+    frame = read_perf(folder, chip, "attention", version, "context_attention_perf")
     frame = frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
     if "window_size" in frame:
         frame = frame[frame.window_size == 0]
@@ -65,7 +70,7 @@ LATENT_WIDTH = float(forward_width(192.0, 128.0))
 
 def read_latent_attention(folder: Path, chip: str, version: str) -> AttentionTable:
     """aiconfigurator's prefill of latent attention in its plain form, bf16, causal: every head has keys and values of its own."""
-    frame = read_frame(folder / "aiconfigurator" / chip / "mla" / version / "context_mla_perf.parquet")
+    frame = read_perf(folder, chip, "mla", version, "context_mla_perf")
     frame = frame[(frame.mla_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
     frame = frame.groupby(["batch_size", "isl", "num_heads"]).latency.median().reset_index()
     batch, length, heads = (_column(frame, key) for key in ("batch_size", "isl", "num_heads"))
@@ -75,7 +80,7 @@ def read_latent_attention(folder: Path, chip: str, version: str) -> AttentionTab
 
 def read_collectives(folder: Path, chip: str, version: str, kind: CollectiveKind) -> CollectiveTable:
     """aiconfigurator's NCCL table inside one node; message sizes are elements of half (2 bytes) or int8."""
-    frame = read_frame(folder / "aiconfigurator" / chip / "comm" / "nccl" / version / "nccl_perf.parquet")
+    frame = read_perf(folder, chip, "comm/nccl", version, "nccl_perf")
     frame = frame[frame.op_name == AICONFIGURATOR_KINDS[kind]]
     ranks = _column(frame, "num_gpus")
     num_bytes = _column(frame, "message_size") * np.where(frame.nccl_dtype == "half", 2.0, 1.0)

@@ -13,7 +13,7 @@ from perfmodel.hardware.calibration import MatmulModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.serving_kernels import ServingKernels, WeightProductModel
 from perfmodel.lab.kernels.held_out import matmul_groups, unseen_errors
-from perfmodel.lab.kernels.tables import read_frame, read_matmuls
+from perfmodel.lab.kernels.tables import read_matmuls, read_perf
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 
 TABLE_NAMES = MappingProxyType(
@@ -24,7 +24,7 @@ TABLE_NAMES = MappingProxyType(
 
 def measured_formats(folder: Path, chip: str, version: str) -> list[str]:
     """The formats that a chip's table has."""
-    frame = read_frame(folder / "aiconfigurator" / chip / "gemm" / version / "gemm_perf.parquet")
+    frame = read_perf(folder, chip, "gemm", version, "gemm_perf")
     known = set(frame.gemm_dtype.unique())
     return [name for name, theirs in TABLE_NAMES.items() if theirs in known]
 
