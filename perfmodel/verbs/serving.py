@@ -105,9 +105,11 @@ def limit_of(value: Any, name: str) -> float:
 
 
 def launch_of(setting: ServingSetting, prediction: ServingPrediction) -> tuple[LaunchLine, ...]:
-    """The commands that start a plan; none of an engine that no command is known of."""
+    """The commands that start a plan; none of one that does not fit, or of an engine that no command is known of."""
     from perfmodel.planner.serving.launch import launch_lines
 
+    if not prediction.fits:
+        return ()
     node = setting.estimator.cluster.chips_per_node
     try:
         return launch_lines(prediction.plan, prediction.job, setting.estimator.engine, chips_per_node=node)
@@ -192,8 +194,9 @@ def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[Servin
     fixed |= {name: value for name, value in read.items() if name != "replicas"}
     notes: tuple[str, ...] = ()
     if "tp" not in read:
-        fixed["tp"] = smallest_tp(setting, fixed)
-        notes = (f"tp: nobody said, and {fixed['tp']} is the fewest chips of a replica that leave room for these requests",)
+        tp, has_room = smallest_tp(setting, fixed)
+        why = "is the fewest chips of a replica that leave room for these requests" if has_room else "leaves most room of all that can be"
+        fixed["tp"], notes = tp, (f"tp: nobody said, and {tp} {why}",)
     one = ServingPlan(**fixed)
     if setting.num_chips < one.chips_per_replica:
         raise bad_field(
@@ -239,8 +242,8 @@ def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
 _USUAL_ROOM = 8.0
 
 
-def smallest_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> int:
-    """The least power of two that divides the heads and whose replicas hold all requests at once; else the one that holds most."""
+def smallest_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, bool]:
+    """The least power of two that divides the heads and whose replicas hold all requests, and True; else the one that holds most."""
     heads, job = setting.job.model.num_attention_heads, setting.job
     beside, dp = fixed.get("pp", 1) * fixed.get("attention_dp", 1), fixed.get("attention_dp", 1)
     fitting = [tp for tp in (1, 2, 4, 8, 16, 32, 64) if heads % tp == 0 and tp * beside <= setting.num_chips]
@@ -251,8 +254,8 @@ def smallest_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> int:
         room = setting.estimator.memory([ServingPlan(**{**fixed, "tp": tp})], job.input_len.mean + job.output_len.mean, job.speculation)
         held.append(float(room.sequences[0]) * replicas)
         if float(room.sequences[0]) >= 1.0 and held[-1] >= (job.concurrency or _USUAL_ROOM * replicas):
-            return tp
-    return tried[held.index(max(held))] if max(held) > 0 else tried[-1]
+            return tp, True
+    return (tried[held.index(max(held))] if max(held) > 0 else tried[-1]), False
 
 
 @takes(asked=Words(ServingRequest, needed="model cluster input_len output_len"))

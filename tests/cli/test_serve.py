@@ -25,6 +25,15 @@ def test_what_people_read(call):
         assert words in text
 
 
+def test_what_does_not_fit_is_not_started(call):
+    asked = "--model llama-3.1-405b --cluster dgx-h100 --chips 4 --input-len 1k --output-len 1k"
+    code, text, _ = call("serve", *asked.split())
+    assert code == 0
+    assert "does not fit: weights take" in text
+    assert "tp: nobody said, and 4 leaves most room" in text
+    assert "vllm serve" not in text
+
+
 def test_every_operator_with_what_bounds_it(call_json, tmp_path):
     figure = tmp_path / "roof.png"
     rows = call_json(*LLAMA, "--tp", 4, "--operators", "--plot", figure)["operators"]
