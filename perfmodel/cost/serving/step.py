@@ -333,6 +333,8 @@ class StepCosts:
         if program.is_prompt:
             seen = work.prompt_tokens + work.prompt_cached
             time = self._over_windows(partial(self._prompts, one, work), seen, window, share, top)
+            if top:
+                time = np.where(seen > top, np.maximum(time, self._chosen(one, work, float(top))), time)
             total = total + np.where(work.prompts > 0, time, 0.0)
         return total + self._indexing(work) + self.engine.sparse_attention_time if top else total
 
@@ -394,6 +396,25 @@ class StepCosts:
                 machine=machine,
                 kernel=kernel,
                 value_head_dim=of.value_dim,
+            )
+        )
+
+    def _chosen(self, of: AttentionRow, work: Work, top: float) -> Array:
+        """Prompts longer than what is chosen: every new token reads latents of its own choice, as a sequence that decodes does."""
+        latent = self.decode_program.model.latent
+        assert latent is not None
+        new, before = np.maximum(work.prompt_tokens, 1.0), work.prompt_cached
+        growing = np.clip(top - before, 0.0, new)  # tokens that see all before them
+        keys = (growing * (before + 0.5 * (growing + 1.0)) + (new - growing) * top) / new
+        return np.asarray(
+            latent_decode_time(
+                batch=work.prompts * new,
+                heads=of.heads,
+                key_length=keys,
+                machine=self.machine,
+                latent_dim=latent.key_value_rank,
+                rotary_dim=latent.rope_head_dim,
+                cache_itemsize=itemsize(self.cache),
             )
         )
 

@@ -32,6 +32,7 @@ Errors = Mapping[tuple[str, str], float]
 """(id of a run, metric) -> predicted / measured - 1."""
 
 _DENSE_CHIPS = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-180gb")
+_LEAST_ALIKE, _ALIKE, _UNLIKE = 4, 1.15, 2.0
 _NOTED_RUNNING = re.compile(r"about (\d+) of (\d+) requests run at once")
 
 
@@ -192,20 +193,71 @@ fitted to them. Seconds."""
     return f"{text}\n\n{_table(('model', 'chip', 'tp', 'measured', 'predicted', 'error %'), lines)}\n\n{summary}"
 
 
-def _saturation(found: ServingAccuracy) -> str:
-    lines, errors, others = [], [], 0
-    for row in found.rows:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saturated:
+    """A run of which fewer requests ran at once than there were clients; predicted: how many run, of those that the cache holds."""
+
+    row: ServingRow
+    clients: float
+    running: float
+    predicted: float
+    held: float
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return (*(self.row.labels[name] for name in ("source", "engine", "model", "chip")), f"{self.clients:g}")
+
+
+def saturated_runs(rows: Sequence[ServingRow]) -> list[Saturated]:
+    found = []
+    for row in rows:
         noted = _NOTED_RUNNING.search(row.served.ttft_note)
-        if noted is None or not row.is_predicted or row.planned is None:
-            continue
-        plan, running = row.planned.plan, float(noted[1])
-        limit = load_engine(plan.engine).max_batch * plan.attention_dp
-        predicted = min(row.max_sequences, float(limit)) * plan.replicas
-        if predicted >= float(noted[2]):
-            others += 1
-            continue
-        errors.append(predicted / running - 1.0)
-        lines.append((row.labels["engine"], row.labels["model"], row.labels["chip"], noted[2], noted[1], f"{predicted:.0f}"))
+        if noted is not None and row.is_predicted and row.planned is not None:
+            plan = row.planned.plan
+            limit = float(load_engine(plan.engine).max_batch * plan.attention_dp)
+            found.append(
+                Saturated(
+                    row=row,
+                    clients=float(noted[2]),
+                    running=float(noted[1]),
+                    predicted=min(row.max_sequences, limit) * plan.replicas,
+                    held=row.max_sequences * plan.replicas,
+                )
+            )
+    return found
+
+
+def admission_limited(runs: Sequence[Saturated]) -> set[str]:
+    """Runs of a group in which as many run at once whatever the plan and the lengths, though caches are of very different sizes: what
+    limits them is a number that the source does not state."""
+    groups: dict[tuple[str, ...], list[Saturated]] = {}
+    for run in runs:
+        groups.setdefault(run.key, []).append(run)
+    return {
+        run.row.id
+        for group in groups.values()
+        if len(group) >= _LEAST_ALIKE
+        and max(each.running for each in group) <= _ALIKE * min(each.running for each in group)
+        and max(each.held for each in group) >= _UNLIKE * min(each.held for each in group)
+        for run in group
+    }
+
+
+def _saturation(found: ServingAccuracy) -> str:
+    runs = saturated_runs(found.rows)
+    limited = admission_limited(runs)
+    full = [run for run in runs if run.predicted < run.clients and run.row.id not in limited]
+    others = len(runs) - len(full)
+    errors = [run.predicted / run.running - 1.0 for run in full]
+    lines = [
+        (
+            *(run.row.labels[name] for name in ("engine", "model", "chip")),
+            f"{run.clients:.0f}",
+            f"{run.running:.0f}",
+            f"{run.predicted:.0f}",
+        )
+        for run in full
+    ]
     waves = [
         row for row in found.scored
         if row.kind == "static_batch" and row.planned is not None and (row.planned.job.concurrency or 0) > row.max_sequences
@@ -218,8 +270,9 @@ full."""
     table = _table(("engine", "model", "chip", "clients", "run at once", "predicted"), lines) if lines else ""
     own = error_statistics(errors)
     summary = (
-        f"""Median error {_percent(own.median)} %. Of {others:,} more such runs the cache is predicted to hold all clients: an admission
-limit that is not stated, or a mistake."""
+        f"""Median error {_percent(own.median)} %. {others:,} more such runs are not of the cache: it is predicted to hold all clients (an
+admission limit that is not stated, or a mistake), or as many run at once under every plan, whatever its cache
+holds ({len(limited):,} runs)."""
         if lines
         else ""
     )

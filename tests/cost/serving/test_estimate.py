@@ -185,3 +185,13 @@ def test_choosing_what_to_attend_to_takes_the_engines_time_of_each_layer() -> No
         return float(of.times([ServingPlan(engine="vllm", tp=8)]).parts(4.0, 4096.0)["attention"][0])
 
     assert attention(1e-4) - attention(0.0) == pytest.approx(base.model.num_hidden_layers * 1e-4)
+
+
+def test_tokens_of_a_prompt_longer_than_what_is_chosen_read_latents_of_their_own() -> None:
+    """Twice as many of them read twice as much; shorter prompts share what they read."""
+    of = estimator("deepseek-v3.2", cluster="hgx-h200", quantization="fp8-block")
+    costs = of.times([ServingPlan(engine="vllm", tp=8)])
+    top = of.model.latent.index_top if of.model.latent is not None else 0
+    short, long, longer = (float(costs.parts(0.0, 0.0, prompt_tokens=float(each))["attention"][0]) for each in (top, 8192, 16384))
+    assert 1.9 < longer / long < 2.6
+    assert long > 6 * short
