@@ -84,8 +84,7 @@ def plan_of_case(
     _check_model(inputs)
     assumed: list[str] = []
     framework = framework_of(inputs.get("framework"))
-    settings = inputs.get("settings")
-    settings = settings if isinstance(settings, Mapping) else {}
+    settings = framework.setup(inputs.get("settings"))
     seq_len = stated_count(inputs, "sequence_length")
     tp, pp, cp = (stated_count(inputs, name, default=1) for name in ("tp", "pp", "cp"))
     num_chips, dp = _chips(inputs, tp * pp * cp, assumed)

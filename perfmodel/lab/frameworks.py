@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from perfmodel.parallel.profile import GENERIC
 
@@ -31,6 +33,7 @@ class Framework:
     graphs_experts_on    chips on which its recipes run models with experts under CUDA graphs; elsewhere they launch as Megatron-LM does;
                          None: as the profile has it
     hides_exchanges_on   chips on which what experts exchange travels beside another microbatch, where the schedule has one for it
+    settings     of its setup, where the run does not state them (docs/settings.md)
     """
 
     pattern: str
@@ -52,6 +55,11 @@ class Framework:
     flex_on: tuple[str, ...] = ()
     graphs_experts_on: tuple[str, ...] | None = None
     hides_exchanges_on: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def setup(self, stated: object) -> dict[str, Any]:
+        """What is known of the setup of a run that states this."""
+        return {**self.settings, **stated} if isinstance(stated, Mapping) else dict(self.settings)
 
 
 #: torch's selective activation checkpointing as torchtitan sets it: every second matrix multiply and everything elementwise runs
@@ -78,6 +86,8 @@ _NEMO = Framework(
     graphs_experts_on=("gb200", "gb300"),
 )
 
+_MEGATRON = Framework(pattern=r"megatron|transformer engine", profile="megatron", zero=1, memory_kind="allocated")
+
 FRAMEWORKS = (
     Framework(pattern=r"deepspeed.*zero-?3", profile="deepspeed", attention="unfused", zero=3),
     Framework(pattern=r"megatron-?deepspeed|deepspeed", profile="deepspeed", attention="unfused"),
@@ -92,7 +102,10 @@ FRAMEWORKS = (
     # nodes of eight, and on Hopper `moe_a2a_overlap` (scripts/performance/configs of v0.2 to v0.4)
     replace(_NEMO, pattern=r"megatron-bridge", folds_experts=True, flex_on=("gb200", "gb300"), hides_exchanges_on=("h100", "h200")),
     _NEMO,
-    Framework(pattern=r"megatron|transformer engine", profile="megatron", zero=1, memory_kind="allocated"),
+    # SimuMax's scripts pass neither `--overlap-grad-reduce` nor `--overlap-param-gather` (simu_tools/megatron_scripts): they measure
+    # "a non-overlap contract" (docs/b200/b200_real_repro_guide.md)
+    replace(_MEGATRON, pattern=r"simumax", settings={"gradient_bucketing": False}),
+    _MEGATRON,
     Framework(pattern=r"nanotron", profile="nanotron", memory_rank="first"),
     Framework(pattern=r"llm-?foundry|composer|mosaic", profile="composer-fsdp", zero=3, fills_memory=True),
     Framework(pattern=r"torchtitan", profile="torchtitan", zero=3, sequence_parallel=True, selective=_TITAN_SELECTIVE, fills_memory=True),

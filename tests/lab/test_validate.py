@@ -419,6 +419,13 @@ def test_settings_change_the_profile():
     assert with_settings(base, {"async_tp": True}).tp_overlap_fraction > base.tp_overlap_fraction
 
 
+def test_what_a_frameworks_scripts_leave_off_is_off_where_the_run_does_not_say_it():
+    run = {**WITH_EXPERTS, "framework": "Megatron-LM 0.14 / TE 2.11 (SimuMax repro)", "settings": {"fused_cross_entropy": True}}
+    assert not plan_of_case(inputs_of(run)).profile.overlaps_gradients
+    assert plan_of_case(inputs_of({**run, "framework": "Megatron-LM 0.14"})).profile.overlaps_gradients
+    assert plan_of_case(inputs_of({**run, "settings": {"gradient_bucketing": True}})).profile.overlaps_gradients
+
+
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
 def test_narrow_matmuls_are_faster_and_their_copies_take_memory(precision):
     """Where the chip sets the time: one sequence in a pass is bound by the host's launches, of which casts need more."""

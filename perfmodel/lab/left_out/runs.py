@@ -69,13 +69,12 @@ def _run(case: Case) -> PublishedRun | None:
         planned = plan_of_case(case.inputs)
     except InputError:
         return None
-    settings = case.inputs.get("settings")
     model = planned.plan.job.transformer
     return PublishedRun(
         id=case.id,
         model=f"L{model.num_hidden_layers} h{model.hidden_size} a{model.num_attention_heads}/{model.num_key_value_heads} "
         f"f{model.intermediate_size}",
         planned=planned,
-        settings=settings if isinstance(settings, Mapping) else {},
+        settings=planned.framework.setup(case.inputs.get("settings")),
         choice=choice_of(case, planned),
     )
