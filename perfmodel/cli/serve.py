@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -69,18 +68,7 @@ def serve(
     What is left out: tp is the smallest whose replicas have room for the requests, replicas fill the chips, the format is that in which the
     model is published. Without --concurrency and --rate as many requests run as fit.
     """
-    from perfmodel.report.serving import (
-        headline,
-        launch_facts,
-        launch_object,
-        memory_table,
-        operator_object,
-        operators_table,
-        parts_table,
-        service_line,
-        serving_object,
-    )
-    from perfmodel.verbs.serving import NEEDED, launch_of, operators_asked, serve_asked, simulated_in
+    from perfmodel.verbs.serving import NEEDED
 
     options.check_figure(plot)
     if run:
@@ -93,30 +81,35 @@ def serve(
     absent = {name: meaning for name, meaning in NEEDED.items() if not (is_sized and name == "chips")}
     options.needed(*((flag(name), _given(getattr(asked, name)), meaning) for name, meaning in absent.items()))
     if search:
-        _search(
-            asked,
-            limits={"ttft": wanted.ttft, "tpot": wanted.tpot, "request_latency": wanted.latency},
-            p99=p99,
-            objective=wanted.objective,
-            top=wanted.top,
-            allow=wanted.allow,
-            disaggregated=disaggregated,
-            plot=plot,
-            json=json,
-        )
-        return
-    if plot is not None and not operators:
+        _search(asked, wanted, p99=p99, disaggregated=disaggregated, plot=plot, json=json)
+    elif operators:
+        _operators(asked, plot=plot, json=json)
+    elif plot is not None:
         raise InputError("--plot: goes with --operators, whose roofline it draws, or with --search; add one of them")
-    if not operators:
-        setting, prediction = serve_asked(asked)
-        if simulated:
-            prediction = simulated_in(setting, prediction, ttft=wanted.ttft, tpot=wanted.tpot, seed=seed)
-        if json:
-            print_json({**serving_object(prediction), "launch": launch_object(launch_of(setting, prediction))})
-            return
-        print_facts(service_line(prediction), [*headline(prediction), *launch_facts(launch_of(setting, prediction))])
-        print_tables([parts_table(prediction), memory_table(prediction)])
+    else:
+        _predict(asked, wanted, seed=seed if simulated else None, json=json)
+
+
+def _predict(asked: ServingRequest, wanted: WantedWords, *, seed: int | None, json: bool) -> None:
+    """seed: of the requests that are simulated; None: none are."""
+    from perfmodel.report.serving import headline, launch_facts, launch_object, memory_table, parts_table, service_line, serving_object
+    from perfmodel.verbs.serving import launch_of, serve_asked, simulated_in
+
+    setting, prediction = serve_asked(asked)
+    if seed is not None:
+        prediction = simulated_in(setting, prediction, ttft=wanted.ttft, tpot=wanted.tpot, seed=seed)
+    launch = launch_of(setting, prediction)
+    if json:
+        print_json({**serving_object(prediction), "launch": launch_object(launch)})
         return
+    print_facts(service_line(prediction), [*headline(prediction), *launch_facts(launch)])
+    print_tables([parts_table(prediction), memory_table(prediction)])
+
+
+def _operators(asked: ServingRequest, *, plot: Path | None, json: bool) -> None:
+    from perfmodel.report.serving import headline, operator_object, operators_table, service_line, serving_object
+    from perfmodel.verbs.serving import operators_asked
+
     _, prediction, rows = operators_asked(asked)
     if plot is not None:
         from perfmodel.report.serving_figures import plot_roofline
@@ -148,18 +141,7 @@ def _run(asked: ServingRequest, *, json: bool) -> None:
         print(f"\n{sentence}")
 
 
-def _search(
-    asked: ServingRequest,
-    *,
-    limits: Mapping[str, str],
-    p99: bool,
-    objective: str,
-    top: int,
-    allow: str,
-    disaggregated: bool,
-    plot: Path | None,
-    json: bool,
-) -> None:
+def _search(asked: ServingRequest, wanted: WantedWords, *, p99: bool, disaggregated: bool, plot: Path | None, json: bool) -> None:
     from perfmodel.report.serving import launch_facts, launch_object
     from perfmodel.report.serving_searches import (
         baselines_table,
@@ -172,22 +154,28 @@ def _search(
     )
     from perfmodel.verbs.serving import launch_of, search_asked
 
-    names = [name.strip() for name in allow.split(",") if name.strip()]
     setting, found = search_asked(
-        asked, limits=limits, p99=p99, objective=objective, top=top, quantizations=names, disaggregated=disaggregated
+        asked,
+        limits={"ttft": wanted.ttft, "tpot": wanted.tpot, "request_latency": wanted.latency},
+        p99=p99,
+        objective=wanted.objective,
+        top=wanted.top,
+        quantizations=[name.strip() for name in wanted.allow.split(",") if name.strip()],
+        disaggregated=disaggregated,
     )
+    line, launch = search_line(setting.job, found, setting.reference), launch_of(setting, found.best.prediction)
     if plot is not None:
         from perfmodel.report.serving_figures import plot_front
 
-        plot_front(found, search_line(setting.job, found, setting.reference), plot)
+        plot_front(found, line, plot)
     if json:
-        print_json({**search_object(found), "launch": launch_object(launch_of(setting, found.best.prediction))})
+        print_json({**search_object(found), "launch": launch_object(launch)})
         return
-    print_facts(search_line(setting.job, found, setting.reference), [*search_facts(found), *(("note", note) for note in setting.notes)])
+    print_facts(line, [*search_facts(found), *(("note", note) for note in setting.notes)])
     apart = [pools_table(found)] if disaggregated else []
     print_tables([plans_table(found), *apart, baselines_table(found), front_table(found)])
     print()
-    print_facts("The best of them", [("plan", found.best.plan.label()), *launch_facts(launch_of(setting, found.best.prediction))])
+    print_facts("The best of them", [("plan", found.best.plan.label()), *launch_facts(launch)])
     if plot is not None:
         print(f"\nfigure: {plot}")
 
