@@ -12,6 +12,7 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Progress, print_facts, print_json, print_tables
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.values import whole
 from perfmodel.foundation.words import word
 from perfmodel.parallel.serving.request import ServingRequest
 
@@ -71,6 +72,7 @@ def serve(
     from perfmodel.verbs.serving import NEEDED
 
     options.check_figure(plot)
+    _check_together(wanted, search=search, operators=operators, simulated=simulated, p99=p99, disaggregated=disaggregated)
     if run:
         if search or operators or simulated or disaggregated or plot is not None:
             raise InputError("--run: measures steps on this machine and nothing else; leave out what predicts a service")
@@ -87,7 +89,17 @@ def serve(
     elif plot is not None:
         raise InputError("--plot: goes with --operators, whose roofline it draws, or with --search; add one of them")
     else:
-        _predict(asked, wanted, seed=seed if simulated else None, json=json)
+        _predict(asked, wanted, seed=whole(seed, "seed", least=0) if simulated else None, json=json)
+
+
+def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simulated: bool, p99: bool, disaggregated: bool) -> None:
+    """An option that would be passed over in silence is refused."""
+    for_search = {"p99": p99, "disaggregated": disaggregated, "latency": wanted.latency, "allow": wanted.allow}
+    for name in [name for name, given in for_search.items() if given and not search]:
+        raise InputError(f"{flag(name)}: goes with --search; add it, or leave {flag(name)} out")
+    for_one_plan = [name for name, given in (("--operators", operators), ("--simulate", simulated), ("--search", search)) if given]
+    if len(for_one_plan) > 1:
+        raise InputError(f"{for_one_plan[0]}: does not go with {for_one_plan[1]}; ask for one after the other")
 
 
 def _predict(asked: ServingRequest, wanted: WantedWords, *, seed: int | None, json: bool) -> None:

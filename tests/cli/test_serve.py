@@ -134,6 +134,9 @@ def test_workers_of_prompts_and_of_answers(call_json, call):
         (("--workers", "1x4:1x4", "--tp", "3"), "tp=3"),
         (("--workers", "1x4:1x4", "--operators"), "workers that do both"),
         (("--workers", "1x4:1x4", "--search"), "--disaggregated"),
+        (("--simulate", "--seed", "-1"), "seed=-1: must be a whole number of at least 0"),
+        (("--allow", "fp8"), "--allow: goes with --search"),
+        (("--simulate", "--search"), "--simulate: does not go with --search"),
     ):
         code, _, error = call(*LLAMA, *words)
         assert code == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,15 @@ class Engine:
             raise bad_field("decode_attention_fraction", self.decode_attention_fraction, rule, "correct the engine")
         if not 0.0 < self.few_rows_fraction <= 1.0:
             raise bad_field("few_rows_fraction", self.few_rows_fraction, "must be above 0, and 1 at most", "correct the engine")
-        if not 0.0 <= self.lockstep <= 1.0:
-            raise bad_field("lockstep", self.lockstep, "must lie in 0..1", "correct the engine")
+        for name in ("lockstep", "floor_fraction"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise bad_field(name, getattr(self, name), "must lie in 0..1", "correct the engine")
+        for name in ("activation_factor", "expert_activation_factor"):
+            factors = getattr(self, name)
+            if len(factors) != 4 or min(factors) < 0:
+                raise bad_field(name, factors, "must be four factors, by tp 1, 2, 4 and 8", "correct the engine")
+        if not self.graph_sizes or self.graph_sizes[0] < 1 or any(a >= b for a, b in pairwise(self.graph_sizes)):
+            raise bad_field("graph_sizes", self.graph_sizes, "must be batches from 1, each larger than the last", "correct the engine")
 
 
 def list_engines() -> tuple[str, ...]:
