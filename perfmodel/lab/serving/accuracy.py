@@ -17,7 +17,7 @@ import numpy as np
 
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.lab.command import command_parser, exits_on_errors
-from perfmodel.lab.serving.choices import ChoiceFigures, choice_figures, points_of
+from perfmodel.lab.serving.choices import ChoiceFigures, Point, choice_figures, points_of
 from perfmodel.lab.serving.engines import elsewhere, read_rows, shipped_fits
 from perfmodel.lab.serving.estimators import Estimators
 from perfmodel.lab.serving.fitting import EngineFit, left_out_residuals
@@ -32,6 +32,7 @@ Errors = Mapping[tuple[str, str], float]
 """(id of a run, metric) -> predicted / measured - 1."""
 
 _DENSE_CHIPS = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-180gb")
+_MARGINS = (0.02, 0.05)
 _LEAST_ALIKE, _ALIKE, _UNLIKE = 4, 1.15, 2.0
 _NOTED_RUNNING = re.compile(r"about (\d+) of (\d+) requests run at once")
 
@@ -64,12 +65,17 @@ def measure(path: Path) -> ServingAccuracy:
         shipped=shipped,
         without_model=without["model"],
         without_chip=without["chip"],
-        choices={
-            "as it ships": choice_figures(points_of(rows, metrics)),
-            "without the model": choice_figures(points_of(rows, _moved(rows, without["model"]))),
-        },
+        choices=_choices({"as it ships": points_of(rows, metrics), "without the model": points_of(rows, _moved(rows, without["model"]))}),
         residuals=(*known_residuals(fits, estimators), *unknown_residuals(fits, estimators)),
     )
+
+
+def _choices(points: Mapping[str, Sequence[Point]]) -> dict[str, ChoiceFigures]:
+    """Of choices that may come up to the limit, and of those that are asked to stay below it."""
+    found = {name: choice_figures(each) for name, each in points.items()}
+    for name, each in points.items():
+        found |= {f"{name}, {margin:.0%} below the limit": choice_figures(each, margin=margin) for margin in _MARGINS}
+    return found
 
 
 def left_out_errors(fits: Mapping[str, EngineFit], by: str) -> dict[tuple[str, str], float]:
@@ -288,7 +294,8 @@ def _plan_choice(found: ServingAccuracy) -> str:
 
 Groups of runs that differ in plan and load alone, under six limits of TPOT (10 to 100 ms). Chosen: the most output tokens a second and chip
 among what is predicted to meet the limit. Broken: choices whose measured TPOT is over the limit they were chosen under. Regret: how much
-less the others yield than the measured best under the limit. Median point: the same for the median of what meets it, what is at stake."""
+less the others yield than the measured best under the limit. Median point: the same for the median of what meets it, what is at stake.
+A choice is what is predicted quickest for its load, so it errs to the quick side: *2% below the limit*: chosen with so much to spare."""
     head = ("numbers of engines", "cases", "mean regret", "median regret", "broken", "as many chips as the best", "median point")
     lines = [
         (

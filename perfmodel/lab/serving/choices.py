@@ -68,7 +68,8 @@ def points_of(rows: Sequence[ServingRow], predicted: Mapping[str, Mapping[str, f
     return found
 
 
-def choice_figures(points: Sequence[Point], limits: Sequence[float] = TPOT_LIMITS) -> ChoiceFigures:
+def choice_figures(points: Sequence[Point], limits: Sequence[float] = TPOT_LIMITS, *, margin: float = 0.0) -> ChoiceFigures:
+    """margin: share of a limit that a choice is predicted to stay below it."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(point.group, []).append(point)
@@ -83,7 +84,7 @@ def choice_figures(points: Sequence[Point], limits: Sequence[float] = TPOT_LIMIT
                 continue
             cases += 1
             best = max(meet, key=lambda point: point.measured_rate)
-            chosen = chosen_point(each, limit)
+            chosen = chosen_point(each, limit * (1.0 - margin))
             middle.append(1.0 - float(np.median([point.measured_rate for point in meet])) / best.measured_rate)
             if chosen.measured_tpot > limit:
                 broken += 1

@@ -69,6 +69,7 @@ def test_a_choice_is_judged_by_what_was_measured():
     points = [point(0.005, 0.005, 10, 8), point(0.009, 0.009, 20, 8), point(0.009, 0.012, 30, 4), point(0.05, 0.05, 40, 4)]
     figures = choice_figures(points, limits=(0.010, 0.020))
     assert (figures.num_cases, figures.broken, figures.mean_regret) == (2, 0.5, 0.0)
+    assert choice_figures(points, limits=(0.010,), margin=0.2).broken == 0.0
     late = choice_figures([replace(each, predicted_tpot=2 * each.predicted_tpot) for each in points], limits=(0.020,))
     assert late.mean_regret == 0.0
     assert late.median_point == pytest.approx(1 / 3)
