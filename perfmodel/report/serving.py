@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -77,7 +78,9 @@ def _running(prediction: ServingPrediction) -> str:
     replicas = prediction.plan.replicas
     each = " in each replica" if replicas > 1 else ""
     text = f"{prediction.running:,.1f} sequences run{each}"
-    return text if not prediction.queued else f"{text}, {prediction.queued:,.1f} wait"
+    if not prediction.queued:
+        return text
+    return f"{text}, {prediction.queued:,.1f} wait" if math.isfinite(prediction.queued) else f"{text}, and a queue that only grows"
 
 
 def _grouped(rests: Mapping[str, str]) -> dict[str, str]:
@@ -89,6 +92,8 @@ def _grouped(rests: Mapping[str, str]) -> dict[str, str]:
 
 
 def _spread(spread: Spread, prediction: ServingPrediction, name: str) -> str:
+    if not math.isfinite(spread.mean):
+        return "ever longer: more requests come than are answered"
     text = format_time(spread.mean)
     shown = [(label, value) for label, value in (("p50", spread.p50), ("p90", spread.p90), ("p99", spread.p99)) if value is not None]
     if shown:

@@ -194,9 +194,8 @@ def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[Servin
     fixed |= {name: value for name, value in read.items() if name != "replicas"}
     notes: tuple[str, ...] = ()
     if "tp" not in read:
-        tp, has_room = smallest_tp(setting, fixed)
-        why = "is the fewest chips of a replica that leave room for these requests" if has_room else "leaves most room of all that can be"
-        fixed["tp"], notes = tp, (f"tp: nobody said, and {tp} {why}",)
+        fixed["tp"], why = default_tp(setting, fixed)
+        notes = (f"tp: nobody said, and {fixed['tp']} {why}",)
     one = ServingPlan(**fixed)
     if setting.num_chips < one.chips_per_replica:
         raise bad_field(
@@ -242,20 +241,28 @@ def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
 _USUAL_ROOM = 8.0
 
 
-def smallest_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, bool]:
-    """The least power of two that divides the heads and whose replicas hold all requests, and True; else the one that holds most."""
-    heads, job = setting.job.model.num_attention_heads, setting.job
+def default_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, str]:
+    """The least power of two that divides the heads and whose replicas hold all requests at once, at a rate also answer them as they
+    come; else the one that comes nearest. With what it is."""
+    import numpy as np
+
+    estimator, job = setting.estimator, setting.job
     beside, dp = fixed.get("pp", 1) * fixed.get("attention_dp", 1), fixed.get("attention_dp", 1)
-    fitting = [tp for tp in (1, 2, 4, 8, 16, 32, 64) if heads % tp == 0 and tp * beside <= setting.num_chips]
+    fitting = [tp for tp in (1, 2, 4, 8, 16, 32, 64) if job.model.num_attention_heads % tp == 0 and tp * beside <= setting.num_chips]
     tried = [tp for tp in fitting if tp * dp % fixed.get("ep", 1) == 0] or [1]
-    held = []
-    for tp in tried:
-        replicas = max(setting.num_chips // (tp * beside), 1)
-        room = setting.estimator.memory([ServingPlan(**{**fixed, "tp": tp})], job.input_len.mean + job.output_len.mean, job.speculation)
-        held.append(float(room.sequences[0]) * replicas)
-        if float(room.sequences[0]) >= 1.0 and held[-1] >= (job.concurrency or _USUAL_ROOM * replicas):
-            return tp, True
-    return (tried[held.index(max(held))] if max(held) > 0 else tried[-1]), False
+    replicas = np.array([max(setting.num_chips // (tp * beside), 1) for tp in tried])
+    plans = [ServingPlan(**{**fixed, "tp": tp, "replicas": int(copies)}) for tp, copies in zip(tried, replicas, strict=True)]
+    memory = estimator.memory(plans, job.input_len.mean + job.output_len.mean, job.speculation)
+    held, keeps_up = memory.sequences * replicas, "leave room for these requests"
+    enough = memory.fits & (held >= (job.concurrency or _USUAL_ROOM * replicas))
+    nearest, how = held, "leaves most room of all that can be"
+    if job.rate is not None and memory.fits.any():
+        load = estimator.serve(job, plans).load
+        enough, keeps_up = enough & np.logical_not(load.is_saturated), "leave room for these requests and keep up with them"
+        nearest, how = np.where(memory.fits, load.requests_per_second * replicas, 0.0), "answers most of them"
+    if enough.any():
+        return tried[int(enough.argmax())], f"is the fewest chips of a replica that {keeps_up}"
+    return tried[int(nearest.argmax()) if nearest.max() > 0 else -1], how
 
 
 @takes(asked=Words(ServingRequest, needed="model cluster input_len output_len"))

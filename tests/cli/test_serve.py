@@ -34,6 +34,19 @@ def test_what_does_not_fit_is_not_started(call):
     assert "vllm serve" not in text
 
 
+def test_a_rate_without_tp_is_answered_where_it_can_be(call, call_json):
+    asked = ["serve", "--model", "llama-3.3-70b", "--cluster", "dgx-h100", "--chips", "8", "--input-len", "1k", "--output-len", "1k"]
+    tp_2, own, many = (call_json(*asked, *more.split()) for more in ("--rate 2 --tp 2", "--rate 2", "--rate 2000"))
+    assert tp_2["is_saturated"]
+    assert (own["plan"]["tp"], own["is_saturated"], own["requests_per_second"]) == (4, False, pytest.approx(2))
+    assert own["ttft"]["mean"] < own["ttft"]["p99"] < 2 * own["ttft"]["mean"]
+    assert many["is_saturated"]
+    assert many["requests_per_second"] > tp_2["requests_per_second"]
+    _, text, _ = call(*asked, "--rate", "2000")
+    assert "a queue that only grows" in text
+    assert "inf " not in text
+
+
 def test_every_operator_with_what_bounds_it(call_json, tmp_path):
     figure = tmp_path / "roof.png"
     rows = call_json(*LLAMA, "--tp", 4, "--operators", "--plot", figure)["operators"]

@@ -198,6 +198,7 @@ def disaggregated(
 
     crowd: Num = 0.0
     place: Num = 0.0
+    wave: Num = 0.0
     if rate is not None:
         r = np.minimum(rate, highest)
         saturated = np.asarray(rate) >= highest
@@ -231,7 +232,10 @@ def disaggregated(
         saturated = np.zeros(np.shape(r), dtype=bool)
 
     ttft = fixed + wait + place + scheduling.border_steps * t_d
-    tail = np.hypot(wait_tail_99(np.where(np.isfinite(wait), wait, 0.0), np.minimum(r / most_p, 1.0)), prompt * longer_99(requests.prompt))
+    queueing = np.where(np.isfinite(wait), np.maximum(wait - wave, 0.0), 0.0)  # the places in a wave are even from its first to its last
+    tail = np.hypot(wait_tail_99(queueing, np.minimum(r / most_p, 1.0)), prompt * longer_99(requests.prompt)) + 0.98 * np.minimum(
+        wave, wait
+    )
     tpot = D * t_d / after
     load = load_of(
         ttft=ttft,

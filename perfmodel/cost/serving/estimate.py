@@ -229,6 +229,9 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         notes.append(_does_not_fit(memory, at))
     elif wanted > served.capacity[at]:
         notes.append(f"{_count(served.capacity[at])} of {_count(wanted)} sequences of a replica run at once; the others wait")
+    if fits and job.rate is not None and load.is_saturated[at]:
+        answered = _at(load.requests_per_second, at) * plan.replicas
+        notes.append(f"{job.rate:,.6g} requests a second come and {answered:,.3g} can be answered: the queue only grows; use more chips")
     kv_heads = estimator.model.num_key_value_heads
     if estimator.model.latent is None and plan.tp > kv_heads:
         notes.append(f"tp {plan.tp} over {kv_heads} key-value heads keeps {plan.tp // kv_heads} copies of the cache")
@@ -244,9 +247,9 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         job=job,
         plan=plan,
         cluster=estimator.cluster.name,
-        ttft=Spread(mean=_at(load.ttft, at)),
-        tpot=Spread(mean=_at(load.tpot, at)),
-        inter_token=Spread(mean=_at(load.tpot, at)),
+        ttft=Spread(mean=_at(load.ttft, at), p99=_at(load.ttft_p99, at)),
+        tpot=Spread(mean=_at(load.tpot, at), p99=_at(load.tpot_p99, at)),
+        inter_token=Spread(mean=_at(load.tpot, at), p99=max(_at(load.inter_token_p99, at), _at(load.tpot, at))),
         request_latency=Spread(mean=_at(load.request_latency, at)),
         decode_step=sum(float(parts[name][at]) for name in PARTS),
         prefill_time=_at(load.prefill_time, at),

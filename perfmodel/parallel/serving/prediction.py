@@ -11,7 +11,7 @@ from perfmodel.workload.serving import ServingJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A time over requests. Percentiles are None where nothing was simulated. [s]"""
+    """A time over requests. [s]  p99 by closed forms, of a simulation all three; None where there is none."""
 
     mean: float
     p50: float | None = None
