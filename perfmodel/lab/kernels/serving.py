@@ -125,9 +125,16 @@ def _all_reduces(folder: Path, tables: "ChipTables") -> ServingPart:
     )
 
 
+def products_version(folder: Path, tables: "ChipTables", name: str) -> str:
+    """The table of products in a format: that of kernels which were chosen by trying, where the folder has it."""
+    tuned = tables.tuned.get(name, tables.gemm)
+    has = (folder / "aiconfigurator" / tables.folder / "gemm" / tuned / "gemm_perf.parquet").is_file()
+    return tuned if has else tables.gemm
+
+
 def _weight_products(folder: Path, tables: "ChipTables", plain: MatmulModel, name: str) -> ServingPart:
     cluster = tables.cluster_of_fits()
-    table = read_weight_products(folder, tables.folder, tables.tuned.get(name, tables.gemm), name)
+    table = read_weight_products(folder, tables.folder, products_version(folder, tables, name), name)
     return ServingPart(
         field="weight_product",
         name=name,

@@ -7,6 +7,8 @@ from perfmodel.calibrate.fits import MatmulTable
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.hardware.serving_kernels import WeightProductModel
+from perfmodel.lab.kernels.fit import TABLES
+from perfmodel.lab.kernels.serving import products_version
 from perfmodel.lab.kernels.weight_products import fit_weight_products, measured_formats, predict_weight_products
 from perfmodel.workload.quantization import QUANTIZATIONS
 
@@ -37,3 +39,12 @@ def test_formats_of_a_table_are_found(tmp_path):
     folder.mkdir(parents=True)
     pd.DataFrame({"gemm_dtype": ["sq", "bfloat16", "int4_wo"]}).to_parquet(folder / "gemm_perf.parquet")
     assert measured_formats(tmp_path, "a100_sxm", "v") == ["int8", "w4a16"]
+
+
+def test_products_of_kernels_that_were_tried_count_where_their_table_is(tmp_path):
+    tables = TABLES["b200"]
+    assert products_version(tmp_path, tables, "nvfp4") == tables.gemm
+    path = tmp_path / "aiconfigurator" / tables.folder / "gemm" / tables.tuned["nvfp4"] / "gemm_perf.parquet"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert (products_version(tmp_path, tables, "nvfp4"), products_version(tmp_path, tables, "fp8")) == (tables.tuned["nvfp4"], tables.gemm)
