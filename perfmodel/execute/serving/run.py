@@ -62,20 +62,7 @@ def run_serving(
     checks           compare logits with the uncached forward pass first (models of up to CHECKED_PARAMETERS parameters)
     group            a running WorkerGroup of `tp` ranks to use
     """
-    if not shapes:
-        raise InputError("shapes: none are given; say how many sequences, cached and new tokens a step has")
-    longest = max(shape.cached + shape.new for shape in shapes)
-    if longest > config.max_position_embeddings:
-        raise InputError(
-            f"cached+new={longest}: {config.name} has positions for {config.max_position_embeddings} tokens; use shorter sequences"
-        )
-    if rounds < 1 or repeats < 1:
-        raise InputError(f"rounds={rounds}, repeats={repeats}: must be at least 1; nothing is measured otherwise")
-    reason = not_served_reason(config, tp)
-    if reason:
-        raise InputError(reason)
-    if group is not None and group.num_ranks != tp:
-        raise InputError(f"tp={tp}: the worker group has {group.num_ranks} ranks; use one of {tp}")
+    _check(config, shapes, tp=tp, rounds=rounds, repeats=repeats, group=group)
     place = group.device if group is not None else pick_device(device, tp)
     if tp > num_devices(place):
         raise InputError(f"tp={tp}: this machine has room for {num_devices(place)} ranks; use a smaller tp")
@@ -108,6 +95,27 @@ def run_serving(
         busy_fraction=busy,
         anchor=found[0][1],
     )
+
+
+def _check(
+    config: TransformerConfig, shapes: Sequence[StepShape], *, tp: int, rounds: int, repeats: int, group: WorkerGroup | None
+) -> None:
+    """What is wrong with the question whatever the machine. Raises InputError."""
+    if not shapes:
+        raise InputError("shapes: none are given; say how many sequences, cached and new tokens a step has")
+    longest = max(shape.cached + shape.new for shape in shapes)
+    if longest > config.max_position_embeddings:
+        raise InputError(
+            f"cached+new={longest}: {config.name} has positions for {config.max_position_embeddings} tokens; use shorter sequences"
+        )
+    for name, number in (("rounds", rounds), ("repeats", repeats)):
+        if number < 1:
+            raise InputError(f"{name}={number}: must be at least 1; nothing is measured otherwise")
+    reason = not_served_reason(config, tp)
+    if reason:
+        raise InputError(reason)
+    if group is not None and group.num_ranks != tp:
+        raise InputError(f"tp={tp}: the worker group has {group.num_ranks} ranks; use one of {tp}")
 
 
 def _wrong_logits(name: str, error: float, others: int) -> str:

@@ -24,6 +24,9 @@ from perfmodel.workload.serving import ServingJob
 
 PREFILL, DECODE = "prefill", "decode"
 
+#: Format of weights -> what vLLM and SGLang are told of it; the others they read from the checkpoint.
+_FORMAT_FLAGS = {"bf16": ("--dtype", "bfloat16"), "fp16": ("--dtype", "float16"), "fp8": ("--quantization", "fp8")}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchLine:
@@ -80,9 +83,7 @@ def _vllm(plan: ServingPlan, job: ServingJob, engine: Engine, model: str, node: 
     words += ["--max-num-seqs", str(plan.max_batch or engine.max_batch)]
     words += ["--max-num-batched-tokens", str(plan.max_tokens or engine.max_tokens)]
     words += ["--max-model-len", str(_longest(job)), "--gpu-memory-utilization", f"{engine.memory_fraction:g}"]
-    words += {"bf16": ["--dtype", "bfloat16"], "fp16": ["--dtype", "float16"], "fp8": ["--quantization", "fp8"]}.get(
-        job.quantization.name, []
-    )
+    words += _FORMAT_FLAGS.get(job.quantization.name, ())
     words += ["--kv-cache-dtype", "fp8"] if job.kv_precision is Dtype.FP8 else []
     words += ["--enforce-eager"] if not engine.has_graphs else []
     if job.speculation is not None:
@@ -109,9 +110,7 @@ def _sglang(plan: ServingPlan, job: ServingJob, engine: Engine, model: str, node
     words += ["--max-running-requests", str((plan.max_batch or engine.max_batch) * dp)]
     words += ["--chunked-prefill-size", str((plan.max_tokens or engine.max_tokens) * dp)]
     words += ["--context-length", str(_longest(job)), "--mem-fraction-static", f"{engine.memory_fraction:g}"]
-    words += {"bf16": ["--dtype", "bfloat16"], "fp16": ["--dtype", "float16"], "fp8": ["--quantization", "fp8"]}.get(
-        job.quantization.name, []
-    )
+    words += _FORMAT_FLAGS.get(job.quantization.name, ())
     words += ["--kv-cache-dtype", "fp8_e4m3"] if job.kv_precision is Dtype.FP8 else []
     if job.speculation is not None:
         drafted = job.speculation.draft_tokens
