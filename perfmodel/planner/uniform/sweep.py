@@ -432,13 +432,15 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
             most = _surely(state, here.fixed, outside, crowded[rank], beside[rank])
             # where gradients wait, each moment has others beside it, whatever is under way then
             times = runs_at(rank, stages) if keeps_gathered(terms.program) else tuple(kept[rank])
+            largest: Any = None
             for at in times:
                 base = np.broadcast_to(here.base(at, times), (end - begin, num_micro, num_recompute))[..., None]
                 under_way = kept[rank].get(at, kept[rank][At.BLOCKS])
                 need = reserved_memory(under_way[part], base, here.unreduced.at(at))
-                if most is not None:
-                    is_sure = need <= most if is_sure is None else is_sure & (need <= most)
-                memory = need if memory is None else np.maximum(memory, need, out=memory)
+                largest = need if largest is None else np.maximum(largest, need, out=largest)
+            if most is not None:
+                is_sure = largest <= most if is_sure is None else is_sure & (largest <= most)
+            memory = largest if memory is None else np.maximum(memory, largest, out=memory)
             alone = np.maximum(alone, here.fixed)
         fits = memory <= state.capacity
         if is_sure is not None:
