@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.kernels import weight_product_time
 from perfmodel.cost.serving.routing import share_met
-from perfmodel.cost.serving.step import PARTS, StepCosts, Work
+from perfmodel.cost.serving.step import PARTS, StepCosts, Work, keys_within
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
@@ -189,16 +189,11 @@ def _attention(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
 
 def keys_seen(model: TransformerConfig, queries: float, before: float) -> float:
     """Keys that each of the new tokens sees after `before` others, on average over them and over layers with a window and without."""
-
-    def within(most: float) -> float:
-        growing = min(max(most - before, 0.0), queries)  # those that see all before them
-        return (growing * (before + 0.5 * (growing + 1.0)) + (queries - growing) * most) / queries
-
     if model.latent is not None and model.latent.index_heads:
-        return within(float(model.latent.index_top))
+        return float(keys_within(model.latent.index_top, queries, before))
     window, share = float(model.sliding_window or model.attention_chunk), model.sliding_layer_fraction
     whole = before + 0.5 * (queries + 1.0)
-    return share * within(window) + (1.0 - share) * whole if share else whole
+    return share * float(keys_within(window, queries, before)) + (1.0 - share) * whole if share else whole
 
 
 def _experts(costs: StepCosts, work: Work, phase: Phase, time: float) -> list[OperatorRow]:

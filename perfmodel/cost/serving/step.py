@@ -404,13 +404,11 @@ class StepCosts:
         latent = self.decode_program.model.latent
         assert latent is not None
         new, before = np.maximum(work.prompt_tokens, 1.0), work.prompt_cached
-        growing = np.clip(top - before, 0.0, new)  # tokens that see all before them
-        keys = (growing * (before + 0.5 * (growing + 1.0)) + (new - growing) * top) / new
         return np.asarray(
             latent_decode_time(
                 batch=work.prompts * new,
                 heads=of.heads,
-                key_length=keys,
+                key_length=keys_within(top, new, before),
                 machine=self.machine,
                 latent_dim=latent.key_value_rank,
                 rotary_dim=latent.rope_head_dim,
@@ -541,6 +539,12 @@ class StepCosts:
         return waits + (engine.step_time if program.is_prompt and engine.overlaps_host else own)
 
 
+def keys_within(most: Num, queries: Num, before: Num) -> Any:
+    """Keys that each of the new tokens sees after `before` others where it sees at most so many, on average over them. [-]"""
+    growing = np.clip(np.asarray(most, dtype=float) - before, 0.0, queries)  # those that see all before them
+    return (growing * (before + 0.5 * (growing + 1.0)) + (queries - growing) * most) / queries
+
+
 def _attention_row(program: ServingProgram, row: int, amount: Array) -> AttentionRow:
     rows = program.rows.attention
     heads, kv_heads = (amount[rows.columns[name][row]] for name in ("heads", "kv_heads"))
@@ -562,4 +566,4 @@ def _at_once(number: Array, places: Array) -> Array:
     return np.maximum(number / places, np.minimum(number, 1.0))
 
 
-__all__ = ["PARTS", "AttentionRow", "Calls", "StepCosts", "Work"]
+__all__ = ["PARTS", "AttentionRow", "Calls", "StepCosts", "Work", "keys_within"]
