@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.values import check_name
+from perfmodel.foundation.values import check_name, whole
 from perfmodel.foundation.words import Words, takes, words_of
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
@@ -83,6 +83,7 @@ def simulated_in(
     from perfmodel.cost.serving.simulated import with_simulation
 
     _one_kind(prediction.plan, "--simulate")
+    seed = whole(seed, "seed", least=0)
     limits = {f"{name}_limit": limit_of(value, name) for name, value in (("ttft", ttft), ("tpot", tpot))}
     return with_simulation(setting.estimator, prediction, seed=seed, **limits)
 
@@ -141,14 +142,7 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
         if quantization.needs not in cluster.chip.peak_flop_rate:
             quantization = quantization_named(WIDENED)
             notes.append(f"{cluster.chip.name} has no units for that: weights of 8 bits are widened inside the products ({WIDENED})")
-    speculation = None
-    if asked.draft_tokens is not None:
-        draft = None if asked.draft_model is None else _model(asked.draft_model, "draft_model")
-        if draft is None and not model.num_mtp_layers:
-            rule = f"{model.name} has no module for further tokens"
-            raise bad_field("draft_tokens", asked.draft_tokens, rule, "name a model that drafts with draft_model")
-        acceptance = given.get("acceptance", DEFAULT_ACCEPTANCE)
-        speculation = Speculation(draft_tokens=asked.draft_tokens, acceptance=acceptance, draft=draft)
+    speculation = _speculation(asked, model)
     job = ServingJob(
         model=model,
         input_len=given["input_len"],
@@ -172,6 +166,21 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
         cache=job.kv_precision,
     )
     return ServingSetting(estimator=estimator, job=job, reference=reference, num_chips=cluster.num_chips, notes=tuple(notes))
+
+
+def _speculation(asked: ServingRequest, model: TransformerConfig) -> Speculation | None:
+    """Drafts by a model of their own, or by the model's own module."""
+    given = _read(asked, "draft_tokens", "acceptance")
+    if "draft_tokens" not in given:
+        for name in ("acceptance", "draft_model"):
+            if getattr(asked, name) is not None:
+                raise bad_field(name, getattr(asked, name), "is of drafts, of which there are none", "give draft_tokens")
+        return None
+    draft = None if asked.draft_model is None else _model(asked.draft_model, "draft_model")
+    if draft is None and not model.num_mtp_layers:
+        rule = f"{model.name} has no module for further tokens"
+        raise bad_field("draft_tokens", asked.draft_tokens, rule, "name a model that drafts with draft_model")
+    return Speculation(**{"acceptance": DEFAULT_ACCEPTANCE, **given, "draft": draft})
 
 
 def _read(asked: ServingRequest, *names: str) -> dict[str, Any]:
@@ -309,7 +318,7 @@ def search_asked(
     disaggregated: bool = False,
 ) -> tuple[ServingSetting, ServingSearchResult]:
     """What `find_serving` answers, with its setting."""
-    from perfmodel.foundation.values import choice_of, whole
+    from perfmodel.foundation.values import choice_of
     from perfmodel.planner.serving.result import ServingLimits, ServingObjective
     from perfmodel.planner.serving.search import find_serving_plans
     from perfmodel.planner.serving.sizing import find_fewest_chips

@@ -71,6 +71,8 @@ def test_every_operator_with_what_bounds_it(call_json, tmp_path):
         ("--tp 16", "a replica takes 16"),
         ("--rate 2", "cannot be given beside a concurrency"),
         ("--draft-tokens 2", "no module for further tokens"),
+        ("--draft-tokens 0", "must be a whole number of at least 1"),
+        ("--acceptance .5", "is of drafts, of which there are none"),
         ("--plot x.png", "goes with --operators"),
     ],
 )
