@@ -44,6 +44,7 @@ class Bytes:
     optimizer_kernel   one that adds where the optimizer has no state, as that is a pass over weights and gradients
     accumulate traffic of adding one microbatch's gradient to the accumulator, for one element
     gradient_copy   whole gradients beside the accumulator
+    passed, scaled  traffic once a step of passes over a whole gradient, and of those only over one that data axes reduce
     """
 
     stored: float
@@ -59,6 +60,8 @@ class Bytes:
     produced: float
     whole_gradient: float
     sharded_gradient: float
+    passed: float
+    scaled: float
 
 
 def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: ExecutionProfile) -> Bytes:
@@ -90,6 +93,8 @@ def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: Execut
         # where the master copy is what is stored, gradients arrive in its dtype, and wait in that of reduction
         whole_gradient=reduced if stores_master else gradient,
         sharded_gradient=master if stores_master else gradient,
+        passed=profile.gradient_pass_bytes,
+        scaled=profile.gradient_scaling_bytes,
     )
 
 
@@ -524,13 +529,25 @@ def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machi
         machine,
         num_microbatches=num_microbatches,
         holds_sharded_weights=terms.program.holds_sharded_weights,
+        is_reduced=_is_reduced(terms) if sizes.scaled else 0.0,
     )
 
 
-def adding_time(elements: Any, sizes: Bytes, machine: Machine, *, num_microbatches: Any, holds_sharded_weights: bool) -> Any:
-    """`accumulation_time` of so many elements. [s]"""
+def _is_reduced(terms: ParameterTerms) -> Any:
+    """1 where data axes reduce gradients."""
+    if terms.zero:
+        return 1.0 * (sum(terms.full) > 1.5 * sum(terms.shard))  # two ranks have half each
+    # a table of the first region: unlike it, norms of a block are reduced by tensor-parallel ranks alone too
+    return 1.0 * (terms.reduce["step"][0] > 0.0)
+
+
+def adding_time(
+    elements: Any, sizes: Bytes, machine: Machine, *, num_microbatches: Any, holds_sharded_weights: bool, is_reduced: Any
+) -> Any:
+    """`accumulation_time` of so many elements, and passes over them once a step. [s]"""
     times = num_microbatches if sizes.gradient > sizes.gathered else num_microbatches - 1.0
     bandwidth = machine.memory_bandwidth
     # gradients of whole weights may be copied into one buffer of their unit, from which they leave
     copy = 0.0 if holds_sharded_weights else machine.host_times.get("gradient_mebibyte", 0.0) / MEBIBYTE
-    return times * (elements * (sizes.accumulate / bandwidth)) + elements * (sizes.gradient * copy)
+    passes = (sizes.passed + sizes.scaled * is_reduced) / bandwidth
+    return times * (elements * (sizes.accumulate / bandwidth)) + elements * (sizes.gradient * copy + passes)

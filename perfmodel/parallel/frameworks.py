@@ -61,6 +61,7 @@ GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
             {
                 "dropout", "fused_cross_entropy", "logit_bytes", "fuses_elementwise", "rms_norm_traffic", "rotary_traffic",
                 "fuses_gradient_accumulation", "redistribution_copies", "default_attention", "optimizer_bytes_factor",
+                "gradient_pass_bytes", "gradient_scaling_bytes",
                 "attention_kernel", "attention_rate_fraction", "matmul_rate_fraction",
                 "fp8_matmul_rate_fraction", "context_attention_rate_fraction",
             }

@@ -91,6 +91,9 @@ class ExecutionProfile:
     step_time_constant                   once a step: data loading, logging, optimizer launch, Python
     compute_slowdown_under_communication share by which compute slows while communication overlaps it
     optimizer_bytes_factor               optimizer traffic over the minimum (fused 1, foreach more)
+    gradient_pass_bytes                  traffic a parameter of passes over a rank's whole gradients once a step, before ZeRO shards them:
+                                         zeroing their buffer, looking for NaN (Megatron)
+    gradient_scaling_bytes               the same of dividing them by the number of ranks, where data axes reduce them
     pipeline_keeps_boundaries            a stage has a buffer for each microbatch of a step that it receives, and keeps what it sent until
                                          that microbatch's backward (torch); else two buffers, and what was sent is freed (Megatron)
     softmax_keeps_float32                unfused attention keeps the softmax in float32 beside its cast (torch), or the cast alone (the
@@ -170,6 +173,8 @@ class ExecutionProfile:
     uneven_stage_weight: float
     default_attention: str
     source: str
+    gradient_pass_bytes: float = 0.0
+    gradient_scaling_bytes: float = 0.0
     runs: Runs = ANYTHING
     fitted: FittedTo = NOTHING
     family: str = ""
@@ -346,7 +351,7 @@ def _bounds(key: str) -> tuple[float, float]:
     return 0.0, 1e15 if key in _SIZES else 3600.0 if "time" in key else 1e9
 
 
-_OPTIONAL = frozenset({"runs", "family", "unknown", "fitted"})
+_OPTIONAL = frozenset({"runs", "family", "unknown", "fitted", "gradient_pass_bytes", "gradient_scaling_bytes"})
 #: What a profile does not inherit.
 _OWN = frozenset({"name", "source", "unknown", "fitted"})
 _SHARES = frozenset(

@@ -340,3 +340,18 @@ def test_a_link_carries_one_thing_at_a_time(profile, recompute, zero):
 def _by_region(*gathers):
     for times in gathers:
         yield [{name: values[region] for name, values in times.items()} for region in range(3)]
+
+
+def test_passes_over_whole_gradients_come_once_a_step_whatever_is_sharded():
+    def time(profile, **knobs):
+        return predict(estimator_of(make_job(make_model(**LLAMA_LIKE)), profile=profile), micro_batch=1, **knobs).step_time
+
+    profile = replace(profile_of("megatron"), gradient_pass_bytes=0.0, gradient_scaling_bytes=0.0)
+    passed, scaled = replace(profile, gradient_pass_bytes=8.0), replace(profile, gradient_scaling_bytes=8.0)
+    for knobs in ({"dp_replicate": 16}, {"dp_shard": 16, "zero": 1}):
+        more = time(passed, **knobs) - time(profile, **knobs)
+        assert more > 0
+        assert time(scaled, **knobs) - time(profile, **knobs) == pytest.approx(more, rel=1e-6)
+        assert time(replace(profile, gradient_pass_bytes=16.0), **knobs) - time(profile, **knobs) == pytest.approx(2 * more, rel=1e-6)
+    alone = {"tp": 4, "pp": 4, "zero": 1}
+    assert time(scaled, **alone) == time(profile, **alone) < time(passed, **alone)
