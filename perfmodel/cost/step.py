@@ -23,7 +23,7 @@ from perfmodel.cost.pipeline import pipeline_time, send_delay
 from perfmodel.cost.program import PHASES, Program
 from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
 from perfmodel.hardware.calibration import KernelClass
-from perfmodel.parallel.algebra.sharding import TENSOR_AXES
+from perfmodel.parallel.algebra.sharding import MESH_AXES, TENSOR_AXES
 from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
@@ -534,7 +534,9 @@ def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machi
 
 
 def _is_reduced(terms: ParameterTerms) -> Any:
-    """1 where data axes reduce gradients."""
+    """1 where data axes reduce gradients; of a mesh that operators cut each by itself, whose axes are all of both kinds, always."""
+    if not frozenset().union(*terms.program.masks) <= {*MESH_AXES, "pp"}:
+        return 1.0
     if terms.zero:
         return 1.0 * (sum(terms.full) > 1.5 * sum(terms.shard))  # two ranks have half each
     # a table of the first region: unlike it, norms of a block are reduced by tensor-parallel ranks alone too

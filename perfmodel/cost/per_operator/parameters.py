@@ -71,10 +71,7 @@ def parameter_times(
     full, shard = sum(terms.full), sum(terms.shard)
     updated = shard if setting.zero else full
     step = updated * (update_time(_MANY, sizes, machine) / _MANY)
-    is_reduced = np.maximum.reduce([np.minimum(grid.size(parameter.gradient_axes) - 1.0, 1.0) for parameter in program.parameters])
-    step = step + adding_time(
-        full, sizes, machine, num_microbatches=m, holds_sharded_weights=program.holds_sharded_weights, is_reduced=is_reduced
-    )
+    step = step + adding_time(full, sizes, machine, num_microbatches=m, holds_sharded_weights=program.holds_sharded_weights, is_reduced=1.0)
     weights, gradients, state, _ = held_bytes(program, sizes, full=full, shard=shard, states=updated, copy=0.0)
     if program.holds_sharded_weights:
         gradients = shard * sizes.sharded_gradient  # they come one by one: all are there when backward ends
