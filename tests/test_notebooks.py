@@ -9,13 +9,18 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
 
+def _alone(path: Path) -> list[pytest.MarkDecorator]:
+    """Those that measure run with nothing beside them: what else runs would be in their times."""
+    return [pytest.mark.dist] if "WorkerGroup" in path.read_text(encoding="utf-8") else []
+
+
 def test_there_are_notebooks():
     assert [path.name for path in NOTEBOOKS][:1] == ["01_from_cluster_to_plan.ipynb"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [pytest.param(path, marks=_alone(path), id=path.stem) for path in NOTEBOOKS])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::RuntimeWarning", "ignore::FutureWarning")
 def test_notebook_runs_and_ships_with_its_outputs(path, tmp_path):
     nbformat = pytest.importorskip("nbformat")
