@@ -20,11 +20,10 @@ def optional_count(inputs: Mapping[str, Any], field: str) -> int | None:
     value = inputs.get(field)
     if value is None:
         return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
+    number = _whole(value)
+    if not 1 <= number <= MAX_COUNT:
         raise bad_field(field, one_line(value), f"must be a whole number from 1 to {MAX_COUNT}", "correct it in the case")
-    return value
+    return number
 
 
 def stated_count(inputs: Mapping[str, Any], field: str, default: int | None = None) -> int:
@@ -45,11 +44,17 @@ def stated_size(model: Mapping[str, Any], field: str, name: str, *, inside: str 
     value = model.get(field)
     if value is None:
         raise InputError(f"model.{inside}{field}: the run does not state it; {name} cannot be predicted without it")
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    number = _whole(value)
+    if number < 1:
         raise bad_field(f"model.{inside}{field}", printable(value), "must be a whole number from 1", "correct it in the case")
-    return value
+    return number
+
+
+def _whole(value: object) -> int:
+    """A whole number, 8.0 too; 0 for all else, which no count is."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def not_stated(field: str) -> InputError:

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.serving.kernels import weight_product_time
 from perfmodel.cost.serving.routing import share_met
 from perfmodel.cost.serving.step import PARTS, StepCosts, Work, keys_within
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
+from perfmodel.workload.quantization import Quantization
 
 Array = NDArray[np.float64]
 Bound = Literal["compute", "memory", "latency", "link", "host"]
@@ -93,23 +92,12 @@ def _products(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
     program = costs.prompt_program if phase == "prefill" else costs.decode_program
     machine, found = costs.machine, []
     for calls in costs.calls(program, work):
-        quantization = costs.quantization if calls.is_low else QUANTIZATIONS["bf16"]
+        quantization, times = costs.format_of(calls), costs.product_time(program, calls)
         w, a = quantization.weight_bytes, quantization.activation_bytes
         ridge = _ridge(machine, quantization)
         for at, place in enumerate(calls.which):
             batch, m, n, k = (float(getattr(calls, name)[at][0]) for name in ("batch", "m", "n", "k"))
-            time = float(
-                weight_product_time(
-                    m=m,
-                    n=n,
-                    k=k,
-                    quantization=quantization,
-                    machine=machine,
-                    batch=batch,
-                    casts=costs.engine.casts,
-                    untuned=costs.engine.few_rows_fraction if phase == "decode" else 1.0,
-                )
-            )
+            time = float(times[at][0])
             moved = batch * (w * k * n + a * m * k + 2.0 * m * n)
             flops = 2.0 * batch * m * n * k
             count = program.regions[program.fused.region[place]].count

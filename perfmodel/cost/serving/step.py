@@ -248,18 +248,26 @@ class StepCosts:
         """[regions, columns] of the layers' calls, and [columns] of the output matrix."""
         total = np.zeros((len(program.regions), amount.shape[1]))
         for call in self._calls(program, amount, of_head):
-            time = weight_product_time(
-                batch=call.batch,
-                m=call.m,
-                n=call.n,
-                k=call.k,
-                quantization=self.quantization if call.is_low else QUANTIZATIONS["bf16"],
+            np.add.at(total, program.fused.region[call.which], self.product_time(program, call))
+        return total, total[program.head]
+
+    def product_time(self, program: ServingProgram, calls: Calls) -> Array:
+        """[calls, columns] [s]"""
+        return np.asarray(
+            weight_product_time(
+                batch=calls.batch,
+                m=calls.m,
+                n=calls.n,
+                k=calls.k,
+                quantization=self.format_of(calls),
                 machine=self.machine,
                 casts=self.engine.casts,
                 untuned=1.0 if program.is_prompt else self.engine.few_rows_fraction,
             )
-            np.add.at(total, program.fused.region[call.which], time)
-        return total, total[program.head]
+        )
+
+    def format_of(self, calls: Calls) -> Quantization:
+        return self.quantization if calls.is_low else QUANTIZATIONS["bf16"]
 
     def _calls(self, program: ServingProgram, amount: Array, of_head: Array) -> Iterator[Calls]:
         """Fused calls of one format each, those of the layers and those of the head."""

@@ -117,17 +117,19 @@ def microbatch_table(
     estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
 ) -> MicrobatchTable:
     """Every layout key with every micro-batch."""
-    step = max(1, TABLE_COLUMNS // len(sizes))
-    parts = [
-        _microbatch_part(estimator, program, take_grid(grid, np.arange(begin, min(begin + step, grid.num_rows))), sizes, recomputes)
-        for begin in range(0, grid.num_rows, step)
-    ]
+    parts = [_microbatch_part(estimator, program, piece, sizes, recomputes) for piece in _pieces(grid, TABLE_COLUMNS // len(sizes))]
     if len(parts) == 1:
         return parts[0]
     columns = {each.name: [getattr(part, each.name) for part in parts] for each in fields(MicrobatchTable) if each.name != "program"}
     most = max(map(len, columns["times"]))  # where no collective of a piece leaves its node, all of the passes is free
     columns["times"] = [times if len(times) == most else np.concatenate([times, times]) for times in columns["times"]]
     return MicrobatchTable(program=program, **{name: np.concatenate(values, axis=-2) for name, values in columns.items()})
+
+
+def _pieces(grid: LayoutGrid, most: int) -> list[LayoutGrid]:
+    """The rows of a grid, so many at a time."""
+    step = max(most, 1)
+    return [take_grid(grid, np.arange(begin, min(begin + step, grid.num_rows))) for begin in range(0, grid.num_rows, step)]
 
 
 def _microbatch_part(
@@ -193,9 +195,7 @@ def parameter_table(
     estimator: Estimator, program: Program, rules: RuleSet, zero: int, grid: LayoutGrid, *, pipelined: bool
 ) -> ParameterTable:
     compiled = estimator.parameter_program(program, rules, zero, pipelined=pipelined)
-    rows = range(0, grid.num_rows, TABLE_COLUMNS)
-    pieces = [take_grid(grid, np.arange(begin, min(begin + TABLE_COLUMNS, grid.num_rows))) for begin in rows]
-    costs = [parameter_cost(compiled, estimator.profile, estimator.machine, piece) for piece in pieces]
+    costs = [parameter_cost(compiled, estimator.profile, estimator.machine, piece) for piece in _pieces(grid, TABLE_COLUMNS)]
     terms = parameter_terms(compiled, side_by_side(costs))
     tied = tied_time(program, terms, estimator.sizes, estimator.machine, grid)
     return ParameterTable(terms=terms, tied=np.broadcast_to(np.asarray(tied, dtype=np.float64), grid.num_rows))
