@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,10 @@ class WantedWords:
     ttft: str = word("Limit of the time to the first token, such as 500ms", metavar="TIME", default="")
     tpot: str = word("Limit of the time of each token, such as 30ms", metavar="TIME", default="")
     latency: str = word("With --search: limit of a whole request", metavar="TIME", default="")
+    limit_headroom: Any = word(
+        "With --search: share of each limit that a plan is predicted to stay below it, such as 5%; 0: none",
+        metavar="SHARE", otherwise="1.5 % if left out", takes="float | str",
+    )  # fmt: skip
     objective: str = word(
         "With --search: throughput (tokens/s a chip), latency, or cost",
         otherwise="throughput if left out",
@@ -94,7 +98,13 @@ def serve(
 
 def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simulated: bool, p99: bool, disaggregated: bool) -> None:
     """An option that would be passed over in silence is refused."""
-    for_search = {"p99": p99, "disaggregated": disaggregated, "latency": wanted.latency, "allow": wanted.allow}
+    for_search = {
+        "p99": p99,
+        "disaggregated": disaggregated,
+        "latency": wanted.latency,
+        "limit_headroom": wanted.limit_headroom is not None,
+        "allow": wanted.allow,
+    }
     for name in [name for name, given in for_search.items() if given and not search]:
         raise InputError(f"{flag(name)}: goes with --search; add it, or leave {flag(name)} out")
     for_one_plan = [name for name, given in (("--operators", operators), ("--simulate", simulated), ("--search", search)) if given]
@@ -170,6 +180,7 @@ def _search(asked: ServingRequest, wanted: WantedWords, *, p99: bool, disaggrega
         asked,
         limits={"ttft": wanted.ttft, "tpot": wanted.tpot, "request_latency": wanted.latency},
         p99=p99,
+        limit_headroom=wanted.limit_headroom,
         objective=wanted.objective,
         top=wanted.top,
         quantizations=[name.strip() for name in wanted.allow.split(",") if name.strip()],

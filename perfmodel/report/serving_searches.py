@@ -8,7 +8,7 @@ from perfmodel.foundation.units import format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.planner.serving.result import RankedPlan, ServingObjective, ServingSearchResult
 from perfmodel.report.serving import lengths_line, load_text, serving_object
-from perfmodel.report.table import Table
+from perfmodel.report.table import Table, percent
 from perfmodel.workload.serving import ServingJob
 
 #: Points of the front that are printed.
@@ -29,9 +29,10 @@ def search_facts(found: ServingSearchResult) -> list[tuple[str, str]]:
     rejected = [f"{count:,} {reason}" for reason, count in sorted(found.rejected.items(), key=lambda each: -each[1])]
     left_out = [f"{count:,} {reason}" for reason, count in sorted(found.left_out.items(), key=lambda each: -each[1])]
     limits = str(found.limits)
+    spare = f", each with {percent(found.limits.headroom)} to spare" if limits and found.limits.headroom else ""
     price = f"{found.price_per_hour:,.2f} USD an hour for a chip" if found.price_per_hour else ""
     facts = [
-        ("wanted", _WANTED[found.objective] + (f", under {limits}" if limits else "")),
+        ("wanted", _WANTED[found.objective] + (f", under {limits}" if limits else "") + spare),
         ("plans", f"{found.num_evaluated:,} evaluated in {format_time(found.search_time)}, {found.num_feasible:,} of them can be chosen"),
         ("not these", "; ".join(rejected)),
         ("no layouts", "; ".join(left_out)),
@@ -134,6 +135,7 @@ def search_object(found: ServingSearchResult) -> dict[str, Any]:
     return {
         "objective": str(found.objective),
         "limits": found.limits.given() | ({"p99": True} if found.limits.is_p99 else {}),
+        "limit_headroom": found.limits.headroom,
         "chips": found.num_chips,
         "num_evaluated": found.num_evaluated,
         "num_feasible": found.num_feasible,

@@ -282,6 +282,7 @@ def find_serving(
     tpot: float | str | None = None,
     request_latency: float | str | None = None,
     p99: bool = False,
+    limit_headroom: float | str | None = None,
     objective: str = "throughput",
     top: int = 10,
     quantizations: Sequence[str] = (),
@@ -290,6 +291,7 @@ def find_serving(
     """The best plans of a service on these chips under limits, why others are not, and the front of tokens/s a chip against a user's.
 
     ttft, tpot, request_latency   limits: seconds, or `500ms`; p99: of the 99th percentile over requests, not of the mean
+    limit_headroom  share of each limit that a plan is predicted to stay below it; None: 1.5 %
     objective       throughput (output tokens/s a chip), latency, or cost (of a million output tokens)
     quantizations   formats of weights that may be used; none: the model's own
     disaggregated   also plans of workers for prompts and others for answers
@@ -300,6 +302,7 @@ def find_serving(
         asked,
         limits={"ttft": ttft, "tpot": tpot, "request_latency": request_latency},
         p99=p99,
+        limit_headroom=limit_headroom,
         objective=objective,
         top=top,
         quantizations=quantizations,
@@ -312,14 +315,15 @@ def search_asked(
     *,
     limits: Mapping[str, Any],
     p99: bool,
+    limit_headroom: float | str | None = None,
     objective: str,
     top: int,
     quantizations: Sequence[str] = (),
     disaggregated: bool = False,
 ) -> tuple[ServingSetting, ServingSearchResult]:
     """What `find_serving` answers, with its setting."""
-    from perfmodel.foundation.values import choice_of
-    from perfmodel.planner.serving.result import ServingLimits, ServingObjective
+    from perfmodel.foundation.values import choice_of, share
+    from perfmodel.planner.serving.result import LIMIT_HEADROOM, ServingLimits, ServingObjective
     from perfmodel.planner.serving.search import find_serving_plans
     from perfmodel.planner.serving.sizing import find_fewest_chips
     from perfmodel.planner.serving.space import KNOBS, ServingSpace
@@ -329,10 +333,11 @@ def search_asked(
     is_sized = asked.chips is None and (asked.concurrency is not None or asked.rate is not None)
     setting = serving_setting(replace(asked, chips=1) if is_sized else asked)
     formats = tuple((quantization_named(name), setting.job.kv_precision) for name in quantizations)
+    headroom = LIMIT_HEADROOM if limit_headroom is None else share(limit_headroom, "limit_headroom")
     times = {name: limit_of(value, name) for name, value in limits.items()}
     how: dict[str, Any] = {
         "space": ServingSpace(fixed=_read(asked, *KNOBS), formats=formats),
-        "limits": ServingLimits(**{name: time for name, time in times.items() if time < float("inf")}, is_p99=p99),
+        "limits": ServingLimits(**{name: time for name, time in times.items() if time < float("inf")}, is_p99=p99, headroom=headroom),
         "objective": choice_of(ServingObjective, objective, "objective"),
         "top": whole(top, "top"),
     }

@@ -74,6 +74,9 @@ def test_every_operator_with_what_bounds_it(call_json, tmp_path):
         ("--draft-tokens 0", "must be a whole number of at least 1"),
         ("--acceptance .5", "is of drafts, of which there are none"),
         ("--plot x.png", "goes with --operators"),
+        ("--limit-headroom 5%", "goes with --search"),
+        ("--search --tpot 1ms", "with 1.5 % of each to spare"),
+        ("--search --limit-headroom 2", "write 0.1 or"),
     ],
 )
 def test_bad_input_is_one_sentence(more, words, call):

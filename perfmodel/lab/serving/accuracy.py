@@ -27,12 +27,13 @@ from perfmodel.lab.serving.rows import ServingRow, label_order
 from perfmodel.lab.serving.tables import WORDS
 from perfmodel.parallel.serving.engine import fitted_numbers, load_engine
 from perfmodel.parallel.serving.intervals import METRICS, interval_factors
+from perfmodel.planner.serving.result import LIMIT_HEADROOM
 
 Errors = Mapping[tuple[str, str], float]
 """(id of a run, metric) -> predicted / measured - 1."""
 
 _DENSE_CHIPS = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-180gb")
-_MARGINS = (0.02, 0.05)
+_MARGINS = (0.0, 0.02, 0.05)
 _LEAST_ALIKE, _ALIKE, _UNLIKE = 4, 1.15, 2.0
 _NOTED_RUNNING = re.compile(r"about (\d+) of (\d+) requests run at once")
 
@@ -71,10 +72,10 @@ def measure(path: Path) -> ServingAccuracy:
 
 
 def _choices(points: Mapping[str, Sequence[Point]]) -> dict[str, ChoiceFigures]:
-    """Of choices that may come up to the limit, and of those that are asked to stay below it."""
-    found = {name: choice_figures(each) for name, each in points.items()}
+    """As a search chooses, and with less and more of the limit to spare."""
+    found = {name: choice_figures(each, margin=LIMIT_HEADROOM) for name, each in points.items()}
     for name, each in points.items():
-        found |= {f"{name}, {margin:.0%} below the limit": choice_figures(each, margin=margin) for margin in _MARGINS}
+        found |= {f"{name}, {margin:.0%} to spare": choice_figures(each, margin=margin) for margin in _MARGINS}
     return found
 
 
@@ -252,7 +253,7 @@ def admission_limited(runs: Sequence[Saturated]) -> set[str]:
 def _saturation(found: ServingAccuracy) -> str:
     runs = saturated_runs(found.rows)
     limited = admission_limited(runs)
-    full = [run for run in runs if run.predicted < run.clients and run.row.id not in limited]
+    full = [run for run in runs if run.held < run.clients and run.row.id not in limited]
     others = len(runs) - len(full)
     errors = [run.predicted / run.running - 1.0 for run in full]
     lines = [
@@ -290,12 +291,13 @@ ran; predicted not to fit:
 
 
 def _plan_choice(found: ServingAccuracy) -> str:
-    text = """## Choice of plan and load under a limit
+    text = f"""## Choice of plan and load under a limit
 
 Groups of runs that differ in plan and load alone, under six limits of TPOT (10 to 100 ms). Chosen: the most output tokens a second and chip
 among what is predicted to meet the limit. Broken: choices whose measured TPOT is over the limit they were chosen under. Regret: how much
 less the others yield than the measured best under the limit. Median point: the same for the median of what meets it, what is at stake.
-A choice is what is predicted quickest for its load, so it errs to the quick side: *2% below the limit*: chosen with so much to spare."""
+A choice is what is predicted quickest for its load, so it errs to the quick side. It is made as a search makes it, predicted to stay
+{100 * LIMIT_HEADROOM:g} % below the limit, unless a row says how much it has to spare."""
     head = ("numbers of engines", "cases", "mean regret", "median regret", "broken", "as many chips as the best", "median point")
     lines = [
         (

@@ -83,7 +83,7 @@ def pools_front(
     free = replace(job, concurrency=None, rate=None, is_static=False)
     splits: dict[Pools, _Split] = {}
     for pace in _PACES:
-        for split in _splits(estimator, free, columns, num_chips, ServingLimits(tpot=pace))[:_SPLITS_AT_A_PACE]:
+        for split in _splits(estimator, free, columns, num_chips, ServingLimits(tpot=pace, headroom=0.0))[:_SPLITS_AT_A_PACE]:
             splits.setdefault(split.pools, split)
     if not splits:
         return ()
@@ -120,8 +120,9 @@ def _splits(estimator: ServingEstimator, job: ServingJob, columns: ServingColumn
     requests, chips = Requests.of_job(job), columns.chips_per_replica.astype(float)
     most_p, time_p = _prompts(estimator, job, workers, requests)
     most_d, batch = _answers(estimator, job, columns, requests, limits)
-    if limits.ttft is not None:
-        most_p = np.where(time_p <= limits.ttft, most_p, 0.0)
+    aims = limits.aims()
+    if "ttft" in aims:
+        most_p = np.where(time_p <= aims["ttft"], most_p, 0.0)
     count_p = np.arange(1, num_chips + 1)[:, None, None]
     left = num_chips - count_p * chips[None, :, None]
     count_d = np.maximum(left // chips[None, None, :], 0)
@@ -133,7 +134,7 @@ def _splits(estimator: ServingEstimator, job: ServingJob, columns: ServingColumn
         x, p, d = (int(each) for each in np.unravel_index(int(flat), rate.shape))
         y = int(count_d[x, p, d])
         pools = Pools(prefill=workers[p], decode=workers[d], prefill_workers=x + 1, decode_workers=y)
-        before = max(4.0 * float(time_p[p]), limits.ttft or 0.0)  # as long as a request may be under way to its first token
+        before = max(4.0 * float(time_p[p]), aims.get("ttft", 0.0))  # as long as a request may be under way to its first token
         waiting = float(rate[x, p, d]) * before
         found.append(_Split(pools=pools, most_clients=max(int(y * batch[d] + waiting), 1)))
     return found
@@ -157,7 +158,7 @@ def _answers(
     times = estimator.with_drafts(costs, columns, job.speculation)
     memory = estimator.memory(columns, job.input_len.mean + job.output_len.mean, job.speculation)
     capacity = estimator.capacity(columns, memory)
-    batch = largest_batch(times, requests, scheduling, tpot_limit=limits.tpot or np.inf, capacity=capacity)
+    batch = largest_batch(times, requests, scheduling, tpot_limit=limits.aims().get("tpot", np.inf), capacity=capacity)
     batch = np.where(memory.fits, batch, 0.0)
     most, _ = decode_rate(times, requests, scheduling, batch=np.maximum(batch, 1.0))
     return np.where(batch >= 1.0, most, 0.0), batch
@@ -193,8 +194,8 @@ def _keeps(served: ServedPools, limits: ServingLimits) -> NDArray[np.bool_]:
     """Where all limits are kept."""
     load = served.found.load
     limited, holds = limits.times_of(load), np.ones(load.ttft.shape, dtype=bool)
-    for name, limit in limits.given().items():
-        holds = holds & (limited[name] <= limit)
+    for name, aim in limits.aims().items():
+        holds = holds & (limited[name] <= aim)
     return holds
 
 

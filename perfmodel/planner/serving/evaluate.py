@@ -71,9 +71,9 @@ class LoadTable:
             return np.where(self.tpot > 0, 1.0 / self.tpot, 0.0)
 
     def distance(self, limits: ServingLimits) -> Array:
-        """How far a row is from the limits: the largest of its times over their limits."""
+        """How far a row is from what may be reached under the limits: the largest of its times over that."""
         worst = np.zeros(len(self))
-        for name, limit in limits.given().items():
+        for name, limit in limits.aims().items():
             worst = np.maximum(worst, self.limited[name] / limit)
         return worst
 
@@ -164,9 +164,9 @@ class Evaluator:
             if self.job.rate is not None:
                 verdict[timed[np.logical_or(served.load.is_saturated, served.load.ttft > _ENDLESS)]] = SATURATED
         for code, name in ((TTFT, "ttft"), (TPOT, "tpot"), (LATENCY, "request_latency")):
-            given = self.limits.given().get(name)
-            if given is not None:
-                verdict[(verdict == 0) & ~(limited[name] <= given)] = code
+            aim = self.limits.aims().get(name)
+            if aim is not None:
+                verdict[(verdict == 0) & ~(limited[name] <= aim)] = code
         return LoadTable(
             columns=rows,
             formats=np.full(count, which, dtype=np.int64),

@@ -327,9 +327,12 @@ class _Search:
         has = " and ".join(f"{name} {format_time(float(table.limited[name][row]))}" for name in limits.given())
         clients = int(table.concurrency[row])
         load = f" with {clients:,} {'requests' if clients > 1 else 'request'} in flight" if clients else ""
-        remedy = "allow as much, or use more or faster chips, fewer bits" + ("" if self.evaluator.is_load_searched else ", a smaller load")
+        spare = f" with {100 * limits.headroom:g} % of each to spare" if limits.headroom else ""
+        is_near = bool(table.distance(limits)[row] * (1.0 - limits.headroom) <= 1.0)
+        remedy = f"allow {'a limit_headroom of 0' if is_near else 'as much'}, or use more or faster chips, fewer bits"
+        remedy += "" if self.evaluator.is_load_searched else ", a smaller load"
         nearest = f"the nearest, {table.columns.plan(row).label()}{load}, has {has}: {remedy}"
-        return f"limits={limits}: no plan of {self.evaluator.job.model.name} on {where} meets them; {nearest}"
+        return f"limits={limits}: no plan of {self.evaluator.job.model.name} on {where} meets them{spare}; {nearest}"
 
     def _nothing_fits(self, table: LoadTable, cluster: Cluster) -> str:
         """What takes the memory of the row that leaves most."""

@@ -16,7 +16,7 @@ from perfmodel.planner.serving.result import ServingLimits, ServingObjective
 from perfmodel.planner.serving.space import ServingSpace, layouts
 from tests.planner.serving.serving_searches import searched, serving_job
 
-LIMITS = ServingLimits(ttft=1.0, tpot=0.025)
+LIMITS = ServingLimits(ttft=1.0, tpot=0.025, headroom=0.0)
 CHIPS = 16
 
 

@@ -12,7 +12,7 @@ from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.engine import list_engines, load_engine
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.planner.serving.reasons import terms
-from perfmodel.planner.serving.result import ServingLimits, ServingObjective
+from perfmodel.planner.serving.result import LIMIT_HEADROOM, ServingLimits, ServingObjective
 from perfmodel.planner.serving.space import ServingSpace
 from perfmodel.workload.quantization import quantization_named
 from perfmodel.workload.serving import Speculation
@@ -48,7 +48,7 @@ def test_the_best_at_a_load_is_the_best_of_all_plans():
 
 @pytest.mark.slow
 def test_the_largest_load_within_the_limits_is_found_exactly():
-    job, limits = serving_job(), ServingLimits(ttft=0.3, tpot=0.02)
+    job, limits = serving_job(), ServingLimits(ttft=0.3, tpot=0.02, headroom=0.0)
     result = searched(job, limits=limits)
     best, of = result.best, estimator_of(job)
     assert best.meets
@@ -90,9 +90,26 @@ def test_latency_wants_one_client_and_cost_what_throughput_wants():
 def test_limits_of_the_99th_percentile_are_narrower():
     job = serving_job(concurrency=256)
     least = min(plan.prediction.ttft.mean for plan in searched(job).plans) * 1.001
-    assert searched(job, limits=ServingLimits(ttft=least)).num_feasible
+    assert searched(job, limits=ServingLimits(ttft=least, headroom=0.0)).num_feasible
     with pytest.raises(InputError, match="p99"):
-        searched(job, limits=ServingLimits(ttft=least, is_p99=True))
+        searched(job, limits=ServingLimits(ttft=least, headroom=0.0, is_p99=True))
+
+
+def test_a_plan_stays_below_each_limit_by_the_headroom():
+    """Which is to ask for limits so much lower with none; what only just breaks it says so."""
+    job = serving_job()
+    for share in (0.0, LIMIT_HEADROOM, 0.1):
+        found = searched(job, limits=ServingLimits(ttft=0.3, tpot=0.02, headroom=share))
+        lower = searched(job, limits=ServingLimits(ttft=0.3 * (1 - share), tpot=0.02 * (1 - share), headroom=0.0))
+        assert [plan.prediction for plan in found.plans] == [plan.prediction for plan in lower.plans]
+        assert all(plan.prediction.tpot.mean <= 0.02 * (1 - share) for plan in found.plans)
+    assert ServingLimits(ttft=0.3) == ServingLimits(ttft=0.3, headroom=LIMIT_HEADROOM)
+    given = serving_job(concurrency=256)
+    least = min(plan.prediction.ttft.mean for plan in searched(given).plans) * 1.001
+    with pytest.raises(InputError, match=r"with 1\.5 % of each to spare; .* a limit_headroom of 0"):
+        searched(given, limits=ServingLimits(ttft=least))
+    with pytest.raises(InputError, match="limit_headroom=1"):
+        ServingLimits(ttft=0.3, headroom=1.0)
 
 
 def test_what_a_plan_takes_more_adds_up():
