@@ -190,6 +190,7 @@ class Estimator:
                     keeps_copies=self.profile.keeps_low_copies,
                     sends_rows=self.profile.sends_low_rows,
                     gathers_weights=self.profile.gathers_low_weights,
+                    master_bytes=itemsize(policy.master),
                 )
             self.graphs[key] = graph
         return self.graphs[key]
@@ -395,6 +396,7 @@ PARTS = (
     "gradient_reduction",
     "gradient_accumulation",
     "optimizer",
+    "weight_casts",
 )
 
 
@@ -468,11 +470,14 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     detail["gradient_reduction"] = scalar(beside.reduction) + scalar(beside.tied)
     detail["gradient_accumulation"] = scalar(beside.accumulation)
     detail["optimizer"] = scalar(beside.optimizer)
+    detail["weight_casts"] = scalar(beside.casts)
     detail["host"] += beside.constant
     if plan.assignment is not None and not plan.assignment.has_named_axes:
         # axes of no name are neither: all that operators send to each other
         moved = detail.pop("tensor_parallel_communication") + detail.pop("context_parallel_communication")
         detail = {"redistributions": moved} | detail
+    if columns.plans.terms.casts is None:
+        del detail["weight_casts"]
     if plan.folding is None:
         del detail[f"{EXCHANGED}_communication"]
     detail = {name: 0.0 if abs(value) < 1e-13 * step else value for name, value in detail.items()}
@@ -547,5 +552,6 @@ def _rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:
         "gradient_reduction": outer,
         "gradient_accumulation": rests["streaming"],
         "optimizer": rests["streaming"],
+        "weight_casts": rests["streaming"],
     }
     return {name: of[name] for name in parts} | {"memory": "derived from the plan; allocator: profile; framework: calibration, profile"}

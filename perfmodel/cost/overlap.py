@@ -157,7 +157,8 @@ def _over_ranks(values: Ranks, num_ranks: Any) -> Any:
 def _exposed_gathers(
     terms: ParameterTerms, regions: RegionTimes, stages: Stages, times: str, profile: ExecutionProfile
 ) -> tuple[Ranks, Ranks]:
-    """What shows of the gathers of one microbatch, or of a step: forward and backward. [s]
+    """What shows of the gathers of one microbatch, or of a step: forward and backward. With the casts of what was gathered each
+    microbatch, which hide under nothing. [s]
 
     Blocks hide theirs under what runs before them in turn, so what their first gather shows more, under what runs before them all, counts
     with that: with the embedding; with the last region on a rank that begins with blocks.
@@ -187,6 +188,8 @@ def _exposed_gathers(
         b[i] if after[i] > last or (i in (0, last) and not it[i].is_block) else under(b[i], regions.under_backward[after[i]])
         for i in range(len(it))
     )
+    if terms.casts is not None and times == "microbatch":
+        forward, backward = list(plus(tuple(forward), terms.casts.forward)), plus(backward, terms.casts.backward)
     shown = stage_sums(tuple(forward), stages)
     for i, more in later.items():
         # where a rank runs both kinds, one after the other

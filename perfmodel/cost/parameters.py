@@ -22,7 +22,7 @@ from perfmodel.parallel.algebra.parameters import is_one_end_unit, profile_event
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import Region
+from perfmodel.workload.graph import NO_CASTS, Region
 
 Array = NDArray[np.float64]
 
@@ -90,6 +90,30 @@ class FrozenBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CastTimes:
+    """Seconds of the passes that make copies of weights in fewer bits, by region; a block counts once.
+
+    first              of weights that stay whole: once a step, where the first microbatch's forward pass gets to them
+    forward, backward  of weights that every microbatch gathers: after each gather
+    update             after the optimizer's pass, over what it updates
+    """
+
+    first: tuple[Any, ...]
+    forward: tuple[Any, ...]
+    backward: tuple[Any, ...]
+    update: tuple[Any, ...]
+
+    def as_made(self, each: Callable[[Any], Any]) -> CastTimes:
+        """With each column as `each` makes it."""
+        return CastTimes(
+            first=tuple(each(x) for x in self.first),
+            forward=tuple(each(x) for x in self.forward),
+            backward=tuple(each(x) for x in self.backward),
+            update=tuple(each(x) for x in self.update),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParameterCost:
     """Columns of parameters; elements are of those that are trained.
 
@@ -100,6 +124,7 @@ class ParameterCost:
     summed       [regions, rows] elements of the largest gradient that is summed by itself, into a copy; None where none is
     tied         [2, rows] of what counts more than once, whole and cut: it is there once where one stage holds all regions
     frozen       of those that are not trained; None where all are
+    casts        of those that are multiplied in fewer bits; None where none is, or casts are all their readers' work
     """
 
     time: Array
@@ -110,6 +135,7 @@ class ParameterCost:
     summed: Array | None
     tied: Array
     frozen: FrozenBytes | None = None
+    casts: CastTimes | None = None
 
     def of(self, what: str, times: str) -> Array:
         """[regions, rows]"""
@@ -140,6 +166,12 @@ def side_by_side(costs: Sequence[ParameterCost]) -> ParameterCost:
             padded=columns(lambda part: part.padded),
             tied=(whole, cut),
         )
+    casts = None
+    if first.casts is not None:
+        made = [cost.casts for cost in costs if cost.casts is not None]
+        names = ("first", "forward", "backward", "update")
+        by_name = {name: zip(*(getattr(part, name) for part in made), strict=True) for name in names}
+        casts = CastTimes(**{name: tuple(np.concatenate(pieces) for pieces in columns) for name, columns in by_name.items()})
     return ParameterCost(
         time=joined("time"),
         full=joined("full"),
@@ -149,6 +181,7 @@ def side_by_side(costs: Sequence[ParameterCost]) -> ParameterCost:
         summed=None if first.summed is None else joined("summed"),
         tied=joined("tied"),
         frozen=frozen,
+        casts=casts,
     )
 
 
@@ -315,7 +348,52 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         itemsize = np.array([[p.itemsize if p.is_frozen else copies * p.copy_bytes] for p in program.parameters])
         held = _added_up(program, (local * itemsize, shard_elements * itemsize, gathered * itemsize), sizes.shape[1])
         frozen = FrozenBytes(full=tuple(held[0]), shard=tuple(held[1]), padded=tuple(held[2]), tied=(held[3][0], held[3][1]))
-    return ParameterCost(time=time, full=full, shard=shard, padded=padded, elements=local, summed=summed, tied=tied, frozen=frozen)
+    return ParameterCost(
+        time=time,
+        full=full,
+        shard=shard,
+        padded=padded,
+        elements=local,
+        summed=summed,
+        tied=tied,
+        frozen=frozen,
+        casts=_cast_times(program, local, shard_elements, machine),
+    )
+
+
+def _cast_times(program: ParameterProgram, local: Array, shard: Array, machine: Machine) -> CastTimes | None:
+    """Passes over memory that cast weights, bytes by bandwidth: copies live as long as the weight that they are made of.
+
+    t = V (c / B),   c of `WeightCasts`
+
+    V   elements of the weight on this chip, whole; of an update those that this chip updates     [-]
+    c   all_copies: once a step of a weight that stays whole, and after the last gather of each microbatch of one that does not, as its
+        copy for the other order may no longer be there; one_copy after a gather that is followed by another before backward
+    B   memory bandwidth                                                                          [byte/s]
+
+    Source: TransformerEngine, `pytorch/module/linear.py`: a cast weight is kept for the microbatches after the first
+    (`is_first_microbatch`), and under FSDP2 is not (`cache_name`, `columnwise_usage`), but cast in both orders in backward.
+    """
+    if all(parameter.casts == NO_CASTS for parameter in program.parameters):
+        return None
+    gathers, again = (("gather_" + when, "microbatch") in program.happens for when in ("forward", "backward"))
+    casts = [parameter.casts for parameter in program.parameters]
+    updated = shard if program.zero else local
+    bytes_of = {
+        "first": [0.0 if gathers else each.all_copies for each in casts],
+        "forward": [each.one_copy if again else each.all_copies if gathers else 0.0 for each in casts],
+        "backward": [each.all_copies if again else 0.0 for each in casts],
+        "update": [each.update for each in casts],
+    }
+    found: dict[str, tuple[Array, ...]] = {}
+    for name, num_bytes in bytes_of.items():
+        elements = updated if name == "update" else local
+        regions = [np.zeros(local.shape[1]) for _ in program.members]
+        for region, members in enumerate(program.members):
+            for i in members:
+                regions[region] = regions[region] + elements[i] * (num_bytes[i] / machine.memory_bandwidth)
+        found[name] = tuple(regions)
+    return CastTimes(**found)
 
 
 def _added_up(

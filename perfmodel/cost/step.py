@@ -18,7 +18,7 @@ from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.launches import FORWARD
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.microbatch import MicrobatchCost
-from perfmodel.cost.parameters import FrozenBytes, ParameterCost, ParameterProgram
+from perfmodel.cost.parameters import CastTimes, FrozenBytes, ParameterCost, ParameterProgram
 from perfmodel.cost.pipeline import pipeline_time, send_delay
 from perfmodel.cost.program import PHASES, Program
 from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
@@ -444,7 +444,7 @@ def exposed_sends(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTerms:
     """Columns of one ZeRO stage: seconds by region of each event, and elements held of what is trained; `frozen`: of the rest, None where
-    there is none. From `ParameterCost`, reshaped to broadcast."""
+    there is none; `casts`: None where no weight is cast. From `ParameterCost`, reshaped to broadcast."""
 
     gather_forward: dict[str, tuple[Any, ...]]
     gather_backward: dict[str, tuple[Any, ...]]
@@ -460,6 +460,7 @@ class ParameterTerms:
     zero: int
     program: ParameterProgram
     frozen: FrozenBytes | None = None
+    casts: CastTimes | None = None
 
 
 def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> ParameterTerms:
@@ -481,6 +482,7 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
         zero=program.zero,
         program=program,
         frozen=cost.frozen,
+        casts=cost.casts,
     )
 
 
@@ -531,6 +533,17 @@ def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machi
         holds_sharded_weights=terms.program.holds_sharded_weights,
         is_reduced=_is_reduced(terms) if sizes.scaled else 0.0,
     )
+
+
+def cast_time(terms: ParameterTerms, stages: Stages) -> Any:
+    """Casts of weights to fewer bits once a step. [s]
+
+    Each stage casts its weights when the first microbatch gets there, and no later stage may begin before: the casts of all stages are
+    on the way of that microbatch. What follows the optimizer's pass all stages do at once: the fullest.
+    """
+    if terms.casts is None:
+        return 0.0
+    return total_pass(terms.casts.first, stages) + slowest_stage(stage_sums(terms.casts.update, stages))
 
 
 def _is_reduced(terms: ParameterTerms) -> Any:

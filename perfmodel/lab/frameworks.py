@@ -76,6 +76,8 @@ _TITAN_SELECTIVE = (
     "up_proj",
 )
 
+#: Weights are stored and gathered in 8 bits wherever a tensor has one scale: `fp8_param_gather=True` of such precisions in NeMo 2 and
+#: Megatron-Bridge (`mixed_precision.py`), `fp8_params: True` in the launcher's configurations; of mxfp8 it changes nothing here.
 _NEMO = Framework(
     pattern=r"nemo|megatron-bridge",
     profile="nemo",
@@ -84,6 +86,7 @@ _NEMO = Framework(
     interleaves=12,
     adapters="lora:16:q_proj+k_proj+v_proj",
     graphs_experts_on=("gb200", "gb300"),
+    settings={"fp8_params": True},
 )
 
 _MEGATRON = Framework(pattern=r"megatron|transformer engine", profile="megatron", zero=1, memory_kind="allocated")

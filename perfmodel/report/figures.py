@@ -39,6 +39,7 @@ _PART_COLOURS = {
     "pipeline_bubble": "#BBBBBB",
     "gradient_accumulation": "#009E73",
     "optimizer": "#7DCEA0",
+    "weight_casts": "#F0E442",
     "host": "#555555",
 }
 _MEMORY_COLOURS = {

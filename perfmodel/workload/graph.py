@@ -333,6 +333,24 @@ def count_of(extent: Extent) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightCasts:
+    """What making copies of a weight in fewer bits moves to and from memory, of an element. [byte]
+
+    all_copies   one pass that writes every copy
+    one_copy     one that writes the copy of one order alone, as a forward pass needs it
+    update       what follows the optimizer's pass over it, of an element that it updates
+    """
+
+    all_copies: float = 0.0
+    one_copy: float = 0.0
+    update: float = 0.0
+
+
+#: Of a tensor that no recipe casts, or whose casts are its readers' work.
+NO_CASTS = WeightCasts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
     """A tensor at full size; where the batch is a quantity of the plan, that of one sequence.
 
@@ -344,6 +362,7 @@ class Tensor:
     is_set     rows in any order, whose order is kept apart: which of them a chip holds is all that matters, not in which chunk
     copy_bytes   of an element of the copies in fewer bits that live beside it, of a parameter; less what they live in place of
     gathered_bytes   of an element as it is gathered, of a parameter; 0: as it lies
+    casts      of a parameter: how its copies in fewer bits are made once a step, or each time that it is gathered
     sent_bytes, sent_gradient_bytes   of an activation and of its gradient, of an element as it travels; 0: as it lies
     has_gradient   backward makes its gradient: a parameter is trained, an activation depends on one that is (`freezing.py`)
     """
@@ -359,6 +378,7 @@ class Tensor:
     copies: Copies | None = None
     copy_bytes: float = 0.0
     gathered_bytes: float = 0.0
+    casts: WeightCasts = NO_CASTS
     sent_bytes: float = 0.0
     sent_gradient_bytes: float = 0.0
     has_gradient: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, TensorRole, Work
+from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, TensorRole, WeightCasts, Work
 from perfmodel.workload.recipes import KEPT_HIGH, Recipe
 
 #: Kinds that can write a cast copy beside, or in place of, what they make: a cast after them reads nothing.
@@ -13,18 +13,26 @@ _FUSES_CASTS = ("rms_norm", "layer_norm", "elementwise", "gated")
 
 
 def with_recipe(
-    graph: Graph, recipe: Recipe, *, keeps_copies: bool = True, sends_rows: bool = False, gathers_weights: bool = False
+    graph: Graph,
+    recipe: Recipe,
+    *,
+    keeps_copies: bool = True,
+    sends_rows: bool = False,
+    gathers_weights: bool = False,
+    master_bytes: float = 4.0,
 ) -> Graph:
     """`graph` where products with weights of repeated layers are as `recipe` says.
 
     keeps_copies      the framework keeps copies, of inputs for backward and of weights; else inputs as they are, cast again in backward
     sends_rows        rows go to experts, and gradients of what experts made, as they are cast, where the recipe can; back in full
     gathers_weights   weights are gathered as they are cast, where the recipe can, and where copies are kept live as these alone
+    master_bytes      of an element of what the optimizer updates, from which such weights are cast
 
     An input is cast once for all that read it, and kept as its cast copy alone; the gradient of each output is cast once. A cast is a pass
     over memory: it reads the tensor (twice where its largest entry must be known first; not at all where what makes the tensor writes the
-    copies) and writes the copies. The extension that multiplies launches it too. Weights are cast once a step, with the optimizer's pass
-    over them, which is not counted.
+    copies) and writes the copies. The extension that multiplies launches it too. A weight is cast as `_weight_casts` says where copies are
+    kept, or gathered; else in every pass, forward and backward, each time in the one order that the product at hand wants (torchao,
+    `float8/float8_linear.py`).
     """
     blocks = {region.name for region in graph.regions if region.is_block}
     low = {op.name for op in graph.operators if op.layer in blocks and _is_low(op, graph)}
@@ -35,6 +43,8 @@ def with_recipe(
             is_first = op.inputs[0].tensor not in cast
             cast.add(op.inputs[0].tensor)
             op = _with_casts(op, graph, recipe, is_first=is_first, keeps_copies=keeps_copies)
+            if not keeps_copies:
+                op = _with_weight_casts(op, recipe, is_gathered_low=gathers_weights and recipe.gathers_weights)
         operators.append(op)
     weights = {op.inputs[1].tensor for op in operators if op.name in low}
     copies = recipe.weight_copies * recipe.copy_bytes if keeps_copies else 0.0
@@ -42,10 +52,47 @@ def with_recipe(
     tensors = dict(graph.tensors)
     for name in weights:
         beside = copies - (tensors[name].itemsize if gathered and keeps_copies else 0.0)
-        tensors[name] = replace(tensors[name], copy_bytes=beside, gathered_bytes=gathered)
+        casts = _weight_casts(tensors[name], recipe, keeps_copies=keeps_copies, is_gathered_low=gathered > 0.0, master_bytes=master_bytes)
+        tensors[name] = replace(tensors[name], copy_bytes=beside, gathered_bytes=gathered, casts=casts)
     if sends_rows and recipe.sends_rows:
         tensors |= {each.name: each for each in _sent_low(graph, recipe)}
     return replace(graph, operators=tuple(operators), tensors=tensors)
+
+
+def _weight_casts(weight: Tensor, recipe: Recipe, *, keeps_copies: bool, is_gathered_low: bool, master_bytes: float) -> WeightCasts:
+    """Bytes of an element that making copies of a weight moves.
+
+    of 16 bits      r w + n c            one pass reads the weight (r = 2 where its largest entry must be known first) and writes n copies
+    of the copy     2 c (n - 1)          it is there as it was gathered; each further order is made of it, a read and a write
+    of the master   r m + c - w          the optimizer casts what it updates in a pass of its own, in place of the weight that its own pass
+                                         writes; where no copies are kept (torchao) the cast is the gather's, and (r - 1) m is left:
+                                         the largest entries, once a step for all gathers
+
+    w, c, m   bytes of an element of the weight in 16 bits, of a copy with its scales, of the master
+
+    Source: TransformerEngine, `pytorch/module/linear.py` (workspace of a cast weight), `pytorch/tensor/utils.py`
+    (`quantize_master_weights`: largest entries of float32 shards, then their cast; `post_all_gather_processing`: the other order);
+    torchao, `float8/fsdp_utils.py` (`precompute_float8_dynamic_scale_for_fsdp`).
+    """
+    reads, copies, c = 1 + recipe.reads_twice, recipe.weight_copies, recipe.copy_bytes
+    if not is_gathered_low:
+        read = reads * weight.itemsize
+        return WeightCasts(all_copies=read + copies * c, one_copy=read + c) if keeps_copies else WeightCasts()
+    update = reads * master_bytes + c - weight.itemsize if keeps_copies else (reads - 1) * master_bytes
+    others = 2.0 * c * (copies - 1) if keeps_copies else 0.0
+    return WeightCasts(all_copies=others, update=update if weight.has_gradient else 0.0)
+
+
+def _with_weight_casts(op: Operator, recipe: Recipe, *, is_gathered_low: bool) -> Operator:
+    """A pass for each product that reads the weight: forward, and backward for the input's gradient. Of one that is gathered as it is cast
+    the order of backward alone is made, of the copy."""
+    weight = Data(extent=op.extent(op.inputs[1].dims), of=1)
+    if is_gathered_low:
+        copy = replace(weight, of=None, itemsize=recipe.copy_bytes)
+        again = [_cast(copy, recipe, 1, 1)] if recipe.weight_copies > 1 else []
+        return replace(op, backward=(*again, *op.backward))
+    cast = _cast(weight, recipe, 1 + recipe.reads_twice, 1)
+    return replace(op, forward=(cast, *op.forward), backward=(cast, *op.backward))
 
 
 def _sent_low(graph: Graph, recipe: Recipe) -> Iterator[Tensor]:

@@ -16,7 +16,7 @@ from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.training import training_of
-from tests.cost.jobs import LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, sweep_all
+from tests.cost.jobs import LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, profile_of, sweep_all
 from tests.cost.machines import make_tier
 from tests.marks import mostly_slow
 
@@ -89,6 +89,18 @@ def _tiers(topology, node):
     return (
         (make_tier(topology, size=node, peer_to_peer=topology is not Topology.PCIE_TREE), outer) if node > 1 else (make_tier(size=1), outer)
     )
+
+
+@pytest.mark.parametrize("changes", [{}, {"gathers_low_weights": True}])
+@pytest.mark.parametrize("name", ["megatron", "torch-fsdp2"])
+def test_every_cell_of_a_small_sweep_whose_weights_are_cast(name, changes):
+    """Once a step of whole weights, each microbatch of those that are gathered, with what the optimizer casts."""
+    profile = replace(profile_of(name), keeps_low_copies=True, **changes)
+    job = make_job(make_model(**LLAMA_LIKE, num_hidden_layers=4), batch=8, precision=Precision.FP8_CURRENT)
+    estimator = estimator_of(job, chips=4, node=2, profile=profile)
+    state = sweep_all(estimator)
+    assert {state.plan(i).zero for i in state.best_time.ids.tolist()} >= {0, 1, 3} - ({3} if name == "megatron" else {1})
+    assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist()[::5])
 
 
 @pytest.mark.slow

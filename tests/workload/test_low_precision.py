@@ -9,7 +9,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.parallel.plan import make_plan
-from perfmodel.workload.graph import Pass, Product, Stream
+from perfmodel.workload.graph import NO_CASTS, Pass, Product, Stream
 from perfmodel.workload.job import PRECISION_POLICIES, Precision
 from perfmodel.workload.low_precision import with_recipe
 from perfmodel.workload.models import load_model
@@ -95,6 +95,37 @@ def test_weights_may_live_and_be_gathered_in_8_bits_alone(recipe, keeps, beside,
     weight = graph.tensors["q_proj.weight"]
     assert (weight.copy_bytes, weight.gathered_bytes) == (beside, gathered)
     assert graph.tensors["lm_head.weight"].gathered_bytes == 0.0
+
+
+@pytest.mark.parametrize(
+    "recipe, habits, casts",
+    [
+        ("fp8-delayed", {}, (4.0, 3.0, 0.0)),
+        ("fp8-current", {}, (6.0, 5.0, 0.0)),
+        ("mxfp8", {"gathers_weights": True}, (2 + 2 * 33 / 32, 2 + 33 / 32, 0.0)),
+        ("fp8-delayed", {"gathers_weights": True}, (2.0, 0.0, 3.0)),
+        ("fp8-current", {"gathers_weights": True, "master_bytes": 2.0}, (2.0, 0.0, 3.0)),
+        ("fp8-current", {"keeps_copies": False}, (0.0, 0.0, 0.0)),
+        ("fp8-current", {"keeps_copies": False, "gathers_weights": True}, (0.0, 0.0, 4.0)),
+    ],
+)
+def test_casts_of_weights_move_what_their_copies_need(recipe, habits, casts):
+    graph = graph_of(recipe=recipe, **habits)
+    found = graph.tensors["q_proj.weight"].casts
+    assert (found.all_copies, found.one_copy, found.update) == casts
+    assert graph.tensors["lm_head.weight"].casts == graph.tensors["attention_norm.weight"].casts == NO_CASTS
+
+
+@pytest.mark.parametrize("gathers, forward, backward", [(False, 2 * 2 + 1, 2 * 2 + 1), (True, 0, 1 + 1)])
+def test_who_keeps_no_copies_casts_weights_in_every_pass(gathers, forward, backward):
+    """Of weights that are gathered as they are cast the order of backward is made, of the copy."""
+    op = graph_of(recipe="fp8-current", keeps_copies=False, gathers_weights=gathers).operator("up_proj")
+
+    def moved(works):
+        accesses = [data for work in works if isinstance(work, Stream) for data in work.accesses if data.of == 1 or data.of is None]
+        return sum(data.itemsize or 2.0 for data in accesses if data.extent == op.extent(op.inputs[1].dims))
+
+    assert (moved(op.forward), moved(op.backward)) == (forward, backward)
 
 
 def test_parameters_in_8_bits_are_half_of_what_is_gathered():

@@ -29,7 +29,7 @@ from perfmodel.parallel.algebra.sharding import (
     redistribute,
     sliced_towards,
 )
-from perfmodel.workload.graph import Extent, Graph, Operand, Operator, Pass, Tensor, TensorRole
+from perfmodel.workload.graph import NO_CASTS, Extent, Graph, Operand, Operator, Pass, Tensor, TensorRole, WeightCasts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,7 @@ class ParameterLayout:
     elements                of all of it on one chip
     is_end, is_last         used by the graph's first and last region alone, which are no blocks; by the last one
     copy_bytes, gathered_bytes   of an element of its copies in fewer bits, and as it is gathered (0: as it lies)
+    casts                   how those copies are made
     is_frozen               no gradient of it is made; itemsize: bytes of an element as it is stored and gathered then
     runs_backward           something in the region that gathers it runs backward
     """
@@ -116,6 +117,7 @@ class ParameterLayout:
     itemsize: float = 0.0
     copy_bytes: float = 0.0
     gathered_bytes: float = 0.0
+    casts: WeightCasts = NO_CASTS
     runs_backward: bool = True
 
     @property
@@ -414,7 +416,8 @@ def _parameters(
             first = graph.operators_of(layout.regions[0])
             runs_backward = any(graph.tensors[op.output.tensor].has_gradient for op in first)
             layout = replace(layout, is_frozen=True, itemsize=tensor.itemsize, runs_backward=runs_backward)
-        found.append(replace(layout, is_end=is_end, is_last=is_last, copy_bytes=tensor.copy_bytes, gathered_bytes=tensor.gathered_bytes))
+        layout = replace(layout, copy_bytes=tensor.copy_bytes, gathered_bytes=tensor.gathered_bytes, casts=tensor.casts)
+        found.append(replace(layout, is_end=is_end, is_last=is_last))
     return tuple(found)
 
 

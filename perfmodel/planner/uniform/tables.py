@@ -188,6 +188,7 @@ class ParameterTable:
             zero=t.zero,
             program=t.program,
             frozen=None if t.frozen is None else t.frozen.as_made(pick),
+            casts=None if t.casts is None else t.casts.as_made(pick),
         ), pick(self.tied)
 
 
