@@ -32,7 +32,7 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.workload.graph import Data, Operand, Operator, Region, Tensor
 from perfmodel.workload.job import PrecisionPolicy
-from perfmodel.workload.routing import RoutingCounts
+from perfmodel.workload.routing import RankRows, RoutingCounts
 
 #: What the executor is: fully_shard, DTensor and torch's pipelines, with the memory of one rank wherever it runs.
 EXECUTOR_PROFILE = "torch-gloo"
@@ -109,7 +109,8 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int],
         received = routing.received(expert_rank(plan, place))
         mean = sum(map(sum, routing.rows)) / len(routing.rows)
         # a rank to which nothing comes has dims of size 0 nowhere else
-        estimator = replace(estimator, received=sum(received) / mean or _NEXT_TO_NOTHING, programs={}, graphs={})
+        rows = RankRows(computed=sum(received) / mean or _NEXT_TO_NOTHING)
+        estimator = replace(estimator, rank_rows=rows, programs={}, graphs={})
     program = estimator.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
     grid = make_grid(
         {axis: [plan.layout.degree(axis)] for axis in DEFAULT_ORDER},

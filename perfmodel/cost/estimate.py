@@ -60,6 +60,7 @@ from perfmodel.workload.adapters import with_training
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.low_precision import with_recipe
+from perfmodel.workload.routing import EVEN, RankRows
 from perfmodel.workload.transformer import build_graph, causal_mask
 
 _Value = TypeVar("_Value")
@@ -74,7 +75,7 @@ class Estimator:
 
     network_at   of a job that trains a network: its graph at the batch of one microbatch
     recomputes   the kinds of recomputation whose moments of memory are compiled too; none where times alone are asked for
-    received     rows of the experts of the one rank that is looked at, over the mean; 0: those of the job's fullest
+    rank_rows    of the one rank that is looked at; None: those that the job's routing makes the slowest and the fullest
     """
 
     job: TrainingJob
@@ -84,10 +85,10 @@ class Estimator:
     sizes: Bytes
     network_at: Callable[[int], Graph] | None = None
     recomputes: tuple[Recompute, ...] = tuple(Recompute)
-    received: float = 0.0
+    rank_rows: RankRows | None = None
     programs: dict[Any, Program] = field(default_factory=dict)
     parameter_programs: dict[tuple[RuleSet | Assignment, int, bool], ParameterProgram] = field(default_factory=dict)
-    graphs: dict[tuple[AttentionKernel, Dispatcher, float] | int, Graph] = field(default_factory=dict)
+    graphs: dict[tuple[AttentionKernel, Dispatcher, RankRows] | int, Graph] = field(default_factory=dict)
     _made: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
@@ -165,10 +166,12 @@ class Estimator:
             self.graphs[batch] = self.network_at(batch)
         return self.graphs[batch]
 
-    def graph(self, attention: AttentionKernel, dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL, *, load: float = 0.0) -> Graph:
-        """load: rows of the fullest rank's experts, over the mean; 0: those of the job."""
-        load = load or self.job.routing.load
-        key = (attention, dispatcher, load)
+    def graph(
+        self, attention: AttentionKernel, dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL, *, rank_rows: RankRows | None = None
+    ) -> Graph:
+        """rank_rows: None: of the rank that is looked at."""
+        rank_rows = rank_rows or self.rank_rows or self.job.routing.rows
+        key = (attention, dispatcher, rank_rows)
         if key not in self.graphs:
             policy = self.job.policy
             graph = build_graph(
@@ -179,8 +182,7 @@ class Estimator:
                 activation_bytes=itemsize(policy.compute),
                 parameter_bytes=itemsize(policy.parameter),
                 dispatcher=str(dispatcher),
-                load=load,
-                received=self.received,
+                rank_rows=rank_rows,
             )
             graph = with_training(graph, self.job.train)
             if policy.recipe is not None:
@@ -350,7 +352,7 @@ def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
         return sample, sample
     model = job.transformer
     if not model.is_plain:
-        written = estimator.graph(AttentionKernel.FLASH, load=1.0)  # whose scores are told apart
+        written = estimator.graph(AttentionKernel.FLASH, rank_rows=EVEN)  # whose scores are told apart
         whole, causal = estimator.once(written, ("flops",), lambda: (written.square_flops, written.flops))
         return 3.0 * whole / job.seq_len, 3.0 * causal / job.seq_len
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up

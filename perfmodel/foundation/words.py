@@ -36,6 +36,7 @@ class Word:
                       the word's name
     least             the smallest number
     several           several values may be given where a verb takes several; several_help: what is said there, where that is not `help`
+    split             the values in what was given, where not commas and lists tell them apart
     default_text      its default as a command line shows it
     missing           what to give, where no answer is possible without it
     choices           the values that there are, of a closed choice
@@ -56,6 +57,7 @@ class Word:
     least: int = 1
     several: bool = False
     several_help: str = ""
+    split: Callable[[Any], list[Any]] | None = None
     default_text: str = ""
     missing: str = ""
     choices: type[StrEnum] | None = None

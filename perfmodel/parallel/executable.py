@@ -13,7 +13,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.rules import present_axes
 from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, PipelineSchedule, Recompute
-from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, tokens_of_rank
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision
 from perfmodel.workload.network_model import NetworkModel
@@ -157,17 +157,19 @@ def _experts_reason(plan: Plan) -> str:
 
 
 def counted_routing(plan: Plan, given: RoutingCounts | None = None) -> RoutingCounts | None:
-    """Tokens that each rank sends to each expert in an audit: as given, else in turn. None where each expert gets as many of each rank.
+    """Tokens that each rank sends to each expert in an audit: as given, else as the plan has them counted, else in turn. None where each
+    expert gets as many of each rank.
 
     Raises InputError where a plan has none, or its counts are not of its ranks.
     """
-    experts, layout = plan.job.transformer.experts, plan.layout
+    experts = plan.job.transformer.experts
     if experts is None:
         if given is not None:
             raise InputError(f"routing: {plan.job.transformer.name} has no experts to send tokens to; leave it out")
         return None
-    tokens = plan.micro_batch * plan.job.seq_len // (layout.cp * layout.tp)
+    tokens = tokens_of_rank(plan)
     sizes = {"ranks": plan.ep, "num_experts": experts.num_experts, "tokens": tokens, "top_k": experts.top_k}
+    given = given or plan.job.routing.counts
     if given is not None:
         given.check(**sizes)
         return given

@@ -146,7 +146,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "precision": str(job.precision),
             "optimizer": str(job.optimizer),
             "train": str(job.train),
-            **({} if job.routing == BALANCED else {"routing": str(job.routing), "capacity_factor": job.routing.capacity_factor}),
+            **({} if job.routing == BALANCED else {"routing": job.routing.plain, "capacity_factor": job.routing.capacity_factor}),
         },
         "cluster": plan.cluster,
         "num_chips": plan.num_chips,
@@ -219,6 +219,11 @@ def recomputes_nothing_kept(plan: Plan) -> bool:
     """Selective recomputation of the core of attention, which a fused kernel keeps nothing of that could be saved."""
     is_default = plan.recompute_operators == DEFAULT_RECOMPUTE_OPERATORS
     return plan.recompute is Recompute.SELECTIVE and plan.attention is AttentionKernel.FLASH and is_default
+
+
+def tokens_of_rank(plan: Plan) -> int:
+    """Tokens of a microbatch that one rank sends to experts."""
+    return plan.micro_batch * plan.job.seq_len // (plan.layout.cp * plan.layout.tp)
 
 
 def place_of(plan: Plan, rank: int) -> dict[str, int]:
@@ -418,6 +423,13 @@ def _check_experts(plan: Plan) -> None:
     fault = folding_fault(tp_kv=fine["tp_kv"], tp_q=fine["tp_q"], cp=layout.cp, data=data, ep=plan.ep, etp=plan.etp)
     if fault:
         raise InputError(fault)
+    counts = plan.job.routing.counts
+    if counts is None:
+        return
+    if layout.tp > 1 and not plan.sequence_parallel:
+        rule = f"beside tp={layout.tp}, each of its ranks must have tokens of its own"
+        raise bad_field("routing", str(plan.job.routing), rule, "use sequence_parallel=true, or skew: in place of counts")
+    counts.check(ranks=plan.ep, num_experts=experts.num_experts, tokens=tokens_of_rank(plan), top_k=experts.top_k)
     if plan.zero and takes_replicas(dp_shard=layout.dp_shard, cp=layout.cp, tp=layout.tp, ep=plan.ep, etp=plan.etp):
         rule = f"reaches into dp_replicate={layout.dp_replicate}, over which zero={int(plan.zero)} shards nothing"
         raise bad_field("ep", plan.ep, rule, f"use dp_shard={layout.dp_replicate} in its place, or zero=0")

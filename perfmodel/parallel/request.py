@@ -40,6 +40,12 @@ def _routing(value: Any, name: str) -> Any:
     return routing_of(value, name)
 
 
+def _routings(value: Any) -> list[Any]:
+    from perfmodel.workload.routing import routings_in
+
+    return routings_in(value)
+
+
 def _capacity(value: Any, name: str) -> Any:
     from perfmodel.workload.routing import BALANCED
 
@@ -89,8 +95,10 @@ class Request:
         "sgd, momentum, adam or adamw", otherwise="adamw if left out", metavar="NAME", takes="str", read=_optimizer
     )  # fmt: skip
     routing: Any = _several(
-        "How tokens spread over experts: balanced, or skew:1.3 (the fullest rank has 1.3 times the mean)",
-        otherwise="balanced if left out", metavar="HOW", takes="str | Routing", read=_routing,
+        "How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: "
+        "a row for each rank of ep, a number for each expert)",
+        otherwise="balanced if left out", metavar="HOW|FILE", takes="str | Routing | Sequence[Sequence[int]] | Path", read=_routing,
+        split=_routings,
     )  # fmt: skip
     capacity_factor: Any = _several(
         "Rows that an expert has room for, over the mean; the rest is dropped", otherwise="none is dropped if left out", metavar="X",
@@ -126,8 +134,9 @@ class Request:
         named = {
             name: getattr(getattr(self, name), "name", getattr(self, name)) for name, each in words_of(type(self)).items() if each.several
         }
-        if named["train"] is not None:
-            named["train"] = str(named["train"])
+        for name in ("train", "routing"):
+            if named[name] is not None:
+                named[name] = str(named[name])
         found = {name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None}
         if self.settings:
             from perfmodel.parallel.stated import read_settings, settings_text

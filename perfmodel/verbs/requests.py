@@ -44,11 +44,11 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     """
     headroom, risk = share(given.memory_headroom, "memory_headroom"), _risk(given.risk)
     _refuse_millions(given.global_batch, spelled)
-    asked: dict[str, list[Any]] = {
-        name: [each.read(value, name) for value in several(getattr(given, name))] if each.read else _names(getattr(given, name))
-        for name, each in words_of(Request).items()
-        if each.several
-    }
+    asked: dict[str, list[Any]] = {}
+    for name, each in words_of(Request).items():
+        if each.several:
+            value = getattr(given, name)
+            asked[name] = [each.read(one, name) for one in (each.split or several)(value)] if each.read else _names(value)
     for one, other in (("chips", "nodes"), ("global_batch", "batch_tokens")):
         if asked[one] and asked[other]:
             raise InputError(f"{spelled(one)}: cannot be given beside {spelled(other)}, which says the same; leave out one of them")

@@ -10,9 +10,28 @@ from typing import Any
 
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.foundation.files import read_text
+from perfmodel.foundation.values import is_path, several
 
 _TEXT = re.compile(r"balanced|skew:(\d{1,4}(?:\.\d{1,6})?)", re.ASCII)
 _MOST = 4096.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRows:
+    """Rows of a rank over the mean, the tokens of a microbatch on a rank times the experts of each.
+
+    computed    that its experts compute
+    held        that it makes of its own tokens: more than they chose where each expert's share is padded to a capacity
+    exchanged   that the busiest rank sends to others or receives of them, over what it would if rows spread evenly; None: as many as are
+                held, and as are computed
+    """
+
+    computed: float = 1.0
+    held: float = 1.0
+    exchanged: float | None = None
+
+
+EVEN = RankRows()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +41,16 @@ class Routing:
     skew              rows of the fullest rank over the mean, where none are dropped (dropless)
     capacity_factor   rows that each expert has room for over the mean: buffers are so large, and padded to it, whatever comes; what has no
                       room is dropped. 0: none are dropped
+    counts            of the rows themselves, from which `skew` follows; None: not known
     """
 
     skew: float = 1.0
     capacity_factor: float = 0.0
+    counts: RoutingCounts | None = None
+
+    def __post_init__(self) -> None:
+        if self.counts is not None and self.skew != self.counts.skew:
+            raise bad_field("skew", f"{self.skew:g}", f"must be that of the counts, {self.counts.skew:g}", "routing_of makes both")
 
     @property
     def load(self) -> float:
@@ -36,7 +61,31 @@ class Routing:
     def is_balanced(self) -> bool:
         return self.load == 1.0
 
+    @property
+    def rows(self) -> RankRows:
+        """What sets the pace and the memory of a layer, of one rank or another.
+
+        computed    of the rank whose experts get the most: it computes the longest, on as many rows for each of its experts, and its
+                    buffers are the largest
+        exchanged   of the rank that sends the most to others, or receives the most of them, whichever is more: an all-to-all is over when
+                    it is. Where all send alike it is the fullest, with as many times the mean
+
+        A rank's own tokens are as many as any other's. Padded to a capacity, all of this is of one size on all ranks.
+        """
+        if self.capacity_factor:
+            return RankRows(computed=self.capacity_factor, held=self.capacity_factor)
+        if self.counts is not None:
+            return RankRows(computed=self.skew, exchanged=self.counts.busiest)
+        return EVEN if self.is_balanced else RankRows(computed=self.skew, exchanged=self.skew)
+
+    @property
+    def plain(self) -> str | list[list[int]]:
+        """As a file has it: the counts themselves where there are any."""
+        return str(self) if self.counts is None else [list(row) for row in self.counts.rows]
+
     def __str__(self) -> str:
+        if self.counts is not None:
+            return f"counts of {len(self.counts.rows)} ranks, the fullest with {self.skew:.4g} times the mean"
         return "balanced" if self.skew == 1.0 else f"skew:{self.skew:g}"
 
     def with_capacity(self, value: Any, name: str = "capacity_factor") -> Routing:
@@ -55,14 +104,34 @@ BALANCED = Routing()
 
 
 def routing_of(value: Any, name: str = "routing") -> Routing:
-    """`balanced`, or `skew:1.3`: the fullest rank has 1.3 times the mean."""
+    """`balanced`, `skew:1.3` (the fullest rank has 1.3 times the mean), or counts: a matrix of them, or the file of one."""
     if isinstance(value, Routing):
         return value
-    found = _TEXT.fullmatch(value) if isinstance(value, str) else None
+    if not isinstance(value, str) or _is_file(value):
+        counts = routing_counts(value, name)
+        return Routing(skew=counts.skew, counts=counts)
+    found = _TEXT.fullmatch(value)
     skew = float(found[1]) if found and found[1] else 1.0
     if found is None or not 1.0 <= skew <= _MOST:
-        raise bad_field(name, shown(value), "must be balanced, or skew: and how many times the mean the fullest rank has", "write skew:1.3")
+        rule = "must be balanced, or skew: and how many times the mean the fullest rank has, or a file of counts"
+        raise bad_field(name, shown(value), rule, "write skew:1.3, or counts.csv")
     return Routing(skew=skew)
+
+
+def routings_in(value: Any) -> list[Any]:
+    """One routing or several, as they are given: texts and files with commas between them, or a list; a matrix is one."""
+    if isinstance(value, str) and "," in value and _is_file(value) and Path(value).is_file():
+        return [value]
+    if not isinstance(value, (list, tuple)):
+        return several(value)
+    if value and all(_is_row(row) and not any(_is_row(each) for each in row) for row in value):
+        return [value]
+    return [each for item in value for each in routings_in(item)]
+
+
+def _is_file(text: str) -> bool:
+    """Whether a text is the path of a file of counts."""
+    return is_path(text) or text.endswith((".csv", ".txt"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +157,20 @@ class RoutingCounts:
     def skew(self) -> float:
         """Tokens that come to the fullest rank over the mean."""
         loads = [sum(self.received(rank)) for rank in range(len(self.rows))]
-        return max(loads) * len(loads) / sum(loads)
+        return max(loads) * len(loads) / sum(loads) if any(loads) else 1.0
+
+    @property
+    def busiest(self) -> float:
+        """Rows that a rank sends to others or receives of them, the most of any rank, over those where each expert gets as many of each.
+
+        max over r of max(S_r - d_r, R_r - d_r) / (S (n - 1) / n)     n ranks; S_r sent and R_r received by r, d_r to itself; S the mean
+        """
+        ranks = range(len(self.rows))
+        if len(ranks) == 1:
+            return 1.0
+        kept = [sum(self.sent(rank, rank)) for rank in ranks]
+        most = max(max(sum(self.rows[rank]), sum(self.received(rank))) - kept[rank] for rank in ranks)
+        return most * len(ranks) * len(ranks) / (sum(map(sum, self.rows)) * (len(ranks) - 1))
 
     def check(self, *, ranks: int, num_experts: int, tokens: int, top_k: int) -> None:
         """Raise InputError where these are not counts of so many ranks, each of which has so many tokens, each for `top_k` experts."""

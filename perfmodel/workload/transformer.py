@@ -14,6 +14,7 @@ from perfmodel.workload.decoder.builder import LOGICAL, PADDED, PER_SAMPLE, STRE
 from perfmodel.workload.decoder.head import write_further_tokens, write_loss
 from perfmodel.workload.decoder.layer import write_layer
 from perfmodel.workload.graph import Graph, Region, Repeat, regions_of
+from perfmodel.workload.routing import EVEN, RankRows
 
 
 @lru_cache(maxsize=256)
@@ -40,9 +41,8 @@ def build_graph(
     weight_form_kv: bool = True,
     shares_queries: bool = True,
     dispatcher: str = "alltoall",
-    load: float = 1.0,
+    rank_rows: RankRows = EVEN,
     absorbs: bool = False,
-    received: float = 0.0,
 ) -> Graph:
     """The forward graph of `model`.
 
@@ -50,8 +50,7 @@ def build_graph(
     dropout         dropout operators run (where the model has any)
     *_bytes         size of an element of activations and of weights as computed with
     weight_form_kv  where tp exceeds the key-value heads, the weights of k and v are expanded, not k and v (algebra, GQA)
-    load            rows of the experts of the fullest rank, over the mean
-    received        of those of the rank that is looked at, where ranks send as many each; 0: it is not one alone
+    rank_rows       of the experts of the fullest rank, or of one that is looked at
     dispatcher      how tokens reach experts: "alltoall" or "allgather"
     absorbs         latent attention reads the latents themselves (`decoder/absorbed.py`)
     shares_queries  ranks may share the queries of causal attention (`kinds.attention`)
@@ -61,12 +60,13 @@ def build_graph(
         seq_len=seq_len,
         activation_bytes=activation_bytes,
         parameter_bytes=parameter_bytes,
-        sizes=sizes_of(model, seq_len, load, received),
+        sizes=sizes_of(model, seq_len, rank_rows),
         attention=attention,
         drops=dropout and model.dropout > 0,
         weight_form_kv=weight_form_kv,
         shares_queries=shares_queries,
         dispatcher=dispatcher,
+        rank_rows=rank_rows,
         absorbs=absorbs,
     )
 

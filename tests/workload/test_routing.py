@@ -33,7 +33,12 @@ def test_useful_work_is_what_it_was():
 
 
 def test_a_capacity_is_what_every_expert_computes():
-    assert predicted(capacity_factor=1.5).step_time == predicted(routing="skew:1.5").step_time
+    """As the fullest rank of a skew does, whose own tokens are as many as ever: padded, they are more."""
+    padded, skewed, even = predicted(capacity_factor=1.5), predicted(routing="skew:1.5"), predicted()
+    exchanges = [each.parts["expert_parallel_communication"] for each in (padded, skewed)]
+    assert exchanges[0] == exchanges[1]
+    assert skewed.step_time < padded.step_time < 1.01 * skewed.step_time
+    assert even.memory["activations"] < skewed.memory["activations"] < padded.memory["activations"]
     assert predicted(capacity_factor=1.5, routing="skew:3").step_time == predicted(capacity_factor="1.5").step_time
     assert predicted(capacity_factor=1).step_time == predicted().step_time
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from multiprocessing import Pipe
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from perfmodel.execute.launch.processes import (
 from perfmodel.foundation.errors import InputError, RunError
 from perfmodel.parallel.executable import counted_routing, not_modules_reason
 from perfmodel.parallel.plan import Plan, place_of, rank_at
-from perfmodel.workload.routing import RoutingCounts
+from perfmodel.workload.routing import BALANCED, RoutingCounts
 
 
 def ranks_to_audit(plan: Plan, *, rank: int | None = None, every_stage: bool = True) -> tuple[int, ...]:
@@ -58,13 +59,17 @@ def audit_plan(
 
     The model's dropout runs if the estimator's profile says so.
 
-    routing             how many tokens each rank sends to each expert; None: as many, as evenly as they go
+    routing             how many tokens each rank sends to each expert; None: as the plan says, else as evenly as they go
     every_microbatch    count the step whole; else two shorter ones, where that is less work (`audit_repeat.py`)
     """
+    routing = counted_routing(plan, routing)
+    if plan.job.routing.counts is not None:
+        # those that are counted with say what each rank does, not the slowest one alone
+        plan = replace(plan, job=replace(plan.job, routing=BALANCED))
+        estimator = replace(estimator, job=plan.job, programs={}, graphs={})
     reason = not_modules_reason(plan)
     if reason:
         raise InputError(reason)
-    routing = counted_routing(plan, routing)
     whole = (plan.num_microbatches,)
     largest: tuple[int, ...] = ()
     audited: list[RankAudit] = []

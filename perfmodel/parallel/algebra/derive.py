@@ -249,17 +249,19 @@ def derive(
                 continue
             sent = tensor.sent_bytes if move.phase is Pass.FORWARD else tensor.sent_gradient_bytes
             for step in redistribute(move.source, move.target, is_set=tensor.is_set):
+                is_exchange = step.kind is CollectiveKind.ALL_TO_ALL
+                elements = _step_amount(producer, tensor, move.source, move.target, step)
                 traffic.append(
                     Traffic(
                         kind=step.kind,
                         axes=step.axes,
-                        elements=_step_amount(producer, tensor, move.source, move.target, step),
+                        elements=elements.scaled(tensor.exchanged) if is_exchange else elements,
                         itemsize=sent or tensor.itemsize,
                         region=move.region,
                         phase=move.phase,
                         tensor=tensor.name,
                         operator=move.operator,
-                        copies=tensor.copies if step.kind is CollectiveKind.ALL_TO_ALL else None,
+                        copies=tensor.copies if is_exchange else None,
                     )
                 )
     activation_bytes = graph.activation_bytes

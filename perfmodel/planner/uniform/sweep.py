@@ -27,6 +27,7 @@ from perfmodel.cost.plan_memory import Holding, activations_as, besides_of, crow
 from perfmodel.cost.program import Program
 from perfmodel.cost.stages import sum_of
 from perfmodel.cost.step import ParameterTerms, RegionTimes, hop_time
+from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, MemoryDoubt, RankNeed, memory_rule
 from perfmodel.parallel.algebra.folding import takes_replicas
 from perfmodel.parallel.algebra.rules import RuleSet
@@ -184,6 +185,10 @@ def sweep(
     needless      see `Sweep`
     kept_tables   of parameters, for passes over other batches of the same space: looked into, and added to
     """
+    routing = estimator.job.routing
+    if routing.counts is not None:
+        remedy = f"predict plans with them, or search with skew:{routing.skew:.4g}, as their fullest rank has it"
+        raise bad_field("routing", str(routing), "counts are of one ep and one micro-batch, of which a search tries others", remedy)
     rule, doubt = memory_rule(memory_headroom, risk), memory_doubt(estimator.profile)
     capacity = rule.room(estimator.machine.memory_usable)
     attention = attention or AttentionKernel(estimator.profile.default_attention)

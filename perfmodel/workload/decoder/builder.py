@@ -27,6 +27,7 @@ from perfmodel.workload.kinds.embedding import embedding
 from perfmodel.workload.kinds.identity import identity
 from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.pieces import piece
+from perfmodel.workload.routing import EVEN, RankRows
 
 #: Word -> the name that rule sets know the dim by; the dim is the word up to `_`.
 LOGICAL = {
@@ -50,12 +51,8 @@ WHOLE = frozenset(
 NO_PARTS: Mapping[str, float] = MappingProxyType({})
 
 
-def sizes_of(model: TransformerConfig, seq_len: int, load: float = 1.0, received: float = 0.0) -> dict[str, int]:
-    """Size of each dim; the batch is a quantity of the plan.
-
-    load       rows that experts have, over the mean
-    received   the same where it is known that those who send have the mean; 0: it is not
-    """
+def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN) -> dict[str, int]:
+    """Size of each dim; the batch is a quantity of the plan. rank_rows: that experts have and that tokens are sent as, over the mean."""
     kv_heads = model.num_key_value_heads
     sizes = {
         "b": 1, "s": seq_len, "q": seq_len, "z": seq_len, "h": model.hidden_size, "g": kv_heads, "r": model.num_attention_heads // kv_heads,
@@ -67,12 +64,12 @@ def sizes_of(model: TransformerConfig, seq_len: int, load: float = 1.0, received
         sizes["p"] = model.num_position_rows
     if (experts := model.experts) is not None:
         # rows of one expert, on average, and of one token: sizes that need not be whole
-        rows = size_of(seq_len * experts.top_k * (received or load) / experts.num_experts)
+        rows = size_of(seq_len * experts.top_k * rank_rows.computed / experts.num_experts)
         sizes |= {
             "t": rows,
             "e": experts.num_experts,
             "x": experts.num_experts,
-            "k": size_of(experts.top_k * load),
+            "k": size_of(experts.top_k * rank_rows.held),
             "y": 2,
             "w": experts.width,
         }
@@ -131,6 +128,7 @@ class DecoderBuilder:
     weight_form_kv: bool = True
     shares_queries: bool = True
     dispatcher: str = "alltoall"
+    rank_rows: RankRows = EVEN
     weights_in_experts: bool = False
     absorbs: bool = False
     region: str = "embedding"
@@ -164,13 +162,14 @@ class DecoderBuilder:
         itemsize: float = 0.0,
         is_set: bool = False,
         copies: Copies | None = None,
+        exchanged: float = 1.0,
         parts: Mapping[str, float] = NO_PARTS,
     ) -> str:
         """The operator with its dims as rule sets see them."""
         tensor = self.prefix + operator.output.tensor
         shape = tuple(operator.dims[dim] for dim in operator.output.dims)
         bytes_each = itemsize or self.activation_bytes
-        self.tensors[tensor] = Tensor(name=tensor, shape=shape, itemsize=bytes_each, is_set=is_set, copies=copies)
+        self.tensors[tensor] = Tensor(name=tensor, shape=shape, itemsize=bytes_each, is_set=is_set, copies=copies, exchanged=exchanged)
         names = tuple(operator.dims)
         self.operators.append(
             replace(

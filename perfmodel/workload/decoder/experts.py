@@ -49,18 +49,23 @@ def _all_to_all(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> st
     if b.dispatcher == "flex":
         copies = Copies(slots=experts.num_experts, chosen=experts.top_k, groups=experts.num_groups, top_groups=experts.top_groups)
 
+    rank_rows = b.rank_rows
+    # what is sent is held here before dispatch, and was computed here before combine
+    at_tokens, at_experts = (
+        1.0 if rank_rows.exchanged is None else rank_rows.exchanged / own for own in (rank_rows.held, rank_rows.computed)
+    )
+
     def moved(op: Operator) -> Operator:
         return op if copies is None else replace(op, forward=(), backward=())
 
     dims = "b s_res k h"
     made = permute("permute", operand(x, _TOKENS), operand("permute.out", _ROUTED), b.of(dims))
-    rows = b.add(moved(made), dims, is_set=True, copies=copies)
+    rows = b.add(moved(made), dims, is_set=True, copies=copies, exchanged=at_tokens)
     dims = "b_x t_res e h"
     rows = b.add(permute("sort", operand(rows, _AT_EXPERTS), operand("sort.out", _AT_EXPERTS), b.of(dims)), dims, is_set=True)
     rows = _run(b, experts, rows)
-    rows = b.add(
-        permute("unsort", operand(rows, _AT_EXPERTS), operand("unsort.out", _AT_EXPERTS), b.of(dims)), dims, is_set=True, copies=copies
-    )
+    made = permute("unsort", operand(rows, _AT_EXPERTS), operand("unsort.out", _AT_EXPERTS), b.of(dims))
+    rows = b.add(made, dims, is_set=True, copies=copies, exchanged=at_experts)
     dims = "b s_res k h"
     weighted = operand(weights, "b s k") if not b.weights_in_experts else None
     made = unpermute("unpermute", operand(rows, _ROUTED), weighted, operand("unpermute.out", _TOKENS), b.of(dims))
