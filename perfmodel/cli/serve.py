@@ -12,7 +12,6 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Progress, print_facts, print_json, print_tables
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.values import whole
 from perfmodel.foundation.words import word
 from perfmodel.parallel.serving.request import ServingRequest
 
@@ -23,7 +22,7 @@ class WantedWords:
 
     ttft: str = word("Limit of the time to the first token, such as 500ms", metavar="TIME", default="")
     tpot: str = word("Limit of the time of each token, such as 30ms", metavar="TIME", default="")
-    latency: str = word("With --search: limit of a whole request", metavar="TIME", default="")
+    latency: str = word("Limit of a whole request, such as 10s", metavar="TIME", default="")
     limit_headroom: Any = word(
         "With --search: share of each limit that a plan is predicted to stay below it, such as 5%; 0: none",
         metavar="SHARE", otherwise="1.5 % if left out", takes="float | str",
@@ -37,6 +36,11 @@ class WantedWords:
     allow: str = word("With --search: formats of weights that may be used, such as bf16,fp8", metavar="NAMES", default="")
     top: int = word("With --search: plans to show", otherwise="10 if left out", kind=int, default=10)
 
+    def limits(self) -> dict[str, str]:
+        """Time -> its limit as it was written, those that were given."""
+        times = {"ttft": self.ttft, "tpot": self.tpot, "request_latency": self.latency}
+        return {name: limit for name, limit in times.items() if limit}
+
 
 @command(asked=ServingRequest, chip=options.ChipWords, wanted=WantedWords)
 def serve(
@@ -49,7 +53,10 @@ def serve(
     ] = False,
     simulated: Annotated[
         bool,
-        typer.Option("--simulate", help="Run the engine step by step: p50, p90 and p99 over requests, and goodput under the limits."),
+        typer.Option(
+            "--simulate",
+            help="Run the engine step by step: p50, p90 and p99 over requests, and goodput under the limits.",
+        ),
     ] = False,
     search: Annotated[bool, typer.Option("--search", help="The best plans under the limits; knobs that are given are held.")] = False,
     p99: Annotated[
@@ -71,14 +78,15 @@ def serve(
     """Time to the first token and of each token, throughput, and how many requests fit, of one plan of serving.
 
     What is left out: tp is the smallest whose replicas have room for the requests, replicas fill the chips, the format is that in which the
-    model is published. Without --concurrency and --rate as many requests run as fit.
+    model is published. Without --concurrency and --rate as many requests run as fit. Limits (--ttft, --tpot, --latency) are compared
+    with what is predicted.
     """
     from perfmodel.verbs.serving import NEEDED
 
     options.check_figure(plot)
     _check_together(wanted, search=search, operators=operators, simulated=simulated, p99=p99, disaggregated=disaggregated)
     if run:
-        if search or operators or simulated or disaggregated or plot is not None:
+        if search or operators or simulated or disaggregated or plot is not None or wanted.limits():
             raise InputError("--run: measures steps on this machine and nothing else; leave out what predicts a service")
         _run(asked, json=json)
         return
@@ -93,7 +101,7 @@ def serve(
     elif plot is not None:
         raise InputError("--plot: goes with --operators, whose roofline it draws, or with --search; add one of them")
     else:
-        _predict(asked, wanted, seed=whole(seed, "seed", least=0) if simulated else None, json=json)
+        _predict(asked, wanted, simulated=simulated, seed=seed, json=json)
 
 
 def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simulated: bool, p99: bool, disaggregated: bool) -> None:
@@ -101,7 +109,6 @@ def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simul
     for_search = {
         "p99": p99,
         "disaggregated": disaggregated,
-        "latency": wanted.latency,
         "limit_headroom": wanted.limit_headroom is not None,
         "allow": wanted.allow,
     }
@@ -110,21 +117,33 @@ def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simul
     for_one_plan = [name for name, given in (("--operators", operators), ("--simulate", simulated), ("--search", search)) if given]
     if len(for_one_plan) > 1:
         raise InputError(f"{for_one_plan[0]}: does not go with {for_one_plan[1]}; ask for one after the other")
+    limited = next((flag(name) for name in ("ttft", "tpot", "latency") if getattr(wanted, name)), "")
+    if limited and operators:
+        raise InputError(f"{limited}: --operators knows no limits; leave one of them out")
 
 
-def _predict(asked: ServingRequest, wanted: WantedWords, *, seed: int | None, json: bool) -> None:
-    """seed: of the requests that are simulated; None: none are."""
-    from perfmodel.report.serving import headline, launch_facts, launch_object, memory_table, parts_table, service_line, serving_object
-    from perfmodel.verbs.serving import launch_of, serve_asked, simulated_in
+def _predict(asked: ServingRequest, wanted: WantedWords, *, simulated: bool, seed: int, json: bool) -> None:
+    from perfmodel.report.serving import (
+        headline,
+        launch_facts,
+        launch_object,
+        limits_facts,
+        limits_object,
+        memory_table,
+        parts_table,
+        service_line,
+        serving_object,
+    )
+    from perfmodel.verbs.serving import launch_of, limits_of, serve_asked, simulated_in
 
     setting, prediction = serve_asked(asked)
-    if seed is not None:
-        prediction = simulated_in(setting, prediction, ttft=wanted.ttft, tpot=wanted.tpot, seed=seed)
-    launch = launch_of(setting, prediction)
+    if simulated:
+        prediction = simulated_in(setting, prediction, limits=wanted.limits(), seed=seed)
+    launch, limits = launch_of(setting, prediction), limits_of(wanted.limits())
     if json:
-        print_json({**serving_object(prediction), "launch": launch_object(launch)})
+        print_json({**serving_object(prediction), "limits": limits_object(prediction, limits), "launch": launch_object(launch)})
         return
-    print_facts(service_line(prediction), [*headline(prediction), *launch_facts(launch)])
+    print_facts(service_line(prediction), [*headline(prediction), *limits_facts(prediction, limits), *launch_facts(launch)])
     print_tables([parts_table(prediction), memory_table(prediction)])
 
 
@@ -178,7 +197,7 @@ def _search(asked: ServingRequest, wanted: WantedWords, *, p99: bool, disaggrega
 
     setting, found = search_asked(
         asked,
-        limits={"ttft": wanted.ttft, "tpot": wanted.tpot, "request_latency": wanted.latency},
+        limits=wanted.limits(),
         p99=p99,
         limit_headroom=wanted.limit_headroom,
         objective=wanted.objective,
@@ -195,7 +214,7 @@ def _search(asked: ServingRequest, wanted: WantedWords, *, p99: bool, disaggrega
         print_json({**search_object(found), "launch": launch_object(launch)})
         return
     print_facts(line, [*search_facts(found), *(("note", note) for note in setting.notes)])
-    apart = [pools_table(found)] if disaggregated else []
+    apart = [pools_table(found)] if disaggregated and found.num_feasible else []
     print_tables([plans_table(found), *apart, baselines_table(found), front_table(found)])
     print()
     print_facts("The best of them", [("plan", found.best.plan.label()), *launch_facts(launch)])

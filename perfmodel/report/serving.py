@@ -68,6 +68,30 @@ def _goodput(prediction: ServingPrediction) -> str:
     return f"{prediction.goodput or 0.0:,.2f} requests/s keep the limits, {percent(prediction.kept_fraction or 0.0)} of them"
 
 
+def limits_facts(prediction: ServingPrediction, limits: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Which limits the mean and the 99th percentile keep; how many requests do, a simulation says."""
+    if not limits:
+        return []
+    said = "; ".join(_limit_text(name, kept) for name, kept in limits_object(prediction, limits).items())
+    return [("limits", said if prediction.goodput is not None else f"{said}; --simulate counts the requests that keep all of them")]
+
+
+def _limit_text(name: str, kept: Mapping[str, Any]) -> str:
+    means = "its mean keeps it" if kept["kept_by_mean"] else "its mean is above"
+    tail = {None: "", True: ", so does its p99", False: ", its p99 is above"}[kept["kept_by_p99"] if kept["kept_by_mean"] else None]
+    return f"{words(name)} {format_time(kept['limit'])}: {means}{tail}"
+
+
+def limits_object(prediction: ServingPrediction, limits: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """Limit -> seconds, and whether the mean and the 99th percentile over requests keep it; None: not known."""
+    found = {}
+    for name, limit in limits.items():
+        seen = getattr(prediction, name)
+        by_p99 = None if seen.p99 is None else prediction.fits and seen.p99 <= limit
+        found[name] = {"limit": limit, "kept_by_mean": prediction.fits and seen.mean <= limit, "kept_by_p99": by_p99}
+    return found
+
+
 def _verdict(prediction: ServingPrediction) -> str:
     if not prediction.fits:
         return "does not fit"

@@ -37,6 +37,7 @@ def search_facts(found: ServingSearchResult) -> list[tuple[str, str]]:
         ("not these", "; ".join(rejected)),
         ("no layouts", "; ".join(left_out)),
         ("price", price),
+        ("note", "" if found.num_feasible else "no plan whose workers do both meets the limits: those below have workers of two kinds"),
     ]
     return [(name, text) for name, text in facts if text]
 

@@ -77,20 +77,14 @@ def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPredictio
 
 
 def simulated_in(
-    setting: ServingSetting, prediction: ServingPrediction, *, ttft: str = "", tpot: str = "", seed: int = 0
+    setting: ServingSetting, prediction: ServingPrediction, *, limits: Mapping[str, Any] | None = None, seed: int = 0
 ) -> ServingPrediction:
     """The same with percentiles over requests of an engine that runs step by step; the limits are what goodput counts."""
+    from perfmodel.cost.serving.simulate import GoodputLimits
     from perfmodel.cost.serving.simulated import with_simulation
 
-    _one_kind(prediction.plan, "--simulate")
     seed = whole(seed, "seed", least=0)
-    limits = {f"{name}_limit": limit_of(value, name) for name, value in (("ttft", ttft), ("tpot", tpot))}
-    return with_simulation(setting.estimator, prediction, seed=seed, **limits)
-
-
-def _one_kind(plan: ServingPlan, wanted: str) -> None:
-    if plan.pools is not None:
-        raise bad_field("workers", plan.label(), f"{wanted} is of workers that do both", "leave one of them out")
+    return with_simulation(setting.estimator, prediction, limits=GoodputLimits(**limits_of(limits or {})), seed=seed)
 
 
 def limit_of(value: Any, name: str) -> float:
@@ -103,6 +97,12 @@ def limit_of(value: Any, name: str) -> float:
     if not found > 0:
         raise bad_field(name, value, "must be positive", "write 500ms")
     return found
+
+
+def limits_of(given: Mapping[str, Any]) -> dict[str, float]:
+    """Time -> its limit in seconds, those there are."""
+    times = {name: limit_of(value, name) for name, value in given.items()}
+    return {name: time for name, time in times.items() if time < float("inf")}
 
 
 def launch_of(setting: ServingSetting, prediction: ServingPrediction) -> tuple[LaunchLine, ...]:
@@ -334,10 +334,9 @@ def search_asked(
     setting = serving_setting(replace(asked, chips=1) if is_sized else asked)
     formats = tuple((quantization_named(name), setting.job.kv_precision) for name in quantizations)
     headroom = LIMIT_HEADROOM if limit_headroom is None else share(limit_headroom, "limit_headroom")
-    times = {name: limit_of(value, name) for name, value in limits.items()}
     how: dict[str, Any] = {
         "space": ServingSpace(fixed=_read(asked, *KNOBS), formats=formats),
-        "limits": ServingLimits(**{name: time for name, time in times.items() if time < float("inf")}, is_p99=p99, headroom=headroom),
+        "limits": ServingLimits(**limits_of(limits), is_p99=p99, headroom=headroom),
         "objective": choice_of(ServingObjective, objective, "objective"),
         "top": whole(top, "top"),
     }
@@ -362,7 +361,8 @@ def operators_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPredi
     from perfmodel.cost.serving.boundness import operator_rows
 
     setting, prediction = serve_asked(asked)
-    _one_kind(prediction.plan, "--operators")
+    if prediction.plan.pools is not None:
+        raise bad_field("workers", prediction.plan.label(), "--operators is of workers that do both", "leave one of them out")
     costs = setting.estimator.times([prediction.plan])
     job = setting.job
     rows = operator_rows(costs, phase="decode", sequences=max(prediction.running, 1.0), cached=job.mean_context)

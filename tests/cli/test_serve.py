@@ -105,6 +105,34 @@ def test_percentiles_are_simulated(call_json, call):
     assert "needs clients or arrivals" in error
 
 
+def test_percentiles_of_two_pools_are_simulated(call_json):
+    words = [*LLAMA, "--workers", "1x4:1x4"]
+    plain, found = call_json(*words), call_json(*words, "--simulate", "--ttft", "3s", "--latency", "60s")
+    assert found["request_latency"]["p50"] <= found["request_latency"]["p90"] <= found["request_latency"]["p99"]
+    for name, allowed in (("tpot", 0.03), ("request_latency", 0.05)):
+        assert found[name]["mean"] == pytest.approx(plain[name]["mean"], rel=allowed)
+    assert found["requests_per_second"] == pytest.approx(plain["requests_per_second"], rel=0.05)
+    assert 0 < found["goodput"] <= found["requests_per_second"] * 1.001
+
+
+def test_limits_of_one_plan_are_compared_with_it(call_json, call):
+    words = [*LLAMA, "--tp", 4, "--ttft", "350ms", "--tpot", "10ms", "--latency", "1min"]
+    found = call_json(*words)
+    mean, tail = found["ttft"]["mean"], found["ttft"]["p99"]
+    assert mean < 0.35 < tail
+    assert found["limits"]["ttft"] == {"limit": 0.35, "kept_by_mean": True, "kept_by_p99": False}
+    assert found["limits"]["tpot"]["kept_by_mean"] is False
+    assert found["limits"]["request_latency"] == {"limit": 60.0, "kept_by_mean": True, "kept_by_p99": None}
+    assert found["ttft"] == call_json(*LLAMA, "--tp", 4)["ttft"]
+    code, text, _ = call(*words)
+    assert code == 0
+    for said in ("ttft 350 ms: its mean keeps it, its p99 is above", "tpot 10 ms: its mean is above", "--simulate counts"):
+        assert said in text
+    code, _, error = call(*LLAMA, "--tp", 4, "--ttft", "1s", "--operators")
+    assert code == 2
+    assert "--ttft: --operators knows no limits" in error
+
+
 def test_what_nobody_said_fits_the_chip(call_json):
     words = ["--input-len", "1k", "--output-len", "1k", "--chips", "8", "--concurrency", "8"]
     older = call_json("serve", "--model", "deepseek-v3", "--cluster", "dgx-a100", *words)

@@ -100,6 +100,11 @@ def queue_wait(rate: Num, service_time: Num, servers: Num, *, squared_variation:
     return np.where(rho < 1, wait, np.inf)
 
 
+def waits_at_all(used: Num, servers: Num) -> Array:
+    """Share of arrivals that find x servers busy, at random.   rho^(sqrt(2 (x + 1)) - 1), rho for x = 1. [-]   Source: as `queue_wait`."""
+    return np.asarray(np.clip(used, 0.0, 1.0) ** (np.sqrt(2 * (np.asarray(servers, dtype=float) + 1)) - 1))
+
+
 def prefill_rate(times: ServingTimes, requests: Requests, scheduling: Scheduling, handover: Handover) -> tuple[Array, Array]:
     """Prompts a second of one prefill worker that is never idle, and the time of one prompt. [1/s], [s]
 
@@ -164,6 +169,9 @@ def disaggregated(
                  random arrivals, without the client itself, and of the share s of requests that come in waves (a burst of all
                  clients takes c / (x mu_P)): W_P (1 - 1 / c) + s (c - x q) / (2 x mu_P); what is over y K waits for a place
     neither      the throughput at which one kind is always busy; nobody queues
+
+    99th percentiles: of waits by an exponential tail of those that wait at all; but of c clients no more wait than the others leave: where
+    each is in the queue a share p = W_P / E2E of its time they are binomial, and 2.3 sqrt(c p (1 - p)) / r bounds the tail.
 
     capacity         K  sequences of one decode worker
     prefill_scheduling  of prefill workers, where theirs is another (tokens and prompts of a step)
@@ -233,9 +241,13 @@ def disaggregated(
 
     ttft = fixed + wait + place + scheduling.border_steps * t_d
     queueing = np.where(np.isfinite(wait), np.maximum(wait - wave, 0.0), 0.0)  # the places in a wave are even from its first to its last
-    tail = np.hypot(wait_tail_99(queueing, np.minimum(r / most_p, 1.0)), prompt * longer_99(requests.prompt)) + 0.98 * np.minimum(
-        wave, wait
-    )
+    late = wait_tail_99(queueing, waits_at_all(r / most_p, x))
+    if rate is not None:
+        late = late + wait_tail_99(np.where(np.isfinite(place), place, 0.0), waits_at_all(r / most_d, y * K))
+    elif concurrency is not None:
+        waiting = np.clip(queueing / (ttft + D * t_d), 0.0, 1.0)
+        late = np.minimum(late, NORMAL_99 * np.sqrt(c * waiting * (1 - waiting)) / np.maximum(r, 1e-12))
+    tail = np.hypot(late, prompt * longer_99(requests.prompt)) + 0.98 * np.minimum(wave, wait)
     tpot = D * t_d / after
     load = load_of(
         ttft=ttft,

@@ -45,7 +45,7 @@ def count_99(first: Array, offspring: Num = 0.0, rare: Num = RARE) -> Array:
 
 
 def wait_tail_99(wait: Array, busy: Array) -> Array:
-    """From the mean of a wait to its 99th percentile, where P(W > t) = rho exp(-rho t / W). [s]"""
+    """From the mean of a wait to its 99th percentile, where P(W > t) = rho exp(-rho t / W); rho: the share that waits at all. [s]"""
     rho = np.maximum(busy, 1e-12)
     return np.asarray(np.maximum(wait / rho * np.log(np.maximum(rho / RARE, 1.0)) - wait, 0.0))
 

@@ -13,9 +13,9 @@ from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION
 from perfmodel.cost.serving.disaggregated import DisaggregatedLoad, Handover, Workers, disaggregated
 from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, check_plan, prediction_of
 from perfmodel.cost.serving.memory import ServingMemory, cache_shape
-from perfmodel.cost.serving.requests import Requests
+from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.step import StepCosts
-from perfmodel.cost.serving.times import Array
+from perfmodel.cost.serving.times import Array, ServingTimes
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
@@ -37,6 +37,26 @@ class ServedPools:
     prefill_fits: Array
     decode_times: StepCosts
     prefill_times: StepCosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolsInputs:
+    """Of columns of two pools: steps of both kinds of workers (`_times` with those that draft), how they are filled, what joins them.
+
+    capacity   sequences that one decode worker runs at once
+    """
+
+    prefill_costs: StepCosts
+    decode_costs: StepCosts
+    prefill_times: ServingTimes
+    decode_times: ServingTimes
+    scheduling: Scheduling
+    prefill_scheduling: Scheduling
+    workers: Workers
+    handover: Handover
+    prefill_memory: ServingMemory
+    decode_memory: ServingMemory
+    capacity: Array
 
 
 def handover(estimator: ServingEstimator, pools: Sequence[Pools], tokens: float) -> Handover:
@@ -62,40 +82,56 @@ def serve_pools(
     concurrency: NDArray[np.int64] | None = None,
 ) -> ServedPools:
     """The load of `job` on every pair of pools; `concurrency`: that of each, in place of the job's."""
-    prefill_plans, decode_plans = [each.prefill for each in pools], [each.decode for each in pools]
-    prefill_times = estimator.times(prefill_plans, distinct_experts=distinct_experts)
-    decode_times = estimator.times(decode_plans, distinct_experts=distinct_experts)
-    prefill_memory = estimator.memory(prefill_plans, job.input_len.mean, job.speculation)
-    memory = estimator.memory(decode_plans, job.input_len.mean + job.output_len.mean, job.speculation)
-    capacity = estimator.capacity(decode_plans, memory)
-    of_prompts = estimator.scheduling(prefill_plans)
-    ranks = np.array([float(each.attention_dp) for each in prefill_plans])
+    of = pools_inputs(estimator, job, pools, distinct_experts=distinct_experts)
     clients = concurrency if concurrency is not None else None if job.concurrency is None else float(job.concurrency)
     found = disaggregated(
-        estimator.with_drafts(prefill_times, prefill_plans, job.speculation),
-        estimator.with_drafts(decode_times, decode_plans, job.speculation),
+        of.prefill_times,
+        of.decode_times,
         Requests.of_job(job),
-        estimator.scheduling(decode_plans, job.speculation),
-        Workers(
-            prefill=np.array([float(each.prefill_workers) for each in pools]),
-            decode=np.array([float(each.decode_workers) for each in pools]),
-            prefill_chips=np.array([float(each.prefill.chips_per_replica) for each in pools]),
-            decode_chips=np.array([float(each.decode.chips_per_replica) for each in pools]),
-        ),
-        prefill_scheduling=replace(of_prompts, prompts_together=ranks),
-        capacity=capacity,
-        handover=handover(estimator, pools, job.input_len.mean),
+        of.scheduling,
+        of.workers,
+        prefill_scheduling=of.prefill_scheduling,
+        capacity=of.capacity,
+        handover=of.handover,
         concurrency=clients,
         rate=None if clients is not None else job.rate,
     )
     return ServedPools(
         found=found,
+        prefill_memory=of.prefill_memory,
+        decode_memory=of.decode_memory,
+        capacity=of.capacity,
+        prefill_fits=np.asarray(of.prefill_memory.fits),
+        decode_times=of.decode_costs,
+        prefill_times=of.prefill_costs,
+    )
+
+
+def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[Pools], *, distinct_experts: float = 0.0) -> PoolsInputs:
+    """What the load of two pools is computed from, by the closed form or step by step."""
+    prefill_plans, decode_plans = [each.prefill for each in pools], [each.decode for each in pools]
+    prefill_costs = estimator.times(prefill_plans, distinct_experts=distinct_experts)
+    decode_costs = estimator.times(decode_plans, distinct_experts=distinct_experts)
+    prefill_memory = estimator.memory(prefill_plans, job.input_len.mean, job.speculation)
+    memory = estimator.memory(decode_plans, job.input_len.mean + job.output_len.mean, job.speculation)
+    ranks = np.array([float(each.attention_dp) for each in prefill_plans])
+    return PoolsInputs(
+        prefill_costs=prefill_costs,
+        decode_costs=decode_costs,
+        prefill_times=estimator.with_drafts(prefill_costs, prefill_plans, job.speculation),
+        decode_times=estimator.with_drafts(decode_costs, decode_plans, job.speculation),
+        scheduling=estimator.scheduling(decode_plans, job.speculation),
+        prefill_scheduling=replace(estimator.scheduling(prefill_plans), prompts_together=ranks),
+        workers=Workers(
+            prefill=np.array([float(each.prefill_workers) for each in pools]),
+            decode=np.array([float(each.decode_workers) for each in pools]),
+            prefill_chips=np.array([float(each.prefill.chips_per_replica) for each in pools]),
+            decode_chips=np.array([float(each.decode.chips_per_replica) for each in pools]),
+        ),
+        handover=handover(estimator, pools, job.input_len.mean),
         prefill_memory=prefill_memory,
         decode_memory=memory,
-        capacity=capacity,
-        prefill_fits=np.asarray(prefill_memory.fits),
-        decode_times=decode_times,
-        prefill_times=prefill_times,
+        capacity=estimator.capacity(decode_plans, memory),
     )
 
 

@@ -6,7 +6,7 @@ One pass of the loop is one step of the engine; its time comes from a table. Det
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from perfmodel.parallel.serving.prediction import Spread
 #: Draws are made this many at a time.
 _DRAWS = 1024
 #: Tokens of a step where the engine sets no limit: the table has to end somewhere.
-_MOST_TOKENS = 131_072.0
+MOST_TOKENS = 131_072.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class SimulatedLoad:
     ttft, tpot, inter_token, request_latency   over requests (inter_token: over all gaps between a sequence's steps) [s]
     running, queue         sequences with a place and requests without, on average over time [-]
     requests_per_second, tokens_per_second     answered, and tokens of answers [1/s]
-    goodput                requests a second that kept both limits [1/s]
+    goodput                requests a second that kept all limits [1/s]
     kept_fraction          of the requests, those that did [-]
     preemptions, steps     in the whole run
     """
@@ -50,6 +50,19 @@ class SimulatedLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GoodputLimits:
+    """What a request has to keep to be counted as good. [s]"""
+
+    ttft: float = float("inf")
+    tpot: float = float("inf")
+    request_latency: float = float("inf")
+
+    @property
+    def are_given(self) -> bool:
+        return min(self.ttft, self.tpot, self.request_latency) < float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """What bounds the sequences that run at once.
 
@@ -65,7 +78,7 @@ class Places:
     reserves_output: bool = False
 
 
-class _Request:
+class DrawnRequest:
     """One request on its way: lengths in tokens, times in seconds."""
 
     __slots__ = (
@@ -91,8 +104,7 @@ def simulate(
     rate: float | None = None,
     answered: int | None = None,
     warm_up: int | None = None,
-    ttft_limit: float = float("inf"),
-    tpot_limit: float = float("inf"),
+    limits: GoodputLimits | None = None,
     seed: int = 0,
 ) -> SimulatedLoad:
     """Run an engine until so many requests are `answered` after the first `warm_up` ones (10 and 2 rounds of the clients, or 1000 and 200).
@@ -117,14 +129,14 @@ def simulate(
             times,
             sequences=most,
             cached=(float(requests.prompt.least), float(longest)),
-            tokens=min(limit, _MOST_TOKENS, most * float(longest)),
+            tokens=min(limit, MOST_TOKENS, most * float(longest)),
             keys=float(longest),
             rows_per_step=float(scheduling.rows_per_step),
         )
     engine = _Engine(times, requests, scheduling, replace(places, max_sequences=most), concurrency, rate, seed)
     wanted = answered if answered is not None else (10 * concurrency if concurrency is not None else 1000)
     before = warm_up if warm_up is not None else (2 * concurrency if concurrency is not None else 200)
-    return engine.run(before, wanted, ttft_limit, tpot_limit)
+    return engine.run(before, wanted, limits or GoodputLimits())
 
 
 class _Engine:
@@ -143,18 +155,18 @@ class _Engine:
         self.table, self.places, self.cache_tokens = table, places.max_sequences, places.cache_tokens
         self.block, self.reserves = places.block_tokens, places.reserves_output
         self.chunked = bool(scheduling.chunked)
-        self.step_tokens = min(float(scheduling.step_tokens), _MOST_TOKENS)
+        self.step_tokens = min(float(scheduling.step_tokens), MOST_TOKENS)
         self.rows, self.per_step = float(scheduling.rows_per_step), float(scheduling.tokens_per_step)
         self.front, self.border = float(scheduling.first_token_time), float(scheduling.border_steps)
         self.is_closed = concurrency is not None
-        self.draws = _draws(requests, rate, seed, speculates=self.per_step > 1)
+        self.draws = draws(requests, rate, seed, speculates=self.per_step > 1)
         self.now, self.decoded, self.preemptions, self.steps = 0.0, 0, 0, 0
         self.sent = 0
-        self.coming: deque[_Request] = deque()
-        self.waiting: deque[_Request] = deque()
-        self.prefilling: deque[_Request] = deque()
-        self.running: dict[int, _Request] = {}
-        self.ending: dict[int, list[_Request]] = {}
+        self.coming: deque[DrawnRequest] = deque()
+        self.waiting: deque[DrawnRequest] = deque()
+        self.prefilling: deque[DrawnRequest] = deque()
+        self.running: dict[int, DrawnRequest] = {}
+        self.ending: dict[int, list[DrawnRequest]] = {}
         self.cached = self.used = self.growth = 0.0
         self.fresh: list[float] = []
         self.last_decode = 0.0
@@ -166,7 +178,7 @@ class _Engine:
         for _ in range(concurrency if concurrency is not None else 1):
             self._send(0.0)
 
-    def run(self, before: int, wanted: int, ttft_limit: float, tpot_limit: float) -> SimulatedLoad:
+    def run(self, before: int, wanted: int, limits: GoodputLimits) -> SimulatedLoad:
         while len(self.answers) < before:
             self._step()
         start, first = self.now, len(self.answers)
@@ -175,21 +187,15 @@ class _Engine:
         self.tokens = 0
         while len(self.answers) < before + wanted:
             self._step()
-        elapsed, counted = self.now - start, np.array(self.answers[first:])
-        ttft, tpot, latency, outputs = counted.T
-        kept = (ttft <= ttft_limit) & (tpot <= tpot_limit)
-        pace = len(counted) / elapsed
-        return SimulatedLoad(
-            ttft=_spread(ttft),
-            tpot=_spread(tpot[outputs > 1]),
-            inter_token=_spread(np.array(self.gaps), np.array(self.weights)),
-            request_latency=_spread(latency),
-            running=self.area_running / elapsed,
-            queue=self.area_queue / elapsed,
-            requests_per_second=pace,
-            tokens_per_second=self.tokens / elapsed,
-            goodput=pace * float(kept.mean()),
-            kept_fraction=float(kept.mean()),
+        return what_was_seen(
+            self.answers[first:],
+            gaps=self.gaps,
+            weights=self.weights,
+            elapsed=self.now - start,
+            area_running=self.area_running,
+            area_queue=self.area_queue,
+            tokens=self.tokens,
+            limits=limits,
             preemptions=self.preemptions,
             steps=self.steps,
         )
@@ -198,7 +204,7 @@ class _Engine:
         """The next request leaves its client; it reaches the queue once the engine's front is through with it."""
         found, new, output, luck, later = next(self.draws)
         sent = at if self.is_closed else at + later
-        self.coming.append(_Request(self.sent, sent, sent + self.front, found, new, output, luck))
+        self.coming.append(DrawnRequest(self.sent, sent, sent + self.front, found, new, output, luck))
         self.sent += 1
 
     def _arrive(self) -> None:
@@ -233,10 +239,10 @@ class _Engine:
                 self.prefilling.popleft()
                 self._prefilled(request)
 
-    def _prompts(self) -> tuple[list[_Request], float, float]:
+    def _prompts(self) -> tuple[list[DrawnRequest], float, float]:
         """The prompts of a step: those under way, then as many of the queue as tokens, places and the cache allow."""
         room = self.step_tokens - (self.rows * len(self.running) if self.chunked else 0.0)
-        pieces: list[_Request] = []
+        pieces: list[DrawnRequest] = []
         tokens = reads = 0.0
         index = 0
         while room > 0:
@@ -291,7 +297,7 @@ class _Engine:
                 self._leave(request)
                 self._answered(request)
 
-    def _leave(self, request: _Request) -> None:
+    def _leave(self, request: DrawnRequest) -> None:
         """Out of the running ones, with its cache."""
         del self.running[request.number]
         grown = (self.decoded - request.joined) * request.growth
@@ -301,7 +307,7 @@ class _Engine:
         if not self.running:
             self.cached = self.growth = 0.0
 
-    def _prefilled(self, request: _Request) -> None:
+    def _prefilled(self, request: DrawnRequest) -> None:
         """Its prompt is through: it has a token, and runs on unless that was all."""
         if request.first < 0:
             request.first = self.now
@@ -325,7 +331,7 @@ class _Engine:
         if not self.chunked:
             self.fresh.append(self.now)
 
-    def _answered(self, request: _Request) -> None:
+    def _answered(self, request: DrawnRequest) -> None:
         late = self.border * self.table.decode(max(len(self.running), 1), self.table.cached[0]) if self.border else 0.0
         ttft, latency = request.first - request.sent + late, self.now - request.sent + late
         self.answers.append((ttft, (latency - ttft) / max(request.output - 1, 1), latency, request.output))
@@ -346,7 +352,7 @@ class _Engine:
             self.preemptions += 1
 
 
-def _draws(requests: Requests, rate: float | None, seed: int, *, speculates: bool) -> Iterator[tuple[float, float, int, float, float]]:
+def draws(requests: Requests, rate: float | None, seed: int, *, speculates: bool) -> Iterator[tuple[float, float, int, float, float]]:
     """Requests without end: tokens found, to compute and to answer, luck in rounding steps, seconds after the one before."""
     random = np.random.default_rng(seed)
     found_fraction = float(requests.found_fraction)
@@ -357,6 +363,39 @@ def _draws(requests: Requests, rate: float | None, seed: int, *, speculates: boo
         luck = random.random(_DRAWS) if speculates else np.zeros(_DRAWS)
         new = np.maximum(prompts * (1 - found_fraction), 1.0)
         yield from zip((prompts - new).tolist(), new.tolist(), outputs.tolist(), luck.tolist(), gaps.tolist(), strict=True)
+
+
+def what_was_seen(
+    answers: Sequence[tuple[float, float, float, int]],
+    *,
+    gaps: Sequence[float],
+    weights: Sequence[int],
+    elapsed: float,
+    area_running: float,
+    area_queue: float,
+    tokens: int,
+    limits: GoodputLimits,
+    preemptions: int,
+    steps: int,
+) -> SimulatedLoad:
+    """Of `answers` (TTFT, TPOT, latency, tokens) within `elapsed` seconds; areas: sequences times seconds."""
+    ttft, tpot, latency, outputs = np.array(answers).T
+    kept = (ttft <= limits.ttft) & (tpot <= limits.tpot) & (latency <= limits.request_latency)
+    pace = len(answers) / elapsed
+    return SimulatedLoad(
+        ttft=_spread(ttft),
+        tpot=_spread(tpot[outputs > 1]),
+        inter_token=_spread(np.array(gaps), np.array(weights)),
+        request_latency=_spread(latency),
+        running=area_running / elapsed,
+        queue=area_queue / elapsed,
+        requests_per_second=pace,
+        tokens_per_second=tokens / elapsed,
+        goodput=pace * float(kept.mean()),
+        kept_fraction=float(kept.mean()),
+        preemptions=preemptions,
+        steps=steps,
+    )
 
 
 def _spread(values: Array, weights: Array | None = None) -> Spread:

@@ -7,21 +7,19 @@ from dataclasses import replace
 import numpy as np
 
 from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.cost.serving.pools import pools_inputs
 from perfmodel.cost.serving.requests import Requests
-from perfmodel.cost.serving.simulate import Places, simulate
+from perfmodel.cost.serving.simulate import GoodputLimits, Places, SimulatedLoad, simulate
+from perfmodel.cost.serving.simulate_pools import simulate_pools
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.serving.prediction import ServingPrediction
 
 
 def with_simulation(
-    estimator: ServingEstimator,
-    prediction: ServingPrediction,
-    *,
-    ttft_limit: float = float("inf"),
-    tpot_limit: float = float("inf"),
-    seed: int = 0,
+    estimator: ServingEstimator, prediction: ServingPrediction, *, limits: GoodputLimits | None = None, seed: int = 0
 ) -> ServingPrediction:
-    """The same plan and load with times over requests as an engine that runs step by step has them (`simulate.py`), of one replica.
+    """The same plan and load with times over requests as engines that run step by step have them: one replica (`simulate.py`), or all
+    workers of two pools (`simulate_pools.py`).
 
     The limits are those that `goodput` counts. Raises InputError for a plan that does not fit, or for a batch that is not refilled.
     """
@@ -30,10 +28,32 @@ def with_simulation(
         raise bad_field("plan", plan.label(), "does not fit, so that no request runs", "simulate one that fits")
     if job.is_static or (job.concurrency is None and job.rate is None):
         raise bad_field("concurrency", None, "a simulation needs clients or arrivals", "give --concurrency or --rate")
+    limits = limits or GoodputLimits()
+    apart = plan.pools is not None
+    found = (_of_pools if apart else _of_replica)(estimator, prediction, limits, seed)
+    copies = 1 if apart else plan.replicas
+    running_in = plan.pools.decode_workers if plan.pools is not None else 1
+    return replace(
+        prediction,
+        ttft=found.ttft,
+        tpot=found.tpot,
+        inter_token=found.inter_token,
+        request_latency=found.request_latency,
+        running=found.running / running_in,
+        queued=found.queue / running_in,
+        tokens_per_second_per_chip=found.tokens_per_second * copies / plan.num_chips,
+        requests_per_second=found.requests_per_second * copies,
+        goodput=found.goodput * copies if limits.are_given else None,
+        kept_fraction=found.kept_fraction if limits.are_given else None,
+    )
+
+
+def _of_replica(estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int) -> SimulatedLoad:
+    job, plan = prediction.job, prediction.plan
     costs = estimator.with_drafts(estimator.times([plan]), [plan], job.speculation)
     tokens = job.input_len.mean + job.output_len.mean
     scheduling = estimator.scheduling([plan], job.speculation)
-    found = simulate(
+    return simulate(
         costs,
         Requests.of_job(job),
         replace(scheduling, step_tokens=float(np.ravel(scheduling.step_tokens)[0])),
@@ -44,21 +64,26 @@ def with_simulation(
         ),
         concurrency=None if job.concurrency is None else max(round(job.concurrency / plan.replicas), 1),
         rate=None if job.rate is None else job.rate / plan.replicas,
-        ttft_limit=ttft_limit,
-        tpot_limit=tpot_limit,
+        limits=limits,
         seed=seed,
     )
-    has_limits = min(ttft_limit, tpot_limit) < float("inf")
-    return replace(
-        prediction,
-        ttft=found.ttft,
-        tpot=found.tpot,
-        inter_token=found.inter_token,
-        request_latency=found.request_latency,
-        running=found.running,
-        queued=found.queue,
-        tokens_per_second_per_chip=found.tokens_per_second * plan.replicas / plan.num_chips,
-        requests_per_second=found.requests_per_second * plan.replicas,
-        goodput=found.goodput * plan.replicas if has_limits else None,
-        kept_fraction=found.kept_fraction if has_limits else None,
+
+
+def _of_pools(estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int) -> SimulatedLoad:
+    job, pools = prediction.job, prediction.plan.pools
+    assert pools is not None
+    of = pools_inputs(estimator, job, [pools])
+    return simulate_pools(
+        of.prefill_times,
+        of.decode_times,
+        Requests.of_job(job),
+        of.scheduling,
+        of.workers,
+        prefill_scheduling=of.prefill_scheduling,
+        capacity=int(of.capacity[0]),
+        handover=of.handover,
+        concurrency=job.concurrency,
+        rate=job.rate,
+        limits=limits,
+        seed=seed,
     )

@@ -67,6 +67,12 @@ class ServingLimits:
         ttft, tpot = (load.ttft_p99, load.tpot_p99) if self.is_p99 else (load.ttft, load.tpot)
         return {"ttft": ttft, "tpot": tpot, "request_latency": load.request_latency}
 
+    def seen(self, prediction: ServingPrediction) -> dict[str, float]:
+        """Of a prediction the times that the limits are about."""
+        times = {"ttft": prediction.ttft, "tpot": prediction.tpot}
+        limited = {name: each.p99 if self.is_p99 and each.p99 is not None else each.mean for name, each in times.items()}
+        return {**limited, "request_latency": prediction.request_latency.mean}
+
     def __str__(self) -> str:
         of = " (p99)" if self.is_p99 else ""
         return ", ".join(f"{name} {format_time(value)}{of if name != 'request_latency' else ''}" for name, value in self.given().items())
@@ -148,7 +154,7 @@ class ServingSearchResult:
     rejected        reason -> plans; with num_feasible they are all that were evaluated
     left_out        reason -> layouts that cannot be, or that the engine does not run
     is_load_searched  no load was given: each plan was tried under many, and stands at its best
-    plans           the best of each layout and format, best first
+    plans           the best of each layout and format, best first; where none of them meets the limits, those of `disaggregated` that do
     pareto          most tokens a user first, over all plans and loads, limits aside
     disaggregated   the best plans of two pools, where they were asked for
     price_per_hour  of a chip; 0: not known       [USD/h]

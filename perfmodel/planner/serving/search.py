@@ -41,6 +41,8 @@ from perfmodel.workload.serving import ServingJob
 MOST_FRONT_POINTS = 64
 #: Plans of two pools that are shown.
 MOST_POOLS = 3
+#: Chips on which plans of two pools are tried though nobody asked for them: all their splits take half a second there.
+MOST_CHIPS_NAMED = 256
 #: Latencies of plans that are as good otherwise are told apart in steps of this share.
 _ALIKE = 0.005
 
@@ -57,11 +59,14 @@ def find_serving_plans(
     top: int = 10,
     price_per_hour: float | None = None,
     with_pools: bool = False,
+    names_pools: bool = True,
 ) -> ServingSearchResult:
     """The best plans for `job` on all chips of the cluster. Raises InputError where none fits, or none meets the limits.
 
     price_per_hour   of a chip; None: that of the table of prices, where it has one     [USD/h]
-    with_pools       also plans of workers for prompts and others for answers, in the first format
+    with_pools       also plans of workers for prompts and others for answers, in the first format; they are the plans where no other meets
+                     the limits
+    names_pools      where nothing else meets the limits, say whether those would, up to `MOST_CHIPS_NAMED`
     """
     started = time.process_time()
     space, limits = space or ServingSpace(), limits or ServingLimits()
@@ -76,9 +81,15 @@ def find_serving_plans(
     searched = _Search(evaluator=evaluator, space=space, engine=engine, objective=objective, top=top, price=price)
     table = searched.table(found.columns)
     order = searched.ranked(table)
+    apart: tuple[RankedPlan, ...] = ()
     if not len(order):
-        raise InputError(searched.nothing_meets(table, cluster))
-    plans = searched.shown(table, order[:top])
+        tried = bool(limits.given()) and (with_pools or (names_pools and cluster.num_chips <= MOST_CHIPS_NAMED)) and not job.is_static
+        apart = searched.pools(found.columns) if tried else ()
+        if not (with_pools and apart):
+            raise InputError(searched.nothing_meets(table, cluster, apart if tried else None))
+    plans = searched.shown(table, order[:top]) if len(order) else apart
+    if with_pools and not apart:
+        apart = searched.pools(found.columns, plans[0])
     rejected = Counter({REASONS[code]: int((table.verdict == code).sum()) for code in range(1, len(REASONS))})
     return ServingSearchResult(
         objective=objective,
@@ -93,7 +104,7 @@ def find_serving_plans(
         pareto=searched.whole_front(table, found.columns, with_pools=with_pools),
         baselines=searched.baselines(cluster, plans[0]),
         price_per_hour=price,
-        disaggregated=searched.pools(found.columns, plans[0]) if with_pools else (),
+        disaggregated=apart,
         search_time=time.process_time() - started,
     )
 
@@ -290,8 +301,8 @@ class _Search:
             found.append(ServingBaseline(name=name, meaning=meaning, found=plans, reason=reason))
         return tuple(found)
 
-    def pools(self, columns: ServingColumns, best: RankedPlan) -> tuple[RankedPlan, ...]:
-        """The best of two pools, and how far each is from the best plan without."""
+    def pools(self, columns: ServingColumns, best: RankedPlan | None = None) -> tuple[RankedPlan, ...]:
+        """The best of two pools, and how far each is from the best plan without; where there is none, from the best of them."""
         evaluator = self.evaluator
         found = find_pools(
             evaluator.estimators[0],
@@ -303,7 +314,7 @@ class _Search:
             top=min(self.top, MOST_POOLS),
             price_per_hour=self.price,
         )
-        return tuple(replace(each, reason=against(each, best, self.objective)) for each in found)
+        return found if best is None else tuple(replace(each, reason=against(each, best, self.objective)) for each in found)
 
     # --- nothing -----------------------------------------------------------------------------------------------------------------------
 
@@ -315,8 +326,8 @@ class _Search:
             return int(np.argmax(table.sequences))
         return int(self._order(table, distance)[0])
 
-    def nothing_meets(self, table: LoadTable, cluster: Cluster) -> str:
-        """One sentence: the nearest plan, and what would meet the limits."""
+    def nothing_meets(self, table: LoadTable, cluster: Cluster, apart: Sequence[RankedPlan] | None) -> str:
+        """One sentence: the nearest plan, and what would meet the limits, be it workers of two kinds (`apart`; None: not tried)."""
         if not (table.verdict != NO_ROOM).any():
             return self._nothing_fits(table, cluster)
         where = f"{chips_text(cluster.num_chips)} of {cluster.name}"
@@ -332,6 +343,13 @@ class _Search:
         remedy = f"allow {'a limit_headroom of 0' if is_near else 'as much'}, or use more or faster chips, fewer bits"
         remedy += "" if self.evaluator.is_load_searched else ", a smaller load"
         nearest = f"the nearest, {table.columns.plan(row).label()}{load}, has {has}: {remedy}"
+        if apart:
+            best = apart[0]
+            have = " and ".join(f"{name} {format_time(limits.seen(best.prediction)[name])}" for name in limits.given())
+            pools = f"workers of their own for prompts and for answers do: {best.plan.label()} has {have}: add --disaggregated"
+            nearest = f"{pools}; {nearest}"
+        elif apart is not None:
+            nearest = f"{nearest}; workers of their own for prompts and for answers do not meet them either"
         return f"limits={limits}: no plan of {self.evaluator.job.model.name} on {where} meets them{spare}; {nearest}"
 
     def _nothing_fits(self, table: LoadTable, cluster: Cluster) -> str:

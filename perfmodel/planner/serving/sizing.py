@@ -45,6 +45,7 @@ def find_fewest_chips(
             objective=objective,
             top=top,
             price_per_hour=price_per_hour,
+            names_pools=False,
         )
 
     low, high, step = 0, 0, 1

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.cost.serving.load import closed_loop, maximum_load, open_loop
 from perfmodel.cost.serving.requests import Scheduling
-from perfmodel.cost.serving.simulate import Places, simulate
+from perfmodel.cost.serving.simulate import GoodputLimits, Places, simulate
 from perfmodel.cost.serving.table import tabulate
 from perfmodel.foundation.errors import InputError
 from tests.cost.serving.toys import ToySteps, requests
@@ -104,7 +104,9 @@ def test_answers_thrown_out_of_the_cache_are_finished_all_the_same():
 
 def test_goodput_counts_what_keeps_both_limits():
     job = requests((200, 2000), (50, 400))
-    whole, none, some = (simulate(TOY, job, CHUNKED, Places(max_sequences=40), rate=15, ttft_limit=limit) for limit in (np.inf, 1e-3, 0.05))
+    whole, none, some = (
+        simulate(TOY, job, CHUNKED, Places(max_sequences=40), rate=15, limits=GoodputLimits(ttft=limit)) for limit in (np.inf, 1e-3, 0.05)
+    )
     assert whole.goodput == pytest.approx(whole.requests_per_second)
     assert none.goodput == 0
     assert 0.1 < some.kept_fraction < 0.9

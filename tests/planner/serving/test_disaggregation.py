@@ -8,6 +8,7 @@ import pytest
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.pools import predict_pools, serve_pools
+from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
@@ -98,6 +99,26 @@ def test_limits_that_no_plan_meets_find_nothing(long_prompts):
     assert found_pools(long_prompts[0], limits=ServingLimits(ttft=1e-3))[1] == ()
     without = found_pools(long_prompts[0], limits=ServingLimits(), top=1)[1][0]
     assert without.tokens_per_second_per_chip > long_prompts[2][0].tokens_per_second_per_chip
+
+
+def test_where_no_other_plan_meets_the_limits_workers_of_two_kinds_are_named():
+    """At a rate whose prompts stall every answer; what is named meets the limits by itself, and asked for it is what is found."""
+    job = serving_job("llama-3-70b", "bf16", input_len=4096, output_len=256, rate=4.0)
+    limits = ServingLimits(ttft=1.0, tpot=0.016)
+    with pytest.raises(
+        InputError, match=r"workers of their own for prompts and for answers do: (prefill .*) has ttft .*: add --disagg"
+    ) as said:
+        searched(job, chips=CHIPS, limits=limits)
+    found = searched(job, chips=CHIPS, limits=limits, with_pools=True)
+    assert found.num_feasible == 0
+    assert found.plans == found.disaggregated
+    assert found.best.plan.label() in str(said.value)
+    alone = predict_pools(estimator_of(job), job, found.best.plan)
+    assert alone.ttft.mean <= limits.ttft
+    assert alone.tpot.mean <= limits.tpot
+    assert limits.seen(alone) == {"ttft": alone.ttft.mean, "tpot": alone.tpot.mean, "request_latency": alone.request_latency.mean}
+    with pytest.raises(InputError, match="do not meet them either"):
+        searched(job, chips=CHIPS, limits=ServingLimits(ttft=1e-3))
 
 
 def test_the_front_is_one_of_both_kinds_of_plans():

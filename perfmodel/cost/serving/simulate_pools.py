@@ -1,0 +1,292 @@
+"""Workers for prompts and workers for answers, event by event: what the closed form of two pools (`disaggregated.py`) cannot say.
+
+A prompt waits for a prefill worker, is computed with those that wait beside it, travels over the worker's links, waits for a place, and
+decodes with all that run on its worker. Deterministic: the same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.serving.disaggregated import Handover, Workers
+from perfmodel.cost.serving.requests import Requests, Scheduling
+from perfmodel.cost.serving.simulate import MOST_TOKENS, DrawnRequest, GoodputLimits, SimulatedLoad, draws, what_was_seen
+from perfmodel.cost.serving.table import StepTable, tabulate
+from perfmodel.cost.serving.times import Num, ServingTimes
+from perfmodel.foundation.errors import bad_field
+
+
+def simulate_pools(
+    prefill: ServingTimes,
+    decode: ServingTimes,
+    requests: Requests,
+    scheduling: Scheduling,
+    workers: Workers,
+    *,
+    prefill_scheduling: Scheduling | None = None,
+    capacity: int,
+    handover: Handover,
+    concurrency: int | None = None,
+    rate: float | None = None,
+    answered: int | None = None,
+    warm_up: int | None = None,
+    limits: GoodputLimits | None = None,
+    seed: int = 0,
+) -> SimulatedLoad:
+    """Run both pools until so many requests are `answered` after the first `warm_up` (10 and 2 rounds of the clients, or 1000 and 200).
+
+    capacity     K  sequences that a decode worker runs at once: places, whatever the lengths of those in them
+    concurrency  clients of all workers, each of which sends its next request when the last is answered; all start at once
+    rate         requests a second at random (Poisson) instead
+
+    One queue for all prefill workers, first come, first served: an idle one takes as many as a step has tokens for (or as many as
+    `prompts_together`). A prompt's cache takes V / B of its worker's links, one after the other. It joins the decode worker that runs
+    fewest at the border of a step. The first token is seen when the prompt has its place, as in `disaggregated`.
+    """
+    if (concurrency is None) == (rate is None):
+        raise bad_field("concurrency", concurrency, "one of concurrency and rate must be given", "give one of them")
+    if capacity < 1:
+        raise bad_field("capacity", capacity, "must be at least 1", "use a decode worker with more room")
+    of_prompts = prefill_scheduling or scheduling
+    longest = float(requests.prompt.most + requests.output.most)
+    most = capacity if concurrency is None else min(capacity, concurrency)
+    limit = min(_one(of_prompts.step_tokens), MOST_TOKENS)
+    together = _one(of_prompts.prompts_together)
+    cached = (float(requests.prompt.least), longest)
+    rows = float(scheduling.rows_per_step)
+    tokens = max(limit, together * requests.prompt.most)
+    pools = _Pools(
+        prompts=tabulate(prefill, sequences=1, cached=cached, tokens=tokens, keys=longest),
+        answers=tabulate(decode, sequences=most, cached=cached, tokens=2.0, keys=longest, rows_per_step=rows),
+        requests=requests,
+        scheduling=scheduling,
+        step_tokens=limit,
+        together=int(together),
+        num_prefill=int(_one(workers.prefill)),
+        num_decode=int(_one(workers.decode)),
+        places=capacity,
+        handover=handover,
+        rate=rate,
+        seed=seed,
+    )
+    wanted = answered if answered is not None else (10 * concurrency if concurrency is not None else 1000)
+    before = warm_up if warm_up is not None else (2 * concurrency if concurrency is not None else 200)
+    return pools.run(concurrency or 1, before, wanted, limits or GoodputLimits())
+
+
+def _one(value: Num) -> float:
+    """Of the one plan that is simulated."""
+    return float(np.ravel(value)[0])
+
+
+class _DecodeWorker:
+    """Sequences of one worker; those that join do so when its next step begins."""
+
+    __slots__ = ("cached", "decoded", "ending", "growth", "is_stepping", "joining", "num_running")
+
+    def __init__(self) -> None:
+        self.num_running = self.decoded = 0
+        self.cached = self.growth = 0.0
+        self.joining: list[DrawnRequest] = []
+        self.ending: dict[int, list[DrawnRequest]] = {}
+        self.is_stepping = False
+
+    @property
+    def taken(self) -> int:
+        return self.num_running + len(self.joining)
+
+
+class _Pools:
+    """State of a run: one pass of the loop is one event."""
+
+    def __init__(
+        self,
+        *,
+        prompts: StepTable,
+        answers: StepTable,
+        requests: Requests,
+        scheduling: Scheduling,
+        step_tokens: float,
+        together: int,
+        num_prefill: int,
+        num_decode: int,
+        places: int,
+        handover: Handover,
+        rate: float | None,
+        seed: int,
+    ) -> None:
+        self.prompts, self.answers_table, self.handover = prompts, answers, handover
+        self.step_tokens, self.together, self.places = step_tokens, together, places
+        self.per_step = float(scheduling.tokens_per_step)
+        self.front, self.border = float(scheduling.first_token_time), float(scheduling.border_steps)
+        self.is_closed = rate is None
+        self.draws = draws(requests, rate, seed, speculates=self.per_step > 1)
+        self.token_bytes, self.bandwidth, self.latency, self.layers = (
+            _one(each) for each in (handover.token_bytes, handover.bandwidth, handover.latency, handover.layers)
+        )
+        self.events: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self.planned = self.sent = self.steps = self.tokens = 0
+        self.now = self.area_running = self.area_queue = 0.0
+        self.queue: deque[DrawnRequest] = deque()
+        self.landed: deque[DrawnRequest] = deque()
+        self.idle = list(range(num_prefill))
+        self.link_free = [0.0] * num_prefill
+        self.workers = [_DecodeWorker() for _ in range(num_decode)]
+        self.num_running = 0
+        self.answers: list[tuple[float, float, float, int]] = []
+        self.gaps: list[float] = []
+        self.weights: list[int] = []
+
+    def run(self, clients: int, before: int, wanted: int, limits: GoodputLimits) -> SimulatedLoad:
+        for _ in range(clients):
+            self._send(0.0)
+        self._until(before)
+        start, first = self.now, len(self.answers)
+        self.gaps, self.weights = [], []
+        self.area_running = self.area_queue = 0.0
+        self.tokens = 0
+        self._until(first + wanted)
+        return what_was_seen(
+            self.answers[first:],
+            gaps=self.gaps,
+            weights=self.weights,
+            elapsed=self.now - start,
+            area_running=self.area_running,
+            area_queue=self.area_queue,
+            tokens=self.tokens,
+            limits=limits,
+            preemptions=0,
+            steps=self.steps,
+        )
+
+    def _until(self, answered: int) -> None:
+        while len(self.answers) < answered:
+            at, _, action, argument = heappop(self.events)
+            passed = at - self.now
+            self.area_running += passed * self.num_running
+            self.area_queue += passed * (len(self.queue) + len(self.landed))
+            self.now = at
+            action(argument)
+
+    def _at(self, time: float, action: Callable[[Any], None], argument: Any) -> None:
+        self.planned += 1
+        heappush(self.events, (time, self.planned, action, argument))
+
+    def _send(self, at: float) -> None:
+        found, new, output, luck, later = next(self.draws)
+        sent = at if self.is_closed else at + later
+        self._at(sent + self.front, self._arrive, DrawnRequest(self.sent, sent, sent + self.front, found, new, output, luck))
+        self.sent += 1
+
+    # --- prompts ----------------------------------------------------------------------------------------------------------------------
+
+    def _arrive(self, request: DrawnRequest) -> None:
+        self.queue.append(request)
+        if not self.is_closed:
+            self._send(request.sent)
+        # those that come at the same moment share a step: a worker looks at its queue when all of them are in it
+        self._at(self.now, self._prefill, None)
+
+    def _prefill(self, _: None) -> None:
+        while self.idle and self.queue:
+            worker = self.idle.pop()
+            batch = [self.queue.popleft()]
+            tokens = batch[0].left
+            while self.queue and (tokens + self.queue[0].left <= self.step_tokens or len(batch) < self.together):
+                batch.append(self.queue.popleft())
+                tokens += batch[-1].left
+            taken = self._prompt_time(batch, tokens)
+            self._at(self.now + taken, self._prefilled, (worker, batch, taken))
+
+    def _prompt_time(self, batch: list[DrawnRequest], tokens: float) -> float:
+        """One step, or, of a prompt that is longer than a step, as many equal pieces as it takes. [s]"""
+        if len(batch) > 1 or tokens <= self.step_tokens:
+            reads = sum(each.left * (each.found + each.left / 2) for each in batch)
+            return self.prompts.step(0, 0.0, tokens, reads / tokens)
+        pieces = int(-(-tokens // self.step_tokens))
+        piece = tokens / pieces
+        return sum(self.prompts.step(0, 0.0, piece, batch[0].found + (at + 0.5) * piece) for at in range(pieces))
+
+    def _prefilled(self, done: tuple[int, list[DrawnRequest], float]) -> None:
+        """Their caches leave one after the other; layers that were sent before are on their way already."""
+        worker, batch, taken = done
+        for request in batch:
+            request.found, request.left = request.found + request.left, 0.0
+            sending = self.token_bytes * request.found / self.bandwidth
+            begun = max(self.link_free[worker], self.now - (1 - 1 / self.layers) * taken)
+            self.link_free[worker] = max(begun + sending, self.now + sending / self.layers)
+            self._at(self.link_free[worker] + self.latency, self._land, request)
+        self.idle.append(worker)
+        self._prefill(None)
+
+    # --- answers ----------------------------------------------------------------------------------------------------------------------
+
+    def _land(self, request: DrawnRequest) -> None:
+        self.landed.append(request)
+        self._place()
+
+    def _place(self) -> None:
+        while self.landed:
+            worker = min(self.workers, key=lambda each: each.taken)
+            if worker.taken >= self.places:
+                return
+            request = self.landed.popleft()
+            request.first = self.now
+            if request.output <= 1:
+                self._answered(request, worker)
+                continue
+            worker.joining.append(request)
+            self.num_running += 1
+            if not worker.is_stepping:
+                self._begin(worker)
+
+    def _begin(self, worker: _DecodeWorker) -> None:
+        """The next step, with those that joined."""
+        for request in worker.joining:
+            left = request.output - 1
+            request.steps = max(int(left / self.per_step + request.luck), 1)
+            request.growth, request.held, request.joined = left / request.steps, request.found, worker.decoded
+            worker.ending.setdefault(worker.decoded + request.steps, []).append(request)
+            worker.cached += request.held
+            worker.growth += request.growth
+        fresh, worker.joining = worker.joining, []
+        worker.num_running += len(fresh)
+        worker.cached += worker.growth
+        worker.is_stepping = True
+        taken = self.answers_table.decode(worker.num_running, worker.cached / worker.num_running)
+        self._at(self.now + taken, self._stepped, (worker, fresh, taken))
+
+    def _stepped(self, done: tuple[_DecodeWorker, list[DrawnRequest], float]) -> None:
+        worker, fresh, taken = done
+        worker.decoded += 1
+        self.steps += 1
+        self.gaps.append(taken)
+        self.weights.append(worker.num_running - len(fresh))
+        for request in fresh:
+            self.gaps.append(self.now - request.first)
+            self.weights.append(1)
+        for request in worker.ending.pop(worker.decoded, ()):
+            worker.num_running -= 1
+            self.num_running -= 1
+            worker.cached -= request.held + request.steps * request.growth
+            worker.growth -= request.growth
+            self._answered(request, worker)
+        worker.is_stepping = False
+        self._place()
+        if not worker.is_stepping and (worker.num_running or worker.joining):
+            self._begin(worker)
+        elif not worker.num_running and not worker.joining:
+            worker.cached = worker.growth = 0.0
+
+    def _answered(self, request: DrawnRequest, worker: _DecodeWorker) -> None:
+        late = self.border * self.answers_table.decode(max(worker.num_running, 1), self.answers_table.cached[0]) if self.border else 0.0
+        ttft, latency = request.first - request.sent + late, self.now - request.sent + late
+        self.answers.append((ttft, (latency - ttft) / max(request.output - 1, 1), latency, request.output))
+        self.tokens += request.output
+        if self.is_closed:
+            self._send(self.now + late)
