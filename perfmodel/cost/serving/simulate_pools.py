@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
@@ -16,21 +17,33 @@ import numpy as np
 from perfmodel.cost.serving.disaggregated import Handover, Workers
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.simulate import MOST_TOKENS, DrawnRequest, GoodputLimits, SimulatedLoad, draws, what_was_seen
-from perfmodel.cost.serving.table import StepTable, tabulate
+from perfmodel.cost.serving.table import tabulate
 from perfmodel.cost.serving.times import Num, ServingTimes
 from perfmodel.foundation.errors import bad_field
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TwoPools:
+    """What runs: workers of one plan each, as the closed form takes them.
+
+    prefill, decode      steps of a worker of each kind
+    scheduling           of decode workers; prefill_scheduling: of the others (tokens and prompts of a step)
+    capacity        K    sequences that a decode worker runs at once: places, whatever the lengths of those in them
+    """
+
+    prefill: ServingTimes
+    decode: ServingTimes
+    scheduling: Scheduling
+    prefill_scheduling: Scheduling
+    workers: Workers
+    capacity: int
+    handover: Handover
+
+
 def simulate_pools(
-    prefill: ServingTimes,
-    decode: ServingTimes,
+    pools: TwoPools,
     requests: Requests,
-    scheduling: Scheduling,
-    workers: Workers,
     *,
-    prefill_scheduling: Scheduling | None = None,
-    capacity: int,
-    handover: Handover,
     concurrency: int | None = None,
     rate: float | None = None,
     answered: int | None = None,
@@ -40,7 +53,6 @@ def simulate_pools(
 ) -> SimulatedLoad:
     """Run both pools until so many requests are `answered` after the first `warm_up` (10 and 2 rounds of the clients, or 1000 and 200).
 
-    capacity     K  sequences that a decode worker runs at once: places, whatever the lengths of those in them
     concurrency  clients of all workers, each of which sends its next request when the last is answered; all start at once
     rate         requests a second at random (Poisson) instead
 
@@ -50,33 +62,11 @@ def simulate_pools(
     """
     if (concurrency is None) == (rate is None):
         raise bad_field("concurrency", concurrency, "one of concurrency and rate must be given", "give one of them")
-    if capacity < 1:
-        raise bad_field("capacity", capacity, "must be at least 1", "use a decode worker with more room")
-    of_prompts = prefill_scheduling or scheduling
-    longest = float(requests.prompt.most + requests.output.most)
-    most = capacity if concurrency is None else min(capacity, concurrency)
-    limit = min(_one(of_prompts.step_tokens), MOST_TOKENS)
-    together = _one(of_prompts.prompts_together)
-    cached = (float(requests.prompt.least), longest)
-    rows = float(scheduling.rows_per_step)
-    tokens = max(limit, together * requests.prompt.most)
-    pools = _Pools(
-        prompts=tabulate(prefill, sequences=1, cached=cached, tokens=tokens, keys=longest),
-        answers=tabulate(decode, sequences=most, cached=cached, tokens=2.0, keys=longest, rows_per_step=rows),
-        requests=requests,
-        scheduling=scheduling,
-        step_tokens=limit,
-        together=int(together),
-        num_prefill=int(_one(workers.prefill)),
-        num_decode=int(_one(workers.decode)),
-        places=capacity,
-        handover=handover,
-        rate=rate,
-        seed=seed,
-    )
+    if pools.capacity < 1:
+        raise bad_field("capacity", pools.capacity, "must be at least 1", "use a decode worker with more room")
     wanted = answered if answered is not None else (10 * concurrency if concurrency is not None else 1000)
     before = warm_up if warm_up is not None else (2 * concurrency if concurrency is not None else 200)
-    return pools.run(concurrency or 1, before, wanted, limits or GoodputLimits())
+    return _Run(pools, requests, concurrency, rate, seed).run(before, wanted, limits or GoodputLimits())
 
 
 def _one(value: Num) -> float:
@@ -101,27 +91,20 @@ class _DecodeWorker:
         return self.num_running + len(self.joining)
 
 
-class _Pools:
+class _Run:
     """State of a run: one pass of the loop is one event."""
 
-    def __init__(
-        self,
-        *,
-        prompts: StepTable,
-        answers: StepTable,
-        requests: Requests,
-        scheduling: Scheduling,
-        step_tokens: float,
-        together: int,
-        num_prefill: int,
-        num_decode: int,
-        places: int,
-        handover: Handover,
-        rate: float | None,
-        seed: int,
-    ) -> None:
-        self.prompts, self.answers_table, self.handover = prompts, answers, handover
-        self.step_tokens, self.together, self.places = step_tokens, together, places
+    def __init__(self, pools: TwoPools, requests: Requests, concurrency: int | None, rate: float | None, seed: int) -> None:
+        scheduling, of_prompts, workers, handover = pools.scheduling, pools.prefill_scheduling, pools.workers, pools.handover
+        longest = float(requests.prompt.most + requests.output.most)
+        cached = (float(requests.prompt.least), longest)
+        self.step_tokens = min(_one(of_prompts.step_tokens), MOST_TOKENS)
+        self.together, self.places = int(_one(of_prompts.prompts_together)), pools.capacity
+        most = self.places if concurrency is None else min(self.places, concurrency)
+        tokens, rows = max(self.step_tokens, float(self.together * requests.prompt.most)), float(scheduling.rows_per_step)
+        self.prompts = tabulate(pools.prefill, sequences=1, cached=cached, tokens=tokens, keys=longest)
+        self.steps_of_answers = tabulate(pools.decode, sequences=most, cached=cached, tokens=2.0, keys=longest, rows_per_step=rows)
+        self.clients = concurrency or 1
         self.per_step = float(scheduling.tokens_per_step)
         self.front, self.border = float(scheduling.first_token_time), float(scheduling.border_steps)
         self.is_closed = rate is None
@@ -134,16 +117,16 @@ class _Pools:
         self.now = self.area_running = self.area_queue = 0.0
         self.queue: deque[DrawnRequest] = deque()
         self.landed: deque[DrawnRequest] = deque()
-        self.idle = list(range(num_prefill))
-        self.link_free = [0.0] * num_prefill
-        self.workers = [_DecodeWorker() for _ in range(num_decode)]
+        self.idle = list(range(int(_one(workers.prefill))))
+        self.link_free = [0.0] * len(self.idle)
+        self.workers = [_DecodeWorker() for _ in range(int(_one(workers.decode)))]
         self.num_running = 0
         self.answers: list[tuple[float, float, float, int]] = []
         self.gaps: list[float] = []
         self.weights: list[int] = []
 
-    def run(self, clients: int, before: int, wanted: int, limits: GoodputLimits) -> SimulatedLoad:
-        for _ in range(clients):
+    def run(self, before: int, wanted: int, limits: GoodputLimits) -> SimulatedLoad:
+        for _ in range(self.clients):
             self._send(0.0)
         self._until(before)
         start, first = self.now, len(self.answers)
@@ -258,7 +241,7 @@ class _Pools:
         worker.num_running += len(fresh)
         worker.cached += worker.growth
         worker.is_stepping = True
-        taken = self.answers_table.decode(worker.num_running, worker.cached / worker.num_running)
+        taken = self.steps_of_answers.decode(worker.num_running, worker.cached / worker.num_running)
         self._at(self.now + taken, self._stepped, (worker, fresh, taken))
 
     def _stepped(self, done: tuple[_DecodeWorker, list[DrawnRequest], float]) -> None:
@@ -284,7 +267,9 @@ class _Pools:
             worker.cached = worker.growth = 0.0
 
     def _answered(self, request: DrawnRequest, worker: _DecodeWorker) -> None:
-        late = self.border * self.answers_table.decode(max(worker.num_running, 1), self.answers_table.cached[0]) if self.border else 0.0
+        late = (
+            self.border * self.steps_of_answers.decode(max(worker.num_running, 1), self.steps_of_answers.cached[0]) if self.border else 0.0
+        )
         ttft, latency = request.first - request.sent + late, self.now - request.sent + late
         self.answers.append((ttft, (latency - ttft) / max(request.output - 1, 1), latency, request.output))
         self.tokens += request.output

@@ -10,7 +10,7 @@ from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.pools import pools_inputs
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.simulate import GoodputLimits, Places, SimulatedLoad, simulate
-from perfmodel.cost.serving.simulate_pools import simulate_pools
+from perfmodel.cost.serving.simulate_pools import TwoPools, simulate_pools
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.serving.prediction import ServingPrediction
 
@@ -74,14 +74,16 @@ def _of_pools(estimator: ServingEstimator, prediction: ServingPrediction, limits
     assert pools is not None
     of = pools_inputs(estimator, job, [pools])
     return simulate_pools(
-        of.prefill_times,
-        of.decode_times,
+        TwoPools(
+            prefill=of.prefill_times,
+            decode=of.decode_times,
+            scheduling=of.scheduling,
+            prefill_scheduling=of.prefill_scheduling,
+            workers=of.workers,
+            capacity=int(of.capacity[0]),
+            handover=of.handover,
+        ),
         Requests.of_job(job),
-        of.scheduling,
-        of.workers,
-        prefill_scheduling=of.prefill_scheduling,
-        capacity=int(of.capacity[0]),
-        handover=of.handover,
         concurrency=job.concurrency,
         rate=job.rate,
         limits=limits,

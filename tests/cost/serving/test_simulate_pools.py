@@ -8,7 +8,7 @@ import pytest
 from perfmodel.cost.serving.disaggregated import Handover, Workers, disaggregated
 from perfmodel.cost.serving.requests import Scheduling
 from perfmodel.cost.serving.simulate import GoodputLimits
-from perfmodel.cost.serving.simulate_pools import simulate_pools
+from perfmodel.cost.serving.simulate_pools import TwoPools, simulate_pools
 from perfmodel.foundation.errors import InputError
 from tests.cost.serving.toys import ToySteps, requests
 
@@ -20,13 +20,18 @@ VARIED = requests((1000, 3000), (100, 300))
 POOLS = pytest.mark.parametrize(("x", "y"), [(1, 2), (4, 1), (2, 1)], ids=["prompts slow", "answers slow", "matched"])
 
 
-def both(x, y, job, how=HOW, links=LINKS, capacity=64, **load):
-    pool = Workers(prefill=x, decode=y, prefill_chips=1, decode_chips=2)
-    names = ("concurrency", "rate")
-    form = disaggregated(
-        TOY, TOY, job, how, pool, capacity=capacity, handover=links, **{name: load[name] for name in names if name in load}
-    )
-    return form.load, simulate_pools(TOY, TOY, job, how, pool, capacity=capacity, handover=links, **load)
+def pools(x, y, how=HOW, links=LINKS, capacity=64):
+    workers = Workers(prefill=x, decode=y, prefill_chips=1, decode_chips=2)
+    return TwoPools(prefill=TOY, decode=TOY, scheduling=how, prefill_scheduling=how, workers=workers, capacity=capacity, handover=links)
+
+
+def form_of(of, job, **load):
+    return disaggregated(TOY, TOY, job, of.scheduling, of.workers, capacity=of.capacity, handover=of.handover, **load).load
+
+
+def both(x, y, job, *, how=HOW, links=LINKS, **load):
+    of = pools(x, y, how, links)
+    return form_of(of, job, **{name: load[name] for name in ("concurrency", "rate") if name in load}), simulate_pools(of, job, **load)
 
 
 def test_one_client_is_the_closed_form():
@@ -61,8 +66,7 @@ def test_the_99th_percentile_of_clients_is_bounded_by_how_many_they_are(x, y, cl
 @pytest.mark.parametrize("used", [0.3, 0.7, 0.9])
 def test_a_rate_is_near_the_closed_form(x, y, used):
     job = requests(2000, 200)
-    workers = Workers(prefill=x, decode=y, prefill_chips=1, decode_chips=2)
-    most = float(disaggregated(TOY, TOY, job, HOW, workers, capacity=64, handover=LINKS).load.requests_per_second)
+    most = float(form_of(pools(x, y), job).requests_per_second)
     form, run = both(x, y, job, rate=used * most, answered=6000, warm_up=1000)
     for name, allowed in (("ttft", 0.1), ("tpot", 0.02), ("request_latency", 0.03)):
         assert float(getattr(form, name)) == pytest.approx(getattr(run, name).mean, rel=allowed), name
@@ -119,12 +123,11 @@ def test_an_answer_of_one_token_needs_no_place():
 
 
 def test_what_cannot_be_simulated():
-    for load in (dict(), dict(concurrency=2, rate=1.0), dict(concurrency=2, capacity=0)):
+    for load in (dict(), dict(concurrency=2, rate=1.0)):
         with pytest.raises(InputError):
-            simulate_pools(
-                TOY, TOY, requests(), HOW, Workers(prefill=1, decode=1, prefill_chips=1, decode_chips=1),
-                **{"capacity": 4, **load}, handover=LINKS,
-            )  # fmt: skip
+            simulate_pools(pools(1, 1), requests(), **load)
+    with pytest.raises(InputError):
+        simulate_pools(pools(1, 1, capacity=0), requests(), concurrency=2)
 
 
 def test_drafts_shorten_answers_as_in_the_closed_form():
