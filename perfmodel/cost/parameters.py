@@ -19,6 +19,7 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.parameters import is_one_end_unit, profile_events, stored_rows, zero_axes
+from perfmodel.parallel.algebra.sharding import MESH_AXES, TENSOR_AXES
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.profile import ExecutionProfile
@@ -122,6 +123,8 @@ class ParameterCost:
     padded       [regions, rows] elements as they are gathered and scattered: all shards, of which the last may be empty in part
     elements     [parameters, rows] on a chip, whole
     summed       [regions, rows] elements of the largest gradient that is summed by itself, into a copy; None where none is
+    is_reduced   [rows] 1 where axes of data reduce gradients, else 0; on a mesh that operators cut each by itself, whose axes are of both
+                 kinds, always 1
     tied         [2, rows] of what counts more than once, whole and cut: it is there once where one stage holds all regions
     frozen       of those that are not trained; None where all are
     casts        of those that are multiplied in fewer bits; None where none is, or casts are all their readers' work
@@ -133,6 +136,7 @@ class ParameterCost:
     padded: Array
     elements: Array
     summed: Array | None
+    is_reduced: Array
     tied: Array
     frozen: FrozenBytes | None = None
     casts: CastTimes | None = None
@@ -179,6 +183,7 @@ def side_by_side(costs: Sequence[ParameterCost]) -> ParameterCost:
         padded=joined("padded"),
         elements=joined("elements"),
         summed=None if first.summed is None else joined("summed"),
+        is_reduced=joined("is_reduced"),
         tied=joined("tied"),
         frozen=frozen,
         casts=casts,
@@ -355,10 +360,18 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         padded=padded,
         elements=local,
         summed=summed,
+        is_reduced=_is_reduced(program, grid, sizes.shape[1]),
         tied=tied,
         frozen=frozen,
         casts=_cast_times(program, local, shard_elements, machine),
     )
+
+
+def _is_reduced(program: ParameterProgram, grid: LayoutGrid, num_rows: int) -> Array:
+    axes = frozenset().union(*(parameter.gradient_axes for parameter in program.parameters if not parameter.is_frozen)) - TENSOR_AXES
+    if not axes <= frozenset(MESH_AXES):
+        return np.ones(num_rows)
+    return np.broadcast_to(np.minimum(grid.size(axes) - 1.0, 1.0), (num_rows,))
 
 
 def _cast_times(program: ParameterProgram, local: Array, shard: Array, machine: Machine) -> CastTimes | None:

@@ -23,7 +23,7 @@ from perfmodel.cost.pipeline import pipeline_time, send_delay
 from perfmodel.cost.program import PHASES, Program
 from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
 from perfmodel.hardware.calibration import KernelClass
-from perfmodel.parallel.algebra.sharding import MESH_AXES, TENSOR_AXES
+from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
@@ -456,6 +456,7 @@ class ParameterTerms:
     padded: tuple[Any, ...]
     summed: tuple[Any, ...]
     """Empty where no gradient is summed by itself."""
+    is_reduced: Any
     tied: tuple[Any, Any]
     zero: int
     program: ParameterProgram
@@ -478,6 +479,7 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
         shard=tuple(cost.shard),
         padded=tuple(cost.padded),
         summed=() if cost.summed is None else tuple(cost.summed),
+        is_reduced=cost.is_reduced,
         tied=(cost.tied[0], cost.tied[1]),
         zero=program.zero,
         program=program,
@@ -531,7 +533,7 @@ def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machi
         machine,
         num_microbatches=num_microbatches,
         holds_sharded_weights=terms.program.holds_sharded_weights,
-        is_reduced=_is_reduced(terms) if sizes.scaled else 0.0,
+        is_reduced=terms.is_reduced,
     )
 
 
@@ -544,16 +546,6 @@ def cast_time(terms: ParameterTerms, stages: Stages) -> Any:
     if terms.casts is None:
         return 0.0
     return total_pass(terms.casts.first, stages) + slowest_stage(stage_sums(terms.casts.update, stages))
-
-
-def _is_reduced(terms: ParameterTerms) -> Any:
-    """1 where data axes reduce gradients; of a mesh that operators cut each by itself, whose axes are all of both kinds, always."""
-    if not frozenset().union(*terms.program.masks) <= {*MESH_AXES, "pp"}:
-        return 1.0
-    if terms.zero:
-        return 1.0 * (sum(terms.full) > 1.5 * sum(terms.shard))  # two ranks have half each
-    # a table of the first region: unlike it, norms of a block are reduced by tensor-parallel ranks alone too
-    return 1.0 * (terms.reduce["step"][0] > 0.0)
 
 
 def adding_time(

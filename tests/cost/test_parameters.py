@@ -49,6 +49,14 @@ def test_data_parallel_reduces_each_layer_once_a_step():
     assert cost.of("reduce", "microbatch")[LAYER][0] == cost.of("publish", "step")[LAYER][0] == 0.0
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_axes_of_data_reduce_gradients_and_others_do_not(zero):
+    """Norms whose gradients tensor-parallel ranks add up are not reduced by data."""
+    shards = {"dp_shard": 2} if zero else {"dp_replicate": 2}
+    for degrees, reduced in (({}, 0.0), ({"tp": 8}, 0.0), (shards, 1.0), ({"cp": 4}, 1.0), ({"tp": 2, **shards}, 1.0)):
+        assert costs(zero=zero, **degrees).is_reduced.tolist() == [reduced]
+
+
 def test_zero_1_scatters_gradients_and_publishes_weights():
     cost = costs(zero=1, dp_shard=16)
     assert cost.of("reduce", "step")[LAYER][0] == pytest.approx(

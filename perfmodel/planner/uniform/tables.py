@@ -184,6 +184,7 @@ class ParameterTable:
             shard=tuple(pick(v) for v in t.shard),
             padded=tuple(pick(v) for v in t.padded),
             summed=tuple(pick(v) for v in t.summed),
+            is_reduced=pick(t.is_reduced),
             tied=(pick(t.tied[0]), pick(t.tied[1])),
             zero=t.zero,
             program=t.program,
