@@ -53,12 +53,18 @@ def product_shape(batch: float, m: float, n: float, k: float) -> Shape:
     return (round(batch), *sorted((round(m), round(n), round(k)), reverse=True))
 
 
+def kernel_shape(kind: str, *, is_backward: bool) -> Shape:
+    """One key for all products of a kernel that makes several."""
+    return (f"{kind}.grad" if is_backward else kind,)
+
+
 @dataclass(slots=True)
 class RankCounts:
     """Counts of one rank in one step.
 
     flops        by shape of the product, so that torch's products find the operators that issue them: (batch, and the other three
-                 dims from the largest); fused attention forward and backward under ("attention",) and ("attention.grad",)
+                 dims from the largest); fused attention forward and backward under ("attention",) and ("attention.grad",), and so
+                 what other kernels make of several products, by their kind
     operators    names of the operators behind each shape (predicted counts only)
     collectives  (kind, axes joined by +) -> (how many, their full-buffer bytes); sends and receives have axis pp
     parameters   weights that stay, as the operators read them or (ZeRO-2 and 3) as the optimizer updates them   [byte]
@@ -240,18 +246,23 @@ def _count_flops(
     """
     seen = (place["cp"] + 1) / plan.layout.cp if plan.rules.cuts_queries else 1.0  # contiguous chunks: later keys are never looked at
     # products of unfused attention: their work depends on how far along the sequence the rank's queries lie
-    squares = {op.name for op in program.derivation.graph.operators if op.is_product and _KEYS in op.logical.values()}
+    makers = {op.name: op for op in program.derivation.graph.operators if op.is_product}
     both = (program.rows.matmul, program.rows.grouped)
     for rows, row in ((each, row) for each in both for row in range(len(each.names))):
         columns, name = rows.columns, rows.names[row]
         repeats = times[rows.segments[row]]
         batch, m, n, k = (float(amount[columns[dim][row]]) for dim in ("batch", "m", "n", "k"))
-        operator = name.split(".")[0]
+        is_backward = PHASES[rows.segments[row] % len(PHASES)] == "backward"
+        maker = makers[name.rpartition(".grad")[0] if is_backward else name]
+        operator = maker.name_in_layer
+        if len(maker.forward) > 1:  # a kernel that makes several
+            counts.add_flops(kernel_shape(maker.kind, is_backward=is_backward), 2.0 * batch * m * n * k * repeats, operator)
+            continue
         if received and rows is program.rows.grouped:
             for dims in _of_each_expert((m, n, k), received):
                 counts.add_flops(product_shape(1, *dims), 2.0 * prod(dims) * repeats, operator)
             continue
-        if operator in squares and seen < 1.0:
+        if seen < 1.0 and _KEYS in maker.logical.values():
             m, n, k = _shortened((m, n, k), plan.job.seq_len, seen)
         counts.add_flops(product_shape(batch, m, n, k), 2.0 * batch * m * n * k * repeats, operator)
     attention = program.rows.attention
@@ -560,8 +571,10 @@ def audit_rows(predicted: RankCounts, counted: RankCounts) -> tuple[AuditRow, ..
         rows.append(AuditRow(group=group, name=name, unit=unit, predicted=float(left), counted=float(right)))
 
     for shape in dict.fromkeys((*predicted.flops, *counted.flops)):
-        dims = "" if shape in ATTENTION else " " + "x".join(str(dim) for dim in shape if dim != 1)
-        name = ", ".join(predicted.operators.get(shape, ("?",))) + (" backward" if shape == ATTENTION[1] else dims)
+        dims = " " + "x".join(str(dim) for dim in shape if dim != 1)
+        if shape in predicted.operators and len(shape) == 1:
+            dims = " backward" if str(shape[0]).endswith(".grad") else ""
+        name = ", ".join(predicted.operators.get(shape, ("?",))) + dims
         add("FLOPs", name, "FLOP", predicted.flops.get(shape, 0.0), counted.flops.get(shape, 0.0))
     for kind, axes in sorted({*predicted.collectives, *counted.collectives}):
         left, right = (counts.collectives.get((kind, axes), (0, 0.0)) for counts in (predicted, counted))

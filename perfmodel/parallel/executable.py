@@ -14,7 +14,6 @@ from perfmodel.parallel.algebra.rules import present_axes
 from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, tokens_of_rank
-from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import RoutingCounts, counts_in_turn
@@ -52,25 +51,25 @@ def not_executable_reason(plan: Plan) -> str:
     return reason if other else ""
 
 
-def _beyond_modules(model: TransformerConfig) -> str:
-    """What of a model torch's own modules do not have; "" for nothing."""
-    parts = {"mamba": "state-space layers", "delta": "gated delta networks", "none": "layers without a mixer or a feed-forward"}
-    used = {part for kind in model.layer_kinds for part in (kind.mixer, kind.feed_forward)}
-    found = [text for part, text in parts.items() if part in used]
-    fields = {
-        "attention_gate": "gated attention",
-        "attention_chunk": "attention in chunks",
-    }
-    found += [text for field, text in fields.items() if getattr(model, field)]
-    return " and ".join(found)
+def _recurrent_reason(plan: Plan) -> str:
+    """Why torch's own modules do not have the mixers with a state as the plan cuts them."""
+    model, layout = plan.job.transformer, plan.layout
+    if not any(kind.mixer in ("mamba", "delta") for kind in model.layer_kinds):
+        return ""
+    if model.parallel_block:
+        return "parallel_block=true: torch's own modules have no state-space or delta mixer beside an MLP; use another model"
+    if layout.cp > 1:
+        return f"cp={layout.cp}: torch's own modules have whole sequences where a mixer has a state; use cp=1"
+    return ""
 
 
 def not_modules_reason(plan: Plan) -> str:
     """Why torch's own modules cannot be cut so; empty if they can. What audits count is their program."""
     model, layout = plan.job.transformer, plan.layout
-    lacking = _beyond_modules(model)
-    if lacking:
-        return f"model={model.name}: has {lacking}, which torch's own modules here do not have; predict it, or use a model without"
+    if model.attention_chunk:
+        return (
+            f"model={model.name}: has attention in chunks, which torch's own modules here do not have; predict it, or use a model without"
+        )
     if not plan.job.train.is_full:
         return f"train={plan.job.train}: torch's own modules train all parameters, adapters are interpreted; use train=full"
     if not realised_as(plan):
@@ -87,6 +86,8 @@ def not_modules_reason(plan: Plan) -> str:
     if plan.job.seq_len % (layout.cp * (layout.tp if plan.sequence_parallel else 1)):
         return f"cp*tp={layout.cp * layout.tp}: must divide seq_len={plan.job.seq_len}; use smaller degrees"
     if model.latent is not None and (reason := _latent_reason(plan)):
+        return reason
+    if reason := _recurrent_reason(plan):
         return reason
     if model.attention_sinks and plan.attention is not AttentionKernel.FLASH:
         return f"attention={plan.attention}: torch's own modules have attention with sinks as one kernel; use attention=flash"

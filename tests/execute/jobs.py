@@ -10,7 +10,7 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
-from perfmodel.workload.layer_specs import Experts, LatentAttention, LayerSpec
+from perfmodel.workload.layer_specs import DeltaNet, Experts, LatentAttention, LayerSpec, Mamba
 from perfmodel.workload.routing import RoutingCounts
 
 LLAMA = dict(
@@ -59,12 +59,43 @@ BIASED = {
     ),
 }  # fmt: skip
 LATENT_VARIANTS = {"latent": dict(latent=LATENT, num_key_value_heads=8)}
+#: Mixers with a state: beside experts as Qwen3-Next (gated attention in every second layer) and Nemotron have them, and without.
+STATE = Mamba(num_heads=8, head_dim=4, num_groups=4, state_size=6, conv_kernel=4, chunk_size=8)
+DELTA = DeltaNet(num_key_heads=4, num_value_heads=8, key_head_dim=6, value_head_dim=4, conv_kernel=4, chunk_size=8)
+STATE_VARIANTS = {
+    "qwen3-next": dict(
+        experts=Experts(num_experts=8, top_k=2, width=24, shared_width=24, shared_gate=True), delta=DELTA, attention_gate=True,
+        qk_norm=True,
+        kinds=(
+            LayerSpec(name="layer", count=2, mixer="delta", feed_forward="experts", turn="t"),
+            LayerSpec(name="attention_layer", count=2, feed_forward="experts", turn="t"),
+        ),
+    ),
+    "nemotron": dict(
+        experts=Experts(num_experts=8, top_k=2, width=24, gated=False, shared_width=24, score="sigmoid"), mamba=STATE, gated_mlp=False,
+        activation="relu2", position="none",
+        kinds=(
+            LayerSpec(name="layer", count=1, mixer="mamba", feed_forward="none", turn="t"),
+            LayerSpec(name="experts_layer", count=2, mixer="none", feed_forward="experts", turn="t"),
+            LayerSpec(name="attention_layer", count=1, feed_forward="none", turn="t"),
+        ),
+    ),
+    "hybrid": dict(
+        mamba=STATE, attention_gate=True,
+        kinds=(LayerSpec(name="layer", count=2, mixer="mamba", turn="t"), LayerSpec(name="attention_layer", count=2, turn="t")),
+    ),
+}  # fmt: skip
 EXPERT_VARIANTS |= {f"{name}, further tokens": {**EXPERT_VARIANTS[name], "num_mtp_layers": 2} for name in ("mixtral", "deepseek")}
 
 
 def tiny(variant: str = "llama", **changes: object) -> TransformerConfig:
     return TransformerConfig(
-        **{**LLAMA, **(VARIANTS | EXPERT_VARIANTS | BIASED | LATENT_VARIANTS)[variant], "name": f"tiny-{variant}", **changes}
+        **{
+            **LLAMA,
+            **(VARIANTS | EXPERT_VARIANTS | BIASED | LATENT_VARIANTS | STATE_VARIANTS)[variant],
+            "name": f"tiny-{variant}",
+            **changes,
+        }
     )  # type: ignore[arg-type]
 
 

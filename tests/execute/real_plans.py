@@ -55,6 +55,11 @@ PLANS: dict[str, tuple[tuple[str, int, int], dict[str, Any]]] = {
         ("qwen3-30b-a3b", 128, 4096),
         dict(num_chips=64, pp=8, ep=8, zero=1, dispatcher="allgather"),
     ),
+    "Qwen3-Next 80B, experts over data, ZeRO-1": (("qwen3-next-80b-a3b", 128, 4096), dict(num_chips=64, ep=8, zero=1)),
+    "Nemotron 3 Nano, experts over data and TP, ZeRO-1": (
+        ("nemotron-3-nano-30b-a3b", 64, 4096),
+        dict(num_chips=64, tp=2, ep=8, etp=1, zero=1),
+    ),
     "gpt-oss 20B, pipeline, experts over data, ZeRO-3": (("gpt-oss-20b", 64, 4096), dict(num_chips=32, pp=4, ep=8, zero=3)),
     "Llama 3.1 405B, 131,072 tokens: pipeline, context, TP, ZeRO-2": (
         ("llama-3.1-405b", 32, 131072),

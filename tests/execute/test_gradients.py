@@ -142,6 +142,27 @@ def test_gradients_of_latent_attention_equal_those_of_one_process(form, groups):
     assert {name for errors in results for name in errors} >= {shape.name for shape in tiny(variant).parameter_shapes()}
 
 
+#: Of models with a state in the place of keys in some layers, beside experts and without.
+STATE_FORMS = {
+    "zero 3": (2, "qwen3-next", dict(ep=2, zero=3)),
+    "over tensor": (2, "qwen3-next", dict(tp=2, ep=2, etp=1, micro_batch=4)),
+    "pipeline, full recomputation": (2, "qwen3-next", dict(pp=2, micro_batch=2, recompute="full")),
+    "over tensor x zero 1": (2, "nemotron", dict(tp=2, ep=2, etp=1, zero=1, micro_batch=4)),
+    "pipeline, a short last chunk": (2, "nemotron", dict(pp=2, micro_batch=2, seq_len=29)),
+    "tensor": (2, "hybrid", dict(tp=2, sequence_parallel=False, micro_batch=4)),
+    "pipeline x over tensor": (4, "qwen3-next", dict(pp=2, tp=2, ep=2, etp=1, micro_batch=2)),
+}
+
+
+@pytest.mark.parametrize("form", STATE_FORMS)
+def test_gradients_of_mixers_with_a_state_equal_those_of_one_process(form, groups):
+    num_ranks, variant, knobs = STATE_FORMS[form]
+    results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=tiny(variant), **knobs))
+    name, error = worst_error(results)
+    assert error < TOLERANCE, name
+    assert {name for errors in results for name in errors} >= {shape.name for shape in tiny(variant).parameter_shapes()}
+
+
 #: Of models whose head predicts further tokens.
 FURTHER_FORMS = {
     "context": (2, "mixtral", dict(cp=2, ep=2)),

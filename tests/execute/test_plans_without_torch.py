@@ -89,12 +89,19 @@ def test_a_plan_that_cannot_run_has_a_reason(plan, says):
         (tiny_plan(2, pp=2, micro_batch=8), "schedule=1f1b"),
         (tiny_plan(2, model=tiny("olmo2"), tp=2), "tp=2: a norm over all heads"),
         (tiny_plan(2, model=tiny(qk_norm=True, qk_norm_scope="own")), "qk_norm_scope=own"),
+        (tiny_plan(2, model=tiny("hybrid"), cp=2), "cp=2: torch's own modules have whole sequences where a mixer has a state"),
         (tiny_plan(2, tp=2, rules=RuleSet(name="owt", source="", rules={**_BATCH, "ffn": ("tp_kv", "tp_q")})), "rules=owt"),
     ],
 )
 def test_what_torchs_modules_do_not_run_has_a_reason_and_is_interpreted(plan, says):
     assert not_modules_reason(plan).startswith(says)
     assert executable_reason(plan, 2) == ""
+
+
+def test_mixers_with_a_state_beside_experts_run_with_whole_sequences():
+    model = tiny("qwen3-next")
+    assert executable_reason(tiny_plan(2, model=model, ep=2, tp=2, etp=1), 2) == ""
+    assert executable_reason(tiny_plan(2, model=model, ep=2, cp=2), 2).startswith("cp=2: torch's own modules have whole sequences")
 
 
 def test_the_form_of_a_plan_has_the_same_sentence_on_any_machine():

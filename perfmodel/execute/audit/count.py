@@ -16,6 +16,7 @@ from perfmodel.execute.audit.program import FakeProgram, fake_program
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
 from perfmodel.execute.uniform.data_parallel import FlatData
+from perfmodel.execute.uniform.recurrent import PRODUCTS
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.routing import RoutingCounts
 
@@ -59,6 +60,9 @@ class StepCounter(CollectiveCounter):
         if packet in _CPU_ATTENTION:
             is_backward = _CPU_ATTENTION[packet] is _attention_backward
             self.counts.add_flops(ATTENTION[is_backward], float(_CPU_ATTENTION[packet](*args, **(kwargs or {}))))
+        elif packet in PRODUCTS:
+            kind, flops_of = PRODUCTS[packet]
+            self.counts.add_flops((kind,), float(flops_of(*args, **(kwargs or {}))))
         elif packet in flop_registry:
             flops = float(flop_registry[packet](*args, **(kwargs or {}), out_val=result))
             self.counts.add_flops(_shape(packet, args), flops)

@@ -26,6 +26,7 @@ from perfmodel.execute.uniform.collective_ops import add_loss, exchange, gather_
 from perfmodel.execute.uniform.dropout import dropout
 from perfmodel.execute.uniform.experts import ExpertMixture, ReplicatedLinear
 from perfmodel.execute.uniform.latent import LatentMixer
+from perfmodel.execute.uniform.recurrent import DeltaMixer, MambaMixer
 from perfmodel.execute.uniform.sharding import Sharding, rotary_angles
 from perfmodel.execute.uniform.sinks import sink_attention
 from perfmodel.workload.config import TransformerConfig
@@ -146,6 +147,8 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(size, query, bias=config.qkv_bias, device=device)
         self.k_proj = nn.Linear(size, key, bias=config.qkv_bias, device=device)
         self.v_proj = nn.Linear(size, key, bias=config.qkv_bias, device=device)
+        if config.attention_gate:
+            self.q_gate_proj = nn.Linear(size, query, bias=config.qkv_bias, device=device)
         self.o_proj = nn.Linear(query, size, bias=config.attention_output_bias, device=device)
         self.is_rotary = has_rotary(config, index)
         if config.qk_norm:
@@ -193,6 +196,8 @@ class Attention(nn.Module):
         del q, k, v  # gathered keys and values are not held longer than what reads them
         if group is not None and exchanges:
             context = exchange(context, split=1, join=2, group=group)
+        if self.config.attention_gate:
+            context = context * torch.sigmoid(self.q_gate_proj(x))
         output: torch.Tensor = self.o_proj(context)
         return output
 
@@ -251,6 +256,10 @@ class SharedInputBranches(Branches):
         return super().forward(x, x)
 
 
+#: Modules of mixers other than attention.
+MIXERS: dict[str, Callable[..., nn.Module]] = {"latent": LatentMixer, "mamba": MambaMixer, "delta": DeltaMixer}
+
+
 class Layer(nn.Module):
     """One block, sequential or parallel, with the norms of its configuration."""
 
@@ -259,25 +268,43 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.sharding = config, sharding
-        attention = self.make_mixer(index=index, fused=fused, recompute_core=recompute_core, device=device)
-        mlp = self.make_feed_forward(index=index, device=device)
-        if config.pre_norm:
-            self.attention_norm = _norm(config, config.hidden_size, device)
+        kind = kind_of(config, index)
+        self.has_mixer, self.has_feed_forward = kind.mixer != "none", kind.feed_forward != "none"
+        if self.has_mixer:
+            attention = self.make_mixer(index=index, fused=fused, recompute_core=recompute_core, device=device)
+            if config.pre_norm:
+                self.attention_norm = _norm(config, config.hidden_size, device)
+        if self.has_feed_forward:
+            mlp = self.make_feed_forward(index=index, device=device)
         if config.parallel_block:
             self.branches = SharedInputBranches(attention, mlp) if config.shared_norm else Branches(attention, mlp)
             if not config.shared_norm:
                 self.mlp_norm = _norm(config, config.hidden_size, device)
             return
-        self.attention, self.mlp = attention, mlp
-        if config.pre_norm:
-            self.mlp_norm = _norm(config, config.hidden_size, device)
+        if self.has_mixer:
+            self.attention = attention
+        if self.has_feed_forward:
+            self.mlp = mlp
+            if config.pre_norm:
+                self.mlp_norm = _norm(config, config.hidden_size, device)
         if config.sandwich_norm:
-            self.attention_post_norm = _norm(config, config.hidden_size, device)
-            self.mlp_post_norm = _norm(config, config.hidden_size, device)
+            for branch, is_there in (("attention", self.has_mixer), ("mlp", self.has_feed_forward)):
+                if is_there:
+                    self.add_module(f"{branch}_post_norm", _norm(config, config.hidden_size, device))
+
+    @property
+    def mixer(self) -> nn.Module | None:
+        """None of a layer without one."""
+        return self.attention if self.has_mixer else None
+
+    @property
+    def feed_forward(self) -> nn.Module | None:
+        return self.mlp if self.has_feed_forward else None
 
     def make_mixer(self, *, index: int, fused: bool, recompute_core: bool, device: str) -> nn.Module:
-        if kind_of(self.config, index).mixer == "latent":
-            return LatentMixer(self.config, self.sharding, device=device)
+        mixer = kind_of(self.config, index).mixer
+        if mixer != "attention":
+            return MIXERS[mixer](self.config, self.sharding, device=device)
         return Attention(self.config, self.sharding, index=index, fused=fused, recompute_core=recompute_core, device=device)
 
     def make_feed_forward(self, *, index: int, device: str) -> nn.Module:
@@ -288,14 +315,18 @@ class Layer(nn.Module):
             normed = self.attention_norm(x)
             branches = self.branches(normed) if self.config.shared_norm else self.branches(normed, self.mlp_norm(x))
             return x + dropout(local_tensor(branches), self.sharding.dropout)
-        attended = self.attention(self.attention_norm(x) if self.config.pre_norm else x)
-        if self.config.sandwich_norm:
-            attended = self.attention_post_norm(attended)
-        x = x + dropout(local_tensor(attended), self.sharding.dropout)
-        transformed = self.mlp(self.mlp_norm(x) if self.config.pre_norm else x)
-        if self.config.sandwich_norm:
-            transformed = self.mlp_post_norm(transformed)
-        return x + dropout(local_tensor(transformed), self.sharding.dropout)
+        if self.has_mixer:
+            attended = self.attention(self.attention_norm(x) if self.config.pre_norm else x)
+            if self.config.sandwich_norm:
+                attended = self.attention_post_norm(attended)
+            x = x + dropout(local_tensor(attended), self.sharding.dropout)
+            del attended
+        if self.has_feed_forward:
+            transformed = self.mlp(self.mlp_norm(x) if self.config.pre_norm else x)
+            if self.config.sandwich_norm:
+                transformed = self.mlp_post_norm(transformed)
+            x = x + dropout(local_tensor(transformed), self.sharding.dropout)
+        return x
 
 
 class FurtherToken(Layer):

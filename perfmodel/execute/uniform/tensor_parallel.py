@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
 from perfmodel.execute.uniform.experts import ExpertMixture, ReplicatedLinear
 from perfmodel.execute.uniform.latent import LatentMixer
 from perfmodel.execute.uniform.model import Layer, Transformer
+from perfmodel.execute.uniform.recurrent import RecurrentMixer
 from perfmodel.workload.config import TransformerConfig
 
 #: The dim of [b, s, h] activations that sequence parallelism cuts, and that of heads in [b, s, n, d].
@@ -42,48 +43,66 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
         return RowwiseParallel(output_layouts=residual)
 
     prefix = "branches." if config.parallel_block else ""
-    mixes = not config.parallel_block and isinstance(layer.mlp, ExpertMixture)
-    is_latent = not config.parallel_block and isinstance(layer.attention, LatentMixer)
+    mixer, mlp = (layer.branches.attention, layer.branches.mlp) if config.parallel_block else (layer.mixer, layer.feed_forward)
+    mixes = not config.parallel_block and isinstance(mlp, ExpertMixture)
     if sequence_parallel:
-        if config.pre_norm:
-            styles.append(("attention_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
-        if config.pre_norm and not (config.parallel_block and config.shared_norm):
-            styles.append(("mlp_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
-        if config.sandwich_norm:
-            styles.append(("attention_post_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
-            styles.append(("mlp_post_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
+        norms = ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")
+        styles += [(name, SequenceParallel(sequence_dim=SEQUENCE_DIM)) for name in norms if hasattr(layer, name)]
     if config.parallel_block:
         styles.append(("branches", gathered(1 if config.shared_norm else 2)))
         styles.append(("branches", PrepareModuleOutput(output_layouts=(Partial(),), desired_output_layouts=(residual,))))
     else:
-        if not is_latent:
+        if mixer is not None and not isinstance(mixer, LatentMixer):
             styles.append(("attention", gathered()))
-        if not mixes:
+        if mlp is not None and not mixes:
             styles.append(("mlp", gathered()))
-    if is_latent:
-        styles += _latent_styles(layer.attention, residual)
-    else:
-        styles += [(f"{prefix}attention.{name}", ColwiseParallel()) for name in ("q_proj", "k_proj", "v_proj")]
-    if config.attention_sinks and not is_latent:
-        styles.append((f"{prefix}attention", _Table(Shard(0))))
-    if config.qk_norm and not is_latent:
-        # Each rank norms its own heads: the weight's gradient is partial on tp, with or without sequence parallelism.
-        for name in ("q_norm", "k_norm"):
-            styles.append((f"{prefix}attention.{name}", SequenceParallel(sequence_dim=HEAD_DIM, use_local_output=True)))
-    styles.append((f"{prefix}attention.o_proj", row()))
-    mlp = f"{prefix}mlp"
+    if isinstance(mixer, LatentMixer):
+        styles += _latent_styles(mixer, residual)
+        styles.append(("attention.o_proj", row()))
+    elif isinstance(mixer, RecurrentMixer):
+        styles += _recurrent_styles(mixer)
+        styles.append(("attention.out_proj", row()))
+    elif mixer is not None:
+        styles += _attention_styles(config, mixer, f"{prefix}attention")
+        styles.append((f"{prefix}attention.o_proj", row()))
+    if mlp is None:
+        return styles
+    name = f"{prefix}mlp"
     if mixes:
         # Each rank sends its own tokens; what all tokens run is cut like any MLP.
-        styles += [(f"mlp.{name}", _Table(Replicate())) for name, each in layer.mlp.named_children() if isinstance(each, ReplicatedLinear)]
-        if not hasattr(layer.mlp, "shared"):
+        styles += [(f"mlp.{name}", _Table(Replicate())) for name, each in mlp.named_children() if isinstance(each, ReplicatedLinear)]
+        if not hasattr(mlp, "shared"):
             return styles
-        mlp = "mlp.shared"
-        styles.append((mlp, gathered()))
-    for name in ("gate_proj", "up_proj"):
-        if hasattr(layer.get_submodule(mlp), name):
-            styles.append((f"{mlp}.{name}", ColwiseParallel()))
-    is_part = mixes and layer.mlp.adds_before_reduction
-    styles.append((f"{mlp}.down_proj", RowwiseParallel(output_layouts=Partial()) if is_part else row()))
+        name = "mlp.shared"
+        styles.append((name, gathered()))
+    for wide in ("gate_proj", "up_proj"):
+        if hasattr(layer.get_submodule(name), wide):
+            styles.append((f"{name}.{wide}", ColwiseParallel()))
+    is_part = isinstance(mlp, ExpertMixture) and mlp.adds_before_reduction
+    styles.append((f"{name}.down_proj", RowwiseParallel(output_layouts=Partial()) if is_part else row()))
+    return styles
+
+
+def _attention_styles(config: TransformerConfig, attention: nn.Module, path: str) -> list[tuple[str, ParallelStyle]]:
+    made: list[tuple[str, ParallelStyle]] = []
+    made += [(f"{path}.{name}", ColwiseParallel()) for name in ("q_proj", "k_proj", "v_proj", "q_gate_proj") if hasattr(attention, name)]
+    if config.attention_sinks:
+        made.append((path, _Table(Shard(0))))
+    if config.qk_norm:
+        # Each rank norms its own heads: the weight's gradient is partial on tp, with or without sequence parallelism.
+        for name in ("q_norm", "k_norm"):
+            made.append((f"{path}.{name}", SequenceParallel(sequence_dim=HEAD_DIM, use_local_output=True)))
+    return made
+
+
+def _recurrent_styles(mixer: RecurrentMixer) -> list[tuple[str, ParallelStyle]]:
+    """All is cut by groups of heads, but a norm's weight that all heads share: its gradient is partial."""
+    styles: list[tuple[str, ParallelStyle]] = [("attention", _Table(Shard(0)))]
+    for name, _ in mixer.named_children():
+        if name.startswith("in_proj"):
+            styles.append((f"attention.{name}", ColwiseParallel()))
+        elif name != "out_proj":
+            styles.append((f"attention.{name}", _Table(Replicate() if name == mixer.shared_norm else Shard(0))))
     return styles
 
 
@@ -147,4 +166,4 @@ def has_partial_gradient(name: str, parameter: nn.Parameter) -> bool:
     """
     if not isinstance(parameter, DTensor) or not parameter.placements[-1].is_replicate():
         return False
-    return not name.endswith(("o_proj.bias", "down_proj.bias"))
+    return not name.endswith(("o_proj.bias", "out_proj.bias", "down_proj.bias"))

@@ -160,6 +160,7 @@ def delta_scan(
         again=(*made, erased, left),
         settings={"key_dim": key_dim, "value_dim": value_dim},
         states=(*batch, (key_dim * value_dim, "")),
+        saved=(Data(extent=extent(dims, strengths.dims), of=1),),
         layer=layer,
     )
 
@@ -192,9 +193,13 @@ def _scan(
     again: tuple[Product, ...],
     states: Extent,
     settings: Mapping[str, Setting],
+    saved: tuple[Data, ...] = (),
     layer: str,
 ) -> Operator:
-    """again: what backward makes a second time. states: of all chunks, which are written and read, and are there while it runs."""
+    """again: what backward makes a second time. states: of all chunks, which are written and read, and are there while it runs.
+
+    saved   what backward reads that is no piece of what the convolution keeps
+    """
     x, steps, written = (Data(extent=extent(dims, each.dims), of=place) for each, place in ((inputs[0], 0), (inputs[1], 1), (output, -1)))
     written = replace(written, of=len(inputs))
     state = Data(extent=states, itemsize=_STATE_BYTES)
@@ -213,6 +218,7 @@ def _scan(
             OwnTraffic(kind=CollectiveKind.SEND_RECV, over=(chunks.positions,), extent=passed, phase=phase, itemsize=_STATE_BYTES)
             for phase in Pass
         ),
+        saved=saved,
         scratch=(state,),
         settings=settings,
         layer=layer,

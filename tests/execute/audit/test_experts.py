@@ -12,7 +12,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.executable import counted_routing
 from perfmodel.workload.routing import routing_counts
 from tests.execute.audit.test_audit import TINY, differing_rows, predicted
-from tests.execute.jobs import tiny, tiny_plan
+from tests.execute.jobs import BIASED, EXPERT_VARIANTS, LATENT_VARIANTS, STATE_VARIANTS, tiny, tiny_plan
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -51,15 +51,22 @@ FORMS = {
         dict(num_chips=8, pp=2, ep=2, zero=3, schedule="interleaved", virtual_stages=2),
     ),
     "further tokens, ep over tp and cp": ("mixtral, further tokens", dict(num_chips=8, ep=4, cp=2, tp=2, etp=1, recompute="full")),
+    "gated delta networks, ZeRO-3": ("qwen3-next", dict(num_chips=8, ep=4, zero=3)),
+    "gated delta networks, ep over tp": ("qwen3-next", dict(num_chips=8, ep=4, tp=2, etp=1, zero=1)),
+    "gated delta networks, pp, recomputed": ("qwen3-next", dict(num_chips=8, ep=2, pp=2, zero=3, recompute="full")),
+    "state-space layers, ep over tp": ("nemotron", dict(num_chips=8, ep=4, tp=2, etp=1, zero=1)),
+    "state-space layers, pp": ("nemotron", dict(num_chips=8, ep=2, pp=2)),
+    "state-space layers without experts, tp": ("hybrid", dict(num_chips=8, tp=4, sequence_parallel=False, batch=4)),
     "ep recomputed": ("shared experts", dict(num_chips=8, ep=4, tp=2, etp=1, recompute="full")),
 }
-QUICK = ("ep over tp, cp and data", "further tokens, pp ep ZeRO-1")
+QUICK = ("gated delta networks, ep over tp", "state-space layers, pp", "ep over tp, cp and data", "further tokens, pp ep ZeRO-1")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FORMS])
 def test_plans_with_experts_audit_clean_on_each_stage(name, counting):
     variant, knobs = FORMS[name]
-    layers = {} if {"pp", "recompute"} & knobs.keys() or "deepseek" in variant else {"num_hidden_layers": 2}
+    has_kinds = "kinds" in (EXPERT_VARIANTS | LATENT_VARIANTS | STATE_VARIANTS | BIASED)[variant]
+    layers = {} if {"pp", "recompute"} & knobs.keys() or has_kinds else {"num_hidden_layers": 2}
     assert differing_rows(counting, tiny_plan(**{"model": tiny(variant, **layers), **knobs})) == []
 
 

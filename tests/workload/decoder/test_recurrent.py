@@ -57,6 +57,9 @@ def test_a_gated_delta_layer_of_qwen3_next():
     inverse = 2 * 64 * 11  # of a triangle: Q^2 / 3 a token, with a contraction of whole entries
     assert flops_of(graph, "layer.scan") == heads * (5 * chunk * d + inverse + 6 * d * d)
     assert "attention_layer.attention_gate" in {operator.name for operator in graph.operators}
+    derivation = derive(graph, apply_rules(graph, rule_set_of("ddp")))
+    kept = {each.tensor: each.amount.base / SEQ for each in kept_tensors(derivation, set(), set(), alone=set()) if each.region == "layer"}
+    assert kept["layer.in_proj_ba.out"] == 2 * 2 * heads  # strengths and decays, of a product of their own
 
 
 def test_ranks_of_a_sequence_exchange_positions_for_groups():
