@@ -82,9 +82,13 @@ def weight_product_time(
     Source: fitted by `perfmodel.lab.kernels.weight_products` to aiconfigurator's products; formats that a chip's tables lack: the shares
     of the plain products' rates that another chip reaches. Errors on weights that no fit saw: docs/kernels.md.
     """
-    if untuned < 1.0:
-        tuned = weight_product_time(m=m, n=n, k=k, quantization=quantization, machine=machine, batch=batch, casts=casts)
-        return np.maximum(tuned, _untuned_product_time(batch, m, n, k, quantization, machine.matmul, untuned))
+    tuned = _tuned_product_time(batch, m, n, k, quantization, machine, casts)
+    if untuned >= 1.0:
+        return tuned
+    return np.maximum(tuned, _untuned_product_time(batch, m, n, k, quantization, machine.matmul, untuned))
+
+
+def _tuned_product_time(batch: Num, m: Num, n: Num, k: Num, quantization: Quantization, machine: Machine, casts: Num) -> Any:
     if quantization.is_plain:
         return matmul_time(batch=batch, m=m, n=n, k=k, itemsize=WIDE_ITEMSIZE, machine=machine)
     serving = machine.serving
