@@ -198,7 +198,7 @@ def _model(name: Any, field: str) -> TransformerConfig:
 
 def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[ServingPlan, tuple[str, ...]]:
     """The plan that was asked for; what nobody said is the smallest that fits, and said."""
-    read = _read(asked, "tp", "pp", "ep", "attention_dp", "max_batch", "max_tokens", "replicas")
+    read = _read(asked, "tp", "pp", "ep", "attention_dp", "dcp", "max_batch", "max_tokens", "replicas")
     fixed: dict[str, Any] = {"engine": str(asked.engine or setting.estimator.engine.name)}
     fixed |= {name: value for name, value in read.items() if name != "replicas"}
     notes: tuple[str, ...] = ()
@@ -224,7 +224,7 @@ def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
     """Workers as `workers` says. Those of a model with experts deal them over all their chips, which attend by themselves but for tp."""
     read = _read(asked, "workers", "tp", "ep", "max_batch", "max_tokens")
     x, prefill, y, decode = read.pop("workers")
-    for name in ("replicas", "attention_dp", "pp"):
+    for name in ("replicas", "attention_dp", "pp", "dcp"):
         if getattr(asked, name) is not None:
             raise bad_field(name, getattr(asked, name), "workers says how many chips and copies there are", f"leave {name} out")
     used = x * prefill + y * decode
@@ -255,10 +255,13 @@ def default_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, 
     come; else the one that comes nearest. With what it is."""
     import numpy as np
 
+    from perfmodel.cost.serving.context import cache_copies
+
     estimator, job = setting.estimator, setting.job
     beside, dp = fixed.get("pp", 1) * fixed.get("attention_dp", 1), fixed.get("attention_dp", 1)
     fitting = [tp for tp in (1, 2, 4, 8, 16, 32, 64) if job.model.num_attention_heads % tp == 0 and tp * beside <= setting.num_chips]
-    tried = [tp for tp in fitting if tp * dp % fixed.get("ep", 1) == 0] or [1]
+    shared = fixed.get("dcp", 1)
+    tried = [tp for tp in fitting if tp * dp % fixed.get("ep", 1) == 0 and cache_copies(job.model, tp) % shared == 0] or [shared]
     replicas = np.array([max(setting.num_chips // (tp * beside), 1) for tp in tried])
     plans = [ServingPlan(**{**fixed, "tp": tp, "replicas": int(copies)}) for tp, copies in zip(tried, replicas, strict=True)]
     memory = estimator.memory(plans, job.input_len.mean + job.output_len.mean, job.speculation)

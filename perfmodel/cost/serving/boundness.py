@@ -151,8 +151,9 @@ def _attention(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
             flops = 2.0 * heads * q * keys_seen(program.model, q, x) * width
             moved = 2.0 * (heads * q * width + kv_heads * tokens * width)
         else:
-            b, tokens = float(work.decoding[0]), float(work.cached[0])
-            seen = keys_seen(program.model, 1.0, tokens - 1.0)
+            b, heads = float(work.decoding[0]), heads * float(costs.dcp[0])
+            tokens = float(work.cached[0]) / float(costs.dcp[0])
+            seen = keys_seen(program.model, 1.0, float(work.cached[0]) - 1.0) / float(costs.dcp[0])
             flops = 2.0 * b * heads * seen * width
             of_cache = row.head_dim if row.is_latent else width  # a value is a part of its latent
             moved = b * (kv_heads * seen * of_cache * itemsize(costs.cache) + 2.0 * heads * width)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.cost.machine import Machine
+from perfmodel.cost.serving.context import cache_copies, why_no_context
 from perfmodel.cost.serving.load import ServedLoad, closed_loop, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.machine import serving_machine
 from perfmodel.cost.serving.memory import ServingMemory, serving_memory, weight_bytes
@@ -93,6 +94,7 @@ class ServingEstimator:
             quantization=self.quantization,
             cache=self.cache,
             grid=grid,
+            dcp=np.gcd(rows.dcp, cache_copies(of, rows.tp)).astype(float),
             tp=grid.degree["tp"],
             pp=grid.degree["pp"],
             dp=grid.degree["dp_replicate"],
@@ -119,6 +121,7 @@ class ServingEstimator:
             pp=pp,
             attention_dp=dp,
             max_tokens=self._max_tokens(rows),
+            dcp=rows.dcp.astype(float),
             draft_bytes=draft,
         )
 
@@ -183,6 +186,7 @@ class ServingEstimator:
     def predict(self, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
         """One plan under one load. Raises InputError where the plan cannot be."""
         check_plan(self.model, plan)
+        check_context(self.model, plan, self.engine)
         if plan.pools is not None:
             raise bad_field("pools", plan.label(), "two pools are not one plan", "ask `pools.predict_plan`")
         served = self.serve(job, [plan], distinct_experts=distinct_experts)
@@ -212,6 +216,21 @@ def check_plan(model: TransformerConfig, plan: ServingPlan) -> None:
         raise bad_field("ep", plan.ep, rule, "deal experts over more chips")
 
 
+def check_context(model: TransformerConfig, plan: ServingPlan, engine: Engine) -> None:
+    """Ranks that share the tokens of a cache are those that would each keep it, under an engine that can. Raises InputError."""
+    if plan.dcp == 1:
+        return
+    if not engine.has_decode_context:
+        raise bad_field("dcp", plan.dcp, f"{engine.name} {engine.version} has no decode context parallelism", "use dcp=1 or engine vllm")
+    reason = why_no_context(model)
+    if reason:
+        raise bad_field("dcp", plan.dcp, reason, "use dcp=1")
+    copies = int(cache_copies(model, plan.tp))
+    if copies % plan.dcp:
+        kept = f"tp {plan.tp} keeps {copies} {'copies' if copies > 1 else 'copy'} of the cache of {model.name}, and dcp must divide that"
+        raise bad_field("dcp", plan.dcp, kept, f"use {_divisors(copies)}, or more tp")
+
+
 def _divisors(number: int) -> str:
     return ", ".join(str(each) for each in (1, 2, 4, 8, 16, 32, 64, 128) if number % each == 0)
 
@@ -233,10 +252,14 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         answered = _at(load.requests_per_second, at) * plan.replicas
         notes.append(f"{job.rate:,.6g} requests a second come and {answered:,.3g} can be answered: the queue only grows; use more chips")
     kv_heads = estimator.model.num_key_value_heads
-    if estimator.model.latent is None and plan.tp > kv_heads:
-        notes.append(f"tp {plan.tp} over {kv_heads} key-value heads keeps {plan.tp // kv_heads} copies of the cache")
-    if estimator.model.latent is not None and plan.tp > 1:
-        notes.append(f"the latent cache is whole on each of {plan.tp} chips: attention dp would cut it")
+    copies = int(cache_copies(estimator.model, plan.tp)) // plan.dcp
+    can_share = estimator.engine.has_decode_context and not why_no_context(estimator.model)
+    if estimator.model.latent is None and copies > 1:
+        notes.append(
+            f"tp {plan.tp} over {kv_heads} key-value heads keeps {copies} copies of the cache{': dcp would cut them' if can_share else ''}"
+        )
+    if estimator.model.latent is not None and copies > 1:
+        notes.append(f"the latent cache is whole on each of {copies} chips: attention dp {'or dcp ' if can_share else ''}would cut it")
     held = {
         "weights": memory.weights, "cache": memory.sequence_bytes * min(running, float(served.capacity[at])) / plan.attention_dp,
         "activations": memory.activations, "graphs": memory.graphs, "context": memory.context, "reserve": memory.reserve,

@@ -68,12 +68,15 @@ class CacheShape:
     index: float
     state: float
 
-    def tokens_bytes(self, tokens: Any, *, tp: Any, kv_heads: int, cache_bytes: float) -> Any:
-        """[byte] Of a sequence with so many tokens, on each chip of a stage with all layers."""
+    def tokens_bytes(self, tokens: Any, *, tp: Any, kv_heads: int, cache_bytes: float, dcp: Any = 1.0) -> Any:
+        """[byte] Of a sequence with so many tokens, on each chip of a stage with all layers.
+
+        dcp   chips that share the tokens of what each of them would keep whole, but for windows and an indexer's keys
+        """
         kv = np.gcd(np.asarray(tp, dtype=np.int64), kv_heads).astype(float)
         seen = np.minimum(tokens, self.window) if self.window else tokens
-        heads = (self.growing * tokens + self.windowed * seen) * (cache_bytes / kv)
-        return heads + (self.latent * cache_bytes + self.index) * tokens + self.state * STATE_BYTES / np.asarray(tp)
+        heads = (self.growing * tokens / dcp + self.windowed * seen) * (cache_bytes / kv)
+        return heads + (self.latent * cache_bytes / dcp + self.index) * tokens + self.state * STATE_BYTES / np.asarray(tp)
 
 
 def cache_shape(model: TransformerConfig) -> CacheShape:
@@ -138,6 +141,7 @@ def serving_memory(
     pp: Any,
     attention_dp: Any,
     max_tokens: Any,
+    dcp: Any = 1.0,
     draft_bytes: Any = 0.0,
 ) -> ServingMemory:
     """How much lies where, and how many sequences of `tokens_of_sequence` tokens fit in a replica.
@@ -157,8 +161,9 @@ def serving_memory(
     context, graphs = engine.context_bytes + links, engine.graph_bytes
     beside = weights + activations + graphs + context + engine.reserve_bytes
     room = engine.memory_fraction * (capacity - beside) if engine.fraction_of_free else engine.memory_fraction * capacity - beside
-    whole = np.ceil(np.asarray(tokens_of_sequence, dtype=float) / engine.block_tokens) * engine.block_tokens
-    cached = cache_shape(model).tokens_bytes(whole, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=itemsize(cache))
+    block = engine.block_tokens * np.asarray(dcp)  # of each chip that shares the tokens a block
+    whole = np.ceil(np.asarray(tokens_of_sequence, dtype=float) / block) * block
+    cached = cache_shape(model).tokens_bytes(whole, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=itemsize(cache), dcp=dcp)
     layers = np.ceil(model.num_hidden_layers / np.asarray(pp)) / model.num_hidden_layers
     sequence_bytes = cached * layers
     return ServingMemory(

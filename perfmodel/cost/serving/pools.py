@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION
 from perfmodel.cost.serving.disaggregated import DisaggregatedLoad, Handover, Workers, disaggregated
-from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, check_plan, prediction_of
+from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, check_context, check_plan, prediction_of
 from perfmodel.cost.serving.memory import ServingMemory, cache_shape
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.step import StepCosts
@@ -177,6 +177,7 @@ def _check_workers(estimator: ServingEstimator, pools: Pools) -> list[str]:
         experts = model.experts
         over_all = experts is not None and worker.ep == worker.tp * worker.attention_dp
         check_plan(model, replace(worker, ep=1, attention_dp=1) if over_all else worker)
+        check_context(model, worker, estimator.engine)
         if over_all and experts is not None and experts.num_experts % worker.ep:
             notes.append(f"{experts.num_experts} experts over {worker.ep} chips: some are kept twice, so that each chip has as many")
     return notes

@@ -9,7 +9,7 @@ prompts. All but attention only sees T; attention sees each sequence with its ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import attention_time, streaming_time
 from perfmodel.cost.evaluate import members_inside
 from perfmodel.cost.machine import Machine
+from perfmodel.cost.serving.context import decode_exchange
 from perfmodel.cost.serving.kernels import (
     cached_attention_time,
     grouped_weight_time,
@@ -106,6 +107,7 @@ class StepCosts:
 
     grid          of a replica's chips: tp and pp, attention ranks as dp_replicate
     tp, pp, dp    degrees; expert_parts: ranks that experts are dealt over
+    dcp           ranks of tp that share the tokens of a cache (`context.py`)
     """
 
     decode_program: ServingProgram
@@ -115,6 +117,7 @@ class StepCosts:
     quantization: Quantization
     cache: Dtype
     grid: LayoutGrid
+    dcp: Array
     tp: Array
     pp: Array
     dp: Array
@@ -202,6 +205,7 @@ class StepCosts:
         passes = self._streaming(program, amount, of_head)
         attention = self._attention(program, amount, work, repeats)
         communication = self._communication(program, amount, sizes, inside)
+        shared = self._shared_context(program, amount, work, repeats)
         experts, exchanges = self._experts(program, padded, work.tokens * padded / np.maximum(rows, 1e-12), repeats)
         sent, gathered = self._around(program, padded, work, repeats)
         layers = np.delete(np.arange(len(counts)), program.head)
@@ -210,7 +214,7 @@ class StepCosts:
             "experts": experts,
             "attention": attention,
             "passes": _in_order(counts[layers], passes[layers]),
-            "communication": _in_order(counts, communication) + exchanges,
+            "communication": _in_order(counts, communication) + exchanges + shared,
             "logits": logits + passes[program.head] + gathered,
             "pipeline_sends": sent,
         }
@@ -358,6 +362,8 @@ class StepCosts:
 
     def _decoding(self, of: AttentionRow, work: Work, cached: Array) -> Array:
         machine, width = self.machine, itemsize(self.cache)
+        dcp = np.tile(self.dcp, len(cached) // len(self.dcp))
+        of, cached = replace(of, heads=of.heads * dcp), np.maximum(cached / dcp, 1.0)
         if of.is_latent:
             time = latent_decode_time(
                 batch=work.decoding,
@@ -381,6 +387,35 @@ class StepCosts:
                 queries=work.new_tokens,
             )
         return np.asarray(time) / self.engine.decode_attention_fraction
+
+    def _shared_context(self, program: ServingProgram, amount: Array, work: Work, repeats: int) -> Array:
+        """What ranks that share the tokens of a cache tell one another in all layers. [s]
+
+        Of sequences that decode, and of prompts whose beginning lies in the cache: queries and outputs; the latter's latents are gathered.
+        """
+        total = np.zeros(amount.shape[1])
+        if np.max(self.dcp) <= 1:
+            return total
+        dcp = np.tile(self.dcp, repeats)
+        group = dcp, [np.minimum(each, dcp) for each in self._group("tp", repeats)[1]]
+        continued = np.where(work.prompt_cached > 0, work.prompts * work.prompt_tokens, 0.0)
+        latent, gather = self.decode_program.model.latent, CollectiveKind.ALL_GATHER
+        for row, segment in enumerate(program.rows.attention.segments):
+            one = _attention_row(program, row, amount)
+            rows, widths = work.decoding * work.new_tokens, (one.head_dim, one.value_dim)
+            sent: list[tuple[CollectiveKind, Array]] = []
+            if latent is None:
+                rows = rows + continued
+            else:  # prompts have keys and values of each head, to which gathered latents are expanded
+                widths = (latent.key_value_rank + latent.rope_head_dim, latent.key_value_rank)
+                sent.append((gather, work.prompts * work.prompt_cached * (widths[0] * itemsize(self.cache))))
+            sent += decode_exchange(rows=rows, heads=one.heads, key_dim=widths[0], value_dim=widths[1], dcp=dcp)
+            weighted = 2.0 * 2.0 * rows * one.heads * dcp * widths[1]
+            time = np.where(rows > 0, self._pass(weighted), 0.0)
+            for kind, num_bytes in sent:
+                time = time + np.where(num_bytes > 0, self._collective(COLLECTIVE_CODE[kind], num_bytes, *group), 0.0)
+            total += program.regions[segment].count * np.where(dcp > 1, time, 0.0)
+        return total
 
     def _prompts(self, of: AttentionRow, work: Work, seen: Array) -> Array:
         """Causal only among the new tokens: z - (q - 1) / 2 of z keys on average, and of a window no more than it holds."""

@@ -13,7 +13,7 @@ from perfmodel.parallel.serving.plan import ServingPlan
 
 Whole = NDArray[np.int64]
 
-COLUMNS = ("tp", "pp", "attention_dp", "ep", "replicas", "max_batch", "max_tokens")
+COLUMNS = ("tp", "pp", "attention_dp", "ep", "dcp", "replicas", "max_batch", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,6 +25,7 @@ class ServingColumns:
     pp: Whole
     attention_dp: Whole
     ep: Whole
+    dcp: Whole
     replicas: Whole
     max_batch: Whole
     max_tokens: Whole

@@ -49,6 +49,8 @@ class Engine:
     attention_dp        attention data parallelism: of any degree; only of all chips of a stage (tp is 1 then); not at all
     expert_parallel     experts are dealt over any part of a stage's chips; over all of them or cut by all of them; only cut
 
+    has_decode_context  ranks of tp that keep the same cache can share its tokens (decode context parallelism)
+
     Host:
 
     step_time           of a step, beside the device
@@ -95,6 +97,7 @@ class Engine:
     graph_sizes: tuple[int, ...] = (1, 2, 4)
     attention_dp: str = "any"
     expert_parallel: str = "any"
+    has_decode_context: bool = False
     step_time: float = 0.0
     sequence_time: float = 0.0
     request_time: float = 0.0

@@ -33,6 +33,7 @@ class ServingPlan:
     tp, pp         tensor- and pipeline-parallel degrees
     attention_dp   ranks of one replica that attend to sequences of their own; experts lie over tp * attention_dp chips
     ep             ranks that experts are dealt over; the rest of tp * attention_dp cuts each expert (moe_tp)
+    dcp            decode context parallelism: of the ranks of tp that would keep the same cache, so many share its tokens
     replicas       independent copies
     max_batch      sequences that a replica runs at once; 0: the engine's
     max_tokens     tokens of a step; 0: the engine's
@@ -44,13 +45,14 @@ class ServingPlan:
     pp: int = 1
     attention_dp: int = 1
     ep: int = 1
+    dcp: int = 1
     replicas: int = 1
     max_batch: int = 0
     max_tokens: int = 0
     pools: Pools | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "attention_dp", "ep", "replicas"):
+        for name in ("tp", "pp", "attention_dp", "ep", "dcp", "replicas"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise bad_field(name, value, "must be a whole number of at least 1", "use 1 to leave it out")
@@ -61,6 +63,8 @@ class ServingPlan:
         if (self.tp * self.attention_dp) % self.ep:
             rule = f"must divide tp * attention_dp = {self.tp * self.attention_dp}, over which the experts of a replica lie"
             raise bad_field("ep", self.ep, rule, "use a divisor")
+        if self.tp % self.dcp:
+            raise bad_field("dcp", self.dcp, f"must divide tp={self.tp}, whose ranks share the tokens of a cache", "use a divisor")
 
     @property
     def chips_per_replica(self) -> int:
@@ -81,14 +85,18 @@ class ServingPlan:
             one, other = self.pools.prefill, self.pools.decode
             return f"prefill {self.pools.prefill_workers} x ({one.label()}), decode {self.pools.decode_workers} x ({other.label()})"
         parts = [f"tp {self.tp}"]
-        parts += [f"{word} {value}" for word, value in (("pp", self.pp), ("attention dp", self.attention_dp), ("ep", self.ep)) if value > 1]
+        parts += [
+            f"{word} {value}"
+            for word, value in (("pp", self.pp), ("attention dp", self.attention_dp), ("ep", self.ep), ("dcp", self.dcp))
+            if value > 1
+        ]
         if self.replicas > 1:
             parts.append(f"{self.replicas} replicas")
         return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = {
-            "engine": self.engine, "tp": self.tp, "pp": self.pp, "attention_dp": self.attention_dp, "ep": self.ep,
+            "engine": self.engine, "tp": self.tp, "pp": self.pp, "attention_dp": self.attention_dp, "ep": self.ep, "dcp": self.dcp,
             "replicas": self.replicas, "max_batch": self.max_batch, "max_tokens": self.max_tokens, "num_chips": self.num_chips,
         }  # fmt: skip
         if self.pools is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.serving.columns import ServingColumns
+from perfmodel.parallel.serving.columns import COLUMNS, ServingColumns
 from perfmodel.parallel.serving.engine import Engine
 from perfmodel.planner.serving.evaluate import Evaluator
 from perfmodel.planner.serving.space import degrees, replicas_that_fit, scale_up_size, why_not
@@ -53,14 +53,12 @@ def _named(name: str, layout: ServingColumns) -> tuple[str, str, ServingColumns,
 
 def _none(name: str, reason: str) -> tuple[str, str, ServingColumns, str]:
     nothing = np.zeros(0, dtype=np.int64)
-    empty = ServingColumns(
-        engine="", tp=nothing, pp=nothing, attention_dp=nothing, ep=nothing, replicas=nothing, max_batch=nothing, max_tokens=nothing
-    )
+    empty = ServingColumns(engine="", **dict.fromkeys(COLUMNS, nothing))
     return name, MEANINGS[name], empty, reason
 
 
 def _layout(engine: Engine, cluster: Cluster, **sizes: int) -> ServingColumns:
-    values: dict[str, Any] = {"tp": 1, "pp": 1, "attention_dp": 1, "ep": 1, "max_batch": 0, "max_tokens": 0} | sizes
+    values: dict[str, Any] = {"tp": 1, "pp": 1, "attention_dp": 1, "ep": 1, "dcp": 1, "max_batch": 0, "max_tokens": 0} | sizes
     values["replicas"] = replicas_that_fit(values["tp"] * values["attention_dp"], cluster)
     return ServingColumns(engine=engine.name, **{name: np.array([value], dtype=np.int64) for name, value in values.items()})
 

@@ -2,7 +2,7 @@
 
 Flags are those of the versions that the engines' profiles name. Sources:
 vLLM: engine/arg_utils.py, docs/serving/data_parallel_deployment.md (experts form one group of dp x tp ranks; limits are those of a
-data-parallel rank), docs/serving/expert_parallel_deployment.md
+data-parallel rank), docs/serving/expert_parallel_deployment.md, docs/serving/context_parallel_deployment.md
 SGLang: docs/advanced_features/server_arguments.md, server_args.py, pool_configurator.py (tp-size counts all ranks; with dp attention
 chunked-prefill-size and max-running-requests are divided by dp-size)
 TensorRT-LLM: commands/serve.py, llmapi/llm_args.py (attention dp takes all of tp_size; max_batch_size is that of a rank)
@@ -79,6 +79,7 @@ def family_of(engine: Engine) -> str:
 def _vllm(plan: ServingPlan, job: ServingJob, engine: Engine, model: str, node: int, role: str, copies: int) -> LaunchLine:
     words = ["vllm", "serve", model]
     words += _sizes({"tensor-parallel-size": plan.tp, "pipeline-parallel-size": plan.pp, "data-parallel-size": plan.attention_dp})
+    words += _sizes({"decode-context-parallel-size": plan.dcp})
     words += ["--enable-expert-parallel"] if plan.ep > 1 else []
     words += ["--max-num-seqs", str(plan.max_batch or engine.max_batch)]
     words += ["--max-num-batched-tokens", str(plan.max_tokens or engine.max_tokens)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from perfmodel.cost.serving.context import cache_copies, why_no_context
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.hardware.cluster import Cluster
@@ -23,7 +24,7 @@ from perfmodel.parallel.serving.engine import Engine
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
 
-KNOBS = ("tp", "pp", "attention_dp", "ep", "replicas", "max_batch", "max_tokens")
+KNOBS = ("tp", "pp", "attention_dp", "ep", "dcp", "replicas", "max_batch", "max_tokens")
 
 #: Sequences of an attention rank that are tried, where the load is searched or a plan may hold fewer than come.
 BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -117,7 +118,7 @@ def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: S
         if not all(space.admits(knob, value) for knob, value in (("tp", tp), ("pp", pp), ("attention_dp", dp), ("ep", ep))):
             left_out["excluded by a given knob"] += 1
             continue
-        reason = why_not(model, engine, tp=tp, pp=pp, attention_dp=dp, ep=ep)
+        reason = why_not(model, engine, tp=tp, pp=pp, attention_dp=dp, ep=ep, dcp=space.fixed.get("dcp", 1))
         replicas = replicas_that_fit(tp * pp * dp, cluster)
         replicas = min(space.fixed.get("replicas", replicas), replicas, space.maximum.get("replicas", replicas))
         if not reason and (replicas < 1 or not space.admits("replicas", replicas)):
@@ -134,6 +135,7 @@ def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: S
         pp=table[:, 1],
         attention_dp=table[:, 2],
         ep=table[:, 3],
+        dcp=np.full(len(table), space.fixed.get("dcp", 1), dtype=np.int64),
         replicas=table[:, 4],
         max_batch=nothing,
         max_tokens=nothing,
@@ -151,13 +153,17 @@ def _all_degrees(model: TransformerConfig, chips: int) -> Iterator[tuple[int, in
                         yield tp, pp, dp, ep
 
 
-def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, attention_dp: int, ep: int) -> str:
+def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, attention_dp: int, ep: int, dcp: int = 1) -> str:
     """Why a replica cannot lie so, or the engine does not run it; empty where it can."""
     if model.num_attention_heads % tp:
         return "tp does not divide the attention heads"
     kv_heads = model.num_key_value_heads
     if model.latent is None and kv_heads % tp and tp % kv_heads:
         return "tp and the key-value heads do not divide each other"
+    if dcp > 1 and not engine.has_decode_context:
+        return f"{engine.name} has no decode context parallelism"
+    if dcp > 1 and (why_no_context(model) or int(cache_copies(model, tp)) % dcp):
+        return why_no_context(model) or "dcp does not divide the copies of the cache"
     if pp > model.num_hidden_layers:
         return "more stages than layers"
     experts = model.experts

@@ -1,0 +1,173 @@
+"""Decode context parallelism: what is kept, what is read, what is sent, and what cannot be."""
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.serving.boundness import operator_rows
+from perfmodel.cost.serving.context import cache_copies, decode_exchange, why_no_context
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.planner.serving.launch import launch_lines
+from perfmodel.planner.serving.result import ServingLimits
+from perfmodel.planner.serving.space import ServingSpace
+from perfmodel.workload.models import load_model
+from perfmodel.workload.serving import ServingJob, constant
+from tests.cost.serving.test_estimate import estimator
+from tests.planner.serving.serving_searches import searched, serving_job
+
+#: Model, tp, dcp: eight copies of a latent, four of two; two and four of key-value heads.
+SHARED = pytest.mark.parametrize(
+    ("model", "tp", "dcp"), [("deepseek-v3", 8, 8), ("deepseek-v3", 8, 2), ("llama-3-70b", 16, 2), ("llama-3-70b", 32, 4)]
+)
+
+
+def plans(tp, *degrees):
+    return [ServingPlan(engine="vllm", tp=tp, dcp=dcp) for dcp in degrees]
+
+
+def attended(queries, keys, values):
+    """Softmax attention of [heads, d] to [tokens, d], with its log-sum-exp."""
+    scores = queries @ keys.T / np.sqrt(queries.shape[1])
+    top = scores.max(axis=1, keepdims=True)
+    weights = np.exp(scores - top)
+    return weights @ values / weights.sum(axis=1, keepdims=True), (top + np.log(weights.sum(axis=1, keepdims=True)))[:, 0]
+
+
+def test_ranks_that_share_the_tokens_send_what_is_counted_and_attend_to_all_of_them():
+    """Four ranks of two heads each, token i on rank i mod 4: every buffer of theirs has the bytes that `decode_exchange` says."""
+    random = np.random.default_rng(0)
+    ranks, heads, key_dim, value_dim, tokens = 4, 2, 8, 6, 13
+    queries = random.normal(size=(ranks * heads, key_dim))
+    keys, values = random.normal(size=(tokens, key_dim)), random.normal(size=(tokens, value_dim))
+    parts = [attended(queries, keys[rank::ranks], values[rank::ranks]) for rank in range(ranks)]
+    sums = np.stack([each for _, each in parts])
+    total = np.log(np.exp(sums).sum(axis=0))
+    outputs = [out * np.exp(own - total)[:, None] for out, own in parts]
+    np.testing.assert_allclose(sum(outputs), attended(queries, keys, values)[0], rtol=1e-12)
+    assert not np.allclose(np.mean([out for out, _ in parts], axis=0), attended(queries, keys, values)[0], rtol=1e-2)  # unweighted
+
+    sent = list(
+        decode_exchange(rows=np.ones(1), heads=np.array([float(heads)]), key_dim=key_dim, value_dim=value_dim, dcp=np.array([float(ranks)]))
+    )
+    assert [kind for kind, _ in sent] == [CollectiveKind.ALL_GATHER, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER]
+    assert [float(num_bytes[0]) for _, num_bytes in sent] == [2.0 * queries.size, 4.0 * sums.size, 2.0 * outputs[0].size]
+
+
+@SHARED
+def test_a_chip_keeps_its_share_of_the_tokens(model, tp, dcp):
+    of = estimator(model)
+    alone, shared = (of.memory([plan], 8192.0) for plan in plans(tp, 1, dcp))
+    assert shared.sequence_bytes[0] == pytest.approx(alone.sequence_bytes[0] / dcp, rel=1e-12)
+    assert shared.sequences[0] == pytest.approx(dcp * alone.sequences[0], rel=1e-12)
+    assert cache_copies(of.model, tp) % dcp == 0
+    np.testing.assert_array_equal(shared.weights, alone.weights)
+
+
+def test_blocks_are_whole_on_every_chip():
+    of = estimator("deepseek-v3")
+    one, other = (float(of.memory(plans(8, 8), tokens).sequence_bytes[0]) for tokens in (1.0, 128.0))
+    assert one == other  # a block of 16 on each of eight chips
+
+
+@SHARED
+def test_a_step_computes_as_much_and_reads_less(model, tp, dcp):
+    of = estimator(model)
+    rows = []
+    for plan in plans(tp, 1, dcp):
+        found = operator_rows(of.times([plan]), phase="decode", sequences=64.0, cached=16384.0)
+        rows.append(next(row for row in found if "heads" in row.shape))
+    assert rows[1].flops == pytest.approx(rows[0].flops, rel=1e-9)
+    assert rows[1].bytes < 1.35 * rows[0].bytes / dcp
+    assert rows[1].time < rows[0].time
+
+
+@SHARED
+def test_what_is_sent_is_added_to_what_is_sent_anyway(model, tp, dcp):
+    of = estimator(model)
+    before, after = (of.times([plan]).parts(64.0, 16384.0) for plan in plans(tp, 1, dcp))
+    costs, layers = of.times(plans(tp, dcp)), of.model.num_hidden_layers
+    latent = of.model.latent
+    key, value = (of.model.head_dim,) * 2 if latent is None else (latent.key_value_rank + latent.rope_head_dim, latent.key_value_rank)
+    group = np.array([float(dcp)]), [np.array([float(min(dcp, size))]) for size in (8, dcp)][: len(costs.grid.inside)]
+    heads = np.array([of.model.num_attention_heads / tp])
+    by_hand = sum(
+        float(costs._collective(_code(kind), num_bytes, *group)[0])
+        for kind, num_bytes in decode_exchange(rows=np.array([64.0]), heads=heads, key_dim=key, value_dim=value, dcp=np.array([float(dcp)]))
+    )
+    by_hand += float(costs._pass(np.array([4.0 * 64 * heads[0] * dcp * value]))[0])
+    assert float(after["communication"][0] - before["communication"][0]) == pytest.approx(layers * by_hand, rel=1e-9)
+    for part in ("products", "experts", "logits", "passes"):
+        assert after[part] == before[part]
+
+
+def _code(kind):
+    from perfmodel.hardware.calibration import COLLECTIVE_CODE
+
+    return COLLECTIVE_CODE[kind]
+
+
+def test_prompts_send_only_for_what_lies_in_the_cache():
+    for model, tp, dcp in (("deepseek-v3", 8, 8), ("llama-3-70b", 16, 2)):
+        of = estimator(model)
+        alone, shared = (of.times([plan]) for plan in plans(tp, 1, dcp))
+        for cached, sends in ((0.0, False), (4096.0, True)):
+            before, after = (each.parts(0.0, 0.0, prompt_tokens=1024.0, prompt_cached=cached) for each in (alone, shared))
+            assert (float(after["communication"][0]) > float(before["communication"][0])) == sends
+            assert after["attention"] == before["attention"]
+
+
+def test_columns_of_several_degrees_are_the_plans_alone():
+    of = estimator("deepseek-v3")
+    job = ServingJob(model=of.model, input_len=constant(8192), output_len=constant(512), concurrency=48)
+    together = of.serve(job, plans(8, 1, 2, 8))
+    for at, plan in enumerate(plans(8, 1, 2, 8)):
+        alone = of.predict(job, plan)
+        assert float(together.load.tpot[at]) == alone.tpot.mean
+        assert float(together.load.ttft[at]) == alone.ttft.mean
+    held = [float(each) for each in together.memory.sequences]
+    assert held == sorted(held)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "tp", "dcp", "said"),
+    [
+        ("deepseek-v3", "sglang", 8, 8, "sglang .* has no decode context parallelism"),
+        ("llama-3-70b", "vllm", 8, 2, "tp 8 keeps 1 copy of the cache of llama-3-70b"),
+        ("llama-3-70b", "vllm", 16, 4, "keeps 2 copies .* use 1, 2, or more tp"),
+        ("gpt-oss-120b", "vllm", 16, 2, "a window of their tokens"),
+        ("qwen3-next-80b-a3b", "vllm", 4, 2, "recurrent layers"),
+        ("deepseek-v3.2", "vllm", 8, 8, "tokens that it chooses"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(model, engine, tp, dcp, said):
+    of = replace_engine(estimator(model), engine)
+    job = ServingJob(model=of.model, input_len=constant(512), output_len=constant(64), concurrency=4)
+    with pytest.raises(InputError, match=rf"dcp={dcp}: .*{said}"):
+        of.predict(job, ServingPlan(engine=engine, tp=tp, dcp=dcp))
+
+
+def replace_engine(of, name):
+    of.engine = load_engine(name)
+    return of
+
+
+def test_a_degree_that_does_not_divide_tp_is_no_plan():
+    with pytest.raises(InputError, match="dcp=3: must divide tp=8"):
+        ServingPlan(engine="vllm", tp=8, dcp=3)
+    assert ServingPlan(engine="vllm", tp=8, dcp=4).label() == "tp 8, dcp 4"
+    assert not why_no_context(load_model("deepseek-v3"))
+
+
+def test_a_search_holds_it_and_the_command_says_it():
+    job = serving_job("llama-3-70b", "fp8", concurrency=8)
+    found = searched(job, chips=16, space=ServingSpace(fixed={"dcp": 2}), limits=ServingLimits())
+    assert {plan.plan.dcp for plan in found.plans} == {2}
+    assert {plan.plan.tp for plan in found.plans} == {16}
+    assert found.left_out["dcp does not divide the copies of the cache"] > 0
+    (line,) = launch_lines(found.best.plan, found.best.prediction.job, load_engine("vllm"))
+    assert "--decode-context-parallel-size 2" in line.command
+    plain = searched(job, chips=16)
+    assert {plan.plan.dcp for plan in plain.plans} == {1}
+    assert "decode-context" not in launch_lines(plain.best.plan, plain.best.prediction.job, load_engine("vllm"))[0].command
