@@ -27,12 +27,12 @@ from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.algebra.traffic_classes import COMM
 from perfmodel.parallel.folded_mesh import FoldedMesh, expert_rank, folded_mesh
 from perfmodel.parallel.grid import LayoutGrid, make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.workload.graph import Data, Operand, Operator, Region, Tensor
 from perfmodel.workload.job import PrecisionPolicy
-from perfmodel.workload.routing import RankRows, RoutingCounts
+from perfmodel.workload.routing import Once, RankRows, RoutingCounts
 
 #: What the executor is: fully_shard, DTensor and torch's pipelines, with the memory of one rank wherever it runs.
 EXECUTOR_PROFILE = "torch-gloo"
@@ -116,6 +116,8 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int],
         mean = sum(map(sum, routing.rows)) / len(routing.rows)
         # a rank to which nothing comes has dims of size 0 nowhere else
         rows = RankRows(computed=sum(received) / mean or _NEXT_TO_NOTHING)
+        if plan.dispatcher is Dispatcher.FLEX and plan.ep > 1:
+            rows = replace(rows, once=_once(plan, routing, expert_rank(plan, place), mean))
         estimator = replace(estimator, rank_rows=rows, programs={}, graphs={})
     program = estimator.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
     grid = make_grid(
@@ -138,6 +140,17 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int],
     counts.saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(own, plan, place["pp"])
     counts.peak = sum(counts.peak_by_class.values())
     return counts
+
+
+def _once(plan: Plan, routing: RoutingCounts, rank: int, mean: float) -> Once:
+    """What that rank sends and receives where tokens travel once to each rank."""
+    experts = plan.job.transformer.experts
+    assert experts is not None
+    travel = routing.tokens_to_ranks(experts.top_k)
+    # weights come forward, as often as that runs, and their gradients backward; what is recomputed stops before the last of its operators
+    forward = 2 if plan.recompute is Recompute.FULL else 1
+    arriving = (forward * sum(routing.received(rank)) / mean + 1.0) / (forward + 1)
+    return Once(sent=float(travel[rank].sum()) / mean, received=float(travel[:, rank].sum()) / mean, weights=arriving)
 
 
 def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
@@ -296,7 +309,7 @@ def _count_activations(counts: RankCounts, program: Program, mesh: FoldedMesh, a
         kind = _KIND_OF_CODE[int(columns["kind"][row])]
         axes = mesh.name(program.amounts.masks[columns["group"][row]], kind)
         # of shares of rows that are no binary fractions
-        counts.add_collective(kind, axes, repeats, repeats * float(np.rint(amount[columns["amount"][row]])))
+        counts.add_collective(kind, axes, repeats, float(np.rint(repeats * amount[columns["amount"][row]])))
 
 
 def _count_sends(counts: RankCounts, program: Program, plan: Plan, rank: int, amount: np.ndarray) -> None:

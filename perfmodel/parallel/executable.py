@@ -140,8 +140,6 @@ def _experts_reason(plan: Plan) -> str:
     model, tp = plan.job.transformer, plan.layout.tp
     experts = model.experts
     assert experts is not None
-    if plan.dispatcher is Dispatcher.FLEX:
-        return "dispatcher=flex: its transfers copy and add up tokens themselves, which gloo's cannot; use alltoall or allgather"
     if plan.dispatcher is Dispatcher.ALL_GATHER and plan.etp > 1:
         return f"etp={plan.etp}: the executor gathers tokens over the ranks that experts are dealt over alone; use etp=1"
     if experts.bias and plan.etp > 1:
@@ -159,7 +157,7 @@ def _experts_reason(plan: Plan) -> str:
 
 def counted_routing(plan: Plan, given: RoutingCounts | None = None) -> RoutingCounts | None:
     """Tokens that each rank sends to each expert in an audit: as given, else as the plan has them counted, else in turn. None where each
-    expert gets as many of each rank.
+    expert gets as many of each rank, and tokens travel once for each of their experts.
 
     Raises InputError where a plan has none, or its counts are not of its ranks.
     """
@@ -175,6 +173,6 @@ def counted_routing(plan: Plan, given: RoutingCounts | None = None) -> RoutingCo
         given.check(**sizes)
         return given
     rows = tokens * experts.top_k
-    if rows % plan.ep == 0 and rows * plan.ep % experts.num_experts == 0:
+    if (plan.dispatcher is not Dispatcher.FLEX or plan.ep == 1) and rows % plan.ep == 0 and rows * plan.ep % experts.num_experts == 0:
         return None
     return counts_in_turn(**sizes)

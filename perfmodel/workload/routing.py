@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.foundation.files import read_text
@@ -17,6 +21,19 @@ _MOST = 4096.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Once:
+    """Of tokens that travel once to each rank that has experts of their choice, known one by one: over the mean rows of a rank.
+
+    sent, received   tokens that the rank sends, and that come to it
+    weights          that arrive in an all-to-all of the weights of all choices, or of their gradients, on the mean of all of these
+    """
+
+    sent: float
+    received: float
+    weights: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankRows:
     """Rows of a rank over the mean, the tokens of a microbatch on a rank times the experts of each.
 
@@ -24,11 +41,13 @@ class RankRows:
     held        that it makes of its own tokens: more than they chose where each expert's share is padded to a capacity
     exchanged   that the busiest rank sends to others or receives of them, over what it would if rows spread evenly; None: as many as are
                 held, and as are computed
+    once        of tokens that travel once to each rank, where it is known which do; None: it is not
     """
 
     computed: float = 1.0
     held: float = 1.0
     exchanged: float | None = None
+    once: Once | None = None
 
 
 EVEN = RankRows()
@@ -153,6 +172,15 @@ class RoutingCounts:
         """Tokens that come to each of that rank's experts."""
         return tuple(map(sum, zip(*(self.sent(source, rank) for source in range(len(self.rows))), strict=True)))
 
+    def choices(self, source: int, top_k: int) -> NDArray[np.int64]:
+        """[tokens, top_k]: experts of each token of a rank, no token one twice, as these counts deal them out: all of one expert to tokens
+        in turn, then those of the next."""
+        return np.repeat(np.arange(len(self.rows[source])), self.rows[source]).reshape(top_k, -1).T
+
+    def tokens_to_ranks(self, top_k: int) -> NDArray[np.int64]:
+        """[source, rank]: tokens of a rank of which at least one choice lies on another, where they choose as `choices` says."""
+        return _tokens_to_ranks(self, top_k)
+
     @property
     def skew(self) -> float:
         """Tokens that come to the fullest rank over the mean."""
@@ -186,6 +214,19 @@ class RoutingCounts:
             if sum(row) != tokens * top_k:
                 rule = f"must add up to {tokens * top_k}, for a rank has {tokens} tokens in a microbatch, each for {top_k} experts"
                 raise bad_field(where, sum(row), rule, "correct the counts")
+
+
+@lru_cache(maxsize=16)
+def _tokens_to_ranks(counts: RoutingCounts, top_k: int) -> NDArray[np.int64]:
+    ranks = len(counts.rows)
+    found = np.zeros((ranks, ranks), dtype=np.int64)
+    for source in range(ranks):
+        chosen = counts.choices(source, top_k) // counts.experts_each
+        goes = np.zeros((len(chosen), ranks), dtype=bool)
+        np.put_along_axis(goes, chosen, True, axis=1)
+        found[source] = goes.sum(axis=0)
+    found.flags.writeable = False
+    return found
 
 
 def counts_in_turn(*, ranks: int, num_experts: int, tokens: int, top_k: int) -> RoutingCounts:

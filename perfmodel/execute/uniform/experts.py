@@ -14,7 +14,9 @@ from torch.distributed.tensor import DTensor, Partial
 from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.uniform.collective_ops import gather_sequence, scatter_partial
+from perfmodel.execute.uniform.once import counted_once, sent_once, weighted_sum
 from perfmodel.execute.uniform.routing import (
+    Routes,
     as_counted,
     balanced_routes,
     by_expert,
@@ -183,7 +185,8 @@ class ExpertMixture(nn.Module):
         """[b, s, h] of this rank's tokens, which may be a DTensor cut over tp."""
         local = local_tensor(x)
         cut = self.sharding.experts
-        output = (self._gathered if cut.gathers else self._routed)(local.flatten(0, 1))
+        reach = self._gathered if cut.gathers else self._once if cut.once and cut.ep_group is not None else self._routed
+        output = reach(local.flatten(0, 1))
         shared = self.shared(x) if hasattr(self, "shared") else None
         if hasattr(self, "shared_gate"):
             shared = shared * torch.sigmoid(self.shared_gate(local))
@@ -226,20 +229,51 @@ class ExpertMixture(nn.Module):
 
     def _routed(self, x: torch.Tensor) -> torch.Tensor:
         """[t, h] -> [t, h]"""
-        number, cut, counts = self.config.num_experts, self.sharding.experts, self.sharding.routing
-        fixed = self._fixed(x)
+        cut, fixed = self.sharding.experts, self._fixed(x)
         weights, chosen = choose(self.router(x), self.config, fixed)
-        if counts is not None:
-            way = counted_routes(chosen, counts, cut.ep_rank)
-        elif fixed is not None:
-            way = balanced_routes(chosen, number, cut.ep)
-        else:
-            way = routes(chosen, number, ep=cut.ep_group, etp=cut.etp_group)
+        way = self._way(chosen, is_fixed=fixed is not None)
         del chosen, fixed
         rows = exchange_rows(x.index_select(0, way.token), way.sent, way.received, cut.ep_group)
-        room = laid_out(rows, way.slot, sum(way.counts) or number // cut.ep * way.room)
+        room = self._room(rows, way)
         del rows
-        room = self.experts(room, way.counts) if way.counts else self.experts(room.unflatten(0, (-1, way.room))).flatten(0, 1)
+        room = self._computed(room, way)
         rows = exchange_rows(room.index_select(0, way.slot), way.received, way.sent, cut.ep_group)
         del room
         return unpermute(rows, weights, way.place)
+
+    def _once(self, x: torch.Tensor) -> torch.Tensor:
+        """[t, h] -> [t, h], each token once to every rank that has experts of its choice (`once.py`)."""
+        cut, counts = self.sharding.experts, self.sharding.routing
+        assert cut.ep_group is not None
+        weights, chosen = choose(self.router(x), self.config, self._fixed(x))
+        way = self._way(chosen)
+        if self.sharding.is_abstract:
+            assert counts is not None  # `counted_routing` makes them
+            once = counted_once(chosen, way, counts, cut.ep_rank)
+        else:
+            once = sent_once(chosen, way, self.config.num_experts, cut.ep_group)
+        del chosen
+        weights = exchange_rows(weights.flatten().index_select(0, once.order), way.sent, way.received, cut.ep_group)
+        rows = exchange_rows(x.index_select(0, once.token), once.sent, once.received, cut.ep_group)
+        room = self._room(rows.index_select(0, once.copy), way)
+        del rows
+        room = self._computed(room, way)
+        rows = weighted_sum(room.index_select(0, way.slot), weights, once.copy, sum(once.received))
+        del room
+        return combined(exchange_rows(rows, once.received, once.sent, cut.ep_group), once.token, len(x))
+
+    def _way(self, chosen: torch.Tensor, *, is_fixed: bool = False) -> Routes:
+        """is_fixed: of experts in turn, where no counts say more"""
+        number, cut, counts = self.config.num_experts, self.sharding.experts, self.sharding.routing
+        if counts is not None:
+            return counted_routes(chosen, counts, cut.ep_rank)
+        if is_fixed:
+            return balanced_routes(chosen, number, cut.ep)
+        return routes(chosen, number, ep=cut.ep_group, etp=cut.etp_group)
+
+    def _room(self, rows: torch.Tensor, way: Routes) -> torch.Tensor:
+        """Rows in the order of this rank's experts."""
+        return laid_out(rows, way.slot, sum(way.counts) or self.experts.up.number * way.room)
+
+    def _computed(self, room: torch.Tensor, way: Routes) -> torch.Tensor:
+        return self.experts(room, way.counts) if way.counts else self.experts(room.unflatten(0, (-1, way.room))).flatten(0, 1)

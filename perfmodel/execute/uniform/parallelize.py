@@ -106,6 +106,7 @@ class TrainingProgram:
             etp_rank=mesh.index("etp"),
             etp_group=mesh.groups["etp"],
             gathers=self.plan.dispatcher is Dispatcher.ALL_GATHER,
+            once=self.plan.dispatcher is Dispatcher.FLEX,
         )
 
     def _build_stage(self, index: int, num_stages: int) -> Transformer:

@@ -12,7 +12,11 @@ from perfmodel.workload.routing import RoutingCounts
 
 @dataclass(frozen=True, slots=True)
 class ExpertSharding:
-    """Experts are dealt over ep, each of them cut over etp. gathers: tokens are gathered over ep, and what is made of them is added up."""
+    """Experts are dealt over ep, each of them cut over etp.
+
+    gathers   tokens are gathered over ep, and what is made of them is added up
+    once      a token travels once to each rank of ep, however many of its experts are there
+    """
 
     ep: int = 1
     ep_rank: int = 0
@@ -21,6 +25,7 @@ class ExpertSharding:
     etp_rank: int = 0
     etp_group: dist.ProcessGroup | None = None
     gathers: bool = False
+    once: bool = False
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ LOGICAL = {
     "g_norm": "norm_kv_heads", "r_norm": "norm_q_per_kv", "g_attn": "attn_kv_heads", "r_attn": "attn_q_per_kv", "c": "kv_copies",
     "d": "head_dim", "f": "ffn", "v_in": "vocab_in", "v_out": "vocab_out", "p": "positions",
     "b_x": "expert_batch", "s_x": "expert_s", "t": "expert_s", "t_res": "expert_s_res", "e": "experts", "x": "experts_route",
-    "k": "choices", "y": "halves", "w": "expert_ffn", "u": "shared_ffn", "o": "column",
+    "k": "choices", "n": "choices", "y": "halves", "w": "expert_ffn", "u": "shared_ffn", "o": "column",
     "qa": "query_latent", "kva": "latent_and_rope", "lat": "latent", "rope": "rope", "kvb": "nope_and_value", "nope": "nope",
     "val": "value_dim", "qk": "score_dim", "hh": "joint_hidden", "hn": "next_hidden",
     "s_scan": "s_scan", "m": "state_groups", "m_scan": "scan_groups", "mi": "group_projected", "mc": "group_convolved",
@@ -72,7 +72,7 @@ def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN)
             "k": size_of(experts.top_k * rank_rows.held),
             "y": 2,
             "w": experts.width,
-        }
+        } | ({"n": size_of(experts.top_k * rank_rows.once.sent)} if rank_rows.once else {})
         sizes |= {"u": experts.shared_width, "o": 1} if experts.shared_width else {}
     if (latent := model.latent) is not None:
         sizes |= {

@@ -16,6 +16,7 @@ from perfmodel.workload.decoder.builder import DecoderBuilder, operand, size_of
 from perfmodel.workload.graph import Operator
 from perfmodel.workload.kinds.routing import gated, permute, route, unpermute
 from perfmodel.workload.layer_specs import Experts
+from perfmodel.workload.routing import Once
 
 _TOKENS, _ROUTED, _AT_EXPERTS = "b s h", "b s k h", "b t e h"
 _FP32 = 4.0
@@ -33,7 +34,11 @@ def expert_mixture(b: DecoderBuilder, x: str) -> str:
     made = route("route", operand(logits, "b s x"), operand("route.out", "b s k"), b.of(dims), score=experts.score)
     # what is gathered tells of each choice its expert too
     weights = b.add(made, dims, itemsize=2 * _FP32 if gathers else _FP32)
-    routed = (_all_gather if gathers else _all_to_all)(b, experts, x, weights)
+    once = b.rank_rows.once
+    if once is not None:
+        routed = _once_each(b, experts, once, x, weights)
+    else:
+        routed = (_all_gather if gathers else _all_to_all)(b, experts, x, weights)
     if not experts.shared_width:
         return routed
     shared = _shared(b, experts, x)
@@ -70,6 +75,22 @@ def _all_to_all(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> st
     weighted = operand(weights, "b s k") if not b.weights_in_experts else None
     made = unpermute("unpermute", operand(rows, _ROUTED), weighted, operand("unpermute.out", _TOKENS), b.of(dims))
     return b.add(moved(made), dims)
+
+
+def _once_each(b: DecoderBuilder, experts: Experts, once: Once, x: str, weights: str) -> str:
+    """As the executor sends tokens once to each rank, where it is known which travel: their weights travel too, and rows are weighted and
+    added up where their experts are. n of a token as many as it is sent as; what is added up is counted as if nothing were."""
+    here, there = "b s_res n h", "b_x t_res e h"
+    each = "b s_res k"
+    made = permute("permute_weights", operand(weights, "b s k"), operand("permute_weights.out", "b s k"), b.of(each))
+    weights = b.add(made, each, itemsize=_FP32, is_set=True, exchanged=once.weights)
+    rows = b.add(permute("permute", operand(x, _TOKENS), operand("permute.out", "b s n h"), b.of(here)), here, is_set=True)
+    rows = b.add(permute("sort", operand(rows, _AT_EXPERTS), operand("sort.out", _AT_EXPERTS), b.of(there)), there, is_set=True)
+    rows = _run(b, experts, rows)
+    rows = b.add(permute("unsort", operand(rows, _AT_EXPERTS), operand("unsort.out", _AT_EXPERTS), b.of(there)), there, is_set=True)
+    made = unpermute("merge", operand(rows, _AT_EXPERTS), operand(weights, "b t e"), operand("merge.out", _AT_EXPERTS), b.of(there))
+    rows = b.add(made, there, is_set=True, exchanged=once.received / b.rank_rows.computed)
+    return b.add(unpermute("unpermute", operand(rows, "b s n h"), None, operand("unpermute.out", _TOKENS), b.of(here)), here)
 
 
 def _all_gather(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> str:

@@ -15,7 +15,7 @@ from perfmodel.cost.resolve import choose_calibration, resolve_estimator
 from perfmodel.execute.audit.audit import ranks_to_audit
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.executable import not_modules_reason
+from perfmodel.parallel.executable import counted_routing, not_modules_reason
 from perfmodel.parallel.plan import Plan, make_plan, place_of, rank_at
 from perfmodel.parallel.plan_file import write_plan
 from perfmodel.verbs import api
@@ -113,10 +113,11 @@ TINY = 0.06
 def differing_rows(counting, plan):
     """Rows of every stage whose counts are not equal."""
     assert not_modules_reason(plan) == ""
+    routing = counted_routing(plan)
     return [
         (rank, row)
         for rank in ranks_to_audit(plan)
-        for row in audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
+        for row in audit_rows(predicted(plan, rank, routing=routing), counting.count(plan, rank, routing=routing).counts)
         if not row.passes(TINY if row.tolerance else 0.0)
     ]
 

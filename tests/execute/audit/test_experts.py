@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
 ]
 
-GATHERED = {"dispatcher": "allgather"}
+GATHERED, ONCE = {"dispatcher": "allgather"}, {"dispatcher": "flex"}
 ODD_ORDER = ("cp", "dp_shard", "tp", "dp_replicate", "pp")
 FORMS = {
     "every expert everywhere, ZeRO-3": ("mixtral", dict(num_chips=4, zero=3)),
@@ -38,6 +38,12 @@ FORMS = {
     "biases and sinks, pp, recomputed": ("gpt-oss", dict(num_chips=8, ep=4, pp=2, recompute="full")),
     "gathered, ZeRO-3": ("mixtral", dict(num_chips=8, ep=4, zero=3, **GATHERED)),
     "gathered, ep over tp, cp and data": ("shared experts", dict(num_chips=16, ep=8, cp=2, tp=2, etp=1, zero=1, **GATHERED)),
+    "once to each rank, ZeRO-3": ("mixtral", dict(num_chips=8, ep=4, zero=3, **ONCE)),
+    "once, ep over tp, cp and data": ("shared experts", dict(num_chips=16, ep=8, cp=2, tp=2, etp=1, zero=1, **ONCE)),
+    "once, shared by etp": ("shared experts", dict(num_chips=8, ep=2, tp=2, etp=2, **ONCE)),
+    "once, recomputed": ("shared experts", dict(num_chips=8, ep=4, recompute="full", **ONCE)),
+    "once, pp, recomputed": ("deepseek, further tokens", dict(num_chips=8, ep=4, pp=2, recompute="full", **ONCE)),
+    "once, biases": ("gpt-oss", dict(num_chips=8, ep=2, zero=3, **ONCE)),
     "gathered, recomputed": ("mixtral", dict(num_chips=8, ep=4, recompute="full", **GATHERED)),
     "gathered, pp, recomputed": ("deepseek", dict(num_chips=8, ep=4, pp=2, recompute="full", **GATHERED)),
     "latent attention, tp": ("latent", dict(num_chips=8, tp=4, sequence_parallel=False, batch=4)),
@@ -89,6 +95,8 @@ COUNTED = {
     "shared by etp": ("mixtral", dict(num_chips=8, ep=2, tp=2, etp=2)),
     "biases": ("gpt-oss", dict(num_chips=4, ep=4, zero=1)),
     "gathered": ("shared experts", dict(num_chips=8, ep=4, cp=2, **GATHERED)),
+    "once": ("shared experts", dict(num_chips=8, ep=4, cp=2, **ONCE)),
+    "once, recomputed": ("shared experts", dict(num_chips=8, ep=4, recompute="full", **ONCE)),
 }
 
 
