@@ -10,9 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.reader import LOCALHOST, load_cluster
+from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.algebra.rules import present_axes
 from perfmodel.parallel.assignment import cuts_as
-from perfmodel.parallel.layout import AttentionKernel, Dispatcher, PipelineSchedule, Recompute
+from perfmodel.parallel.grid import make_grid
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, tokens_of_rank
 from perfmodel.workload.job import Precision
 from perfmodel.workload.network_model import NetworkModel
@@ -140,6 +143,8 @@ def _experts_reason(plan: Plan) -> str:
     model, tp = plan.job.transformer, plan.layout.tp
     experts = model.experts
     assert experts is not None
+    if reason := _one_hop_reason(plan):
+        return reason
     if plan.dispatcher is Dispatcher.ALL_GATHER and plan.etp > 1:
         return f"etp={plan.etp}: the executor gathers tokens over the ranks that experts are dealt over alone; use etp=1"
     if experts.bias and plan.etp > 1:
@@ -153,6 +158,30 @@ def _experts_reason(plan: Plan) -> str:
     if experts.shared_width % tp:
         return f"tp={tp}: must divide the shared experts' width {experts.shared_width}; use a smaller tp"
     return ""
+
+
+def _one_hop_reason(plan: Plan) -> str:
+    """Why tokens do not travel as the plan has it: the executor sends them once to each rank, in one hop."""
+    if plan.dispatcher is not Dispatcher.FLEX or plan.ep == 1 or plan.cluster == LOCALHOST:
+        return ""
+    try:
+        tiers = load_cluster(plan.cluster, num_chips=plan.num_chips).tiers
+    except InputError:  # a file that is not here
+        return ""
+    grid = make_grid(
+        {axis: [plan.layout.degree(axis)] for axis in DEFAULT_ORDER},
+        [plan.order],
+        tier_sizes=[tier.size for tier in tiers],
+        num_key_value_heads=plan.job.transformer.num_key_value_heads,
+        folding=[plan.folding],
+    )
+    inside = int(grid.group_inside(EXPERT_AXES)[0][0])
+    if inside == plan.ep:
+        return ""
+    return (
+        f"dispatcher=flex: ep={plan.ep} lies on {plan.ep // inside} nodes, to each of which a token travels once, then to the ranks there; "
+        "the executor sends it to each rank in one hop; use alltoall, or ep within a node"
+    )
 
 
 def counted_routing(plan: Plan, given: RoutingCounts | None = None) -> RoutingCounts | None:

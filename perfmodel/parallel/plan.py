@@ -423,16 +423,15 @@ def _check_experts(plan: Plan) -> None:
     fault = folding_fault(tp_kv=fine["tp_kv"], tp_q=fine["tp_q"], cp=layout.cp, data=data, ep=plan.ep, etp=plan.etp)
     if fault:
         raise InputError(fault)
-    counts = plan.job.routing.counts
-    if counts is None:
+    if plan.zero and takes_replicas(dp_shard=layout.dp_shard, cp=layout.cp, tp=layout.tp, ep=plan.ep, etp=plan.etp):
+        rule = f"reaches into dp_replicate={layout.dp_replicate}, over which zero={int(plan.zero)} shards nothing"
+        raise bad_field("ep", plan.ep, rule, f"use dp_shard={layout.dp_replicate} in its place, or zero=0")
+    if (counts := plan.job.routing.counts) is None:
         return
     if layout.tp > 1 and not plan.sequence_parallel:
         rule = f"beside tp={layout.tp}, each of its ranks must have tokens of its own"
         raise bad_field("routing", str(plan.job.routing), rule, "use sequence_parallel=true, or skew: in place of counts")
     counts.check(ranks=plan.ep, num_experts=experts.num_experts, tokens=tokens_of_rank(plan), top_k=experts.top_k)
-    if plan.zero and takes_replicas(dp_shard=layout.dp_shard, cp=layout.cp, tp=layout.tp, ep=plan.ep, etp=plan.etp):
-        rule = f"reaches into dp_replicate={layout.dp_replicate}, over which zero={int(plan.zero)} shards nothing"
-        raise bad_field("ep", plan.ep, rule, f"use dp_shard={layout.dp_replicate} in its place, or zero=0")
 
 
 @takes(knobs=Knobs)

@@ -21,6 +21,7 @@ from perfmodel.verbs import api
 from perfmodel.verbs import networks as network_verbs
 from perfmodel.verbs.networks import shard_network
 from perfmodel.workload.job import Precision, TrainingJob
+from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.models import load_model
 from perfmodel.workload.networks import load_network
 from tests.execute.jobs import tiny, tiny_plan
@@ -192,7 +193,19 @@ def test_plans_of_experts_that_nothing_runs_are_refused_with_the_reason():
     plan = tiny_plan(4, model=model, ep=2, tp=2, etp=2)
     assert not_executable_reason(plan) == ""
     assert "etp=2: the executor gathers tokens" in not_executable_reason(replace(plan, dispatcher=Dispatcher.ALL_GATHER))
-    assert "dispatcher=flex: its transfers copy and add up" in not_executable_reason(replace(plan, dispatcher=Dispatcher.FLEX))
+    once = replace(plan, dispatcher=Dispatcher.FLEX)
+    assert not_executable_reason(once) == ""
+    for cluster, chips, per_node in (("dgx-h100", 16, 8), ("gb200-nvl72", 144, 72)):
+        within, across = (
+            tiny_plan(
+                chips, model=tiny("mixtral", experts=Experts(num_experts=144, top_k=2, width=24)), ep=ep, batch=chips, dispatcher="flex"
+            )
+            for ep in (per_node, chips)
+        )
+        assert not_executable_reason(replace(within, cluster=cluster)) == ""
+        reason = not_executable_reason(replace(across, cluster=cluster))
+        assert reason.startswith(f"dispatcher=flex: ep={chips} lies on 2 nodes, to each of which a token travels once")
+    assert not_executable_reason(replace(across, cluster="no/such/cluster.yaml")) == ""
     assert "send tokens of their own" in not_executable_reason(tiny_plan(4, model=model, tp=2, sequence_parallel=False))
     with pytest.raises(InputError, match=r"ep=8: reaches into dp_replicate=4, over which zero=1 shards nothing; use dp_shard=4"):
         tiny_plan(16, model=model, cp=2, tp=2, ep=8, etp=1, dp_shard=1, dp_replicate=4, zero=1)

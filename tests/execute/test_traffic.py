@@ -139,3 +139,22 @@ def test_tokens_travel_to_experts_as_counts_say(groups):
     for tally, received in zip(tallies, (3 * tokens, tokens), strict=True):
         assert tally.counts["all_to_all", "ep"] == 4 * layers
         assert tally.num_bytes["all_to_all", "ep"] == 2 * layers * (received + 2 * tokens) * HIDDEN * FP32
+
+
+@pytest.mark.parametrize("recompute, forward", [("none", 1), ("full", 2)])
+def test_tokens_travel_once_to_each_rank_of_their_choice(recompute, forward, groups):
+    """Of the same tokens each rank sends half to one rank alone, for both of their choices. Beside tokens travel the weights of all
+    choices, and in a run how many tokens come and which of them each row is."""
+    tokens, layers, ranks = BATCH * SEQ // 2, 2, 2
+    knobs = dict(ep=2, micro_batch=BATCH // 2, dispatcher="flex", recompute=recompute)
+    plan = tiny_plan(2, model=tiny("mixtral", num_hidden_layers=layers), **knobs)
+    counts = RoutingCounts(((tokens, 0, 0, tokens // 2, 0, 0, 0, tokens // 2),) * 2)
+    assert counts.tokens_to_ranks(2).tolist() == [[tokens, tokens // 2]] * 2
+    sent, index = tokens * 3 // 2, 8
+    tallies = groups(2).call(count_collectives_on_rank, plan, counts)
+    for tally, received, rows in zip(tallies, (2 * tokens, tokens), (3 * tokens, tokens), strict=True):
+        weights = (forward * rows + 2 * tokens) * FP32
+        told = forward * (ranks + rows) * index
+        moved = (forward + 1) * (sent + received) * HIDDEN * FP32  # what is recomputed stops before the last of its operators is needed
+        found = tally.counts["all_to_all", "ep"], tally.num_bytes["all_to_all", "ep"]
+        assert found == (layers * (3 * (forward + 1) + 2 * forward), layers * (moved + weights + told))

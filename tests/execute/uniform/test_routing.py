@@ -4,8 +4,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from perfmodel.execute.uniform.once import weighted_sum  # noqa: E402
 from perfmodel.execute.uniform.routing import as_counted, by_expert, grouped_linear  # noqa: E402
 from perfmodel.workload.layer_specs import Experts  # noqa: E402
+from perfmodel.workload.routing import RoutingCounts  # noqa: E402
 
 
 def test_products_of_uneven_rows_are_those_of_each_expert():
@@ -31,3 +33,30 @@ def test_tokens_choose_experts_as_counts_say_and_none_twice():
     assert chosen.shape == (4, 2)
     assert torch.bincount(chosen.flatten(), minlength=4).tolist() == list(counts)
     assert (chosen[:, 0] != chosen[:, 1]).all()
+
+
+def test_counts_know_which_experts_the_executor_chooses_and_to_how_many_ranks_a_token_goes():
+    counts = RoutingCounts(((4, 0, 3, 1), (2, 2, 2, 2)))
+    experts = Experts(num_experts=4, top_k=2, width=8)
+    for source, row in enumerate(counts.rows):
+        chosen = as_counted(row, experts, torch.device("cpu"))
+        assert counts.choices(source, 2).tolist() == chosen.tolist()
+        for rank in range(2):
+            goes = sum(any(expert // 2 == rank for expert in each) for each in chosen.tolist())
+            assert counts.tokens_to_ranks(2)[source, rank] == goes
+    assert counts.tokens_to_ranks(2).tolist() == [[4, 4], [4, 4]]
+    together = RoutingCounts(((4, 4, 0, 0), (4, 4, 0, 0)))
+    assert together.tokens_to_ranks(2).tolist() == [[4, 0], [4, 0]]  # eight rows, as four tokens
+
+
+def test_rows_of_a_token_are_weighted_and_added_up():
+    rows, weights = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 3), (5,)))
+    place = torch.tensor([2, 0, 2, 3, 2])
+    out = weighted_sum(rows, weights, place, 4)
+    expected = torch.stack(
+        [sum((w * row for w, row, at in zip(weights, rows, place, strict=True) if at == t), rows[0] * 0) for t in range(4)]
+    )
+    torch.testing.assert_close(out, expected)
+    gradient = torch.randn_like(out)
+    found, wanted = (torch.autograd.grad(each, (rows, weights), gradient) for each in (out, expected))
+    torch.testing.assert_close(found, wanted)
