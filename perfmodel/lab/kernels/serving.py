@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.fits import Array, relative_errors
 from perfmodel.hardware.calibration import MatmulModel
-from perfmodel.hardware.serving_kernels import CACHED_KERNELS, EXPERT_EXCHANGES, FEW, FP8_CACHE, ServingKernels
+from perfmodel.hardware.serving_kernels import CACHED_KERNELS, FEW, FP8_CACHE, ServingKernels
 from perfmodel.lab.kernels.all_reduce import (
     fit_small_all_reduce,
     predict_small_all_reduce,
@@ -18,7 +18,6 @@ from perfmodel.lab.kernels.all_reduce import (
     small_all_reduce_errors,
 )
 from perfmodel.lab.kernels.cached import cached_errors, fit_cached, predict_cached, read_cached
-from perfmodel.lab.kernels.exchange import exchange_errors, fit_exchanges, has_exchanges, predict_exchanges, read_exchanges
 from perfmodel.lab.kernels.grouped_weights import (
     fit_grouped_weights,
     grouped_weight_errors,
@@ -85,8 +84,6 @@ def serving_parts(folder: Path, tables: "ChipTables", plain: MatmulModel) -> Ite
             part = _cached(folder, tables, kernel)
             if len(part.time):
                 yield part
-    for way in EXPERT_EXCHANGES if has_exchanges(folder, tables.folder) else ():
-        yield _exchanges(folder, tables, way)
 
 
 def fit_serving(folder: Path, tables: "ChipTables", plain: MatmulModel, *, say: Callable[[str], None] = print) -> ServingKernels:
@@ -169,17 +166,4 @@ def _cached(folder: Path, tables: "ChipTables", kernel: str) -> ServingPart:
         fit=lambda: {kernel: fit_cached(table.rows(sample(len(table.time))), kernel, cluster)},
         held_out=lambda: cached_errors(table, kernel, cluster),
         predict=lambda models: predict_cached(models[kernel], kernel, table, cluster),
-    )
-
-
-def _exchanges(folder: Path, tables: "ChipTables", way: str) -> ServingPart:
-    cluster = tables.cluster_of_fits()
-    table = read_exchanges(folder, tables.folder, way)
-    return ServingPart(
-        field="expert_exchange",
-        name=way,
-        time=table.time,
-        fit=lambda: {way: fit_exchanges(table, way, cluster)},
-        held_out=lambda: exchange_errors(table, way, cluster),
-        predict=lambda models: predict_exchanges(models[way], way, table, cluster),
     )

@@ -12,7 +12,6 @@ from perfmodel.cost.link_rates import NEVER
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.cost.serving.kernels import (
     cached_attention_time,
-    expert_exchange_time,
     grouped_weight_time,
     latent_decode_time,
     small_all_reduce_time,
@@ -25,8 +24,6 @@ from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import calibrations_for, load_calibration, load_cluster
 from perfmodel.hardware.serving_kernels import (
-    DISPATCH,
-    EXPERT_EXCHANGES,
     ONE_SHOT,
     TYPICAL,
     WEIGHT_FORMATS,
@@ -216,30 +213,6 @@ def test_experts_in_16_bits_are_plain_ones_and_narrow_ones_are_quicker():
         times = grouped_weight_time(quantization=QUANTIZATIONS[name], **shape)
         assert (np.diff(times) > 0).all()
         assert (times < plain).all()
-
-
-EXCHANGES = {  # DeepEP, 7,168 entries, 8 of 256 experts: ranks, tokens, us of dispatch and combine. One node: aiconfigurator's table; more
-    # nodes: DeepEP's own of H800, whose network is that of the H100
-    (8, 1): (13, 14), (8, 128): (37, 67), (8, 1024): (224, 489), (16, 128): (118, 195), (64, 128): (173, 314), (256, 128): (194, 360),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("ranks", "tokens"), EXCHANGES)
-def test_exchanges_with_experts_take_what_was_measured(ranks, tokens):
-    machine = resolve_machine(load_cluster("dgx-h100", num_chips=1024), load_calibration("h100"))
-    shape = {"tokens": tokens, "top_k": 8.0, "hidden_size": 7168.0, "experts": 256.0, "group_size": float(ranks), "machine": machine}
-    for way, measured in zip(EXPERT_EXCHANGES, EXCHANGES[ranks, tokens], strict=True):
-        assert expert_exchange_time(way, **shape) * 1e6 == pytest.approx(measured, rel=0.15)
-
-
-def test_exchanges_in_limits():
-    machine, ranks = make_machine(num_chips=64), np.array([1.0, 2.0, 8.0, 16.0, 64.0])
-    shape = {"tokens": 64.0, "top_k": 8.0, "hidden_size": 4096.0, "experts": 128.0, "machine": machine}
-    times = expert_exchange_time(DISPATCH, group_size=ranks, **shape)
-    assert times[0] == 0.0
-    assert (np.diff(times) > 0).all()
-    assert times[2] == expert_exchange_time(DISPATCH, group_size=8.0, **shape)
-    assert expert_exchange_time(DISPATCH, group_size=8.0, itemsize=2.0, **shape) > times[2]
 
 
 def test_a_calibration_of_fp8_alone_makes_a_machine():
