@@ -146,10 +146,11 @@ def serving_memory(
 ) -> ServingMemory:
     """How much lies where, and how many sequences of `tokens_of_sequence` tokens fit in a replica.
 
-    M = u C - W - A - G - N,   or u (C - W - A - G - N) for an engine whose fraction is of what is free
+    M = u C - W - A - G - N - R,   or u (C - W - A - G - N - R) for an engine whose fraction is of what is free
+    R: `engine_reserve`
     sequences = attention_dp * M / bytes of a sequence on a chip (whole blocks)
 
-    Source: vLLM's and TensorRT-LLM's memory rules as `Engine` has them; A = 2 T max(n d, h) x factor, fitted by aiconfigurator.
+    Source: vLLM's, SGLang's and TensorRT-LLM's memory rules as `Engine` has them; A = 2 T max(n d, h) x factor, fitted by aiconfigurator.
     """
     model = program.model
     weights = weight_bytes(program, quantization, tp=tp, pp=pp, expert_cut=np.asarray(tp) * attention_dp) + draft_bytes
@@ -159,7 +160,8 @@ def serving_memory(
     activations = np.maximum(2.0 * max_tokens * min(wide, 2 * model.hidden_size) * np.asarray(factors)[step], engine.least_activation_bytes)
     links = np.where(np.asarray(tp) * pp * attention_dp > 1, engine.link_bytes, 0.0)
     context, graphs = engine.context_bytes + links, engine.graph_bytes
-    beside = weights + activations + graphs + context + engine.reserve_bytes
+    reserve = engine_reserve(engine, chips=np.asarray(tp) * pp * attention_dp, attention_dp=attention_dp, max_tokens=max_tokens)
+    beside = weights + activations + graphs + context + reserve
     room = engine.memory_fraction * (capacity - beside) if engine.fraction_of_free else engine.memory_fraction * capacity - beside
     block = engine.block_tokens * np.asarray(dcp)  # of each chip that shares the tokens a block
     whole = np.ceil(np.asarray(tokens_of_sequence, dtype=float) / block) * block
@@ -171,9 +173,23 @@ def serving_memory(
         activations=activations,
         graphs=graphs,
         context=context,
-        reserve=engine.reserve_bytes,
+        reserve=reserve,
         room=room,
         sequence_bytes=sequence_bytes,
         sequences=np.maximum(room, 0.0) / sequence_bytes * attention_dp,
         usable=engine.memory_fraction * capacity,
     )
+
+
+def engine_reserve(engine: Engine, *, chips: Any, attention_dp: Any, max_tokens: Any) -> Any:
+    """What an engine holds back on each chip. [byte]
+
+    R = max(r0 + r_T T + r_g chips + r_a dp [dp > 1], R_least)
+
+    chips   of a replica
+    Source: SGLang 0.5, server_args.py: 512 MiB + 1.5 MiB a token of a chunk + 1 GiB for eight chips + 2 MiB a captured sequence (3 MiB more
+    for each attention rank; 256 are captured), at least 10 GiB on chips of over 60 GB; what it calls mem_fraction_static is the rest.
+    """
+    ranks = np.where(np.asarray(attention_dp) > 1, attention_dp, 0.0)
+    by_rank = engine.reserve_chip_bytes * chips + engine.reserve_rank_bytes * ranks
+    return np.maximum(engine.reserve_bytes + engine.reserve_token_bytes * max_tokens + by_rank, engine.least_reserve_bytes)

@@ -32,7 +32,11 @@ class Engine:
     graph_bytes         G: captured graphs
     context_bytes       N: driver, libraries, communicators
     link_bytes          of N, only where tp > 1
-    reserve_bytes       held back besides (SGLang)
+    reserve_bytes       held back besides; with it, in place of A and G where an engine sets them aside by a rule (SGLang):
+    reserve_token_bytes     for each token of a step
+    reserve_chip_bytes      for each chip of a replica
+    reserve_rank_bytes      for each attention rank, where there are several
+    least_reserve_bytes     all of these together are no less
     block_tokens        tokens of a block of the cache
 
     Scheduling:
@@ -88,6 +92,10 @@ class Engine:
     context_bytes: float = 0.5e9
     link_bytes: float = 0.4e9
     reserve_bytes: float = 0.0
+    reserve_token_bytes: float = 0.0
+    reserve_chip_bytes: float = 0.0
+    reserve_rank_bytes: float = 0.0
+    least_reserve_bytes: float = 0.0
     block_tokens: int = 16
     max_batch: int = 1024
     max_tokens: int = 8192

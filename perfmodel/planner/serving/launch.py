@@ -110,7 +110,8 @@ def _sglang(plan: ServingPlan, job: ServingJob, engine: Engine, model: str, node
     words += _sizes({"ep-size": plan.ep})
     words += ["--max-running-requests", str((plan.max_batch or engine.max_batch) * dp)]
     words += ["--chunked-prefill-size", str((plan.max_tokens or engine.max_tokens) * dp)]
-    words += ["--context-length", str(_longest(job)), "--mem-fraction-static", f"{engine.memory_fraction:g}"]
+    words += ["--context-length", str(_longest(job))]
+    words += ["--mem-fraction-static", f"{engine.memory_fraction:g}"] if engine.memory_fraction < 1.0 else []  # else by its own rule
     words += _FORMAT_FLAGS.get(job.quantization.name, ())
     words += ["--kv-cache-dtype", "fp8_e4m3"] if job.kv_precision is Dtype.FP8 else []
     if job.speculation is not None:

@@ -1,0 +1,26 @@
+"""What engines hold back."""
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.serving.memory import engine_reserve
+from perfmodel.parallel.serving.engine import load_engine
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("capacity", "chips", "dp", "chunk", "fraction"),
+    [(80 * GIB, 1, 1, 8192, 0.836), (80 * GIB, 8, 1, 8192, 0.825), (80 * GIB, 8, 8, 8192, 0.750), (80 * GIB, 1, 1, 2048, 0.875)],
+)
+def test_sglang_leaves_what_its_own_rule_leaves(capacity, chips, dp, chunk, fraction):
+    """mem_fraction_static of server_args.py by hand, of 80 GiB with 256 captured sequences: 80 * 1024 MiB less 512 + 1.5 chunk + 128 chips
+    + 2 * 256 + 3 * 256 dp, and less no less than 10,240."""
+    reserve = engine_reserve(load_engine("sglang"), chips=np.float64(chips), attention_dp=np.float64(dp), max_tokens=np.float64(chunk))
+    assert 1 - float(reserve) / capacity == pytest.approx(fraction, abs=5e-4)
+    assert float(reserve) >= 10 * GIB
+
+
+def test_other_engines_hold_back_what_their_files_say():
+    for name, held in (("vllm", 0.0), ("tensorrt-llm", 0.0), ("deepspeed-mii", 1e9)):
+        assert float(engine_reserve(load_engine(name), chips=8.0, attention_dp=8.0, max_tokens=8192.0)) == held
