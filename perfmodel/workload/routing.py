@@ -173,9 +173,10 @@ class RoutingCounts:
         return tuple(map(sum, zip(*(self.sent(source, rank) for source in range(len(self.rows))), strict=True)))
 
     def choices(self, source: int, top_k: int) -> NDArray[np.int64]:
-        """[tokens, top_k]: experts of each token of a rank, no token one twice, as these counts deal them out: all of one expert to tokens
-        in turn, then those of the next."""
-        return np.repeat(np.arange(len(self.rows[source])), self.rows[source]).reshape(top_k, -1).T
+        """[tokens, top_k]: experts of each token of a rank, no token one twice, as these counts deal them out: one expert after another, in
+        `expert_order`, each to as many tokens in turn."""
+        order = expert_order(len(self.rows[source]))
+        return np.repeat(order, np.asarray(self.rows[source])[order]).reshape(top_k, -1).T
 
     def tokens_to_ranks(self, top_k: int) -> NDArray[np.int64]:
         """[source, rank]: tokens of a rank of which at least one choice lies on another, where they choose as `choices` says."""
@@ -214,6 +215,14 @@ class RoutingCounts:
             if sum(row) != tokens * top_k:
                 rule = f"must add up to {tokens * top_k}, for a rank has {tokens} tokens in a microbatch, each for {top_k} experts"
                 raise bad_field(where, sum(row), rule, "correct the counts")
+
+
+@lru_cache(maxsize=64)
+def expert_order(num_experts: int) -> NDArray[np.int64]:
+    """Experts in an order by chance, the same every time: those of one token then lie on about as many ranks as those of a free choice."""
+    order = np.random.default_rng(num_experts).permutation(num_experts)
+    order.flags.writeable = False
+    return order
 
 
 @lru_cache(maxsize=16)

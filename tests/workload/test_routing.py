@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import perfmodel
+from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.executable import not_modules_reason
 from perfmodel.parallel.plan_file import write_plan
@@ -92,6 +93,16 @@ def test_counts_say_what_comes_to_each_expert(tmp_path):
     for name, text in (("counts.csv", "4,0,3,1\n4, 2, 2, 0\n"), ("counts.json", "[[4, 0, 3, 1], [4, 2, 2, 0]]")):
         (tmp_path / name).write_text(text)
         assert routing_counts(tmp_path / name) == routing_counts(str(tmp_path / name)) == counts
+
+
+@pytest.mark.parametrize("ranks, num_experts, top_k", [(8, 128, 8), (16, 256, 8), (4, 64, 6), (8, 8, 2)])
+def test_tokens_of_even_counts_go_to_about_as_many_ranks_as_those_that_choose_freely(ranks, num_experts, top_k):
+    """Not to as many as they have experts, nor to one: what an audit counts of flex is about what is predicted without counts."""
+    tokens = 32 * num_experts
+    travel = counts_in_turn(ranks=ranks, num_experts=num_experts, tokens=tokens, top_k=top_k).tokens_to_ranks(top_k)
+    free = Copies(slots=num_experts, chosen=top_k).distinct(ranks)
+    assert travel.sum(axis=1) / tokens == pytest.approx(free, rel=0.1)
+    assert travel.max() <= tokens
 
 
 def test_counts_in_turn_are_as_even_as_they_go():

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.workload.layer_specs import Experts
-from perfmodel.workload.routing import RoutingCounts
+from perfmodel.workload.routing import RoutingCounts, expert_order
 
 aten = torch.ops.aten
 
@@ -26,9 +26,11 @@ def in_turn(tokens: int, experts: Experts, device: torch.device) -> torch.Tensor
 
 
 def as_counted(counts: Sequence[int], experts: Experts, device: torch.device) -> torch.Tensor:
-    """[t, k]: each expert so often, no token one twice: none is chosen more often than there are tokens, which come in turn."""
-    number = torch.arange(len(counts), device=device)
-    each = number.repeat_interleave(torch.tensor(counts, device=device), output_size=sum(counts))
+    """[t, k]: each expert so often, no token one twice: none is chosen more often than there are tokens, which come in turn, expert after
+    expert as `RoutingCounts.choices` has it."""
+    order = expert_order(len(counts)).tolist()
+    times = torch.tensor([counts[expert] for expert in order], device=device)
+    each = torch.tensor(order, device=device).repeat_interleave(times, output_size=sum(counts))
     return each.view(experts.top_k, -1).t().contiguous()
 
 
