@@ -47,6 +47,55 @@ class LaunchLine:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Server:
+    """What one kind of server is started with. role: prefill or decode, of two pools; else empty"""
+
+    plan: ServingPlan
+    job: ServingJob
+    engine: Engine
+    model: str
+    chips_per_node: int
+    role: str
+    copies: int
+
+    @property
+    def max_batch(self) -> int:
+        return self.plan.max_batch or self.engine.max_batch
+
+    @property
+    def max_tokens(self) -> int:
+        return self.plan.max_tokens or self.engine.max_tokens
+
+    @property
+    def longest(self) -> int:
+        return self.job.input_len.most + self.job.output_len.most
+
+    @property
+    def num_nodes(self) -> int:
+        return -(-self.plan.chips_per_replica // self.chips_per_node)
+
+    def line(self, words: list[str], notes: tuple[str, ...], **beside: Any) -> LaunchLine:
+        engine = self.engine
+        return LaunchLine(engine=engine.name, version=engine.version, command=shlex.join(words), copies=self.copies, notes=notes, **beside)
+
+    def notes(self, *, online: tuple[str, ...]) -> tuple[str, ...]:
+        """online: formats to which the engine casts a checkpoint in 16 bits as it loads"""
+        notes = []
+        if self.copies > 1:
+            worker = f"{self.role} workers" if self.role else "copies"
+            chips = self.plan.chips_per_replica
+            notes.append(f"{self.copies} {worker}, {chips} {'chip' if chips == 1 else 'chips'} each, behind a router")
+        name = self.job.quantization.name
+        if name in online:
+            notes.append(f"a checkpoint in 16 bits is cast to {name} as it loads; with one in {name} leave --quantization out")
+        elif not self.job.quantization.is_plain:
+            notes.append(f"needs a checkpoint in {name}, which the engine reads from its config")
+        if self.num_nodes > 1:
+            notes.append(f"spans {self.num_nodes} nodes")
+        return tuple(notes)
+
+
 def launch_lines(
     plan: ServingPlan, job: ServingJob, engine: Engine, *, model: str = "MODEL", chips_per_node: int = 8
 ) -> tuple[LaunchLine, ...]:
@@ -59,13 +108,14 @@ def launch_lines(
     if of is None:
         known = ", ".join(sorted(_FAMILIES))
         raise bad_field("engine", engine.name, "is started in ways that are not known here", f"use one of {known}")
+
+    def server(one: ServingPlan, copies: int, role: str = "") -> LaunchLine:
+        return of(_Server(plan=one, job=job, engine=engine, model=model, chips_per_node=chips_per_node, role=role, copies=copies))
+
     if plan.pools is None:
-        return (of(plan, job, engine, model, chips_per_node, "", plan.replicas),)
+        return (server(plan, plan.replicas),)
     pools = plan.pools
-    return (
-        of(pools.prefill, job, engine, model, chips_per_node, PREFILL, pools.prefill_workers),
-        of(pools.decode, job, engine, model, chips_per_node, DECODE, pools.decode_workers),
-    )
+    return server(pools.prefill, pools.prefill_workers, PREFILL), server(pools.decode, pools.decode_workers, DECODE)
 
 
 def family_of(engine: Engine) -> str:
@@ -76,14 +126,15 @@ def family_of(engine: Engine) -> str:
     return "tensorrt-llm" if name.startswith("tensorrt-llm") and engine.attention_dp != "none" else name
 
 
-def _vllm(plan: ServingPlan, job: ServingJob, engine: Engine, model: str, node: int, role: str, copies: int) -> LaunchLine:
-    words = ["vllm", "serve", model]
+def _vllm(server: _Server) -> LaunchLine:
+    plan, job, engine = server.plan, server.job, server.engine
+    words = ["vllm", "serve", server.model]
     words += _sizes({"tensor-parallel-size": plan.tp, "pipeline-parallel-size": plan.pp, "data-parallel-size": plan.attention_dp})
     words += _sizes({"decode-context-parallel-size": plan.dcp})
     words += ["--enable-expert-parallel"] if plan.ep > 1 else []
-    words += ["--max-num-seqs", str(plan.max_batch or engine.max_batch)]
-    words += ["--max-num-batched-tokens", str(plan.max_tokens or engine.max_tokens)]
-    words += ["--max-model-len", str(_longest(job)), "--gpu-memory-utilization", f"{engine.memory_fraction:g}"]
+    words += ["--max-num-seqs", str(server.max_batch)]
+    words += ["--max-num-batched-tokens", str(server.max_tokens)]
+    words += ["--max-model-len", str(server.longest), "--gpu-memory-utilization", f"{engine.memory_fraction:g}"]
     words += _FORMAT_FLAGS.get(job.quantization.name, ())
     words += ["--kv-cache-dtype", "fp8"] if job.kv_precision is Dtype.FP8 else []
     words += ["--enforce-eager"] if not engine.has_graphs else []
@@ -91,26 +142,28 @@ def _vllm(plan: ServingPlan, job: ServingJob, engine: Engine, model: str, node: 
         drafted = {"num_speculative_tokens": job.speculation.draft_tokens}
         by = {"method": "mtp"} if job.speculation.draft is None else {"model": job.speculation.draft.name}
         words += ["--speculative-config", json.dumps(by | drafted)]
-    if role:
+    if server.role:
         words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
-    notes = _notes(plan, job, node, role, copies, online=("fp8",))
-    if plan.chips_per_replica > node and plan.attention_dp == 1:
+    notes = server.notes(online=("fp8",))
+    if server.num_nodes > 1 and plan.attention_dp == 1:
         words += ["--distributed-executor-backend", "ray"]
-    elif plan.chips_per_replica > node:
-        words += ["--data-parallel-size-local", str(max(node // (plan.tp * plan.pp), 1)), "--data-parallel-address", "HEAD_NODE"]
+    elif server.num_nodes > 1:
+        local = max(server.chips_per_node // (plan.tp * plan.pp), 1)
+        words += ["--data-parallel-size-local", str(local), "--data-parallel-address", "HEAD_NODE"]
         notes += ("on the other nodes the same with --headless and --data-parallel-start-rank",)
-    return _line(engine, words, copies, notes)
+    return server.line(words, notes)
 
 
-def _sglang(plan: ServingPlan, job: ServingJob, engine: Engine, model: str, node: int, role: str, copies: int) -> LaunchLine:
+def _sglang(server: _Server) -> LaunchLine:
+    plan, job, engine = server.plan, server.job, server.engine
     dp = plan.attention_dp
-    words = ["python", "-m", "sglang.launch_server", "--model-path", model]
+    words = ["python", "-m", "sglang.launch_server", "--model-path", server.model]
     words += _sizes({"tp-size": plan.tp * dp, "pp-size": plan.pp, "dp-size": dp})
     words += ["--enable-dp-attention"] if dp > 1 else []
     words += _sizes({"ep-size": plan.ep})
-    words += ["--max-running-requests", str((plan.max_batch or engine.max_batch) * dp)]
-    words += ["--chunked-prefill-size", str((plan.max_tokens or engine.max_tokens) * dp)]
-    words += ["--context-length", str(_longest(job))]
+    words += ["--max-running-requests", str(server.max_batch * dp)]
+    words += ["--chunked-prefill-size", str(server.max_tokens * dp)]
+    words += ["--context-length", str(server.longest)]
     words += ["--mem-fraction-static", f"{engine.memory_fraction:g}"] if engine.memory_fraction < 1.0 else []  # else by its own rule
     words += _FORMAT_FLAGS.get(job.quantization.name, ())
     words += ["--kv-cache-dtype", "fp8_e4m3"] if job.kv_precision is Dtype.FP8 else []
@@ -120,25 +173,26 @@ def _sglang(plan: ServingPlan, job: ServingJob, engine: Engine, model: str, node
         words += ["--speculative-draft-model-path", job.speculation.draft.name] if job.speculation.draft is not None else []
         words += ["--speculative-num-steps", str(drafted), "--speculative-eagle-topk", "1"]
         words += ["--speculative-num-draft-tokens", str(drafted + 1)]
-    words += ["--disaggregation-mode", role] if role else []
-    notes = _notes(plan, job, node, role, copies, online=("fp8",))
-    if plan.chips_per_replica > node:
-        words += ["--nnodes", str(-(-plan.chips_per_replica // node)), "--node-rank", "RANK", "--dist-init-addr", "HEAD_NODE:20000"]
-    return _line(engine, words, copies, notes)
+    words += ["--disaggregation-mode", server.role] if server.role else []
+    notes = server.notes(online=("fp8",))
+    if server.num_nodes > 1:
+        words += ["--nnodes", str(server.num_nodes), "--node-rank", "RANK", "--dist-init-addr", "HEAD_NODE:20000"]
+    return server.line(words, notes)
 
 
-def _tensorrt_llm(plan: ServingPlan, job: ServingJob, engine: Engine, model: str, node: int, role: str, copies: int) -> LaunchLine:
-    name = f"{role or 'serve'}.yaml"
-    words = ["trtllm-serve", model, "--backend", "pytorch"]
+def _tensorrt_llm(server: _Server) -> LaunchLine:
+    plan, job, engine = server.plan, server.job, server.engine
+    name = f"{server.role or 'serve'}.yaml"
+    words = ["trtllm-serve", server.model, "--backend", "pytorch"]
     words += ["--tp_size", str(plan.tp * plan.attention_dp), "--pp_size", str(plan.pp)]
     words += ["--ep_size", str(plan.ep)] if job.model.experts is not None else []
-    words += ["--max_batch_size", str(plan.max_batch or engine.max_batch), "--max_num_tokens", str(plan.max_tokens or engine.max_tokens)]
-    words += ["--max_seq_len", str(_longest(job)), "--kv_cache_free_gpu_memory_fraction", f"{engine.memory_fraction:g}"]
+    words += ["--max_batch_size", str(server.max_batch), "--max_num_tokens", str(server.max_tokens)]
+    words += ["--max_seq_len", str(server.longest), "--kv_cache_free_gpu_memory_fraction", f"{engine.memory_fraction:g}"]
     words += ["--extra_llm_api_options", name]
     lines = [f"enable_attention_dp: {str(plan.attention_dp > 1).lower()}", f"enable_chunked_prefill: {str(engine.has_chunks).lower()}"]
     lines += ["attention_dp_config:", "  enable_balance: true"] if plan.attention_dp > 1 and engine.gathers_prompts else []
     lines += ["kv_cache_config:", f"  dtype: {'fp8' if job.kv_precision is Dtype.FP8 else 'auto'}"]
-    lines += ["cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {plan.max_batch or engine.max_batch}"]
+    lines += ["cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {server.max_batch}"]
     if job.speculation is not None:
         lines += ["speculative_config:"]
         if job.speculation.draft is None:
@@ -146,44 +200,21 @@ def _tensorrt_llm(plan: ServingPlan, job: ServingJob, engine: Engine, model: str
         else:
             lines += ["  decoding_type: DraftTarget", f"  max_draft_len: {job.speculation.draft_tokens}"]
             lines += [f"  speculative_model_dir: {job.speculation.draft.name}"]
-    notes = _notes(plan, job, node, role, copies, online=())
-    if role:
+    notes = server.notes(online=())
+    if server.role:
         lines += ["cache_transceiver_config:", "  backend: DEFAULT"]
         notes += ("`trtllm-serve disaggregated -c` joins the workers: context_servers are those of prefill, generation_servers of decode",)
-    if plan.chips_per_replica > node:
+    if server.num_nodes > 1:
         words = ["trtllm-llmapi-launch", *words]
-        notes += (f"start it by srun or mpirun with {plan.chips_per_replica} ranks, {node} a node",)
-    return _line(engine, words, copies, notes, config="\n".join(lines) + "\n", config_name=name)
+        notes += (f"start it by srun or mpirun with {plan.chips_per_replica} ranks, {server.chips_per_node} a node",)
+    return server.line(words, notes, config="\n".join(lines) + "\n", config_name=name)
 
 
-_FAMILIES: dict[str, Callable[..., LaunchLine]] = {"vllm": _vllm, "sglang": _sglang, "tensorrt-llm": _tensorrt_llm}
-
-
-def _line(engine: Engine, words: list[str], copies: int, notes: tuple[str, ...], **beside: Any) -> LaunchLine:
-    return LaunchLine(engine=engine.name, version=engine.version, command=shlex.join(words), copies=copies, notes=notes, **beside)
+_FAMILIES: dict[str, Callable[[_Server], LaunchLine]] = {"vllm": _vllm, "sglang": _sglang, "tensorrt-llm": _tensorrt_llm}
 
 
 def _sizes(flags: dict[str, int]) -> list[str]:
     return [word for name, value in flags.items() if value > 1 for word in (f"--{name}", str(value))]
-
-
-def _longest(job: ServingJob) -> int:
-    return job.input_len.most + job.output_len.most
-
-
-def _notes(plan: ServingPlan, job: ServingJob, node: int, role: str, copies: int, *, online: tuple[str, ...]) -> tuple[str, ...]:
-    notes = []
-    if copies > 1:
-        worker = f"{role} workers" if role else "copies"
-        notes.append(f"{copies} {worker}, {plan.chips_per_replica} chips each, behind a router")
-    name = job.quantization.name
-    if name in online:
-        notes.append(f"a checkpoint in 16 bits is cast to {name} as it loads; with one in {name} leave --quantization out")
-    elif not job.quantization.is_plain:
-        notes.append(f"needs a checkpoint in {name}, which the engine reads from its config")
-    if plan.chips_per_replica > node:
-        notes.append(f"spans {-(-plan.chips_per_replica // node)} nodes")
-    return tuple(notes)
 
 
 __all__ = ["LaunchLine", "family_of", "launch_lines"]
