@@ -26,6 +26,7 @@ from perfmodel.cost.step import (
     accumulation_time,
     beat_of,
     cast_time,
+    ends_time,
     hop_time,
     optimizer_time,
     parameter_terms,
@@ -53,12 +54,13 @@ class Beside:
     optimizer: Any
     accumulation: Any
     casts: Any
+    ends: Any
     constant: float
 
     @property
     def total(self) -> Any:
         """Added up in a fixed order, so that a search may add it up once for all schedules."""
-        return (((self.gather + self.reduction) + self.tied) + self.optimizer) + self.accumulation + self.casts + self.constant
+        return (((self.gather + self.reduction) + self.tied) + self.optimizer) + self.accumulation + self.casts + self.ends + self.constant
 
 
 def beside_pipeline(
@@ -71,7 +73,8 @@ def beside_pipeline(
     *,
     num_microbatches: Any,
 ) -> Beside:
-    """Parameter collectives as far as they show, the optimizer, adding up of gradients, casts of weights, and the host's constant."""
+    """Parameter collectives as far as they show, the optimizer, adding up of gradients, casts of weights, exchanges in the
+    pipeline's ends, and the host's constant."""
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
     gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=num_microbatches, profile=profile)
     return Beside(
@@ -81,6 +84,7 @@ def beside_pipeline(
         optimizer=optimizer_time(terms, stages, sizes, machine),
         accumulation=accumulation_time(terms, stages, sizes, machine, num_microbatches=num_microbatches),
         casts=cast_time(terms, stages),
+        ends=ends_time(regions, stages),
         constant=profile.step_time_constant + machine.host_times.get("step", 0.0),
     )
 

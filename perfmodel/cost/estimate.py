@@ -473,6 +473,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     detail["gradient_accumulation"] = scalar(beside.accumulation)
     detail["optimizer"] = scalar(beside.optimizer)
     detail["weight_casts"] = scalar(beside.casts)
+    detail[f"{EXCHANGED}_communication"] += scalar(beside.ends)
     detail["host"] += beside.constant
     if plan.assignment is not None and not plan.assignment.has_named_axes:
         # axes of no name are neither: all that operators send to each other

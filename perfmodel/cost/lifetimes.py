@@ -8,7 +8,7 @@ on columns of plans like any other row of a program; the largest of them is the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from perfmodel.cost.forward import walk_forward
@@ -45,6 +45,8 @@ class _Backward:
     keeps_weight_gradients: bool
     sizes: dict[tuple[str, Operand], Amount]
     is_in_buffer: bool = False
+    before_dispatch: frozenset[str] | None = None
+    waiting: list[tuple[Operator, list[Term], _Storage | None]] = field(default_factory=list)
     live: Moment = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
     gradients: dict[str, _Storage] = field(default_factory=dict)
@@ -85,7 +87,17 @@ class _Backward:
         lives = self.lives(held, operators, core if recompute is Recompute.SELECTIVE else set())
         # torch runs forward again when backward first asks for what it saved, others before backward begins
         lazily = self.profile.recompute_stops_early
+
+        def freed_after(name: str) -> list[Amount]:
+            freed = [amount for amount, holders in lives if name in holders and holders & remaining == {name}]
+            remaining.discard(name)
+            return freed
+
+        is_past = False
         for op in reversed(operators):
+            if self.before_dispatch is not None and op.name in self.before_dispatch and not is_past:
+                is_past = True
+                self.make_weight_gradients(freed_after)
             incoming = self.arrived(op) if lazily else None
             if not is_made and recompute is Recompute.FULL and not (lazily and op.passes_gradient):
                 is_made = True
@@ -97,9 +109,21 @@ class _Backward:
                 made = [k for k in held if k.is_dropped or k.is_made_twice]
                 self.add(always(k.amount for k in made))
                 self.run_again([op for op in operators if op.name in core], made, keeps_handed=True)
-            freed = [amount for amount, holders in lives if op.name in holders and holders & remaining == {op.name}]
-            self.step(op, incoming if lazily else self.arrived(op), freed)
-            remaining.discard(op.name)
+            is_delayed = self.before_dispatch is not None and op.is_product and any(map(graph.is_trained, op.inputs))
+            self.step(op, incoming if lazily else self.arrived(op), [] if is_delayed else freed_after(op.name), is_delayed=is_delayed)
+        self.make_weight_gradients(freed_after)
+
+    def make_weight_gradients(self, freed_after: Callable[[str], list[Amount]]) -> None:
+        """Those that were delayed, one after another: until its turn each keeps its input and the gradient of its output."""
+        for op, weight_terms, incoming in self.waiting:
+            self.note(weight_terms)
+            self.add(weight_terms)
+            if incoming is not None:
+                self.free(incoming)
+            self.add(always(freed_after(op.name)), -1.0)
+            if not self.keeps_weight_gradients:
+                self.add(weight_terms, -1.0)
+        self.waiting.clear()
 
     def lives(self, held: list[Kept], operators: list[Operator], core: set[str]) -> list[tuple[Amount, set[str]]]:
         """What is kept or made again, and the operators whose backward passes it lives for.
@@ -151,7 +175,7 @@ class _Backward:
         itemsize = self.derivation.graph.tensors[operand.tensor].itemsize * op.parts[operand.tensor]
         return tuple(always([operand_bytes(self.derivation, op, operand, itemsize=itemsize, is_expanded=False)]))
 
-    def step(self, op: Operator, incoming: _Storage | None, freed: list[Amount]) -> None:
+    def step(self, op: Operator, incoming: _Storage | None, freed: list[Amount], *, is_delayed: bool) -> None:
         graph = self.derivation.graph
         if not graph.tensors[op.output.tensor].has_gradient:
             self.add(always(freed), -1.0)
@@ -162,6 +186,9 @@ class _Backward:
         weight_terms: list[Term] = []
         if op.makes_weight_gradients:
             weight_terms = always(self.size(op, o) for o in weights)
+        if is_delayed:
+            self.waiting.append((op, weight_terms, incoming))
+            weight_terms = []
         if op.passes_gradient:
             for operand in inputs:
                 if incoming is not None:
@@ -182,7 +209,7 @@ class _Backward:
             for _, storage in made:
                 self.add(storage.terms)
         self.add(weight_terms)
-        if incoming is not None:
+        if incoming is not None and not is_delayed:
             self.free(incoming)
         self.add(always(freed), -1.0)
         for operand, storage in made:
@@ -258,12 +285,16 @@ def backward_moments(
     keeps_weight_gradients: bool,
     sizes: dict[tuple[str, Operand], Amount],
     is_in_buffer: bool = False,
+    before_dispatch: frozenset[str] | None = None,
 ) -> list[Moment]:
     """Bytes that live while each operator of `region` runs backward, over what the region keeps of a microbatch.
 
     keeps_weight_gradients   they stay until the unit is reduced (fully_shard), else each leaves for its accumulator at once
     sizes                    bytes of operands that are known already, for all walks over one graph
     is_in_buffer             the gradient of what the region hands on is counted elsewhere
+    before_dispatch         weight gradients of products are delayed: until these operators' turn, which lead to what is exchanged, and
+                             theirs until the region's end (Megatron-Core, `TransformerLayerSchedulePlan.run`; TransformerEngine's
+                             WeightGradStore keeps inputs and gradients of outputs); None: none is
     """
     walk = _Backward(
         derivation=derivation,
@@ -273,6 +304,7 @@ def backward_moments(
         keeps_weight_gradients=keeps_weight_gradients,
         sizes=sizes,
         is_in_buffer=is_in_buffer,
+        before_dispatch=before_dispatch,
     )
     walk.run(kept, core, recompute)
     return undominated(walk.moments)

@@ -93,3 +93,30 @@ def undominated(moments: list[Moment]) -> list[Moment]:
             continue
         found = [other for other in found if not covers(moment, other)] + [moment]
     return [moments[moment] for moment in found]
+
+
+def leading_to_exchanges(graph: Graph, operators: list[Operator]) -> set[str]:
+    """What leads to a set of rows, or to what is read with one, and what makes one."""
+    found: set[str] = set()
+    wanted = {each.tensor for op in operators if any(graph.tensors[i.tensor].is_set for i in op.inputs) for each in op.inputs}
+    for op in reversed(operators):
+        if graph.tensors[op.output.tensor].is_set or op.output.tensor in wanted:
+            found.add(op.name)
+            wanted.update(each.tensor for each in op.inputs)
+    return found
+
+
+def coming_of_exchanges(graph: Graph, operators: list[Operator]) -> set[str]:
+    """What comes of a set of rows."""
+    found: set[str] = set()
+    made: set[str] = set()
+    for op in operators:
+        if any(graph.tensors[each.tensor].is_set or each.tensor in made for each in op.inputs):
+            found.add(op.name)
+            made.add(op.output.tensor)
+    return found
+
+
+def before_dispatch(graph: Graph, operators: list[Operator]) -> set[str]:
+    """What of a block makes the rows that go to experts, and does not come of them; nothing in a block without."""
+    return leading_to_exchanges(graph, operators) - coming_of_exchanges(graph, operators)

@@ -34,6 +34,7 @@ class MicrobatchCost:
     boundary, logits               bytes of a stage boundary; logit elements
     flops                          [segments, rows] FLOP of matrix products on one chip, a multiply-add counted twice
     beside                         [segments, rows] seconds of work that may run beside exchanges; None where none does
+    weight_gradients               [2 regions, rows] seconds of those that are computed apart, as `Program` has them; None where none are
     between_nodes                  of communication, how long it holds the links beyond the innermost network tier; None where none does
     host_is_chip                   nothing hides the host's time: what computes launches
     crosses_nodes                  1 where the pipeline leaves the innermost network tier, else 0
@@ -55,6 +56,7 @@ class MicrobatchCost:
     crosses_nodes: Array
     between_nodes: Array | None
     beside: Array | None = None
+    weight_gradients: Array | None = None
 
 
 def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[Array]:
@@ -92,6 +94,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         crosses_nodes=pipeline_crosses_nodes(grid),
         between_nodes=times.between_nodes,
         beside=None if program.beside is None else _work(program.beside, machine, grid, microbatch),
+        weight_gradients=None if program.weight_gradients is None else _work(program.weight_gradients, machine, grid, microbatch),
     )
 
 

@@ -68,6 +68,9 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
             alone = np.maximum(leaving, forward[-1]), np.maximum(staying, forward[-1])
             if profile.hides_exchanges:
                 # another microbatch's block runs forward beside it, and is kept before this one's is gone
+                if (region, again) in program.peaks.delayed:
+                    late = program.peaks.delayed[region, again]
+                    leaving, staying = micro.peaks[late], micro.peaks[late + 1]
                 beside, exchanges = forward[-1] + kept[-1], sum(exchanged_passes(micro, profile, recompute, region)) > 0.0
                 leaving, staying = (np.where(exchanges, x + beside, y) for x, y in zip((leaving, staying), alone, strict=True))
             else:

@@ -16,7 +16,7 @@ from perfmodel.cost.forward import forward_moments
 from perfmodel.cost.kept import kept_tensors
 from perfmodel.cost.launches import added_gradients, kernels_of, score_matrices
 from perfmodel.cost.lifetimes import backward_moments
-from perfmodel.cost.live import Kept, Moment, entering, operand_bytes
+from perfmodel.cost.live import Kept, Moment, before_dispatch, coming_of_exchanges, entering, leading_to_exchanges, operand_bytes
 from perfmodel.cost.rows import BATCH_AXES, DATA_AXES, Amounts, RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.cost.stages import inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
@@ -25,7 +25,7 @@ from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
 from perfmodel.parallel.habits import with_habits
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Region, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Product, Region, TensorRole
 
 #: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
 #: recomputation leaves out at the end of a layer, since no saved tensor comes after it.
@@ -46,6 +46,7 @@ class Peaks:
 
     value of a row: factor * amount, where its group (mask) is none or has more than one rank
     backward  (region, recomputation) -> its peak with weight gradients that leave at once; that with those that stay is the next
+    delayed   of `backward` where weight gradients of blocks that exchange are delayed
     forward   (region, recomputation) -> the peak of its first forward pass; of blocks. Of what comes before them: of its backward pass
               beside a buffer (`ActivationTerms.forward`)
     """
@@ -57,6 +58,7 @@ class Peaks:
     of: NDArray[np.int64]
     backward: dict[tuple[int, Recompute], int]
     forward: dict[tuple[int, Recompute], int]
+    delayed: dict[tuple[int, Recompute], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,6 +66,8 @@ class Program:
     """What one microbatch costs on one chip, by rows.
 
     beside      of operators that may run beside exchanges, the same once more; None where the framework runs none so
+    weight_gradients   of products of blocks, the same once more, where the framework computes them apart; segment = region * 2, of those
+                before dispatch (attention's), and the next, of the others (experts')
     rows        what takes time; segment = region * len(PHASES) + phase, of traffic * len(COMM) + class
     saved       columns amount; segment = region * len(SAVED) + class
     launches    [segments, 1] kernels that the host launches, of operators
@@ -84,6 +88,7 @@ class Program:
     peaks: Peaks
     parameters: tuple[ParameterLayout, ...]
     beside: TimedRows | None = None
+    weight_gradients: TimedRows | None = None
 
     @property
     def amounts(self) -> Amounts:
@@ -110,8 +115,7 @@ def compile_program(
     """
     run = with_habits(derivation, profile)
     graph, shardings = run.graph, run.shardings
-    data_axes = frozenset(axis for op in graph.operators for dim in op.per_sample for axis in shardings[op.name].get(dim, ()))
-    compiler = RowCompiler(graph, profile, graph.activation_bytes, data_axes & BATCH_AXES | DATA_AXES)
+    compiler = _row_compiler(run, profile)
     place = {region.name: i for i, region in enumerate(graph.regions)}
     phases = _forward_phases(graph, recompute_operators, profile)
     for op in graph.operators:
@@ -162,7 +166,29 @@ def compile_program(
         peaks=peaks,
         parameters=run.parameters,
         beside=_rows_beside_exchanges(run, profile, phases, place, attention_kernel) if profile.hides_shared_experts else None,
+        weight_gradients=_rows_of_weight_gradients(run, profile, place, attention_kernel) if profile.delays_weight_gradients else None,
     )
+
+
+def _row_compiler(run: Derivation, profile: ExecutionProfile) -> RowCompiler:
+    cuts = (run.shardings[op.name].get(dim, ()) for op in run.graph.operators for dim in op.per_sample)
+    data_axes = frozenset(axis for axes in cuts for axis in axes)
+    return RowCompiler(run.graph, profile, run.graph.activation_bytes, data_axes & BATCH_AXES | DATA_AXES)
+
+
+def _rows_of_weight_gradients(run: Derivation, profile: ExecutionProfile, place: Mapping[str, int], attention_kernel: str) -> TimedRows:
+    """Products that make gradients of weights, in blocks that exchange."""
+    graph = run.graph
+    compiler = _row_compiler(run, profile)
+    for operators in _of_blocks(graph):
+        before = before_dispatch(graph, operators)
+        for op in operators if before else ():
+            for work in op.backward:
+                if isinstance(work, Product) and work.gradient_of is not None and graph.is_trained(op.inputs[work.gradient_of]):
+                    at = 2 * place[op.layer] + (op.name not in before)
+                    compiler.work(op, run.shardings[op.name], work, segment=at, name=op.name, is_backward=True)
+    num_segments = 2 * len(graph.regions)
+    return compiler.rows(attention_kernel=attention_kernel, num_segments=num_segments, num_traffic_segments=num_segments * len(COMM))
 
 
 def _rows_beside_exchanges(
@@ -170,9 +196,9 @@ def _rows_beside_exchanges(
 ) -> TimedRows | None:
     """Of the operators of blocks that neither lead to rows which are exchanged nor come of them, though both are in their block."""
     graph = run.graph
-    compiler = RowCompiler(graph, profile, graph.activation_bytes)
+    compiler = _row_compiler(run, profile)
     for operators in _of_blocks(graph):
-        before, after = _ancestors(graph, operators), _descendants(graph, operators)
+        before, after = leading_to_exchanges(graph, operators), coming_of_exchanges(graph, operators)
         if not before:
             continue
         for op in operators:
@@ -186,28 +212,6 @@ def _rows_beside_exchanges(
                     compiler.work(op, run.shardings[op.name], work, segment=at, name=op.name, is_backward=True)
     num_segments = len(graph.regions) * len(PHASES)
     return compiler.rows(attention_kernel=attention_kernel, num_segments=num_segments, num_traffic_segments=num_segments * len(COMM))
-
-
-def _ancestors(graph: Graph, operators: list[Operator]) -> set[str]:
-    """What leads to a set of rows, or to what is read with one, and what makes one."""
-    found: set[str] = set()
-    wanted = {each.tensor for op in operators if any(graph.tensors[i.tensor].is_set for i in op.inputs) for each in op.inputs}
-    for op in reversed(operators):
-        if graph.tensors[op.output.tensor].is_set or op.output.tensor in wanted:
-            found.add(op.name)
-            wanted.update(each.tensor for each in op.inputs)
-    return found
-
-
-def _descendants(graph: Graph, operators: list[Operator]) -> set[str]:
-    """What comes of a set of rows."""
-    found: set[str] = set()
-    made: set[str] = set()
-    for op in operators:
-        if any(graph.tensors[each.tensor].is_set or each.tensor in made for each in op.inputs):
-            found.add(op.name)
-            made.add(op.output.tensor)
-    return found
 
 
 def _launches(graph: Graph, profile: ExecutionProfile, phases: Mapping[str, str], place: Mapping[str, int]) -> NDArray[np.float64]:
@@ -339,6 +343,7 @@ def _peaks(
     cases: list[list[Moment]] = []
     backward: dict[tuple[int, Recompute], int] = {}
     forward: dict[tuple[int, Recompute], int] = {}
+    delayed: dict[tuple[int, Recompute], int] = {}
     backward_of = partial(backward_moments, derivation, profile, kept, core=core, regathers=regathers, sizes=sizes)
     before_blocks = inner_regions(derivation.graph.regions).start - 1
     for i, region in enumerate(derivation.graph.regions):
@@ -351,6 +356,11 @@ def _peaks(
             if region.is_block:
                 forward[i, recompute] = len(cases)
                 cases.append(forward_moments(derivation, profile, kept, region=region, recompute=recompute, sizes=sizes))
+            before = before_dispatch(derivation.graph, derivation.graph.operators_of(region.name)) if region.is_block else set()
+            if profile.delays_weight_gradients and before:
+                late = partial(backward_of, region=region, recompute=recompute, before_dispatch=frozenset(before))
+                delayed[i, recompute] = len(cases)
+                cases += [late(keeps_weight_gradients=keeps) for keeps in (False, True)]
     amount: list[int] = []
     factor: list[list[float]] = []
     group: list[int] = []
@@ -372,6 +382,7 @@ def _peaks(
         of=np.array(of, dtype=np.int64),
         backward=backward,
         forward=forward,
+        delayed=delayed,
     )
 
 

@@ -107,12 +107,14 @@ class RegionTimes:
 
     free_forward, free_backward   the same without the time in which its own collectives hold the links between nodes: what collectives of
                                   parameters can hide under, which want those links too; empty where none do
+    ends   how much longer both passes take alone than beside another microbatch's; empty where none run beside each other
     """
 
     forward: tuple[Any, ...]
     backward: tuple[Any, ...]
     free_forward: tuple[Any, ...] = ()
     free_backward: tuple[Any, ...] = ()
+    ends: tuple[Any, ...] = ()
 
     @property
     def under_forward(self) -> tuple[Any, ...]:
@@ -130,6 +132,7 @@ class RegionTimes:
             backward=tuple(each(x) for x in self.backward),
             free_forward=tuple(each(x) for x in self.free_forward),
             free_backward=tuple(each(x) for x in self.free_backward),
+            ends=tuple(each(x) for x in self.ends),
         )
 
 
@@ -185,8 +188,13 @@ def passes_of(phase: Mapping[str, Any], it: Region, profile: ExecutionProfile, r
 def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> RegionTimes:
     """Forward and backward of each region, with what is recomputed in blocks, and the host's floor under both."""
     forward, backward = [], []
+    alone: tuple[list[Any], list[Any]] = ([], [])
     for region, it in enumerate(micro.program.regions):
         f, b = passes_of(phase_times(micro, profile, region), it, profile, recompute)
+        if profile.hides_exchanges:
+            own = _alone_with_exchanges(micro, profile, recompute, region, f, b) if it.is_block else (f, b)
+            for passes, each in zip(alone, own, strict=True):
+                passes.append(each)
         if profile.hides_exchanges and it.is_block:
             f, b = _beside_exchanges(micro, profile, recompute, region, f, b)
         elif micro.beside is not None and it.is_block:
@@ -196,8 +204,14 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
         backward.append(b)
     if profile.has_host_floor:
         host = [host_times(micro, profile, recompute, tp, region) for region in range(len(forward))]
-        forward, backward = (_with_host(micro, times, [each[i] for each in host]) for i, times in enumerate((forward, backward)))
-    times = RegionTimes(forward=tuple(forward), backward=tuple(backward))
+        of_pass = [[each[i] for each in host] for i in range(2)]
+        forward, backward = (_with_host(micro, times, of_pass[i]) for i, times in enumerate((forward, backward)))
+        if profile.hides_exchanges:
+            alone = (_with_host(micro, alone[0], of_pass[0]), _with_host(micro, alone[1], of_pass[1]))
+    ends: tuple[Any, ...] = ()
+    if profile.hides_exchanges:
+        ends = tuple(np.maximum(sum(own) - (f + b), 0.0) for own, f, b in zip(zip(*alone, strict=True), forward, backward, strict=True))
+    times = RegionTimes(forward=tuple(forward), backward=tuple(backward), ends=ends)
     return times if micro.between_nodes is None else _without_links(times, micro, micro.between_nodes, profile, recompute)
 
 
@@ -216,15 +230,58 @@ def exchanged_passes(micro: MicrobatchCost, profile: ExecutionProfile, recompute
 def _beside_exchanges(
     micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int, f: Any, b: Any
 ) -> tuple[Any, Any]:
-    """Passes of a block where one microbatch's forward pass runs beside another's backward pass, and each computes while the other sends:
-    max(f + b + u s, s), shared out as the two compute. [s]
+    """Passes of a block where one microbatch's forward pass runs beside another's backward pass, each computing while the other sends. [s]
 
-    s  what is sent in both passes    u  share of the compute units that the transfer takes while it lasts
+    max(f + u s_b, s_b) and max(b + u s_f, s_f); with delayed weight gradients max(f + b + u s, s), shared out as these two are
+
+    s  what is sent in both passes, s_f + s_b    u  share of the compute units that the transfer takes while it lasts
+
+    What backward sends travels beside the forward pass, and the other way round. Weight gradients that are apart fill either: the next
+    transfer waits for the gradient of its rows alone.
+
+    Source: Megatron-Core, `models/common/model_chunk_schedule_plan.py` (`TransformerLayerSchedulePlan.run`: combine backward beside
+    attention forward, dispatch forward then backward beside the experts' backward, weight gradients and forward, combine forward beside
+    attention backward); DeepSeek-V3 (arXiv 2412.19437), section 3.2.1, backward for inputs and for weights apart.
     """
-    sent = sum(exchanged_passes(micro, profile, recompute, region))
-    both = f + b
-    factor = np.maximum(both + TRANSFER_UNITS * sent, sent) / np.maximum(both, _LEAST)
-    return f * factor, b * factor
+    sent_f, sent_b = exchanged_passes(micro, profile, recompute, region)
+    forward, backward = np.maximum(f + TRANSFER_UNITS * sent_b, sent_b), np.maximum(b + TRANSFER_UNITS * sent_f, sent_f)
+    if not profile.delays_weight_gradients:
+        return forward, backward
+    sent = sent_f + sent_b
+    factor = np.maximum((f + b) + TRANSFER_UNITS * sent, sent) / np.maximum(forward + backward, _LEAST)
+    factor = np.minimum(factor, 1.0)  # where nothing sticks out it is one but for rounding
+    return forward * factor, backward * factor
+
+
+def _alone_with_exchanges(
+    micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int, f: Any, b: Any
+) -> tuple[Any, Any]:
+    """Passes of a block beside which no other microbatch's runs: f + s_f and b + s_b - h. [s]
+
+    h = (1 - u) sum over both exchanges of min(w, s_b / 2): of delayed weight gradients those of experts run beside what dispatch sends
+    back, the others beside what the combine of the layer before does; 0 where none is delayed.   w  their time
+
+    Source: as `_beside_exchanges`, where one of the layers is None.
+    """
+    sent_f, sent_b = exchanged_passes(micro, profile, recompute, region)
+    if micro.weight_gradients is None:
+        return f + sent_f, b + sent_b
+    half = micro.communication[(region * len(PHASES) + PHASES.index("backward")) * len(COMM) + COMM.index(EXCHANGED)] / 2.0
+    before, after = micro.weight_gradients[2 * region], micro.weight_gradients[2 * region + 1]
+    hidden = (1.0 - TRANSFER_UNITS) * (np.minimum(before, half) + np.minimum(after, half))
+    return f + sent_f, b + sent_b - hidden
+
+
+def ends_time(regions: RegionTimes, stages: Stages) -> Any:
+    """What the first microbatch's way forward and the last one's way back take more than the schedule counts, which has each pass beside
+    another one: nothing runs beside them, on no stage. [s]
+
+    1f1b: F + B of these two, (m - 1) pairs between. Interleaved, on the last rank: w = (v - 1) p + 1 chunks forward alone, m v - w pairs, w
+    chunks back alone, and p - 1 chunks each way until it has its first and after its last: (p - 1 + w) / v = p whole passes as well.
+
+    Source: Megatron-Core overlaps in the 1f1b phase alone (`overlap_moe_expert_parallel_comm`); the sum is `pipeline_time`'s.
+    """
+    return total_pass(regions.ends, stages) if regions.ends else 0.0
 
 
 def hidden_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:

@@ -186,13 +186,14 @@ def as_recipes_run(
     profile: ExecutionProfile, framework: Framework, chip: object, *, pp: int, virtual_stages: int, eager: ExecutionProfile
 ) -> ExecutionProfile:
     """As its recipes for the chip run models with experts: under CUDA graphs or launch by launch, as `eager` does; and one microbatch's
-    exchanges beside another one's passes, which takes an interleaved schedule in a pipeline."""
+    exchanges beside another one's passes, which takes an interleaved schedule in a pipeline, with weight gradients apart (Megatron-Bridge,
+    scripts/performance, `_set_moe_a2a_overlap_overrides`: `delay_wgrad_compute = True`)."""
     name = str(chip)
     if framework.graphs_experts_on is not None and not name.startswith(framework.graphs_experts_on):
         profile = replace(profile, host_launch_time=eager.host_launch_time)
     if not name.startswith(framework.hides_exchanges_on or ("/",)) or (pp > 1 and virtual_stages == 1):
         return profile
-    return replace(profile, hides_exchanges=True)
+    return replace(profile, hides_exchanges=True, delays_weight_gradients=True)
 
 
 def check_expert_ranks(num_chips: int, *, pp: int, knobs: ExpertKnobs) -> None:

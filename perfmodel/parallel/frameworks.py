@@ -71,7 +71,7 @@ GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
                 "reduce_dtype", "reduces_each_microbatch", "pipeline_reduces_each_microbatch", "bucket_bytes", "parameter_unit",
                 "overlaps_gradients", "exposed_scatter_fraction", "exposed_gradient_fraction", "prefetches_parameters",
                 "tp_overlap_fraction", "tp_backward_overlap_fraction", "context_chunks", "pp_overlap", "scatters_pipeline_sends",
-                "hides_exchanges", "hides_shared_experts", "sends_low_rows", "gathers_low_weights",
+                "hides_exchanges", "delays_weight_gradients", "hides_shared_experts", "sends_low_rows", "gathers_low_weights",
                 "reduces_tp_gradients_first", "gathers_row_bias_gradients", "compute_slowdown_under_communication",
             }
         ),

@@ -74,6 +74,8 @@ class ExecutionProfile:
                                          not (smaller blocks, partial results that are merged)
     pp_overlap                           pipeline sends hide in the steady state
     hides_exchanges                      what tokens of one microbatch send to experts and back travels beside another one's passes
+    delays_weight_gradients              a block's weight gradients are computed apart from those of its inputs, beside what is exchanged
+                                         (of who hides exchanges alone: Megatron's --delay-wgrad-compute, DualPipe)
     hides_shared_experts                 what of a layer neither needs nor makes what is exchanged runs beside it
     sends_low_rows                       rows go to experts in the bits in which they are multiplied, where the recipe can (DeepEP)
     gathers_low_weights                  so are weights gathered, and they live in no more (TransformerEngine's primary weights, torchao)
@@ -175,6 +177,7 @@ class ExecutionProfile:
     source: str
     gradient_pass_bytes: float = 0.0
     gradient_scaling_bytes: float = 0.0
+    delays_weight_gradients: bool = False
     runs: Runs = ANYTHING
     fitted: FittedTo = NOTHING
     family: str = ""
@@ -191,6 +194,8 @@ class ExecutionProfile:
         if self.context_chunks not in CONTEXT_CHUNKS:
             rule = f"must be {' or '.join(CONTEXT_CHUNKS)}"
             raise InputError(f"context_chunks={self.context_chunks}: {rule}; correct the profile {self.name}")
+        if self.delays_weight_gradients and not self.hides_exchanges:
+            raise InputError(f"delays_weight_gradients=true: needs hides_exchanges=true; correct the profile {self.name}")
         for field in fields(self):
             value = getattr(self, field.name)
             least, most = _bounds(field.name) if str(field.type) == "float" else (0.0, 0.0)
@@ -351,7 +356,7 @@ def _bounds(key: str) -> tuple[float, float]:
     return 0.0, 1e15 if key in _SIZES else 3600.0 if "time" in key else 1e9
 
 
-_OPTIONAL = frozenset({"runs", "family", "unknown", "fitted", "gradient_pass_bytes", "gradient_scaling_bytes"})
+_OPTIONAL = frozenset({"runs", "family", "unknown", "fitted", "gradient_pass_bytes", "gradient_scaling_bytes", "delays_weight_gradients"})
 #: What a profile does not inherit.
 _OWN = frozenset({"name", "source", "unknown", "fitted"})
 _SHARES = frozenset(

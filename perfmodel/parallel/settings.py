@@ -31,7 +31,8 @@ def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfi
     if flags.get("cross-entropy-loss-fusion") == "True":
         profile = _fused_cross_entropy(profile, True)
     if flags.get("overlap-moe-expert-parallel-comm") == "True":
-        profile = replace(profile, hides_exchanges=True)
+        # without the other flag Megatron-LM refuses this one
+        profile = replace(profile, hides_exchanges=True, delays_weight_gradients=flags.get("delay-wgrad-compute") == "True")
     if flags.get("moe-shared-expert-overlap") == "True":
         profile = replace(profile, hides_shared_experts=True)
     if flags.get("fp8-param-gather") == "True":
@@ -88,7 +89,16 @@ def _fp8_recipe(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
 
 
 def _exchanges(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, hides_exchanges=value) if isinstance(value, bool) else profile
+    if not isinstance(value, bool):
+        return profile
+    return replace(profile, hides_exchanges=value, delays_weight_gradients=value and profile.delays_weight_gradients)
+
+
+def _delayed_weight_gradients(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    if value is True and not profile.hides_exchanges:
+        rule = "needs moe_overlap: weight gradients wait for what another microbatch's experts exchange"
+        raise bad_field("setting delayed_weight_gradients", "true", rule, "state moe_overlap too")
+    return replace(profile, delays_weight_gradients=value) if isinstance(value, bool) else profile
 
 
 def _shared_experts(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -207,6 +217,11 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         says="what tokens of one microbatch send to experts and back travels beside another one's passes, on a share of the compute units "
         "(Megatron-LM's --overlap-moe-expert-parallel-comm, DualPipe); no: nothing hides it",
         change=_exchanges,
+    ),
+    "delayed_weight_gradients": StatedSetting(
+        says="with moe_overlap: weight gradients are computed apart from those of inputs, beside what backward sends, in a pipeline's ends "
+        "too, and what they need is kept until then (Megatron-LM's --delay-wgrad-compute, DualPipe)",
+        change=_delayed_weight_gradients,
     ),
     "moe_shared_overlap": StatedSetting(
         says="shared experts run beside what tokens send to the others and back (Megatron-LM's --moe-shared-expert-overlap)",

@@ -141,7 +141,12 @@ def _without_effect(profile: str) -> list[str]:
 
     name = framework_named(profile)
     base = load_profile(name)
-    idle = {setting: value for setting, value in settings.items() if with_settings(base, {setting: value}) == base}
+    idle = {}
+    for setting, value in settings.items():  # one by one, since one may need another
+        changed = with_settings(base, {setting: value})
+        if changed == base:
+            idle[setting] = value
+        base = changed
     rule = f"changes nothing about {short_name(name)}, which has it so already or does not depend on it"
     return [f"setting {setting}: {rule}" for setting in settings_text(idle).split(SEPARATOR) if setting]
 

@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from perfmodel.cost.assemble import plan_columns
+from perfmodel.cost.evaluate import amount_values, product_flops
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.fabric import Topology
@@ -20,6 +23,7 @@ from tests.cost.jobs import estimator_of, make_job
 from tests.cost.machines import make_tier
 
 MIXTRAL = load_model("mixtral-8x7b")
+SLOW = (make_tier(size=8), make_tier(Topology.FAT_TREE, size=4096, bandwidth=1e9, latency=5e-6))
 EP = frozenset(("dp_ep", "cp_ep", "tp_kv_ep", "tp_q_ep"))
 
 
@@ -180,10 +184,10 @@ def test_shared_experts_run_beside_what_is_exchanged():
 
 
 def test_exchanges_travel_beside_another_microbatch():
-    """As long as the longer of both takes; what computes has fewer units meanwhile."""
-    job = make_job(MIXTRAL, batch=64, seq_len=4096)
-    slow = (make_tier(size=8), make_tier(Topology.FAT_TREE, size=4096, bandwidth=1e9, latency=5e-6))
-    for tiers, is_bound in (((), False), (slow, True)):
+    """As long as the longer of both takes; what computes has fewer units meanwhile. The first pass of all stages and the last back have
+    nothing beside them: four passes of sixteen."""
+    job = make_job(MIXTRAL, batch=256, seq_len=4096)
+    for tiers, is_bound in (((), False), (SLOW, True)):
         estimator = estimator_of(job, chips=64, node=8, tiers=tiers)
         hiding = estimator_of(job, chips=64, node=8, tiers=tiers, profile=replace(estimator.profile, hides_exchanges=True))
         knobs = {"cluster": "test", "num_chips": 64, "dp": 16, "pp": 4, "ep": 8, "zero": 1, "profile": "megatron"}
@@ -196,9 +200,89 @@ def test_exchanges_travel_beside_another_microbatch():
         assert sum(hidden.parts.values()) == pytest.approx(hidden.step_time)
         compute = sum(shown.parts[part] for part in ("forward", "backward"))
         if is_bound:
-            assert parts[1] == pytest.approx(parts[0] - compute, rel=0.02)  # embedding and head run beside nothing
+            assert parts[1] == pytest.approx(parts[0] - compute * (1 - 4 / 16), rel=0.02)  # embedding and head run beside nothing
         else:
-            assert parts[1] == pytest.approx(parts[0] * 20 / 132, rel=1e-6)
+            assert parts[1] == pytest.approx(parts[0] * (20 / 132 + (1 - 20 / 132) * 4 / 16), rel=1e-5)
+
+
+def overlapping(batch=64, *, delays, tiers=(), **knobs):
+    """MIXTRAL, whose exchanges travel beside another microbatch, with weight gradients apart or not: its estimator, plan and prediction."""
+    usual = estimator_of(make_job(MIXTRAL, batch=batch, seq_len=4096), chips=64, node=8, tiers=tiers)
+    stated = {"moe_overlap": True, "delayed_weight_gradients": delays}
+    estimator = estimator_of(usual.job, chips=64, node=8, tiers=tiers, profile=with_settings(usual.profile, stated))
+    plan = make_plan(usual.job, cluster="test", num_chips=64, **({"ep": 8, "zero": 1, "profile": "megatron"} | knobs))
+    return estimator, plan, estimator.predict(plan)
+
+
+def test_weight_gradients_that_are_apart_are_those_of_weights():
+    """As many FLOP as the products forward: of each token in attention and router, of each row in its expert."""
+    estimator, plan, _ = overlapping(delays=True)
+    program = estimator.program_of(plan)
+    columns = plan_columns(estimator, [plan])
+    amount, _ = amount_values(program.weight_gradients.amounts, columns.grid, np.array([1.0]))
+    found = product_flops(program.weight_gradients, amount)[:, 0]
+    place = [region.is_block for region in program.regions].index(True)
+    h, f, kv = MIXTRAL.hidden_size, MIXTRAL.experts.width, MIXTRAL.num_key_value_heads * MIXTRAL.head_dim
+    before = 2.0 * 4096 * (h * (2 * h + 2 * kv) + h * MIXTRAL.experts.num_experts)
+    after = 2.0 * 4096 * MIXTRAL.experts.top_k * 3 * h * f
+    assert (found[2 * place], found[2 * place + 1]) == pytest.approx((before, after))
+    assert found.sum() == pytest.approx(before + after)
+    assert overlapping(delays=False)[0].program_of(plan).weight_gradients is None
+
+
+def test_delayed_weight_gradients_hide_what_the_last_microbatch_sends_back():
+    """With one microbatch nothing else hides anything: experts' beside dispatch, the others beside combine, on 112 of 132 units."""
+    for tiers in ((), SLOW):
+        estimator, plan, late = overlapping(delays=True, tiers=tiers)
+        _, _, usual = overlapping(delays=False, tiers=tiers)
+        assert plan.num_microbatches == 1
+        micro = plan_columns(estimator, [plan]).micro
+        place = [region.is_block for region in micro.program.regions].index(True)
+        half = usual.parts["expert_parallel_communication"] / MIXTRAL.num_hidden_layers / 4
+        hidden = sum(np.minimum(micro.weight_gradients[2 * place + i].item(), half) for i in range(2))
+        assert usual.step_time - late.step_time == pytest.approx(MIXTRAL.num_hidden_layers * hidden * 112 / 132, rel=1e-5)
+        assert sum(late.parts.values()) == pytest.approx(late.step_time)
+
+
+def test_what_backward_sends_hides_beside_forward_alone_unless_weight_gradients_wait():
+    """Where it lasts longer than a forward pass but all that is sent no longer than both passes, and with none where nothing sticks out."""
+    found = {}
+    for bandwidth in (25e9, 8e9, 6e9, 1e8):
+        tiers = (make_tier(size=8), make_tier(Topology.FAT_TREE, size=4096, bandwidth=bandwidth, latency=5e-6))
+        order = ("pp", "tp", "cp", "dp_shard", "dp_replicate")
+        steps = []
+        for delays in (False, True):
+            times = [overlapping(batch, delays=delays, tiers=tiers, dp=16, pp=4, order=order)[2].step_time for batch in (256, 512)]
+            steps.append((times[1] - times[0]) / 16)  # of a microbatch: the ends are the same
+        assert steps[1] <= steps[0] * (1 + 1e-12)
+        found[bandwidth] = steps[0] / steps[1] - 1
+    assert found[25e9] == pytest.approx(0.0, abs=1e-9)
+    assert found[1e8] == pytest.approx(0.0, abs=1e-3)
+    assert max(found.values()) > 0.01
+
+
+def test_delayed_weight_gradients_keep_what_they_multiply():
+    """At most inputs and output gradients of one block's products, rows of experts and tokens; nothing where nothing is exchanged."""
+    row = 2.0 * 4096 * MIXTRAL.experts.top_k
+    h, f = MIXTRAL.hidden_size, MIXTRAL.experts.width
+    most = row * (2 * h + 3 * f + f + h) + 2.0 * 4096 * 8 * h
+    for ep in (8, 1):
+        knobs = dict(dp=16, pp=4, ep=ep)
+        usual, late = (overlapping(delays=delays, **knobs)[2].memory for delays in (False, True))
+        more = sum(late[name] - usual[name] for name in ("activations", "temporary"))
+        assert 0 < more <= most if ep > 1 else more == 0
+
+
+def test_weight_gradients_wait_for_nothing_without_another_microbatch():
+    with pytest.raises(InputError, match="delayed_weight_gradients=true: needs moe_overlap"):
+        load_profile("megatron+delayed_weight_gradients")
+    with pytest.raises(InputError, match="delays_weight_gradients=true: needs hides_exchanges=true"):
+        replace(load_profile("megatron"), delays_weight_gradients=True)
+    flags = ["overlap-moe-expert-parallel-comm=True", "delay-wgrad-compute=True"]
+    read = with_settings(load_profile("megatron"), {"megatron_args": flags})
+    assert (read.hides_exchanges, read.delays_weight_gradients) == (True, True)
+    assert not with_settings(load_profile("megatron"), {"megatron_args": flags[:1]}).delays_weight_gradients
+    assert not with_settings(load_profile("megatron"), {"megatron_args": flags[1:]}).delays_weight_gradients
 
 
 def test_flex_sends_a_token_once_to_each_node_and_copies_it_on_the_way():

@@ -73,6 +73,6 @@ def test_step_of_deepseek_v3_on_2048_h800():
         ep=64,
         zero=1,
         dispatcher="flex",
-        profile="megatron+fp8_dispatch+moe_overlap",
+        profile="megatron+fp8_dispatch+moe_overlap+delayed_weight_gradients",
     )
     assert perfmodel.predict(plan).step_time == pytest.approx(19.9, rel=0.07)

@@ -103,6 +103,19 @@ def test_every_cell_of_a_small_sweep_whose_weights_are_cast(name, changes):
     assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist()[::5])
 
 
+@pytest.mark.parametrize("delays", [False, True])
+def test_every_cell_of_a_small_sweep_whose_exchanges_hide(delays):
+    """Beside another microbatch's passes, with ends of their own, and with weight gradients that wait."""
+    experts = Experts(num_experts=8, top_k=2, width=256, shared_width=512, shared_gate=True)
+    model = make_model(**LLAMA_LIKE, num_hidden_layers=4, experts=experts)
+    profile = replace(profile_of("megatron"), hides_exchanges=True, delays_weight_gradients=delays)
+    estimator = estimator_of(make_job(model, batch=8), chips=8, node=4, profile=profile)
+    state = sweep_all(estimator, Space(orders=(DEFAULT_ORDER,)))
+    ids = state.best_time.ids.tolist()
+    assert {(plan.layout.pp > 1, plan.ep > 1) for plan in map(state.plan, ids)} == {(a, b) for a in (True, False) for b in (True, False)}
+    assert_cells_equal_single_plans(estimator, state, ids[::11])
+
+
 @pytest.mark.slow
 def test_every_cell_of_a_small_sweep_of_experts():
     experts = Experts(num_experts=8, top_k=2, width=256, shared_width=512, shared_gate=True)

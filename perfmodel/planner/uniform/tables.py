@@ -76,6 +76,7 @@ class MicrobatchTable:
     """[keys, micro-batches] for one rule set; by region, [recompute, keys, micro-batches] for what recomputation changes.
 
     times    forward of each region, then backward, then what is free of each where collectives leave their node
+    ends     of each region, where exchanges hide beside another microbatch
     kept     what each keeps; of what is no block the same under every recomputation
     peaks    of each region with weight gradients that leave, and with those that stay
     forward  of blocks, and of what comes before them; else 0
@@ -83,6 +84,7 @@ class MicrobatchTable:
 
     program: Program
     times: Array
+    ends: Array
     kept: Array
     peaks: Array
     run_ahead: Array
@@ -103,7 +105,9 @@ class MicrobatchTable:
         some = [slice(None) if region.is_block else slice(0, 1) for region in regions]
         n = len(regions)
         parts = [tuple(times[i * n : (i + 1) * n]) for i in range(4)]  # the last two empty where no collective leaves its node
-        return RegionTimes(forward=parts[0], backward=parts[1], free_forward=parts[2], free_backward=parts[3]), ActivationTerms(
+        ends = tuple(pick(values) for values in self.ends)
+        passes = RegionTimes(forward=parts[0], backward=parts[1], free_forward=parts[2], free_backward=parts[3], ends=ends)
+        return passes, ActivationTerms(
             kept=tuple(pick(self.kept[i][some[i]]) for i in range(len(regions))),
             peaks=tuple((pick(self.peaks[2 * i][some[i]]), pick(self.peaks[2 * i + 1][some[i]])) for i in range(len(regions))),
             forward=tuple(pick(self.forward[i][some[i]]) for i in range(len(regions))),
@@ -139,10 +143,11 @@ def _microbatch_part(
     wide = take_grid(grid, np.repeat(np.arange(num_keys), num_sizes))
     micro = microbatch_cost(program, estimator.machine, wide, np.tile(np.array(sizes, dtype=np.float64), num_keys))
     shape = (num_keys, num_sizes)
-    stacked, kept, peaks, forward, run_ahead = [], [], [], [], []
+    stacked, ends, kept, peaks, forward, run_ahead = [], [], [], [], [], []
     for recompute in recomputes:
         times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
         stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward, *times.free_forward, *times.free_backward)])
+        ends.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in times.ends])
         terms = activation_terms(micro, recompute, estimator.profile, wide.degree["tp"])
         kept.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.kept])
         peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
@@ -151,6 +156,7 @@ def _microbatch_part(
     return MicrobatchTable(
         program=program,
         times=np.array(stacked).swapaxes(0, 1),
+        ends=np.array(ends).reshape(len(recomputes), -1, *shape).swapaxes(0, 1),
         kept=np.array(kept).swapaxes(0, 1),
         peaks=np.array(peaks).swapaxes(0, 1),
         run_ahead=np.array(run_ahead),
