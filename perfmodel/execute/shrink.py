@@ -20,6 +20,7 @@ from perfmodel.workload.layer_specs import Experts
 HEAD_DIM, KEY_VALUE_HEADS, HEADS_PER_GROUP = 32, 4, 4
 VOCAB, SEQUENCE, MICRO_BATCH = 2048, 128, 2
 EXPERTS, CHOSEN = 16, 4
+CHOSEN_KEYS = 32
 #: Of a model that serves: a step of it is its products, not its launches, and takes well under a second.
 SERVED_LAYERS, SERVED_HEAD_DIM, SERVED_VOCAB = 8, 64, 8192
 #: Which axis gives way first when two have the same degree.
@@ -94,13 +95,16 @@ def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int, ep: int 
     groups = _round_up(min(model.num_key_value_heads, KEY_VALUE_HEADS), tp)
     heads = groups * min(model.num_attention_heads // model.num_key_value_heads, HEADS_PER_GROUP)
     hidden = heads * depth
-    experts = model.experts
+    experts, latent = model.experts, model.latent
     if experts is not None:
         experts = shrink_experts(experts, ep=ep, tp=tp, hidden=hidden / model.hidden_size)
+    if latent is not None:
+        latent = replace(latent, index_top=min(latent.index_top, CHOSEN_KEYS))
     return replace(
         model.with_layers(num_layers),
         name=f"{model.name}-shrunk",
         experts=experts,
+        latent=latent,
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=groups,

@@ -41,11 +41,9 @@ def not_executable_reason(plan: Plan) -> str:
     train = plan.job.train
     if train.quantizes_base:
         return f"train={train}: the executor has no weights of four bits; use train={replace(train, method=Method.LORA)}"
-    if network.latent is not None and network.latent.index_heads:
-        return f"model={network.name}: has a sparse indexer, which the executor does not run yet; predict it, or run a model without"
     reason = not_modules_reason(plan)
-    if not reason or plan.has_experts:
-        return reason  # the interpreter has no experts
+    if not reason or plan.has_experts or (network.latent is not None and network.latent.index_heads):
+        return reason  # the interpreter has no experts and no indexer
     from perfmodel.parallel.per_operator.by_rules import interpreter_reason
 
     other = interpreter_reason(plan)
@@ -128,8 +126,8 @@ def _latent_reason(plan: Plan) -> str:
     model = plan.job.transformer
     latent = model.latent
     assert latent is not None
-    if latent.index_heads:
-        return f"model={model.name}: has a sparse indexer, which the executor does not run yet; use another model"
+    if latent.index_heads and plan.layout.cp > 1:
+        return f"cp={plan.layout.cp}: the executor's sparse indexer of {model.name} has whole sequences; use cp=1"
     if plan.attention is not AttentionKernel.FLASH or plan.recompute is Recompute.SELECTIVE:
         rule = "torch's own modules have latent attention as one kernel, which is kept"
         return f"attention={plan.attention}, recompute={plan.recompute}: {rule}; use attention=flash and recompute=none or full"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.parallel.plan import Plan, make_plan
@@ -58,6 +59,15 @@ BIASED = {
         attention_sinks=True, sliding_window=8, full_attention_every=2, qkv_bias=True, attention_output_bias=True,
     ),
 }  # fmt: skip
+SPARSE = replace(LATENT, index_heads=4, index_head_dim=8, index_top=12)
+#: Latent attention to the keys that an indexer chooses, beside experts and without.
+SPARSE_VARIANTS = {
+    "sparse": dict(latent=SPARSE, num_key_value_heads=8),
+    "glm-5": dict(
+        experts=Experts(num_experts=8, top_k=2, width=24, shared_width=24, score="sigmoid"), latent=SPARSE, num_key_value_heads=8,
+        kinds=DENSE_FIRST, num_mtp_layers=1,
+    ),
+}  # fmt: skip
 LATENT_VARIANTS = {"latent": dict(latent=LATENT, num_key_value_heads=8)}
 #: Mixers with a state: beside experts as Qwen3-Next (gated attention in every second layer) and Nemotron have them, and without.
 STATE = Mamba(num_heads=8, head_dim=4, num_groups=4, state_size=6, conv_kernel=4, chunk_size=8)
@@ -92,7 +102,7 @@ def tiny(variant: str = "llama", **changes: object) -> TransformerConfig:
     return TransformerConfig(
         **{
             **LLAMA,
-            **(VARIANTS | EXPERT_VARIANTS | BIASED | LATENT_VARIANTS | STATE_VARIANTS)[variant],
+            **(VARIANTS | EXPERT_VARIANTS | BIASED | LATENT_VARIANTS | STATE_VARIANTS | SPARSE_VARIANTS)[variant],
             "name": f"tiny-{variant}",
             **changes,
         }

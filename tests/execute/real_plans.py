@@ -55,6 +55,10 @@ PLANS: dict[str, tuple[tuple[str, int, int], dict[str, Any]]] = {
         ("qwen3-30b-a3b", 128, 4096),
         dict(num_chips=64, pp=8, ep=8, zero=1, dispatcher="allgather"),
     ),
+    "GLM-5, 1F1B, sparse indexer, experts over data and TP, ZeRO-1": (
+        ("glm-5", 256, 4096),
+        dict(num_chips=256, tp=2, pp=4, ep=32, etp=1, zero=1),
+    ),
     "Qwen3-Next 80B, experts over data, ZeRO-1": (("qwen3-next-80b-a3b", 128, 4096), dict(num_chips=64, ep=8, zero=1)),
     "Nemotron 3 Nano, experts over data and TP, ZeRO-1": (
         ("nemotron-3-nano-30b-a3b", 64, 4096),

@@ -147,6 +147,25 @@ def test_gradients_of_latent_attention_equal_those_of_one_process(form, groups):
     assert {name for errors in results for name in errors} >= {shape.name for shape in tiny(variant).parameter_shapes()}
 
 
+#: Of models whose latent attention is to keys that an indexer chooses, which learns by a loss of its own.
+SPARSE_FORMS = {
+    "zero 3": (2, "glm-5", dict(ep=2, zero=3)),
+    "tensor": (2, "sparse", dict(tp=2, sequence_parallel=False, micro_batch=4)),
+    "over tensor": (2, "glm-5", dict(tp=2, ep=2, etp=1, micro_batch=4)),
+    "pipeline, full recomputation": (2, "glm-5", dict(pp=2, micro_batch=2, recompute="full")),
+    "over tensor x zero 1": (4, "glm-5", dict(dp_shard=2, tp=2, ep=2, etp=1, micro_batch=2, zero=1)),
+}
+
+
+@pytest.mark.parametrize("form", SPARSE_FORMS)
+def test_gradients_of_sparse_attention_equal_those_of_one_process(form, groups):
+    num_ranks, variant, knobs = SPARSE_FORMS[form]
+    results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=tiny(variant), **knobs))
+    name, error = worst_error(results)
+    assert error < TOLERANCE, name
+    assert {name for errors in results for name in errors} >= {shape.name for shape in tiny(variant).parameter_shapes()}
+
+
 #: Of models with a state in the place of keys in some layers, beside experts and without.
 STATE_FORMS = {
     "zero 3": (2, "qwen3-next", dict(ep=2, zero=3)),

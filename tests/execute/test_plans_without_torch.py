@@ -105,6 +105,11 @@ def test_mixers_with_a_state_beside_experts_run_with_whole_sequences():
     assert executable_reason(tiny_plan(2, model=model, ep=2, cp=2), 2).startswith("cp=2: torch's own modules have whole sequences")
 
 
+def test_a_sparse_indexer_runs_with_whole_sequences():
+    assert executable_reason(tiny_plan(2, model=tiny("glm-5"), ep=2, tp=2, etp=1), 2) == ""
+    assert executable_reason(tiny_plan(2, model=tiny("sparse"), cp=2), 2).startswith("cp=2: the executor's sparse indexer")
+
+
 def test_the_form_of_a_plan_has_the_same_sentence_on_any_machine():
     plan = tiny_plan(2, precision=Precision.FP16_MIXED)
     assert executable_reason(plan, 2) == not_executable_reason(plan) != ""

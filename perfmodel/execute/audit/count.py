@@ -15,8 +15,8 @@ from perfmodel.cost.counts import ATTENTION, RankCounts, Shape, product_shape
 from perfmodel.execute.audit.program import FakeProgram, fake_program
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
+from perfmodel.execute.uniform import indexer, recurrent
 from perfmodel.execute.uniform.data_parallel import FlatData
-from perfmodel.execute.uniform.recurrent import PRODUCTS
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.routing import RoutingCounts
 
@@ -40,6 +40,8 @@ _CPU_ATTENTION: dict[Any, Callable[..., int]] = {
     torch.ops.perfmodel.sink_attention_backward: _attention_backward,
     torch.ops.perfmodel.uneven_attention_backward: _attention_backward,
 }
+#: Kernels that make several products: their kind in the graph, and FLOP.
+_PRODUCTS_OF_KERNELS = {**recurrent.PRODUCTS, **indexer.PRODUCTS}
 #: Matrix products, and which argument is the first factor.
 _PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
 
@@ -60,8 +62,8 @@ class StepCounter(CollectiveCounter):
         if packet in _CPU_ATTENTION:
             is_backward = _CPU_ATTENTION[packet] is _attention_backward
             self.counts.add_flops(ATTENTION[is_backward], float(_CPU_ATTENTION[packet](*args, **(kwargs or {}))))
-        elif packet in PRODUCTS:
-            kind, flops_of = PRODUCTS[packet]
+        elif packet in _PRODUCTS_OF_KERNELS:
+            kind, flops_of = _PRODUCTS_OF_KERNELS[packet]
             self.counts.add_flops((kind,), float(flops_of(*args, **(kwargs or {}))))
         elif packet in flop_registry:
             flops = float(flop_registry[packet](*args, **(kwargs or {}), out_val=result))

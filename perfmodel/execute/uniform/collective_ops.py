@@ -51,6 +51,42 @@ def gather_sequence(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) ->
     return _GatherSequence.apply(tensor, dim, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class _GatherCopies(torch.autograd.Function):
+    """Sharded on `dim` -> replicated, by an all-gather; the gradient is whole on every rank, of which each takes its chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.dim, ctx.group, ctx.length = dim, group, tensor.shape[dim]
+        return _all_gather(tensor, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0].narrow(ctx.dim, dist.get_rank(ctx.group) * ctx.length, ctx.length).contiguous(), None, None
+
+
+def gather_copies(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """The whole of a tensor whose `dim` is cut into contiguous chunks over `group`, of which all ranks make the same."""
+    return _GatherCopies.apply(tensor, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _ShareGradient(torch.autograd.Function):
+    """As it is; of a gradient that all of so many ranks have, each hands on its share."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, ways: int) -> torch.Tensor:
+        ctx.ways = ways
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0] / ctx.ways, None
+
+
+def share_gradient(tensor: torch.Tensor, ways: int) -> torch.Tensor:
+    """For ranks that all make the same gradient, where gradients are added up over them."""
+    return _ShareGradient.apply(tensor, ways)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def _exchange(tensor: torch.Tensor, split: int, join: int, group: dist.ProcessGroup) -> torch.Tensor:
     pieces = tensor.unflatten(split, (dist.get_world_size(group), -1)).movedim(split, 0).contiguous()
     result = torch.empty_like(pieces)

@@ -20,6 +20,7 @@ from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
 from perfmodel.execute.uniform.data_parallel import clean_name
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.parallelize import TrainingProgram
+from perfmodel.execute.uniform.sharding import Sharding
 from perfmodel.execute.uniform.weights import fill, further_tokens, make_tokens
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan
@@ -32,7 +33,8 @@ def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, np
     key = ("reference", job, plan.attention)
     if worker.cache.get("reference key") == key:
         return worker.cache["reference"]  # type: ignore[no-any-return]
-    model = Transformer(job.transformer, fused_attention=plan.attention is AttentionKernel.FLASH, device=worker.device)
+    sharding = Sharding(loss_scale=1.0 / job.tokens_per_step)
+    model = Transformer(job.transformer, sharding=sharding, fused_attention=plan.attention is AttentionKernel.FLASH, device=worker.device)
     model.beat = worker.beat
     for name, parameter in model.named_parameters():
         worker.beat(f"filling {name}")

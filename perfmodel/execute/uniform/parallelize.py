@@ -165,6 +165,7 @@ class TrainingProgram:
         # Each rank's loss is its tokens' share of the mean; fully_shard averages over the data ranks where we add.
         data_ranks = layout.data_parallel * layout.cp
         self.loss_scale = (data_ranks if isinstance(self.data, ShardedData) else 1) / plan.job.tokens_per_step
+        self.sharding.loss_scale = self.loss_scale
         self.schedule = self._build_schedule(layout.pp * plan.virtual_stages) if layout.pp > 1 else None
 
     def _local_tokens(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

@@ -35,6 +35,7 @@ class Sharding:
     exchanges_heads   attention has the whole sequence of some heads, by all-to-alls over cp; else its own queries, and all keys gathered
     tp_group        over which partial sums are added up; None on one rank
     angles, masks   tensors that all layers read, made once
+    loss_scale      of what modules add to the loss for each token
     positions       of the tokens where they are not one chunk of a sequence [s]; None: they are
     dropout         probability; only audits drop
     is_abstract     tensors have no values (an audit): fused attention need not be told which keys a query sees, which it takes as an
@@ -57,6 +58,7 @@ class Sharding:
     angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     positions: torch.Tensor | None = None
+    loss_scale: float = 1.0
 
     @property
     def head_rank(self) -> int:

@@ -111,7 +111,9 @@ def _latent_styles(attention: nn.Module, residual: Shard | Replicate) -> list[tu
     styles: list[tuple[str, ParallelStyle]] = []
     for name, module in attention.named_children():
         if name in ("q_proj", "q_b_proj", "kv_b_proj"):
-            styles.append((f"attention.{name}", ColwiseParallel(input_layouts=residual)))
+            # with an indexer, what queries are made of is gathered for it too
+            given = Replicate() if name != "kv_b_proj" and hasattr(attention, "index_q_proj") else residual
+            styles.append((f"attention.{name}", ColwiseParallel(input_layouts=given)))
         elif residual.is_shard() and isinstance(module, ReplicatedLinear):
             styles.append((f"attention.{name}", _Table(Replicate())))
         elif residual.is_shard() and name.endswith("norm"):

@@ -36,19 +36,20 @@ def attention_mixer(b: DecoderBuilder, x: str) -> str:
 
 
 def attention_core(
-    b: DecoderBuilder, q: str, k: str, v: str, k_dims: str, *, width: str = "d", value: str = "d", sinks: str = "", top: int = 0
+    b: DecoderBuilder, q: str, k: str, v: str, k_dims: str, *, width: str = "d", value: str = "d", sinks: str = "", chosen: str = ""
 ) -> str:
     """Queries [b q g r width], keys [k_dims] and values -> [b q g r value]: one kernel, or scores, their softmax and what it weighs.
 
     width, value   dims of a head of queries and keys, and of one of values
     sinks          a parameter: a score of each head to which no key belongs
-    top            keys that a query attends to at most, wherever they are; 0: what the model's windows say
+    chosen         [b q it]: which keys a query attends to, wherever they are; "": what the model's windows say
     """
     model, core = b.model, "attention_core"
     depth, value_depth = b.sizes[width], b.sizes[value]
     q_dims, v_dims, out_dims = f"b q g r {width}", f"{k_dims.rpartition(' ')[0]} {value}", f"b q g r {value}"
     if b.attention == "flash":
-        dims = f"b q z g_attn r_attn {width}" + (f" {value}" if value != width else "")
+        dims = f"b q z g_attn r_attn {width}" + (f" {value}" if value != width else "") + (" it" if chosen else "")
+        top = b.sizes["it"] if chosen else 0
         operator = fused_attention(
             "attention",
             operand(q, q_dims),
@@ -65,6 +66,7 @@ def attention_core(
                 shares_queries=b.shares_queries,
             ),
             sinks=operand(sinks, "g r") if sinks else None,
+            chosen=operand(chosen, "b q it") if chosen else None,
         )
         return b.add(operator, dims, group=core)
     square, square_dims = "b q z g_attn r_attn", "b g r q z"

@@ -12,8 +12,8 @@ from perfmodel.workload.kinds.index_scores import index_scores
 from perfmodel.workload.kinds.norm import layer_norm
 
 
-def write_indexer(b: DecoderBuilder, x: str, compressed: str, latent_dim: str) -> None:
-    """compressed: what queries are made of, the hidden state or its latent, with its last dim."""
+def write_indexer(b: DecoderBuilder, x: str, compressed: str, latent_dim: str) -> str:
+    """Which keys a query attends to. compressed: what queries are made of, the hidden state or its latent, with its last dim."""
     latent = b.model.latent
     assert latent is not None
     q = b.linear("index_q_proj", compressed, f"b s ih id {latent_dim}", f"b s {latent_dim}", f"ih id {latent_dim}", 2, "b s ih id")
@@ -28,3 +28,4 @@ def write_indexer(b: DecoderBuilder, x: str, compressed: str, latent_dim: str) -
     operands = operand(q, "b q ih id"), operand(k, "b z id"), operand(weights, "b q ih"), operand("index.out", "b q it")
     made = b.add(index_scores("index", *operands, b.of(dims), heads="ih", width="id"), dims, itemsize=4.0)
     b.set_role(made, TensorRole.INDEX)
+    return made

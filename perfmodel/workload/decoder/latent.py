@@ -26,14 +26,13 @@ def latent_mixer(b: DecoderBuilder, x: str) -> str:
         q = b.linear("q_b_proj", compressed, f"{_HEADS} r qk qa", "b s qa", "g r qk qa", 3, f"{_HEADS} r qk")
     else:
         q = b.linear("q_proj", x, f"{_HEADS} r qk h", "b s h", "g r qk h", 3, f"{_HEADS} r qk")
-    if latent.index_heads:
-        write_indexer(b, x, compressed, "qa" if latent.query_rank else "h")
+    chosen = write_indexer(b, x, compressed, "qa" if latent.query_rank else "h") if latent.index_heads else ""
     q = b.rotary("q_rotary", q, f"{_HEADS} r qk", head_dim=latent.rope_head_dim, start=latent.nope_head_dim)
     if b.absorbs:
         out = absorbed_attention(b, q, *_latents(b, x))
     else:
         k, v = _keys_and_values(b, x)
-        out = attention_core(b, q, k, v, "b z g qk", width="qk", value="val", top=latent.index_top if latent.index_heads else 0)
+        out = attention_core(b, q, k, v, "b z g qk", width="qk", value="val", chosen=chosen)
     return b.linear("o_proj", out, f"{_HEADS} r val h", f"{_HEADS} r val", "h g r val", 1, "b s h")
 
 

@@ -54,6 +54,7 @@ def attention(
     value_head_dim: int = 0,
     causal: Causal | None = None,
     sinks: Operand | None = None,
+    chosen: Operand | None = None,
     named: AttentionDims = _USUAL,
     layer: str = "",
 ) -> Operator:
@@ -65,6 +66,8 @@ def attention(
     causal   None: every query sees all keys
     sinks    sinks[g,r]: a score of each head to which no key belongs; it takes its share of the softmax and adds nothing (gpt-oss)
 
+    chosen   chosen[b,q,top]: the keys that a query attends to, for all heads (a sparse indexer); kept for backward too
+
     Keys stay whole, and so do causal queries that are not shared. Kept for backward: q, k, v, the output and the log-sum-exp of each row.
     """
     batch, queries, keys, heads = named.batch, named.queries, named.keys, named.heads
@@ -73,7 +76,7 @@ def attention(
         raise InputError(f"operator {name}: dims={tuple(dims)}: must have b, q, z, g and r; add {missing[0]}")
     num_keys = prod(dims[dim] for dim in keys)
     window = causal.window if causal is not None and causal.window < num_keys else 0
-    inputs = (q, k, v) if sinks is None else (q, k, v, sinks)
+    inputs = (q, k, v, *(each for each in (sinks, chosen) if each is not None))
     widths = (head_dim, head_dim, value_head_dim or head_dim, value_head_dim or head_dim)
     work = FusedAttention(
         batch=extent(dims, batch),
@@ -93,13 +96,17 @@ def attention(
         output=output,
         forward=(work,),
         backward=(work,),
-        whole=keys if causal is None or causal.shares_queries else (*keys, *queries),
+        whole=(
+            *(keys if causal is None or causal.shares_queries else (*keys, *queries)),
+            *(chosen.dims[-1:] if chosen is not None else ()),
+        ),
         saved=(
             *(
                 Data(extent=_entries(dims, operand, width), of=place)
                 for place, operand, width in zip((0, 1, 2, len(inputs)), (q, k, v, output), widths, strict=True)
             ),
             Data(extent=extent(dims, (*batch, *queries, *heads)), itemsize=4.0),
+            *((Data(extent=extent(dims, chosen.dims), of=len(inputs) - 1),) if chosen is not None else ()),
         ),
         settings={
             "head_dim": head_dim,

@@ -12,7 +12,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.executable import counted_routing
 from perfmodel.workload.routing import routing_counts
 from tests.execute.audit.test_audit import TINY, differing_rows, predicted
-from tests.execute.jobs import BIASED, EXPERT_VARIANTS, LATENT_VARIANTS, STATE_VARIANTS, tiny, tiny_plan
+from tests.execute.jobs import BIASED, EXPERT_VARIANTS, LATENT_VARIANTS, SPARSE_VARIANTS, STATE_VARIANTS, tiny, tiny_plan
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -57,6 +57,11 @@ FORMS = {
         dict(num_chips=8, pp=2, ep=2, zero=3, schedule="interleaved", virtual_stages=2),
     ),
     "further tokens, ep over tp and cp": ("mixtral, further tokens", dict(num_chips=8, ep=4, cp=2, tp=2, etp=1, recompute="full")),
+    "sparse indexer, tp": ("sparse", dict(num_chips=8, tp=4, batch=4)),
+    "sparse indexer, tp without sequence": ("sparse", dict(num_chips=8, tp=4, sequence_parallel=False, batch=4)),
+    "sparse indexer, further tokens, ZeRO-3": ("glm-5", dict(num_chips=8, ep=4, zero=3)),
+    "sparse indexer, ep over tp": ("glm-5", dict(num_chips=8, ep=4, tp=2, etp=1, zero=1)),
+    "sparse indexer, pp, recomputed": ("glm-5", dict(num_chips=8, ep=2, pp=2, recompute="full")),
     "gated delta networks, ZeRO-3": ("qwen3-next", dict(num_chips=8, ep=4, zero=3)),
     "gated delta networks, ep over tp": ("qwen3-next", dict(num_chips=8, ep=4, tp=2, etp=1, zero=1)),
     "gated delta networks, pp, recomputed": ("qwen3-next", dict(num_chips=8, ep=2, pp=2, zero=3, recompute="full")),
@@ -65,13 +70,19 @@ FORMS = {
     "state-space layers without experts, tp": ("hybrid", dict(num_chips=8, tp=4, sequence_parallel=False, batch=4)),
     "ep recomputed": ("shared experts", dict(num_chips=8, ep=4, tp=2, etp=1, recompute="full")),
 }
-QUICK = ("gated delta networks, ep over tp", "state-space layers, pp", "ep over tp, cp and data", "further tokens, pp ep ZeRO-1")
+QUICK = (
+    "ep over tp, cp and data",
+    "further tokens, pp ep ZeRO-1",
+    "gated delta networks, ep over tp",
+    "sparse indexer, ep over tp",
+    "state-space layers, pp",
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FORMS])
 def test_plans_with_experts_audit_clean_on_each_stage(name, counting):
     variant, knobs = FORMS[name]
-    has_kinds = "kinds" in (EXPERT_VARIANTS | LATENT_VARIANTS | STATE_VARIANTS | BIASED)[variant]
+    has_kinds = "kinds" in (EXPERT_VARIANTS | LATENT_VARIANTS | STATE_VARIANTS | SPARSE_VARIANTS | BIASED)[variant]
     layers = {} if {"pp", "recompute"} & knobs.keys() or has_kinds else {"num_hidden_layers": 2}
     assert differing_rows(counting, tiny_plan(**{"model": tiny(variant, **layers), **knobs})) == []
 

@@ -143,6 +143,8 @@ def test_an_indexer_scores_all_keys_and_attends_to_the_best():
     derivation = derive(graph, apply_rules(graph, rule_set_of("megatron-sp")))
     index = [row for row in derivation.traffic if row.region == "layer" and row.operator == "layer.index" and row.phase is Pass.FORWARD]
     assert sorted(row.elements.base / SEQ for row in index) == [32, 128]  # one key for all heads, and the heads' weights
+    kept = {each.tensor: each.amount.base / SEQ for each in kept_tensors(derivation, set(), set(), alone=set()) if each.region == "layer"}
+    assert kept["layer.index.out"] == 4 * 2048  # which keys, for attention's backward
 
 
 def test_an_indexer_through_a_prediction():

@@ -1,0 +1,106 @@
+"""What a sparse attention attends to: a small score of every query with every key before it, and the best keys of each query.
+
+One operator each way, as fused kernels have it: nothing of the square of scores is kept or leaves it. Choosing has no gradient; the indexer
+learns by a loss of its own, whose gradient is made of the scores alone (`workload/kinds/index_scores.py`): the cross-entropy of the
+softmax of a query's scores with its choice. (DeepSeek-V3.2, section 2.1, compares with what attention gave each key, which is work of
+attention's kernel; the products of the indexer are the same.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from perfmodel.execute.norm import wide
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[b, q, z]: sum over heads of weights relu(q k), -inf of later keys; and the products [b, q, n, z] before it."""
+    products = torch.einsum("bqnd,bzd->bqnz", wide(q), wide(k))
+    scores = torch.einsum("bqn,bqnz->bqz", wide(weights), products.relu())
+    later = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu_(1)
+    return scores.masked_fill_(later, -torch.inf), products
+
+
+def _best(scores: torch.Tensor, top: int) -> torch.Tensor:
+    """[b, q, top], with later keys where there are fewer before."""
+    return scores.topk(top, dim=-1).indices
+
+
+def allowed(chosen: torch.Tensor, keys: int) -> torch.Tensor:
+    """[b, q, z]: the keys that each query chose, of those that are not later than it."""
+    marked = torch.zeros(*chosen.shape[:-1], keys, dtype=torch.bool, device=chosen.device).scatter_(-1, chosen.long(), True)
+    return marked & torch.ones(marked.shape[1:], dtype=torch.bool, device=chosen.device).tril_()
+
+
+@torch.library.custom_op("perfmodel::index_scores", mutates_args=())
+def index_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int) -> torch.Tensor:
+    """q [b, s, n, d], k [b, s, d], weights [b, s, n] -> which keys each query chooses, [b, s, top]"""
+    return _best(_scores(q, k, weights)[0], top).to(torch.int32)
+
+
+@index_scores.register_fake
+def _(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int) -> torch.Tensor:
+    return q.new_empty(*q.shape[:2], top, dtype=torch.int32)
+
+
+@torch.library.custom_op("perfmodel::index_scores_backward", mutates_args=())
+def index_scores_backward(
+    scale: float, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of `scale` times the sum over queries of log sum exp of the scores less the mean of those chosen."""
+    scores, products = _scores(q, k, weights)
+    chosen = allowed(_best(scores, top), k.shape[1])
+    for_scores = scale * (scores.softmax(-1) - chosen / chosen.sum(-1, keepdim=True))
+    for_weights = torch.einsum("bqz,bqnz->bqn", for_scores, products.relu())
+    for_products = for_scores.unsqueeze(2) * wide(weights).unsqueeze(-1) * (products > 0)
+    for_q, for_k = torch.einsum("bqnz,bzd->bqnd", for_products, wide(k)), torch.einsum("bqnz,bqnd->bzd", for_products, wide(q))
+    return for_q.to(q.dtype), for_k.to(k.dtype), for_weights.to(weights.dtype)
+
+
+@index_scores_backward.register_fake
+def _(scale: float, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), weights.new_empty(weights.shape)
+
+
+class _Chosen(torch.autograd.Function):
+    """The choice, and a number of which backward makes the gradient of the indexer's loss."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = index_scores(q, k, weights, top)
+        ctx.save_for_backward(q, k, weights)
+        ctx.top, ctx.scale = top, scale
+        ctx.mark_non_differentiable(chosen)
+        return chosen, q.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return (*index_scores_backward(ctx.scale, *ctx.saved_tensors, ctx.top), None, None)
+
+
+def choose_keys(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, *, top: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the choice [b, s, top], what to add to the loss). scale: of the loss of each query."""
+    return _Chosen.apply(q, k, weights, top, scale)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _forward_flops(q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any) -> float:
+    """Half of the square of queries and keys."""
+    batch, queries, heads, width = q.shape
+    return 2.0 * batch * heads * queries * max(k.shape[1] // 2, 1) * width
+
+
+def _backward_flops(_: float, q: torch.Tensor, k: torch.Tensor, *__: Any, **___: Any) -> float:
+    """Scores again, and of them the gradients of queries and of keys."""
+    return 3.0 * _forward_flops(q, k)
+
+
+#: As those of `recurrent.py`.
+PRODUCTS: Mapping[Any, tuple[str, Callable[..., float]]] = {
+    torch.ops.perfmodel.index_scores: ("index_scores", _forward_flops),
+    torch.ops.perfmodel.index_scores_backward: ("index_scores.grad", _backward_flops),
+}

@@ -1,0 +1,73 @@
+"""The sparse indexer: what it chooses, how it learns, and attention to what it chose."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from perfmodel.execute.uniform import indexer  # noqa: E402
+from perfmodel.execute.uniform.latent import LatentMixer  # noqa: E402
+
+TOP, LENGTH = 3, 10
+
+
+def random(*shape, seed):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def scores_of(q, k, weights):
+    """Query by query, key by key."""
+    rows = []
+    for place in range(q.shape[1]):
+        products = (q[:, place, None] * k[:, : place + 1, None]).sum(-1)  # [b, keys, heads]
+        rows.append((weights[:, place, None] * products.relu()).sum(-1))
+    return rows
+
+
+def indexed():
+    return random(2, LENGTH, 4, 6, seed=0), random(2, LENGTH, 6, seed=1), random(2, LENGTH, 4, seed=2)
+
+
+def test_a_query_chooses_the_best_of_the_keys_before_it():
+    q, k, weights = indexed()
+    chosen, _ = indexer.choose_keys(q, k, weights, top=TOP, scale=1.0)
+    seen = indexer.allowed(chosen, LENGTH)
+    for place, row in enumerate(scores_of(q, k, weights)):
+        for sequence in range(2):
+            best = set(row[sequence].topk(min(TOP, place + 1)).indices.tolist())
+            assert set(seen[sequence, place].nonzero().flatten().tolist()) == best
+
+
+def test_it_learns_by_the_cross_entropy_of_its_scores_with_its_choice():
+    inputs = indexed()
+    _, loss = indexer.choose_keys(*inputs, top=TOP, scale=0.25)
+    found = torch.autograd.grad(loss, inputs)
+    rows = scores_of(*inputs)
+    explicit = sum((row.logsumexp(-1) - row.topk(min(TOP, place + 1)).values.mean(-1)).sum() for place, row in enumerate(rows))
+    expected = torch.autograd.grad(0.25 * explicit, inputs)
+    torch.testing.assert_close(found, expected)
+    assert all(float(each.abs().max()) > 0 for each in found)
+
+
+@pytest.mark.parametrize("top", [TOP, LENGTH])
+def test_attention_sees_what_was_chosen_alone(top):
+    """And all keys before a query where all are chosen."""
+    q, k, v = random(2, LENGTH, 4, 8, seed=3), random(2, LENGTH, 4, 8, seed=4), random(2, LENGTH, 4, 6, seed=5)
+    chosen, _ = indexer.choose_keys(*indexed(), top=top, scale=1.0)
+    found = LatentMixer._attend(q, k, v, chosen)
+    seen = indexer.allowed(chosen, LENGTH).unsqueeze(1)
+    scores = torch.einsum("bqnd,bznd->bnqz", q, k) * 8**-0.5
+    expected = torch.einsum("bnqz,bznw->bqnw", scores.masked_fill(~seen, -torch.inf).softmax(-1), v).flatten(2)
+    torch.testing.assert_close(found, expected)
+    gradient = torch.randn_like(found)
+    torch.testing.assert_close(*(torch.autograd.grad(each, (q, k, v), gradient) for each in (found, expected)))
+    whole = LatentMixer._attend(q, k, v)
+    assert torch.allclose(found, whole) == (top == LENGTH)
+
+
+def test_flop_are_those_of_half_the_square():
+    """s n d a query: 2 s n d over all pairs, half of which are seen; backward three times."""
+    q, k, weights = torch.empty(2, 64, 4, 16), torch.empty(2, 64, 16), torch.empty(2, 64, 4)
+    _, forward = indexer.PRODUCTS[torch.ops.perfmodel.index_scores]
+    _, backward = indexer.PRODUCTS[torch.ops.perfmodel.index_scores_backward]
+    assert forward(q, k, weights, 8) == 2 * 64 * 64 * 4 * 16
+    assert backward(1.0, q, k, weights, 8) == 3 * forward(q, k, weights, 8)
