@@ -107,6 +107,8 @@ def not_modules_reason(plan: Plan) -> str:
         )
     if plan.has_experts and (reason := _experts_reason(plan)):
         return reason
+    if plan.job.routing.counts is not None:
+        return f"routing={plan.job.routing}: a run takes tokens as they come; audit the plan, or use routing=balanced"
     if not plan.job.routing.is_balanced:
         return f"routing={plan.job.routing}: the executor takes tokens as they come, and audits spread them evenly; use routing=balanced"
     if layout.pp > 1:

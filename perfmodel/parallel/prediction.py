@@ -13,6 +13,7 @@ from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, expert_words
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.routing import BALANCED
 from perfmodel.workload.training import num_trained_parameters
 
 
@@ -147,7 +148,7 @@ def summary(prediction: Prediction) -> list[tuple[str, str]]:
     zero = f"; ZeRO {int(plan.zero)}" if int(plan.zero) else ""
     knobs = f"{_degrees(plan)}{zero}; micro-batch {plan.micro_batch}; recompute {plan.recompute}"
     return [
-        ("job", f"{job.model.name}, {batch_text(job)}, {job.precision}, {job.optimizer}{trained_text(job)}"),
+        ("job", f"{job.model.name}, {batch_text(job)}, {job.precision}, {job.optimizer}{trained_text(job)}{routed_text(job)}"),
         ("plan", f"{plan.num_chips:,} chips of {plan.cluster}: {knobs}"),
         ("step time", f"{format_step(prediction.step_time)}; {prediction.tokens_per_second_per_chip:,.0f} {job.unit}/s a chip"),
         ("utilisation", f"{prediction.tflops_per_chip:,.0f} TFLOP/s a chip, MFU {prediction.mfu_palm:.1%}"),
@@ -175,6 +176,14 @@ def trained_text(job: TrainingJob) -> str:
         return ""
     trained = num_trained_parameters(job.transformer, job.train)
     return f", {job.train} ({format_count(trained)} of {format_count(job.transformer.num_parameters + trained)} parameters trained)"
+
+
+def routed_text(job: TrainingJob) -> str:
+    """How tokens spread over experts, where that is not evenly: `, routing skew:1.3, capacity 1.25`."""
+    if job.routing == BALANCED:
+        return ""
+    room = f", capacity {job.routing.capacity_factor:g}" if job.routing.capacity_factor else ""
+    return f", routing {job.routing}{room}"
 
 
 def _degrees(plan: Plan) -> str:

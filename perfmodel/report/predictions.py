@@ -12,7 +12,7 @@ from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.algebra.rules import MEGATRON, told_rules
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import Plan, expert_words, plan_facts, plan_to_dict
-from perfmodel.parallel.prediction import Prediction, batch_text, notes, trained_text
+from perfmodel.parallel.prediction import Prediction, batch_text, notes, routed_text, trained_text
 from perfmodel.parallel.profile import GENERIC
 from perfmodel.parallel.recompute_modules import recompute_words
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
@@ -118,7 +118,7 @@ def sensitivity_table(named: Sequence[Sensitivity]) -> Table:
 def workload_line(plan: Plan) -> str:
     job, model = plan.job, plan.job.model
     without = f", without {model.left_out}" if isinstance(model, TransformerConfig) and model.left_out else ""
-    return f"{model_text(model, without)}, {batch_text(job)} a step, {job.precision}, {job.optimizer}{trained_text(job)}"
+    return f"{model_text(model, without)}, {batch_text(job)} a step, {job.precision}, {job.optimizer}{trained_text(job)}{routed_text(job)}"
 
 
 def model_text(model: TransformerConfig | NetworkModel, without: str = "") -> str:

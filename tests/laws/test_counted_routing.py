@@ -166,6 +166,8 @@ def test_the_command_line_reads_the_file_that_audit_reads(tmp_path, capfd):
     printed = json.loads(capfd.readouterr().out)
     assert printed["step_time"] == predicted(routing=str(path)).step_time == predicted(routing=counts.rows).step_time
     assert printed["plan"]["job"]["routing"] == [list(row) for row in counts.rows]
+    assert cli.run(["predict", *WORDS, "--routing", str(path)]) == 0
+    assert f", routing counts of 8 ranks, the fullest with {counts.skew:.4g} times the mean, on 64 chips" in capfd.readouterr().out
     several = perfmodel.predict(**PLAN | {"routing": ["balanced", path, "skew:1.25"]})
     assert [each.step_time for each in several.predictions] == [
         predicted(routing=each).step_time for each in ("balanced", counts.rows, "skew:1.25")

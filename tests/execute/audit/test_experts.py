@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 
+import perfmodel
 from perfmodel.cost.counts import audit_rows
 from perfmodel.execute.audit.audit import audit_plan
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.executable import counted_routing
-from perfmodel.workload.routing import routing_counts
+from perfmodel.parallel.executable import counted_routing, not_modules_reason
+from perfmodel.workload.routing import routing_counts, routing_of
 from tests.execute.audit.test_audit import TINY, differing_rows, predicted
 from tests.execute.jobs import BIASED, EXPERT_VARIANTS, LATENT_VARIANTS, SPARSE_VARIANTS, STATE_VARIANTS, tiny, tiny_plan
 
@@ -139,3 +141,16 @@ def test_counts_that_are_not_of_the_plan_are_refused():
         audit_plan(None, plan, (0,), routing=routing_counts([[2] * 8] * 2))
     with pytest.raises(InputError, match="tiny-llama has no experts to send tokens to"):
         audit_plan(None, tiny_plan(8), (0,), routing=routing_counts([[2] * 8] * 2))
+
+
+def test_the_audit_of_a_plan_that_holds_counts_sends_tokens_as_they_say():
+    even = tiny_plan(4, model=tiny("mixtral", num_hidden_layers=2), ep=4, zero=1)
+    counts = skewed(even)
+    plan = replace(even, job=replace(even.job, routing=routing_of(counts)))
+    assert "a run takes tokens as they come; audit the plan" in not_modules_reason(plan)
+    found = perfmodel.audit_plan(plan, rank=0)
+    assert found.skew == counts.skew
+    assert [row for row in found.ranks[0].rows if not row.passes(TINY * bool(row.tolerance))] == []
+    stated = perfmodel.audit_plan(even, rank=0, routing=counts)
+    assert [row.counted for row in found.ranks[0].rows] == [row.counted for row in stated.ranks[0].rows]
+    assert [row.counted for row in found.ranks[0].rows] != [row.counted for row in perfmodel.audit_plan(even, rank=0).ranks[0].rows]
