@@ -63,10 +63,10 @@ def attention_core(
                 window=top or model.sliding_window or model.attention_chunk,
                 windowed=1.0 if top else model.sliding_layer_fraction,
                 chunked=bool(model.attention_chunk),
+                chosen=operand(chosen, "b q it") if chosen else None,
                 shares_queries=b.shares_queries,
             ),
             sinks=operand(sinks, "g r") if sinks else None,
-            chosen=operand(chosen, "b q it") if chosen else None,
         )
         return b.add(operator, dims, group=core)
     square, square_dims = "b q z g_attn r_attn", "b g r q z"

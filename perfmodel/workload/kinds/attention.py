@@ -19,12 +19,14 @@ class Causal:
     window          it sees the last so many of them; 0: all
     windowed        of the layers that the operator stands for, the share with that window
     chunked         the window does not slide: it sees those of its own chunk of so many
+    chosen          [b,q,top]: the keys that a query attends to, for all heads (a sparse indexer): an input, which is kept for backward
     shares_queries  ranks may share queries, though later ones see more keys than earlier ones: the cost model knows who has which
     """
 
     window: int = 0
     windowed: float = 1.0
     chunked: bool = False
+    chosen: Operand | None = None
     shares_queries: bool = False
 
 
@@ -54,7 +56,6 @@ def attention(
     value_head_dim: int = 0,
     causal: Causal | None = None,
     sinks: Operand | None = None,
-    chosen: Operand | None = None,
     named: AttentionDims = _USUAL,
     layer: str = "",
 ) -> Operator:
@@ -66,7 +67,6 @@ def attention(
     causal   None: every query sees all keys
     sinks    sinks[g,r]: a score of each head to which no key belongs; it takes its share of the softmax and adds nothing (gpt-oss)
 
-    chosen   chosen[b,q,top]: the keys that a query attends to, for all heads (a sparse indexer); kept for backward too
 
     Keys stay whole, and so do causal queries that are not shared. Kept for backward: q, k, v, the output and the log-sum-exp of each row.
     """
@@ -76,6 +76,7 @@ def attention(
         raise InputError(f"operator {name}: dims={tuple(dims)}: must have b, q, z, g and r; add {missing[0]}")
     num_keys = prod(dims[dim] for dim in keys)
     window = causal.window if causal is not None and causal.window < num_keys else 0
+    chosen = causal.chosen if causal is not None else None
     inputs = (q, k, v, *(each for each in (sinks, chosen) if each is not None))
     widths = (head_dim, head_dim, value_head_dim or head_dim, value_head_dim or head_dim)
     work = FusedAttention(
