@@ -21,6 +21,8 @@ from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.setting import find_cluster
 from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.imported.decoder import ARCHITECTURE, decoder_of
+from perfmodel.workload.imported.graph import ImportedGraph
 from perfmodel.workload.quantization import published_format, quantization_named
 from perfmodel.workload.serving import ServingJob, Speculation
 
@@ -142,6 +144,8 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
         if quantization.needs not in cluster.chip.peak_flop_rate:
             quantization = quantization_named(WIDENED)
             notes.append(f"{cluster.chip.name} has no units for that: weights of 8 bits are widened inside the products ({WIDENED})")
+    if model.architecture == ARCHITECTURE:
+        notes.append(f"model: {model.name} is an imported module; its attention is taken to be causal")
     speculation = _speculation(asked, model)
     job = ServingJob(
         model=model,
@@ -192,6 +196,11 @@ def _read(asked: ServingRequest, *names: str) -> dict[str, Any]:
 def _model(name: Any, field: str) -> TransformerConfig:
     from perfmodel.workload.models import load_model
 
+    if isinstance(name, ImportedGraph):
+        return decoder_of(name)
+    if isinstance(name, str) and ":" in name and not Path(name).exists():
+        file = f"perfmodel import '{name}' --inputs 'int64[1,2048]' --save graph.json"
+        raise bad_field(field, name, "a module is served by the file that import saves", f"run {file} and give graph.json")
     check_name(name, field, TransformerConfig, "see `perfmodel models`")
     return name if isinstance(name, TransformerConfig) else load_model(name)
 

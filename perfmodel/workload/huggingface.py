@@ -16,10 +16,12 @@ from perfmodel.workload.config_fields import ConfigFields
 from perfmodel.workload.families import CLASS_DEFAULTS, FAMILIES
 from perfmodel.workload.families.dense import DENSE
 from perfmodel.workload.families.latent import LATENT, WITH_INDEXER
+from perfmodel.workload.imported.decoder import decoder_of, is_saved_graph, read_graph
 
 
 def read_config(source: Mapping[str, Any] | str | Path, *, name: str = "") -> TransformerConfig:
-    """The model of a `config.json`: its contents, its path, or the path of the folder that holds it."""
+    """The model of a `config.json`: its contents, its path, or the path of the folder that holds it; or the decoder that an imported module
+    is, by the file that `perfmodel import --save` wrote."""
     if isinstance(source, (str, Path)):
         data, path = _load(Path(source))
         name = name or (path.parent.resolve().name if path.name == "config.json" else path.stem)
@@ -28,6 +30,8 @@ def read_config(source: Mapping[str, Any] | str | Path, *, name: str = "") -> Tr
         data, origin = source, "config"
     if not isinstance(data, Mapping):
         raise InputError(f"{origin}: must be a JSON object of fields, not {type(data).__name__}; give a Hugging Face config.json")
+    if is_saved_graph(data):
+        return decoder_of(read_graph(data, where=origin), name=name)
     nested = data.get("text_config")
     if isinstance(nested, Mapping):  # a vision-language model: its language half is what we model
         text = dict(nested)
