@@ -188,7 +188,7 @@ class Estimator:
             if policy.recipe is not None:
                 graph = with_recipe(
                     graph,
-                    policy.recipe,
+                    policy.recipe.on(any_operand_order=self.cluster.chip.any_operand_order),
                     keeps_copies=self.profile.keeps_low_copies,
                     sends_rows=self.profile.sends_low_rows,
                     gathers_weights=self.profile.gathers_low_weights,

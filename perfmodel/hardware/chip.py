@@ -59,6 +59,7 @@ class Chip:
     on_chip_bytes     last-level cache or scratchpad; 0 = not published                     [byte]
     compute_units     SMs, CUs, TensorCores, ... (`unit_kind`)
     devices_per_chip  devices that torch or JAX sees (MI250X: 2)
+    any_operand_order products in 8 bits take operands in either order; else both must run along what is summed over
     tdp_watts         0 = not published                                                     [W]
     price_per_hour    indicative, from the dated price table; 0 = unknown                   [USD/h]
     provenance        group of numbers -> read | recalled | mixed | measured
@@ -75,6 +76,7 @@ class Chip:
     compute_units: int
     unit_kind: str
     devices_per_chip: int = 1
+    any_operand_order: bool = False
     tdp_watts: float = 0.0
     price_per_hour: float = 0.0
     provenance: Mapping[str, str] = field(default_factory=dict)

@@ -360,6 +360,7 @@ def _chip(data: Mapping[str, Any]) -> Chip:
         compute_units=on_chip["compute_units"],
         unit_kind=on_chip["unit_kind"],
         devices_per_chip=data.get("devices_per_chip", 1),
+        any_operand_order=data.get("any_operand_order", False),
         tdp_watts=parse_quantity(data.get("tdp", "0 W"), "power", field="tdp"),
         price_per_hour=price.per_hour if price else 0.0,
         provenance=(
@@ -510,6 +511,7 @@ _CHIP_FILE = record(
         "title": _TEXT,
         "aliases": list_of(_TEXT, most=16),
         "devices_per_chip": _COUNT,
+        "any_operand_order": yes_or_no(),
         "tdp": quantity("power"),
         "chips_per_node": _COUNT,
         "scale_up": list_of(_TIER_FILE, most=8),

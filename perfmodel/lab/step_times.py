@@ -115,7 +115,8 @@ class StepTimes:
         machine = machine_of_run(run.planned.hardware, run.planned.matmul_dtype)
         estimator = make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile)
         estimator.recomputes = ()
-        compiled = (software, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - READ_LATE)))
+        takes_any = estimator.cluster.chip.any_operand_order  # a recipe's copies hang on it
+        compiled = (software, takes_any, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - READ_LATE)))
         twin = self._estimators.setdefault(compiled, estimator)
         estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
         estimator.graphs = twin.graphs

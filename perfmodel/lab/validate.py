@@ -249,9 +249,11 @@ class CasePredictor:
         return self.estimator(planned).predict(planned.plan)
 
     def estimator(self, planned: PlannedCase) -> Estimator:
-        """The estimator of the case's job, whatever its batch, on its cluster; compiled programs are shared across clusters."""
+        """The estimator of the case's job, whatever its batch, on its cluster; programs are shared across clusters whose chips take
+        operands alike."""
         job = planned.plan.job
-        software = (job.transformer, job.seq_len, job.precision, job.optimizer, job.train, planned.profile)
+        takes_any = job.policy.recipe is not None and cluster_of_run(planned.hardware).chip.any_operand_order
+        software = (job.transformer, job.seq_len, job.precision, job.optimizer, job.train, planned.profile, takes_any)
         key = (*software, planned.hardware, planned.matmul_dtype)
         if key not in self.estimators:
             machine = machine_of_run(planned.hardware, planned.matmul_dtype, calibration=self.calibration)

@@ -360,6 +360,7 @@ def test_a_bad_calibration_names_the_field(tmp_path, old, new, rule):
         ("bf16: 667 TFLOP/s", "bf61: 667 TFLOP/s", "unknown dtype; did you mean 'bf16'"),
         ("topology: torus", "topology: donut", "topology='donut'"),
         ("devices_per_chip: 1", "devices_per_chip: 0", "devices_per_chip=0: must be at least 1"),
+        ("devices_per_chip: 1", "any_operand_order: perhaps", "any_operand_order='perhaps': must be true or false"),
         ("chips_per_node: 16", "chips_per_node: 12", "must divide size=16"),
         ("vendor: aws\n", "", "vendor: required field is missing"),
         ("provenance: read", "provenance: guessed", "provenance='guessed'"),
