@@ -20,6 +20,7 @@ from perfmodel.parallel.settings import framework_named
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.routing import BALANCED, Routing
 from perfmodel.workload.training import num_trained_parameters
 
 SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR = 86400.0, 3600.0
@@ -329,8 +330,14 @@ _JOB_COLUMNS: Mapping[str, Callable[[Prediction], str]] = {
     "precision": lambda each: str(each.plan.job.precision),
     "optimizer": lambda each: str(each.plan.job.optimizer),
     "train": lambda each: str(each.plan.job.train),
+    "routing": lambda each: _routing_cell(each.plan.job.routing),
     "framework": lambda each: short_name(each.plan.profile),
 }
+
+
+def _routing_cell(routing: Routing) -> str:
+    spread = str(routing) if routing.counts is None else f"counts, skew {routing.skew:.4g}"
+    return f"{spread}, capacity {routing.capacity_factor:g}" if routing.capacity_factor else spread
 
 
 def _varying(predictions: Sequence[Prediction]) -> list[str]:
@@ -347,6 +354,7 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
         "precision": str(job.precision),
         "optimizer": str(job.optimizer),
         **({} if job.train.is_full else {"train": trained_text(job).removeprefix(", ")}),
+        **({} if job.routing == BALANCED else {"routing": routed_text(job).removeprefix(", ")}),
         "framework": f"{short_name(predictions[0].plan.profile)} as the framework",
     }
     return ", ".join(text for name, text in shared.items() if name not in varying)
@@ -407,9 +415,9 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
         row("memory to spare", [room(each.memory_spare) for each in predictions]),
     ]
     parts = [
-        row(words(part), [step(each.parts[part]) if each.parts[part] else "-" for each in predictions])
-        for part in predictions[0].parts
-        if any(each.parts[part] for each in predictions)
+        row(words(part), [step(each.parts[part]) if each.parts.get(part) else "-" for each in predictions])
+        for part in dict.fromkeys(part for each in predictions for part in each.parts)  # not every plan has all of them
+        if any(each.parts.get(part) for each in predictions)
     ]
     memory = [
         row(words(name), [room(each.memory[name]) if each.memory[name] else "-" for each in predictions])

@@ -143,7 +143,7 @@ def routings_in(value: Any) -> list[Any]:
         return [value]
     if not isinstance(value, (list, tuple)):
         return several(value)
-    if value and all(_is_row(row) and not any(_is_row(each) for each in row) for row in value):
+    if value and all(isinstance(row, (list, tuple)) and not any(_is_row(each) for each in row) for row in value):
         return [value]
     return [each for item in value for each in routings_in(item)]
 

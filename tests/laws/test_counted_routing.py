@@ -187,6 +187,8 @@ def test_the_command_line_reads_the_file_that_audit_reads(tmp_path, capfd):
             {"routing": [[SENT // 8] * 8] * 8, "tp": 2, "etp": 1, "sequence_parallel": False},
             "each of its ranks must have tokens of its own",
         ),
+        ({"routing": [[]]}, "routing=.*must be a matrix of counts"),
+        ({"routing": [[1, 2], "balanced"]}, "routing=.*must be a matrix of counts"),
         ({"routing": "nowhere.csv"}, "nowhere.csv: cannot be read"),
         ({"routing": [[0] * 8] * 8}, r"routing\[0\]=0: must add up to 8192"),
     ],
@@ -212,6 +214,13 @@ def test_a_file_that_holds_no_counts_is_one_sentence(text, tmp_path, capfd):
     assert out == ""
     assert err.startswith("perfmodel: routing")
     assert err.count("\n") == 1
+
+
+def test_a_table_says_which_routing_is_which(capfd):
+    assert cli.run(["predict", *WORDS, "--routing", "balanced,skew:1.5", "--capacity-factor", "none"]) == 0
+    out = capfd.readouterr().out
+    assert "balanced" in out
+    assert "skew:1.5" in out
 
 
 def test_balanced_says_nothing():
