@@ -112,6 +112,15 @@ def test_different_jobs_are_compared_by_throughput(call, call_json):
     assert "against the fastest" in call("compare", "fsdp", "fsdp")[1]
 
 
+def test_plans_whose_steps_have_other_parts_are_compared(call, tmp_path):
+    job = ("--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--chips", "64", "--global-batch", "64", "--seq-len", "4096", "--ep", "8")
+    assert call("predict", *job, "--zero", "1", "--save", "experts.yaml")[0] == 0
+    for names in (("experts.yaml", "fsdp"), ("fsdp", "experts.yaml")):
+        code, out, err = call("compare", *names)
+        assert (code, err) == (0, "")
+        assert "expert parallel communication" in out
+
+
 def test_trust_says_what_carries_the_uncertainty_and_what_would_halve_it(call, call_json):
     found = call_json("explain", "fsdp", "--trust", "--profile", "generic")
     trust = found["trust"]
