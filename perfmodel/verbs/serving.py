@@ -230,16 +230,18 @@ def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[Servin
 
 
 def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
-    """Workers as `workers` says. Those of a model with experts deal them over all their chips, which attend by themselves but for tp."""
+    """Workers as `workers` says; dcp is of those that answer. Those of a model with experts deal them over all their chips, which attend by
+    themselves but for tp."""
     read = _read(asked, "workers", "tp", "ep", "max_batch", "max_tokens")
     x, prefill, y, decode = read.pop("workers")
-    for name in ("replicas", "attention_dp", "pp", "dcp"):
+    for name in ("replicas", "attention_dp", "pp"):
         if getattr(asked, name) is not None:
             raise bad_field(name, getattr(asked, name), "workers says how many chips and copies there are", f"leave {name} out")
     used = x * prefill + y * decode
     if used > setting.num_chips:
         raise bad_field("workers", asked.workers, f"take {used} chips of {setting.num_chips}", "use fewer or smaller workers")
     limits = {name: read[name] for name in ("max_batch", "max_tokens") if name in read}
+    shared = _read(asked, "dcp").get("dcp", 1)
     engine = str(asked.engine or setting.estimator.engine.name)
 
     def worker(chips: int) -> ServingPlan:
@@ -251,7 +253,7 @@ def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
             return ServingPlan(engine=engine, tp=tp, pp=chips // tp, **limits)
         return ServingPlan(engine=engine, tp=tp, attention_dp=chips // tp, ep=read.get("ep", chips), **limits)
 
-    pools = Pools(prefill=worker(prefill), decode=worker(decode), prefill_workers=x, decode_workers=y)
+    pools = Pools(prefill=worker(prefill), decode=replace(worker(decode), dcp=shared), prefill_workers=x, decode_workers=y)
     return ServingPlan(engine=engine, pools=pools)
 
 

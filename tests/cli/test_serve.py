@@ -115,6 +115,23 @@ def test_percentiles_of_two_pools_are_simulated(call_json):
     assert 0 < found["goodput"] <= found["requests_per_second"] * 1.001
 
 
+def test_ranks_that_share_the_tokens_of_a_cache(call_json, call):
+    words = ["serve", "--model", "deepseek-v3", "--cluster", "hgx-h200", "--chips", 16, "--input-len", "16k", "--output-len", "1k"]
+    words += ["--concurrency", 64, "--tp", 8]
+    alone, shared = call_json(*words), call_json(*words, "--dcp", 8)
+    assert shared["plan"]["dcp"] == 8
+    assert shared["max_sequences"] > 7.9 * alone["max_sequences"]
+    assert any("attention dp or dcp would cut it" in note for note in alone["notes"])
+    assert not any("would cut it" in note for note in shared["notes"])
+    assert "--decode-context-parallel-size 8" in shared["launch"][0]["command"]
+    pools = call_json(*words, "--workers", "1x8:1x8", "--dcp", 8)["plan"]["pools"]
+    assert (pools["prefill"]["dcp"], pools["decode"]["dcp"]) == (1, 8)
+    for more, said in ((("--dcp", 3), "must divide tp=8"), (("--dcp", 8, "--engine", "sglang"), "has no decode context parallelism")):
+        code, _, error = call(*words, *more)
+        assert code == 2
+        assert said in error
+
+
 def test_limits_of_one_plan_are_compared_with_it(call_json, call):
     words = [*LLAMA, "--tp", 4, "--ttft", "350ms", "--tpot", "10ms", "--latency", "1min"]
     found = call_json(*words)
