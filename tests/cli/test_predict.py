@@ -508,6 +508,20 @@ def test_every_verb_that_takes_a_framework_takes_what_is_known_of_its_setup(call
     assert "--setting NAME[=VALUE]" in call(verb, "--help")[1]
 
 
+def test_weight_gradients_are_delayed_beside_exchanges_alone(call, call_json):
+    asked = ("--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--chips", "64", "--global-batch", "256", "--seq-len", "4096")
+    plan = ("--profile", "megatron", "--pp", "4", "--ep", "8", "--zero", "1", "--setting", "delayed_weight_gradients")
+    code, out, err = call("predict", *asked, *plan)
+    assert (code, out) == (2, "")
+    assert "setting delayed_weight_gradients=true: needs moe_overlap" in err
+    assert err.strip().endswith("state moe_overlap too")
+    found = call_json("predict", *asked, *plan, "--setting", "moe_overlap", "--save", "late.yaml")
+    assert found["plan"]["settings"] == {"moe_overlap": True, "delayed_weight_gradients": True}
+    assert not found["warnings"]
+    assert "delayed_weight_gradients" in call("search", *asked, *plan, "--setting", "moe_overlap", "--top", "1")[1]
+    assert call_json("predict", "late.yaml")["step_time"] == found["step_time"]
+
+
 def test_settings_are_said_again_and_again_and_over_those_of_a_file(call, call_json, tmp_path):
     first = call_json("predict", *JOB, "--setting", "compile", "--setting", "attention_kernel=flash2", "--save", "plan.yaml")
     assert first["plan"]["settings"] == {"compile": True, "attention_kernel": "flash2"}
