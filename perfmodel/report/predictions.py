@@ -425,7 +425,8 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
         if any(each.memory[name] for each in predictions)
     ]
     knobs = [_knobs(each) for each in predictions]
-    differing = [row(words(knob), [values[knob] for values in knobs]) for knob in knobs[0] if len({values[knob] for values in knobs}) > 1]
+    told = {knob: [values.get(knob, "-") for values in knobs] for knob in dict.fromkeys(knob for values in knobs for knob in values)}
+    differing = [row(words(knob), values) for knob, values in told.items() if len(set(values)) > 1]
     tables = [
         Table(title="Results", headers=("", *columns), rows=tuple(results), right=columns),
         Table(title="Where the step goes", headers=("part", *columns), rows=tuple(parts), right=columns),
