@@ -9,6 +9,7 @@ from torch.utils.flop_counter import register_flop_formula, sdpa_flop_count
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.per_operator.functions import attention_with_sinks
 from perfmodel.execute.serving.step import ChunkGroup, ServedSharding
+from perfmodel.execute.uniform.indexer import best, scores_of
 from perfmodel.execute.uniform.latent import LatentMixer
 from perfmodel.execute.uniform.model import Attention, CoreAttention
 from perfmodel.workload.config import TransformerConfig
@@ -110,11 +111,29 @@ def _latent_flops(q: list[int], kept: list[int], seen: list[int] | None, width: 
     return sdpa_flop_count((b, 1, n, d), (b, 1, z, d), (b, 1, z, width))
 
 
+@torch.library.custom_op("perfmodel::cached_index", mutates_args=())
+def cached_index(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, seen: torch.Tensor | None, top: int) -> torch.Tensor:
+    """[b, q, n, d], [b, z, d], [b, q, n], [b or 1, q, z] -> which of the keys each query chooses [b, q, top]"""
+    return best(scores_of(q, keys, weights, seen)[0], top).contiguous()
+
+
+@cached_index.register_fake
+def _(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, seen: torch.Tensor | None, top: int) -> torch.Tensor:
+    return q.new_empty(*q.shape[:2], top, dtype=torch.int64)
+
+
+@register_flop_formula(torch.ops.perfmodel.cached_index)
+def _index_flops(q: list[int], keys: list[int], *_: object, **__: object) -> int:
+    b, queries, n, d = q
+    return 2 * b * queries * n * keys[1] * d
+
+
 class CachedLatent(LatentMixer):
-    """Latent attention that keeps latents alone.
+    """Latent attention that keeps latents alone, and the keys of an indexer.
 
     Single tokens attend to the latents themselves: what would make keys of them is applied to the query instead, and what would make values
-    to the sum of latents ("absorbed"). Of several new tokens in a sequence, keys and values are made again for all of it.
+    to the sum of latents ("absorbed"); with an indexer, to those that it chose. Of several new tokens in a sequence, keys and values are
+    made again for all of it.
     """
 
     sharding: ServedSharding
@@ -126,42 +145,62 @@ class CachedLatent(LatentMixer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[1, t, h] -> [1, t, h]"""
         cache, step = self.sharding.now()
-        (pool,) = cache.pools[self.index]
-        q = self.queries(x).squeeze(0)
+        pool, *index = cache.pools[self.index]
+        given = self._query_latent(x)
+        q = self._of_heads(given).squeeze(0)
+        asked: tuple[torch.Tensor, ...] = ()
+        if index:
+            queries, keys, weights = (each.squeeze(0) for each in self.indexed(x, given))
+            index[0].index_copy_(0, step.places, keys)
+            asked = queries, weights
         compressed, shared = self.compress(x)
         pool.index_copy_(0, step.places, torch.cat((compressed, shared.squeeze(2)), dim=-1).squeeze(0))
         rows = []
         for group in step.groups:
-            mine = q[group.rows : group.stop].unflatten(0, (-1, group.queries))
+            mine, *own = (each[group.rows : group.stop].unflatten(0, (-1, group.queries)) for each in (q, *asked))
+            chosen = self._chosen(own[0], group.reads.of(index[0]), own[1], group) if index else None
             attend = self._absorbed if group.queries == 1 else self._expanded
-            rows.append(attend(mine, group.reads.of(pool), group).flatten(0, 1))
+            rows.append(attend(mine, group.reads.of(pool), group, chosen).flatten(0, 1))
         output: torch.Tensor = self.o_proj(torch.cat(rows).unsqueeze(0))
         return output
+
+    def _chosen(self, q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
+        """[b, q, top]"""
+        seen = self._seen(group, q)
+        top = min(self.latent.index_top, keys.shape[1])
+        return cached_index(q, keys, weights, None if seen is None else seen.squeeze(1), top)  # type: ignore[no-any-return]
 
     def _seen(self, group: ChunkGroup, like: torch.Tensor) -> torch.Tensor | None:
         if self.sharding.is_abstract or (group.queries == 1 and group.lengths is None):
             return None
         return seen_keys(group, 0, 0).to(like.device).unsqueeze(1)
 
-    def _absorbed(self, q: torch.Tensor, kept: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
-        """[b, 1, n, qk], [b, z, c + r] -> [b, 1, n * v]"""
+    def _absorbed(self, q: torch.Tensor, kept: torch.Tensor, group: ChunkGroup, chosen: torch.Tensor | None) -> torch.Tensor:
+        """[b, 1, n, qk], [b, z, c + r], [b, 1, top] -> [b, 1, n * v]"""
         latent = self.latent
         plain, turned = q.squeeze(1).split((latent.nope_head_dim, latent.rope_head_dim), dim=-1)
         weight = local_tensor(self.kv_b_proj.weight)
         for_keys, for_values = weight.unflatten(0, (plain.shape[1], -1)).split((latent.nope_head_dim, latent.value_head_dim), dim=1)
         absorbed = torch.bmm(plain.transpose(0, 1), for_keys).transpose(0, 1)  # [b, n, c]
         seen = self._seen(group, q)
+        if chosen is not None:
+            kept = kept.gather(1, chosen.squeeze(1).unsqueeze(-1).expand(-1, -1, kept.shape[-1]))
+            seen = None if seen is None else seen.expand(len(chosen), -1, -1, -1).gather(3, chosen.unsqueeze(1))
         joint = torch.cat((absorbed, turned), dim=-1)
         context = latent_attention(
             joint, kept, None if seen is None else seen.squeeze(1), latent.key_value_rank, float(latent.score_head_dim**-0.5)
         )
         return torch.bmm(context.transpose(0, 1), for_values.transpose(1, 2)).transpose(0, 1).flatten(1).unsqueeze(1)
 
-    def _expanded(self, q: torch.Tensor, kept: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
-        """[b, q, n, qk], [b, z, c + r] -> [b, q, n * v]"""
+    def _expanded(self, q: torch.Tensor, kept: torch.Tensor, group: ChunkGroup, chosen: torch.Tensor | None) -> torch.Tensor:
+        """[b, q, n, qk], [b, z, c + r], [b, q, top] -> [b, q, n * v]"""
         latent = self.latent
         compressed, shared = kept.split((latent.key_value_rank, latent.rope_head_dim), dim=-1)
         k, v = self.expand(compressed, shared.unsqueeze(2))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        context = F.scaled_dot_product_attention(q, k, v, attn_mask=self._seen(group, q))
+        seen = self._seen(group, q)
+        if seen is not None and chosen is not None:
+            marked = torch.zeros(*chosen.shape[:-1], k.shape[2], dtype=torch.bool, device=q.device).scatter_(-1, chosen, True)
+            seen = seen & marked.unsqueeze(1)
+        context = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         return context.transpose(1, 2).flatten(2)

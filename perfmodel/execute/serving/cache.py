@@ -17,9 +17,12 @@ BLOCK_TOKENS = 16
 
 
 def cache_widths(config: TransformerConfig, tp: int) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what a layer keeps of one token on one rank: keys and values of its heads, or the one latent that all heads share."""
-    if config.latent is not None:
-        return ((config.latent.key_value_rank + config.latent.rope_head_dim,),)
+    """Shapes of what a layer keeps of one token on one rank: keys and values of its heads, or the one latent that all heads share, and
+    the key of an indexer."""
+    latent = config.latent
+    if latent is not None:
+        kept = (latent.key_value_rank + latent.rope_head_dim,)
+        return (kept, (latent.index_head_dim,)) if latent.index_heads else (kept,)
     heads = (config.num_key_value_heads // tp, config.head_dim)
     return heads, heads
 

@@ -16,7 +16,7 @@ from perfmodel.parallel.serving.measurement import StepCounts
 
 aten = torch.ops.aten
 #: Operators that read as much of their first tensor as they give, not all of it.
-_LOOKUPS = (aten.embedding, aten.index, aten.index_select)
+_LOOKUPS = (aten.embedding, aten.gather, aten.index, aten.index_select)
 
 
 def _is_view(func: Any) -> bool:

@@ -12,8 +12,6 @@ def not_served_reason(config: TransformerConfig, tp: int, *, ep: int = 1) -> str
     """Why this model cannot be run with a cache on `tp` ranks, over `ep` of which experts are dealt; "" if it can."""
     used = {part for kind in config.layer_kinds for part in (kind.mixer, kind.feed_forward)}
     lacking = [text for part, text in _PARTS.items() if part in used] + [text for field, text in _FIELDS.items() if getattr(config, field)]
-    if config.latent is not None and config.latent.index_heads:
-        lacking.append("a sparse indexer")
     if config.attention_sinks and config.position == "alibi":
         lacking.append("sinks beside ALiBi")
     if lacking:

@@ -16,17 +16,22 @@ import torch
 from perfmodel.execute.norm import wide
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[b, q, z]: sum over heads of weights relu(q k), -inf of later keys; and the products [b, q, n, z] before it."""
+def scores_of(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, seen: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """[b, q, z]: sum over heads of weights relu(q k), -inf of keys that are not `seen`; and the products [b, q, n, z] before it."""
     products = torch.einsum("bqnd,bzd->bqnz", wide(q), wide(k))
     scores = torch.einsum("bqn,bqnz->bqz", wide(weights), products.relu())
-    later = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu_(1)
-    return scores.masked_fill_(later, -torch.inf), products
+    return (scores if seen is None else scores.masked_fill_(~seen, -torch.inf)), products
 
 
-def _best(scores: torch.Tensor, top: int) -> torch.Tensor:
-    """[b, q, top], with later keys where there are fewer before."""
-    return scores.topk(top, dim=-1).indices
+def _scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of whole sequences."""
+    seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril_()
+    return scores_of(q, k, weights, seen)
+
+
+def best(scores: torch.Tensor, top: int) -> torch.Tensor:
+    """[b, q, top], with later keys where there are fewer before; of equal scores the earliest keys."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top]
 
 
 def allowed(chosen: torch.Tensor, keys: int) -> torch.Tensor:
@@ -38,7 +43,7 @@ def allowed(chosen: torch.Tensor, keys: int) -> torch.Tensor:
 @torch.library.custom_op("perfmodel::index_scores", mutates_args=())
 def index_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int) -> torch.Tensor:
     """q [b, s, n, d], k [b, s, d], weights [b, s, n] -> which keys each query chooses, [b, s, top]"""
-    return _best(_scores(q, k, weights)[0], top).to(torch.int32)
+    return best(_scores(q, k, weights)[0], top).to(torch.int32)
 
 
 @index_scores.register_fake
@@ -52,7 +57,7 @@ def index_scores_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of `scale` times the sum over queries of log sum exp of the scores less the mean of those chosen."""
     scores, products = _scores(q, k, weights)
-    chosen = allowed(_best(scores, top), k.shape[1])
+    chosen = allowed(best(scores, top), k.shape[1])
     for_scores = scale * (scores.softmax(-1) - chosen / chosen.sum(-1, keepdim=True))
     for_weights = torch.einsum("bqz,bqnz->bqn", for_scores, products.relu())
     for_products = for_scores.unsqueeze(2) * wide(weights).unsqueeze(-1) * (products > 0)

@@ -211,14 +211,19 @@ class LatentMixer(nn.Module):
 
     def _choose(self, x: torch.Tensor, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys that each query attends to, by small heads of all tokens: (which [b, s, top], what to add to the loss)."""
-        latent, group = self.latent, self.sharding.tp_group if self.sharding.sequence_parallel else None
+        group = self.sharding.tp_group if self.sharding.sequence_parallel else None
+        q, k, weights = self.indexed(x, compressed)
+        if group is not None:
+            k, weights = gather_copies(k, 1, group), gather_copies(weights, 1, group)
+        return choose_keys(q, k, weights, top=min(self.latent.index_top, q.shape[1]), scale=self.sharding.loss_scale)
+
+    def indexed(self, x: torch.Tensor, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The indexer's queries [b, s, n, d] of all tokens, and of those of the residual stream keys [b, s, d] and weights [b, s, n]."""
+        latent = self.latent
         q = self._turn_first(self.index_q_proj(compressed).unflatten(-1, (-1, latent.index_head_dim)))
         k = local_tensor(self.index_k_norm(self.index_k_proj(x))).unsqueeze(2)
         k = self._turn_first(k, of_residual=True).squeeze(2)
-        weights = self.index_weights_proj(x)
-        if group is not None:
-            k, weights = gather_copies(k, 1, group), gather_copies(weights, 1, group)
-        return choose_keys(q, k, weights, top=min(latent.index_top, q.shape[1]), scale=self.sharding.loss_scale)
+        return q, k, self.index_weights_proj(x)
 
     def _turn_first(self, x: torch.Tensor, *, of_residual: bool = False) -> torch.Tensor:
         """The first entries of [b, s, n, d] by their positions."""

@@ -67,7 +67,6 @@ def attention(
     causal   None: every query sees all keys
     sinks    sinks[g,r]: a score of each head to which no key belongs; it takes its share of the softmax and adds nothing (gpt-oss)
 
-
     Keys stay whole, and so do causal queries that are not shared. Kept for backward: q, k, v, the output and the log-sum-exp of each row.
     """
     batch, queries, keys, heads = named.batch, named.queries, named.keys, named.heads

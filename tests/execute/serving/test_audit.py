@@ -114,6 +114,30 @@ def test_deepseek_v3_attends_to_latents(ranks, counting):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_deepseek_v3_2_reads_the_latents_that_it_chose(ranks, counting):
+    """As DeepSeek-V3; 64 small heads of 128, which no rank of tp shares, score all 4,096 keys, and 2,048 latents are attended to."""
+    (counts,) = audit_serving(load_model("deepseek-v3.2"), [DECODE], tp=ranks, ep=ranks, process=counting)
+    (whole,) = audit_serving(load_model("deepseek-v3"), [DECODE], tp=ranks, ep=ranks, process=counting)
+    indexer, scores = 1536 * 64 * 128 + 7168 * 128 + 7168 * 64, 2 * 4096 * 64 * 128
+    fewer = 128 // ranks * 2 * (4096 - 2048) * (576 + 512)
+    assert counts.flops - whole.flops == 61 * 64 * (2 * indexer + scores - fewer)
+    assert counts.parameter_bytes - whole.parameter_bytes == 61 * 2 * (indexer + 2 * 128)
+    assert counts.held_bytes - whole.held_bytes == 61 * 2 * (indexer + 2 * 128)
+    assert counts.cache_bytes == 61 * 64 * 2 * (576 * 2048 + 128 * 4096)
+    assert counts.written_bytes == 61 * 64 * 2 * (576 + 128)
+    # what `perfmodel serve` predicts of it: scores are counted apart (`_indexing`)
+    cluster, bf16 = load_cluster("dgx-h100"), QUANTIZATIONS["bf16"]
+    made = dict(calibration=SPEC_SHEET, engine=load_engine("vllm"), quantization=bf16, cache=Dtype.BF16)
+    costs = ServingEstimator(model=load_model("deepseek-v3.2"), cluster=cluster, **made).times(
+        [ServingPlan(engine="vllm", tp=ranks, ep=ranks)]
+    )
+    rows = operator_rows(costs, phase="decode", sequences=64, cached=4096)
+    assert sum(row.flops for row in rows) + 61 * 64 * scores == pytest.approx(counts.flops, rel=1e-12)
+    assert weight_bytes(costs.decode_program, bf16, tp=ranks, pp=1, expert_cut=ranks) == pytest.approx(counts.held_bytes, rel=1e-12)
+
+
+@pytest.mark.slow
 def test_gpt_oss_reads_no_more_than_its_windows(counting):
     """36 layers, every second of which sees 128 keys: 64 heads and 8 key-value heads of 64."""
     (counts,) = audit_serving(load_model("gpt-oss-120b"), [DECODE], process=counting)
@@ -125,7 +149,7 @@ def test_gpt_oss_reads_no_more_than_its_windows(counting):
     assert counts.flops == 64 * (2 * products + 4 * seen * 4096)
 
 
-@pytest.mark.parametrize("form", mostly_slow([("llama", 1), ("llama", 2), ("mixtral", 2), ("deepseek", 2)]))
+@pytest.mark.parametrize("form", mostly_slow([("llama", 1), ("llama", 2), ("mixtral", 2), ("deepseek", 2), ("sparse", 1), ("sparse", 2)]))
 def test_fake_tensors_count_what_real_ones_do(form, groups, counting):
     """But for experts, which are chosen in turn: of 8 rows for 8 experts each has one."""
     from perfmodel.execute.serving.run import run_serving

@@ -51,7 +51,7 @@ def assert_close(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", mostly_slow([*VARIANTS, *EXPERT_VARIANTS], quick=3))
+@pytest.mark.parametrize("variant", mostly_slow(["sparse", *VARIANTS, *EXPERT_VARIANTS, "glm-5"], quick=4))
 def test_cached_steps_equal_the_uncached_pass(variant):
     """Sequences of different lengths: prompts whole, in chunks, and token by token, in the same steps."""
     config = tiny(variant)
@@ -79,7 +79,7 @@ GPT_OSS = dict(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("config", [tiny(**GPT_OSS), tiny("mixtral"), tiny("deepseek")], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", [tiny(**GPT_OSS), tiny("mixtral"), tiny("deepseek"), tiny("sparse")], ids=lambda config: config.name)
 def test_parameters_are_those_of_the_configuration(config):
     found = {clean_name(name): each.shape.numel() for name, each in build_decoder(config, num_blocks=1).named_parameters()}
     assert found == {shape.name: shape.num_elements for shape in config.parameter_shapes()}
