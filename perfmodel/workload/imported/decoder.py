@@ -37,18 +37,16 @@ def read_graph(data: Mapping[str, Any], *, where: str) -> ImportedGraph:
     """What `graph_to_dict` wrote. Raises InputError."""
     if data.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"{where}: schema_version={data.get('schema_version')!r}: must be {SCHEMA_VERSION}; import the module again")
-    plain = {name: _with_units(name, value) for name, value in data.items() if name != "schema_version"}
+    plain = _with_unit({name: value for name, value in data.items() if name != "schema_version"}, "buffer_bytes")
+    if isinstance(plain["vertices"], list):
+        plain["vertices"] = [_with_unit(each, "activation_bytes") for each in plain["vertices"]]
     return record_from_data(ImportedGraph, plain, where=where)
 
 
-def _with_units(name: str, value: Any) -> Any:
-    """Sizes as records are read from files: the graph's own file has them in bytes."""
-    if isinstance(value, Mapping):
-        return {each: _with_units(each, inner) for each, inner in value.items()}
-    if isinstance(value, list):
-        return [_with_units(name, each) for each in value]
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return f"{value!r} B" if is_number and name.endswith("_bytes") else value
+def _with_unit(data: Any, name: str) -> Any:
+    """A size as records are read from files: the graph's own file has it in bytes."""
+    value = data.get(name) if isinstance(data, Mapping) else None
+    return {**data, name: f"{value!r} B"} if isinstance(value, (int, float)) and not isinstance(value, bool) else data
 
 
 def decoder_of(graph: ImportedGraph, *, name: str = "") -> TransformerConfig:
@@ -92,6 +90,8 @@ class _Reader:
         for at, vertex in enumerate(vertices):
             if vertex.kind in _NO_DECODER:
                 raise self._refused(at, f"is no operator of a decoder ({vertex.kind}: {vertex.operator})")
+            if not _is_whole(vertex):
+                raise self._refused(at, "lacks dims or sizes that every import has; import the module again")
             if vertex.kind is ImportedKind.MATMUL and not _weight(vertex):
                 rule = "is a product of two activations; attention is recognised where it is torch's scaled_dot_product_attention"
                 raise self._refused(at, rule)
@@ -292,6 +292,15 @@ class _Reader:
 
 UNBOUNDED = 2**20
 """[token] A module without a table of positions says no longest context."""
+
+
+def _is_whole(vertex: ImportedVertex) -> bool:
+    """Whether it has what is read of its kind: a file may have been changed."""
+    if vertex.kind is ImportedKind.ATTENTION:
+        return {"s", "z", "d", "e"} <= set(vertex.dims) and all(size > 0 for size in vertex.dims.values())
+    if vertex.kind is ImportedKind.MATMUL:
+        return bool(vertex.outputs) and bool(vertex.outputs[0].shape) and vertex.outputs[0].shape[-1] > 0
+    return vertex.kind is not ImportedKind.EMBEDDING or all(each.shape for each in vertex.inputs if each.parameter)
 
 
 def _weight(vertex: ImportedVertex) -> str:

@@ -1,6 +1,7 @@
 """Imported modules that are decoders, whatever their submodules are called; and what is none, by its first operator that says so."""
 
 import json
+from random import Random
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional
 import perfmodel
 from perfmodel.execute.importer.import_graph import import_module
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.imported.decoder import decoder_of, read_graph
 from perfmodel.workload.imported.graph import graph_to_dict
 from perfmodel.workload.imported.input_spec import parse_inputs
@@ -120,13 +122,14 @@ def gpt2():
     return Net(layers, h=768, vocab=50257, positions=1024, tied=True, norm=nn.LayerNorm)
 
 
-@pytest.mark.parametrize(
-    ("make", "known"),
-    [(gpt2, "gpt2"), (llama(32, 4096, 32, 8, 128, 14336, vocab=128256), "llama-3-8b")],
-    ids=["gpt2", "llama-3-8b"],
-)
-def test_a_known_model_comes_out_as_itself(make, known):
-    found, model = decoder_of(imported(make)), load_model(known)
+@pytest.fixture(scope="module")
+def llama_8b():
+    return imported(llama(32, 4096, 32, 8, 128, 14336, vocab=128256))
+
+
+@pytest.mark.parametrize("known", ["gpt2", "llama-3-8b"])
+def test_a_known_model_comes_out_as_itself(known, llama_8b):
+    found, model = decoder_of(imported(gpt2) if known == "gpt2" else llama_8b), load_model(known)
     assert found.num_parameters == model.num_parameters
     differing = {name for name in WIDTHS if getattr(found, name) != getattr(model, name)}
     assert differing <= {"activation"}  # gpt2's gelu is its tanh form
@@ -156,8 +159,8 @@ def test_its_forms_are_told_apart(how, field, value):
     assert found.num_parameters == pytest.approx(graph.num_parameters, rel=2e-3)
 
 
-def test_it_is_served_as_the_model_that_it_is(tmp_path):
-    graph = imported(llama(32, 4096, 32, 8, 128, 14336, vocab=128256))
+def test_it_is_served_as_the_model_that_it_is(tmp_path, llama_8b):
+    graph = llama_8b
     words = dict(cluster="dgx-h100", chips=2, tp=2, input_len=1024, output_len=256, concurrency=16)
     known = perfmodel.serve(model="llama-3-8b", **words)
     saved = tmp_path / "graph.json"
@@ -198,6 +201,29 @@ def test_what_is_no_decoder_is_refused_by_its_first_operator(make, inputs, said)
     with pytest.raises(InputError, match=said) as raised:
         decoder_of(imported(make, inputs))
     assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_file_that_was_changed_is_a_decoder_or_one_sentence():
+    """Any value of it replaced by any other, one or two at a time."""
+    whole, random = graph_to_dict(imported(llama(layers=2))), Random(7)
+    others = (None, 0, -1, 7, 1e30, "x", "", [], {}, [[]], True, "attention", "matmul", "embedding")
+    refused = []
+    for _ in range(200):
+        data = json.loads(json.dumps(whole))
+        for _ in range(random.randint(1, 2)):
+            place = data
+            while True:
+                key = random.choice(list(place) if isinstance(place, dict) else range(len(place)))
+                if not isinstance(place[key], (dict, list)) or not place[key] or random.random() < 0.1:
+                    break
+                place = place[key]
+            place[key] = random.choice(others)
+        try:
+            read_config(data)
+        except InputError as error:
+            refused.append(str(error))
+    assert len(refused) > 100
+    assert {len(each.splitlines()) for each in refused} == {1}
 
 
 def test_a_module_by_its_name_and_a_broken_file_are_refused_with_what_to_do(tmp_path):
