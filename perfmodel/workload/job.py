@@ -189,9 +189,8 @@ class TrainingJob:
             return
         experts = self.model.experts if isinstance(self.model, TransformerConfig) else None
         if experts is None:
-            raise bad_field(
-                "routing", f"{self.routing}, capacity {self.routing.capacity_factor:g}", f"{self.model.name} has no experts", "leave it out"
-            )
+            capacity = f", capacity {self.routing.capacity_factor:g}" if self.routing.capacity_factor else ""
+            raise bad_field("routing", f"{self.routing}{capacity}", f"{self.model.name} has no experts", "leave it out")
         if self.seq_len * experts.top_k * self.routing.load < experts.num_experts and self.routing.capacity_factor:
             rows = self.seq_len * experts.top_k * self.routing.load / experts.num_experts
             rule = f"leaves an expert room for {rows:.2g} rows of a sequence, which is below one"
