@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.parallel.makers import MakersDegrees, makers_degrees
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
 from perfmodel.planner.result import Baseline
 from perfmodel.planner.uniform.space import Space, recompute_choices, tensor_degrees
@@ -17,29 +18,33 @@ Fixed = dict[str, int | str | bool]
 DATA_PARALLEL = "data parallel"
 FSDP = "FSDP"
 RULE_OF_THUMB = "Megatron rule of thumb"
+AS_PUBLISHED = "as its makers ran it"
 
 #: What each is, in a sentence.
 MEANINGS = {
     DATA_PARALLEL: "whole copies on all chips, the least recomputation that fits, the fastest micro-batch",
     FSDP: "ZeRO-3 over all chips, the least recomputation that fits, the fastest micro-batch",
     RULE_OF_THUMB: "tp up to the node, then pp until it fits (Narayanan et al. 2021), 1f1b, ZeRO-1, recomputation last",
+    AS_PUBLISHED: "tp, cp, pp, ep and ZeRO as they published them, data parallelism with the rest, the least recomputation that fits",
 }
 
 
 def baselines(
     estimator: Estimator, space: Space, *, memory_headroom: float, risk: float | None = None, attention: AttentionKernel
 ) -> tuple[Baseline, ...]:
-    """Plain data parallelism, FSDP over all chips, and the Megatron rule of thumb, within the space that is searched."""
+    """Plain data parallelism, FSDP over all chips, the Megatron rule of thumb, and what a model's makers published, within the space."""
     within = _Within(estimator=estimator, space=space, headroom=memory_headroom, risk=risk, attention=attention)
     job, chips = estimator.job, estimator.cluster.num_chips
     flat: Fixed = {"pp": 1, "tp": 1, "cp": 1}
     too_many = f"global_batch={job.global_batch} has fewer sequences than there are chips, or does not divide among {chips}"
+    published = makers_degrees(job.transformer.name)
     return (
         within.first_that_fits(DATA_PARALLEL, [flat | {"dp_replicate": chips, "dp_shard": 1, "zero": 0}], too_many),
         within.first_that_fits(FSDP, [flat | {"dp_replicate": 1, "dp_shard": chips, "zero": 3}], too_many)
         if chips > 1
         else Baseline(name=FSDP, prediction=(), reason="there is one chip only"),
         megatron_rule_of_thumb(within),
+        *([] if published is None else [as_published(within, published)]),
     )
 
 
@@ -110,3 +115,18 @@ def megatron_rule_of_thumb(within: _Within) -> Baseline:
         steps.append(step | {knob: value for knob, value in usual.items() if knob not in space.fixed})
     reason = f"no degree of it divides global_batch={job.global_batch} and the model"
     return within.first_that_fits(RULE_OF_THUMB, steps, reason, least=Recompute.SELECTIVE)
+
+
+def as_published(within: _Within, told: MakersDegrees) -> Baseline:
+    """The degrees of the model's makers on the chips at hand: schedule, micro-batch and how tokens reach experts are the fastest."""
+    chips, model = within.estimator.cluster.num_chips, told.tp * told.cp * told.pp
+    if chips % model or (chips // told.pp) % told.ep:
+        degrees = ", ".join(f"{name} {getattr(told, name)}" for name in ("tp", "cp", "pp", "ep") if getattr(told, name) > 1)
+        return Baseline(name=AS_PUBLISHED, prediction=(), reason=f"{degrees} do not divide {chips:,} chips")
+    data = chips // model
+    zero = told.zero if data * told.cp > 1 else 0
+    step: Fixed = {"tp": told.tp, "cp": told.cp, "pp": told.pp, "zero": zero}
+    step |= {"dp_shard": data if zero else 1, "dp_replicate": 1 if zero else data}
+    step |= {"ep": told.ep} if told.ep > 1 else {}
+    job = within.estimator.job
+    return within.first_that_fits(AS_PUBLISHED, [step], f"its layout does not divide global_batch={job.global_batch}")

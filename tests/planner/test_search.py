@@ -6,11 +6,13 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.layout import DEFAULT_ORDER, Dispatcher
+from perfmodel.planner.baselines import AS_PUBLISHED
 from perfmodel.planner.explain import explain
 from perfmodel.planner.reasons import layouts_left_out
 from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.layer_specs import Experts
+from perfmodel.workload.models import load_model
 from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
 
 BASELINES = ("data parallel", "FSDP", "Megatron rule of thumb")
@@ -49,6 +51,17 @@ def test_the_rule_of_thumb_grows_until_it_fits():
     assert grown == sorted(grown)
     assert grown[0] == 1
     assert grown[-1] >= 4
+
+
+def test_what_the_makers_published_is_shown_where_it_divides_the_chips():
+    space = Space(fixed={"tp": 1, "cp": 1, "pp": 16, "zero": 1, "dispatcher": "alltoall"})
+    job = make_job(load_model("deepseek-v2"), batch=256, seq_len=4096)
+    found = {chips: search_plans(estimator_of(job, chips=chips, node=8), space, top=1).baselines[-1] for chips in (128, 64)}
+    assert {each.name for each in found.values()} == {AS_PUBLISHED}
+    plan = found[128].prediction[0].plan
+    assert (plan.layout.pp, plan.layout.dp_shard, plan.ep, int(plan.zero)) == (16, 8, 8, 1)
+    assert found[64].prediction == ()
+    assert found[64].reason == "pp 16, ep 8 do not divide 64 chips"
 
 
 def test_baselines_that_lose_are_shown():

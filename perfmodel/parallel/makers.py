@@ -1,0 +1,41 @@
+"""How the makers of a model ran it, as far as they published it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.records import record_from_data
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.parallel.plan_file import list_plans, read_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakersDegrees:
+    """Degrees, whatever the number of chips: data parallelism takes what is left of them. ep: 1 of models without experts"""
+
+    tp: int
+    cp: int
+    pp: int
+    zero: int
+    source: str
+    ep: int = 1
+
+
+def makers_degrees(model: str) -> MakersDegrees | None:
+    """Of a shipped model by its name; None where its makers published nothing, or nobody read it."""
+    told = _degrees().get(model)
+    if told is not None or model not in list_plans():
+        return told
+    plan = read_plan(model)
+    layout = plan.layout
+    return MakersDegrees(tp=layout.tp, cp=layout.cp, pp=layout.pp, ep=plan.ep, zero=plan.zero, source=f"strategies/plans/{model}.yaml")
+
+
+@lru_cache(maxsize=1)
+def _degrees() -> dict[str, MakersDegrees]:
+    path = resource_dir("strategies") / "makers.yaml"
+    data: Any = read_yaml(path)
+    return {name: record_from_data(MakersDegrees, told, where=f"{path.name}: {name}") for name, told in data["models"].items()}
