@@ -68,6 +68,8 @@ SPARSE_VARIANTS = {
         kinds=DENSE_FIRST, num_mtp_layers=1,
     ),
 }  # fmt: skip
+#: What attention gives is scaled by a gate of each entry.
+GATED = {"gated": dict(attention_gate=True, qk_norm=True)}
 LATENT_VARIANTS = {"latent": dict(latent=LATENT, num_key_value_heads=8)}
 #: Mixers with a state: beside experts as Qwen3-Next (gated attention in every second layer) and Nemotron have them, and without.
 STATE = Mamba(num_heads=8, head_dim=4, num_groups=4, state_size=6, conv_kernel=4, chunk_size=8)
@@ -102,7 +104,7 @@ def tiny(variant: str = "llama", **changes: object) -> TransformerConfig:
     return TransformerConfig(
         **{
             **LLAMA,
-            **(VARIANTS | EXPERT_VARIANTS | BIASED | LATENT_VARIANTS | STATE_VARIANTS | SPARSE_VARIANTS)[variant],
+            **(VARIANTS | EXPERT_VARIANTS | BIASED | LATENT_VARIANTS | STATE_VARIANTS | SPARSE_VARIANTS | GATED)[variant],
             "name": f"tiny-{variant}",
             **changes,
         }

@@ -11,7 +11,7 @@ from perfmodel.execute.uniform.gradient_check import check_gradients_on_rank
 from perfmodel.foundation.errors import RunError
 from perfmodel.parallel.executable import not_modules_reason
 from perfmodel.workload.job import Optimizer, Precision
-from tests.execute.jobs import VARIANTS, check_with_lost_norm_gradients, losses_of_steps, tiny, tiny_plan, worst_error
+from tests.execute.jobs import GATED, VARIANTS, check_with_lost_norm_gradients, losses_of_steps, tiny, tiny_plan, worst_error
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -208,7 +208,7 @@ def test_gradients_of_further_tokens_equal_those_of_one_process(form, groups):
     assert {name for errors in results for name in errors} >= {shape.name for shape in model.parameter_shapes()} | further
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, *GATED])
 @pytest.mark.parametrize("knobs", [dict(tp=2), dict(tp=2, sequence_parallel=False), dict(cp=2), dict(cp=2, rules="ulysses")],
                          ids=["tp+sp", "tp", "cp", "ulysses"])  # fmt: skip
 def test_every_architecture_is_cut_right(variant, knobs, groups):

@@ -94,6 +94,8 @@ PLANS = {name: shallow(name) for name in FORMS} | {
 PLANS |= {
     "norms after branches and over all heads": shallow("ZeRO-3", "olmo2"),
     "norms after branches, tp": shallow("tp sp", "olmo2", qk_norm=False),
+    "gated attention, cp": shallow("cp", "gated"),
+    "gated attention, ulysses unfused, recomputed": shallow("ulysses unfused, recomputed", "gated"),
     "layers without positions": shallow("tp sp", "smollm3"),
 }
 
