@@ -108,12 +108,16 @@ def grouped_product_time(*, batch: Num, m: Num, n: Num, k: Num, itemsize: Num, m
 
     t = t0 batch + P(batch, m, n, k),   t0 and P of `matmul_time`
 
-    batch  experts of this chip    m  rows of one: they fill tiles of their own, so few rows cost what a tile does
+    batch  experts of this chip    m  rows of one: they fill tiles of their own, so few rows cost what a tile does. Where their scales want
+    it all of m, n and k are padded to a multiple (`Machine.row_multiple`): rows are m of products forward and for inputs, k of those for
+    weights.
 
     The fused kernel of serving (`grouped_matmul_time`) reaches 1.4 times these rates on B200.
     Source: Transformer Engine's GroupedLinear, which multiplies expert by expert with cuBLAS; the rates of SimuMax's 108 such products on
     B200 with 128 to 9,832 rows are those of plain products plus 2 to 5 us an expert.
     """
+    if machine.row_multiple > 1.0:
+        m, n, k = (np.ceil(each / machine.row_multiple) * machine.row_multiple for each in (m, n, k))
     return machine.matmul.floor_time * (batch - 1.0) + matmul_time(batch=batch, m=m, n=n, k=k, itemsize=itemsize, machine=machine)
 
 

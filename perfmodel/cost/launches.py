@@ -96,6 +96,17 @@ def collective_launches(rows: TimedRows, sizes: Array) -> Any:
     return total
 
 
+def counted_launches(rows: TimedRows, sizes: Array) -> Array | None:
+    """[traffic segments, columns] those of `collective_launches` before which the host waits for their sizes; None where none is."""
+    counted = rows.traffic.columns["counted"] if rows.traffic.names else np.zeros(0)
+    if not counted.any():
+        return None
+    total = np.zeros((rows.num_traffic_segments, sizes.shape[1]))
+    issued = np.minimum(sizes[rows.traffic.columns["group"]] - 1.0, 1.0) * counted[:, None]
+    total[rows.traffic.present] = np.add.reduceat(issued, rows.traffic.starts, axis=0)
+    return total
+
+
 def graph_launches(graph: Graph, profile: ExecutionProfile) -> float:
     """Kernels of a microbatch, of all regions together, one of a forward pass as `FORWARD`."""
     counts = {region.name: region.count for region in graph.regions}

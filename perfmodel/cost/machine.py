@@ -149,6 +149,7 @@ class Machine:
     errors: held-out median errors of the calibration, by part.
     serving: kernels of serving alone; no cost of a training step uses them.
     low: the same for products in fewer bits, of a job with a recipe for them.
+    row_multiple: rows of each of several grouped products are padded to a multiple of it.
     """
 
     cluster: str
@@ -180,6 +181,7 @@ class Machine:
     errors: Mapping[str, float] = field(default_factory=dict)
     host_is_chip: bool = False
     low: Machine | None = None
+    row_multiple: float = 1.0
 
 
 def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, dtype: Dtype = Dtype.BF16) -> Machine:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.evaluate import amount_values, by_segment, product_flops, row_times
-from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches
+from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches, counted_launches
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.program import SAVED, Program
 from perfmodel.cost.rows import TimedRows
@@ -28,6 +28,7 @@ class MicrobatchCost:
     matmul, attention, streaming   [segments, rows] seconds of work; segment = region * len(PHASES) + phase, both as `program.py` lists them
     communication                  [segments * len(COMM), rows] seconds, a segment's classes of communication one after another
     collectives                    the same rows, how many the host issues
+    waits                          the same rows, before how many it waits for their sizes; None where for none
     launches                       [segments, rows] kernels that it launches
     saved                          [regions * len(SAVED), rows] bytes, likewise
     peaks                          [cases, rows] bytes over what is kept: those of `Peaks`
@@ -55,6 +56,7 @@ class MicrobatchCost:
     host_is_chip: bool
     crosses_nodes: Array
     between_nodes: Array | None
+    waits: Array | None = None
     beside: Array | None = None
     weight_gradients: Array | None = None
 
@@ -93,6 +95,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         host_is_chip=machine.host_is_chip,
         crosses_nodes=pipeline_crosses_nodes(grid),
         between_nodes=times.between_nodes,
+        waits=counted_launches(program.rows, sizes),
         beside=None if program.beside is None else _work(program.beside, machine, grid, microbatch),
         weight_gradients=None if program.weight_gradients is None else _work(program.weight_gradients, machine, grid, microbatch),
     )

@@ -271,7 +271,16 @@ def _add_traffic(
 
     def add(region: str, phase: str, whose: str, row: Traffic) -> None:
         where = segment(place[region], phase) * len(COMM) + COMM.index(whose)
-        compiler.collective(row.kind, row.axes, row.amount, segment=where, name=row.tensor, repeats=row.repeats, copies=row.copies)
+        compiler.collective(
+            row.kind,
+            row.axes,
+            row.amount,
+            segment=where,
+            name=row.tensor,
+            repeats=row.repeats,
+            copies=row.copies,
+            is_counted=row.is_counted,
+        )
 
     # what the first operator of a tail reads is still needed
     first_tails = {next((op.name for op in operators if phases[op.name] == "tail"), "") for operators in _of_blocks(graph)}

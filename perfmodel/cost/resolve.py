@@ -72,7 +72,8 @@ def resolve_estimator(
         if recipe.needs not in cluster.chip.peak_flop_rate:
             rule = f"{cluster.chip.name} has no units for it (it has {', '.join(cluster.chip.peak_flop_rate)})"
             raise bad_field("precision", job.precision, rule, "use another chip or bf16-mixed")
-        machine = replace(machine, low=resolve_machine(cluster, calibration, dtype=recipe.product))
+        low = replace(resolve_machine(cluster, calibration, dtype=recipe.product), row_multiple=recipe.row_multiple)
+        machine = replace(machine, low=low)
     return make_estimator(job, cluster, machine, profile, network_at)
 
 

@@ -73,7 +73,8 @@ class TimedRows:
     streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel)
                 mesh: mask of the tensor axes over which an operator with parameters is cut; a framework that keeps such
                 tensors as distributed objects spends host time on each
-    traffic     columns kind (code), group (mask), amount, copies (0: none, else which of `copies`, from 1); its segments are its own
+    traffic     columns kind (code), group (mask), amount, copies (0: none, else which of `copies`, from 1), counted (1: the host waits for
+                its sizes); its segments are its own
     activation_bytes   of an element of products and of attention
     has_sends          some traffic is between neighbours only
     """
@@ -232,8 +233,10 @@ class RowCompiler:
         name: str,
         repeats: int = 1,
         copies: Copies | None = None,
+        is_counted: bool = False,
     ) -> None:
         columns = {"kind": COLLECTIVE_CODE[kind], "group": self.mask(axes), "amount": self.amount(amount)}
+        columns["counted"] = int(is_counted)
         columns["copies"] = 0 if copies is None else self._copies.setdefault(copies, len(self._copies) + 1)
         self._traffic.append(_Entry(segment, name, columns, repeats))
 
@@ -255,7 +258,7 @@ class RowCompiler:
             convolution=_rows(self._convolution, (*_PRODUCT, "mesh")),
             attention=_rows(self._attention, (*_ATTENTION, "head_dim", "value_head_dim", "habits", "backward")),
             streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward")),
-            traffic=_rows(self._traffic, ("kind", "group", "amount", "copies")),
+            traffic=_rows(self._traffic, ("kind", "group", "amount", "copies", "counted")),
             copies=tuple(self._copies),
             activation_bytes=self.activation_bytes,
             attention_habits=tuple(self._habits),

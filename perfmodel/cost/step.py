@@ -204,10 +204,11 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
         backward.append(b)
     if profile.has_host_floor:
         host = [host_times(micro, profile, recompute, tp, region) for region in range(len(forward))]
-        of_pass = [[each[i] for each in host] for i in range(2)]
-        forward, backward = (_with_host(micro, times, of_pass[i]) for i, times in enumerate((forward, backward)))
+        waits = [wait_times(micro, profile, recompute, region) for region in range(len(forward))]
+        of_pass = [([each[i] for each in host], [each[i] for each in waits]) for i in range(2)]
+        forward, backward = (_with_host(micro, times, *of_pass[i]) for i, times in enumerate((forward, backward)))
         if profile.hides_exchanges:
-            alone = (_with_host(micro, alone[0], of_pass[0]), _with_host(micro, alone[1], of_pass[1]))
+            alone = (_with_host(micro, alone[0], *of_pass[0]), _with_host(micro, alone[1], *of_pass[1]))
     ends: tuple[Any, ...] = ()
     if profile.hides_exchanges:
         ends = tuple(np.maximum(sum(own) - (f + b), 0.0) for own, f, b in zip(zip(*alone, strict=True), forward, backward, strict=True))
@@ -316,9 +317,9 @@ def _without_links(times: RegionTimes, micro: MicrobatchCost, held: Array, profi
     return replace(times, free_forward=tuple(forward), free_backward=tuple(backward))
 
 
-def _with_host(micro: MicrobatchCost, device: list[Any], host: list[Any]) -> list[Any]:
-    """A pass of each region with the host's time. Several kinds of blocks have one floor together, as the host runs ahead from one to the
-    next: into which of them a graph is divided makes no difference."""
+def _with_host(micro: MicrobatchCost, device: list[Any], host: list[Any], waits: list[Any]) -> list[Any]:
+    """A pass of each region with the host's time, and with what the chip waits for it. Several kinds of blocks have one floor together, as
+    the host runs ahead from one to the next: into which of them a graph is divided makes no difference."""
     if micro.host_is_chip:
         return [d + h for d, h in zip(device, host, strict=True)]
     regions, inner = micro.program.regions, inner_regions(micro.program.regions)
@@ -326,7 +327,7 @@ def _with_host(micro: MicrobatchCost, device: list[Any], host: list[Any]) -> lis
     if len(inner) > 1:
         together = (sum_of([regions[i].count * each[i] for i in inner]) for each in (device, host))
         factors[inner.start : inner.stop] = [host_factor(*together)] * len(inner)
-    return [d * factor for d, factor in zip(device, factors, strict=True)]
+    return [d * factor + wait for d, factor, wait in zip(device, factors, waits, strict=True)]
 
 
 FORWARD_SHARE = 1.0 / 3.0
@@ -375,6 +376,23 @@ def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Reco
         again = FORWARD_SHARE if recompute is Recompute.FULL else 0.0
         f, b = f + FORWARD_SHARE * across, b + (1.0 - FORWARD_SHARE + again) * across
     return f, b
+
+
+def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
+    """How long the chip waits for the host in the passes of a region: where sizes of an exchange are counted on chips, the host reads them
+    before it launches the exchange, and until it has, nothing is left for the chip to do. [s]
+
+    One launch of a forward pass for each; again where the pass is recomputed. The copy itself is not counted.
+
+    Source: Megatron-Core, `moe/token_dispatcher.py` (`MoEAlltoAllTokenDispatcher`: counts to the host before the all-to-all); torchtitan's
+    `generate_permute_indices` and DeepEP's normal mode likewise.
+    """
+    if micro.waits is None:
+        return 0.0, 0.0
+    counts = {phase: micro.waits[(region * len(PHASES) + i) * len(COMM) + COMM.index(EXCHANGED)] for i, phase in enumerate(PHASES)}
+    passes = passes_of(counts | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
+    forward, backward = (FORWARD * profile.host_launch_time * each for each in passes)
+    return forward, backward
 
 
 def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> Any:

@@ -360,6 +360,7 @@ class Tensor:
     is_stored  lies in memory; else it is only between operators of one kernel
     copies     of each row, where only one for each place travels between chips; None: all of them do
     exchanged  of an all-to-all of it: what the busiest chip sends or receives, over what a chip holds
+    is_counted how much of it goes where is known on the chips alone: the host waits for that before it sends any
     is_set     rows in any order, whose order is kept apart: which of them a chip holds is all that matters, not in which chunk
     copy_bytes   of an element of the copies in fewer bits that live beside it, of a parameter; less what they live in place of
     gathered_bytes   of an element as it is gathered, of a parameter; 0: as it lies
@@ -378,6 +379,7 @@ class Tensor:
     is_set: bool = False
     copies: Copies | None = None
     exchanged: float = 1.0
+    is_counted: bool = False
     copy_bytes: float = 0.0
     gathered_bytes: float = 0.0
     casts: WeightCasts = NO_CASTS

@@ -26,6 +26,7 @@ class Recipe:
     sends_rows      a row may travel to its experts as it is cast, its scales with it: they are of a part of the row
     gathers_weights one copy of a weight serves all its products, so that it is enough to gather that one
     is_order_alone  copies differ in the order of their entries alone: there is one where products take either
+    row_multiple    rows of an expert are padded to a multiple of it before grouped products
     reads_twice     a cast reads its tensor once more before, for the largest entry of it
     """
 
@@ -36,6 +37,7 @@ class Recipe:
     weight_copies: int
     activation_copies: int
     gradient_copies: int
+    row_multiple: int
     is_order_alone: bool
     reads_twice: bool
     sends_rows: bool
@@ -58,31 +60,31 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         for recipe in (
             Recipe(
                 name="fp8-delayed", product=Dtype.FP8, needs=Dtype.FP8, copy_bytes=1.0, weight_copies=2, activation_copies=2,
-                gradient_copies=2, is_order_alone=True, reads_twice=False, sends_rows=False, gathers_weights=True,
+                gradient_copies=2, row_multiple=16, is_order_alone=True, reads_twice=False, sends_rows=False, gathers_weights=True,
                 source="TransformerEngine, DelayedScaling: one scale for a tensor, of the history of its largest entries; on Hopper both "
                 "operands must be row-major in the contraction, hence transposed copies, which Blackwell's units in data centres do "
                 "without (`is_non_tn_fp8_gemm_supported`)",
             ),
             Recipe(
                 name="fp8-current", product=Dtype.FP8, needs=Dtype.FP8, copy_bytes=1.0, weight_copies=2, activation_copies=2,
-                gradient_copies=2, is_order_alone=True, reads_twice=True, sends_rows=False, gathers_weights=True,
+                gradient_copies=2, row_multiple=16, is_order_alone=True, reads_twice=True, sends_rows=False, gathers_weights=True,
                 source="TransformerEngine, Float8CurrentScaling; torchao float8, tensorwise: the scale is of this very tensor",
             ),
             Recipe(
                 name="fp8-block", product=Dtype.FP8, needs=Dtype.FP8, copy_bytes=1.0 + 4.0 / 128.0, weight_copies=2, activation_copies=2,
-                gradient_copies=2, is_order_alone=False, reads_twice=False, sends_rows=True, gathers_weights=True,
+                gradient_copies=2, row_multiple=16, is_order_alone=False, reads_twice=False, sends_rows=True, gathers_weights=True,
                 source="DeepSeek-V3 (arXiv 2412.19437, section 3.3): 1 x 128 for activations and gradients, 128 x 128 for weights, fp32 "
                 "scales; row-wise for forward, column-wise for the gradient of the weight",
             ),
             Recipe(
                 name="mxfp8", product=Dtype.FP8, needs=Dtype.FP4, copy_bytes=1.0 + 1.0 / 32.0, weight_copies=2, activation_copies=2,
-                gradient_copies=2, is_order_alone=False, reads_twice=False, sends_rows=True, gathers_weights=False,
+                gradient_copies=2, row_multiple=32, is_order_alone=False, reads_twice=False, sends_rows=True, gathers_weights=False,
                 source="OCP Microscaling: 32 entries have one E8M0 scale, along the contraction, so both directions are cast; units that "
                 "take such scales came with those for 4 bits",
             ),
             Recipe(
                 name="nvfp4", product=Dtype.FP4, needs=Dtype.FP4, copy_bytes=0.5 + 1.0 / 16.0, weight_copies=2, activation_copies=2,
-                gradient_copies=2, is_order_alone=False, reads_twice=True, sends_rows=False, gathers_weights=False,
+                gradient_copies=2, row_multiple=32, is_order_alone=False, reads_twice=True, sends_rows=False, gathers_weights=False,
                 source="TransformerEngine, NVFP4BlockScaling: 16 entries have one E4M3 scale, a tensor one in fp32, of its largest entry",
             ),
         )

@@ -41,12 +41,14 @@ class RankRows:
     held        that it makes of its own tokens: more than they chose where each expert's share is padded to a capacity
     exchanged   that the busiest rank sends to others or receives of them, over what it would if rows spread evenly; None: as many as are
                 held, and as are computed
+    is_counted  tokens must be counted before they can be sent: not where buffers are of one size whatever comes
     once        of tokens that travel once to each rank, where it is known which do; None: it is not
     """
 
     computed: float = 1.0
     held: float = 1.0
     exchanged: float | None = None
+    is_counted: bool = True
     once: Once | None = None
 
 
@@ -92,7 +94,7 @@ class Routing:
         A rank's own tokens are as many as any other's. Padded to a capacity, all of this is of one size on all ranks.
         """
         if self.capacity_factor:
-            return RankRows(computed=self.capacity_factor, held=self.capacity_factor)
+            return RankRows(computed=self.capacity_factor, held=self.capacity_factor, is_counted=False)
         if self.counts is not None:
             return RankRows(computed=self.skew, exchanged=self.counts.busiest)
         return EVEN if self.is_balanced else RankRows(computed=self.skew, exchanged=self.skew)

@@ -182,3 +182,15 @@ def test_training_multiplies_expert_by_expert_at_the_rates_of_plain_products(exp
     for n, k, measured in ((columns, depth, forward), (depth, columns, gradient)):
         time = grouped_product_time(batch=float(experts), m=float(rows), n=float(n), k=float(k), itemsize=2.0, machine=machine)
         assert time * 1e6 == pytest.approx(measured, rel=0.17)
+
+
+def test_rows_of_an_expert_are_padded_where_their_scales_want_it():
+    machine = shipped_machine("b200")
+    padded = replace(machine, row_multiple=16.0)
+
+    def time(machine, m, k=4096.0):
+        return grouped_product_time(batch=8.0, m=m, n=2048.0, k=k, itemsize=1.0, machine=machine)
+
+    assert time(padded, 100.0) == time(machine, 112.0) != time(machine, 100.0)
+    assert time(padded, 4096.0, k=100.0) == time(machine, 4096.0, k=112.0)
+    assert time(padded, 112.0) == time(machine, 112.0)

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 
 import perfmodel
+from perfmodel.cost.launches import FORWARD
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.executable import not_modules_reason
 from perfmodel.parallel.plan_file import write_plan
+from perfmodel.parallel.profile import load_profile
+from perfmodel.workload.models import load_model
 from perfmodel.workload.routing import RoutingCounts, counts_in_turn, routing_counts, routing_of
 
 JOB = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "chips": 64, "global_batch": 64, "seq_len": 4096, "profile": "megatron"}
@@ -33,15 +36,26 @@ def test_useful_work_is_what_it_was():
     assert uneven.mfu_palm * uneven.step_time == pytest.approx(even.mfu_palm * even.step_time)
 
 
+def test_the_chip_waits_for_counts_once_a_forward_pass_of_a_layer():
+    """One launch of a forward pass each time that tokens are sent whose numbers only chips know; none where buffers are of one size."""
+    waits = load_model("mixtral-8x7b").num_hidden_layers * FORWARD * load_profile("megatron").host_launch_time
+    counted, free = (predicted(pp=1, **words) for words in ({}, {"capacity_factor": 1}))
+    assert counted.parts["host"] - free.parts["host"] == pytest.approx(waits)
+    assert counted.step_time - free.step_time == pytest.approx(waits)
+    counted, free = (predicted(pp=1, recompute="full", **words) for words in ({}, {"capacity_factor": 1}))
+    assert counted.step_time - free.step_time == pytest.approx(2 * waits)
+    assert predicted(pp=1, ep=1).step_time == predicted(pp=1, ep=1, capacity_factor=1).step_time
+
+
 def test_a_capacity_is_what_every_expert_computes():
     """As the fullest rank of a skew does, whose own tokens are as many as ever: padded, they are more."""
     padded, skewed, even = predicted(capacity_factor=1.5), predicted(routing="skew:1.5"), predicted()
     exchanges = [each.parts["expert_parallel_communication"] for each in (padded, skewed)]
     assert exchanges[0] == exchanges[1]
-    assert skewed.step_time < padded.step_time < 1.01 * skewed.step_time
+    assert skewed.step_time - skewed.parts["host"] < padded.step_time - padded.parts["host"] < 1.01 * skewed.step_time
     assert even.memory["activations"] < skewed.memory["activations"] < padded.memory["activations"]
     assert predicted(capacity_factor=1.5, routing="skew:3").step_time == predicted(capacity_factor="1.5").step_time
-    assert predicted(capacity_factor=1).step_time == predicted().step_time
+    assert predicted(capacity_factor=1).memory == predicted().memory
 
 
 def test_a_plan_file_says_it_and_predicts_to_the_bit(tmp_path):

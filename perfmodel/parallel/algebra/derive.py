@@ -65,6 +65,7 @@ class Traffic:
     elements   of the full buffer in the group; of an all-to-all the local buffer, of a send what is sent
     itemsize   bytes of an element; 0: that of activations, which the graph does not say
     copies     of an all-to-all of rows in copies: those for one place travel as one; None: each by itself
+    is_counted the host waits for its sizes before it issues it
     is_own     issued by the operator itself; else a redistribution of the tensor, or of its gradient
     """
 
@@ -79,6 +80,7 @@ class Traffic:
     is_own: bool = False
     repeats: int = 1
     copies: Copies | None = None
+    is_counted: bool = False
 
     @property
     def amount(self) -> Amount:
@@ -262,6 +264,7 @@ def derive(
                         tensor=tensor.name,
                         operator=move.operator,
                         copies=tensor.copies if is_exchange else None,
+                        is_counted=tensor.is_counted and is_exchange and move.phase is Pass.FORWARD,
                     )
                 )
     activation_bytes = graph.activation_bytes

@@ -163,13 +163,16 @@ class DecoderBuilder:
         is_set: bool = False,
         copies: Copies | None = None,
         exchanged: float = 1.0,
+        is_counted: bool = False,
         parts: Mapping[str, float] = NO_PARTS,
     ) -> str:
         """The operator with its dims as rule sets see them."""
         tensor = self.prefix + operator.output.tensor
         shape = tuple(operator.dims[dim] for dim in operator.output.dims)
         bytes_each = itemsize or self.activation_bytes
-        self.tensors[tensor] = Tensor(name=tensor, shape=shape, itemsize=bytes_each, is_set=is_set, copies=copies, exchanged=exchanged)
+        self.tensors[tensor] = Tensor(
+            name=tensor, shape=shape, itemsize=bytes_each, is_set=is_set, copies=copies, exchanged=exchanged, is_counted=is_counted
+        )
         names = tuple(operator.dims)
         self.operators.append(
             replace(

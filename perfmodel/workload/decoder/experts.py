@@ -65,7 +65,7 @@ def _all_to_all(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> st
 
     dims = "b s_res k h"
     made = permute("permute", operand(x, _TOKENS), operand("permute.out", _ROUTED), b.of(dims))
-    rows = b.add(moved(made), dims, is_set=True, copies=copies, exchanged=at_tokens)
+    rows = b.add(moved(made), dims, is_set=True, copies=copies, exchanged=at_tokens, is_counted=rank_rows.is_counted)
     dims = "b_x t_res e h"
     rows = b.add(permute("sort", operand(rows, _AT_EXPERTS), operand("sort.out", _AT_EXPERTS), b.of(dims)), dims, is_set=True)
     rows = _run(b, experts, rows)
