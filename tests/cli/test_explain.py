@@ -32,6 +32,15 @@ def test_neighbours_and_bottleneck(call, call_json):
     assert "one knob turned" in call("explain", "fsdp")[1]
 
 
+def test_experts_are_dealt_over_more_and_fewer_ranks(call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    job = "--model qwen3-30b-a3b --cluster dgx-h100 --chips 16 --global-batch 64 --seq-len 4096 --profile megatron --ep 8 --zero 1"
+    call_json("predict", *job.split(), "--save", str(path))
+    turned = [each["knobs"] for each in call_json("explain", str(path))["neighbours"]]
+    assert [knobs["ep"] for knobs in turned if "ep" in knobs] == [16, 4]
+    assert {"dispatcher": "allgather"} in turned
+
+
 @pytest.mark.parametrize("typed", ["explain --model gpt2", "compare --gpus 8", "run plan.yaml --tp 2"])
 def test_what_takes_a_plan_says_how_to_get_one(typed, call):
     code, _, err = call(*typed.split())
