@@ -38,30 +38,36 @@ def kept_bytes(name, region):
     return float((program.amounts.base * np.ceil(program.amounts.padded_size))[amounts].sum()) / TOKENS
 
 
-@pytest.mark.parametrize(
-    ("name", "published", "statistics"),
-    [
-        ("mixtral-8x7b", 258_240, 2 * 4 + 2 * 4),  # of two norms; weights of two experts
-        ("deepseek-v3", 572_032, 4 * 4 + 8 * 4),
-    ],
-)
+#: Model -> bytes that a layer keeps of a token, and those of statistics beside: of norms and of the weights of chosen experts.
+KEPT = {"mixtral-8x7b": (258_240, 2 * 4 + 2 * 4), "deepseek-v3": (572_032, 4 * 4 + 8 * 4)}
+#: [GB] of activations, of weights and gradients, of the optimizer
+BREAKDOWN = (131.0, 36.4, 32.1)
+#: [s]
+H800_STEP = 19.9
+
+
+@pytest.mark.parametrize(("name", "published", "statistics"), [(name, *told) for name, told in KEPT.items()])
 def test_bytes_that_a_layer_keeps_of_a_token(name, published, statistics):
     assert kept_bytes(name, "layer") == published + statistics
 
 
-def test_memory_of_deepseek_v3_on_256_chips():
+def memory_of_deepseek_v3_on_256_chips():
     """A middle rank with 15 of the 58 layers with experts (14.5 on average); the report's activations are 56 times those of a layer."""
     job = TrainingJob(model=load_model("deepseek-v3"), global_batch=256, seq_len=TOKENS)
     estimator = estimator_of(job, chips=256, node=8)
     knobs = {"pp": 4, "dp": 64, "ep": 64, "zero": 1, "schedule": "interleaved", "virtual_stages": 4, "profile": "megatron"}
     plan = make_plan(job, cluster="test", num_chips=256, stage_layers=(4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3, 3, 3), **knobs)
     _, _, memory = memory_on_rank(estimator, plan, 1)
-    assert (memory["weights"] + memory["gradients"]) / 1e9 == pytest.approx(36.4, rel=0.02)
-    assert memory["optimizer"] / 1e9 == pytest.approx(32.1, rel=0.02)
-    assert 56 * TOKENS * kept_bytes("deepseek-v3", "layer") / 1e9 == pytest.approx(131.0, rel=0.005)
+    kept = 56 * TOKENS * kept_bytes("deepseek-v3", "layer")
+    return tuple(each / 1e9 for each in (kept, memory["weights"] + memory["gradients"], memory["optimizer"]))
 
 
-def test_step_of_deepseek_v3_on_2048_h800():
+def test_memory_of_deepseek_v3_on_256_chips():
+    assert memory_of_deepseek_v3_on_256_chips() == pytest.approx(BREAKDOWN, rel=0.02)
+    assert memory_of_deepseek_v3_on_256_chips()[0] == pytest.approx(BREAKDOWN[0], rel=0.005)
+
+
+def step_of_deepseek_v3_on_2048_h800():
     """Stages take alike, as DualPipe evens them out (stages r and 15 - r share a rank)."""
     job = TrainingJob(model=load_model("deepseek-v3"), global_batch=15360, seq_len=TOKENS, precision=Precision.FP8_BLOCK)
     plan = make_plan(
@@ -75,4 +81,8 @@ def test_step_of_deepseek_v3_on_2048_h800():
         dispatcher="flex",
         profile="megatron+fp8_dispatch+moe_overlap+delayed_weight_gradients",
     )
-    assert perfmodel.predict(plan).step_time == pytest.approx(19.9, rel=0.07)
+    return perfmodel.predict(plan).step_time
+
+
+def test_step_of_deepseek_v3_on_2048_h800():
+    assert step_of_deepseek_v3_on_2048_h800() == pytest.approx(H800_STEP, rel=0.07)
