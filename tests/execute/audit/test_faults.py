@@ -30,12 +30,13 @@ def forks(process):
 
 
 def when_it_counts(process, fault):
-    """Calls `fault` with the pid of the fork as soon as there is one."""
+    """Calls `fault` with the pid of the fork as soon as there is one; one that has answered and is not gone yet is none."""
+    answered = set(forks(process))
 
     def watch():
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            for pid in forks(process):
+            for pid in set(forks(process)) - answered:
                 fault(pid)
                 return
             time.sleep(0.001)
