@@ -98,7 +98,7 @@ def row_times(rows: TimedRows, machine: Machine, grid: LayoutGrid, amount: Array
     )
 
 
-def _summed(time: Any, rows: Rows, num_segments: int) -> Array:
+def summed(time: Any, rows: Rows, num_segments: int) -> Array:
     """By segment, each row as often as it repeats."""
     return by_segment(time if rows.repeats is None else time * rows.repeats, rows, num_segments, time.shape[1])
 
@@ -117,7 +117,7 @@ def _products(
         itemsize=itemsize,
         machine=machine,
     )
-    return _summed(time + _host_time(products, sizes, machine), products, rows.num_segments)
+    return summed(time + _host_time(products, sizes, machine), products, rows.num_segments)
 
 
 def _convolution(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:
@@ -131,7 +131,7 @@ def _convolution(rows: TimedRows, machine: Machine, amount: Array, sizes: Array)
         itemsize=rows.activation_bytes,
         machine=machine,
     )
-    return _summed(time + _host_time(rows.convolution, sizes, machine), rows.convolution, rows.num_segments)
+    return summed(time + _host_time(rows.convolution, sizes, machine), rows.convolution, rows.num_segments)
 
 
 def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:
@@ -169,7 +169,7 @@ def _streaming(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
         machine=machine,
         backward=st["backward"][:, None],
     )
-    return _summed(time + _host_time(rows.streaming, sizes, machine), rows.streaming, rows.num_segments)
+    return summed(time + _host_time(rows.streaming, sizes, machine), rows.streaming, rows.num_segments)
 
 
 def _communication(rows: TimedRows, machine: Machine, grid: LayoutGrid, amount: Array, sizes: Array) -> tuple[Array, Array | None]:
@@ -187,9 +187,9 @@ def _communication(rows: TimedRows, machine: Machine, grid: LayoutGrid, amount: 
         size = np.where(is_send, pair, size)
     shares = distinct_shares(rows.copies, tr["copies"], size, inside) if rows.copies else None
     time = collective_time(tr["kind"][:, None], num_bytes, group_size=size, inside=inside, machine=machine, exchanged=shares)
-    total = _summed(time + redistribution_time(num_bytes, size, machine), rows.traffic, rows.num_traffic_segments)
+    total = summed(time + redistribution_time(num_bytes, size, machine), rows.traffic, rows.num_traffic_segments)
     leaves = inside[0] < size
-    return total, _summed(np.where(leaves, time, 0.0), rows.traffic, rows.num_traffic_segments) if leaves.any() else None
+    return total, summed(np.where(leaves, time, 0.0), rows.traffic, rows.num_traffic_segments) if leaves.any() else None
 
 
 def distinct_shares(kinds: Sequence[Copies], which: NDArray[np.int64], size: Array, inside: Sequence[Array]) -> list[Array]:
@@ -241,7 +241,7 @@ def product_flops(rows: TimedRows, amount: Array) -> Array:
         if products.names:
             mm = products.columns
             flops = 2.0 * amount[mm["batch"]] * amount[mm["m"]] * amount[mm["n"]] * amount[mm["k"]]
-            total += _summed(flops, products, rows.num_segments)
+            total += summed(flops, products, rows.num_segments)
     at = rows.attention.columns
     for row, segment in enumerate(rows.attention.segments):
         square = amount[at["batch"][row]] * amount[at["heads"][row]] * amount[at["queries"][row]] * amount[at["keys"][row]]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.evaluate import summed
 from perfmodel.cost.rows import TimedRows
 from perfmodel.parallel.algebra.derive import Amount, extent_amount
 from perfmodel.parallel.algebra.sharding import Sharding
@@ -88,23 +89,20 @@ def added_gradients(graph: Graph) -> Mapping[str, int]:
 
 def collective_launches(rows: TimedRows, sizes: Array) -> Any:
     """[traffic segments, columns] collectives that are issued: those of a group of more than one. `sizes`: of the groups, by mask."""
-    traffic = rows.traffic
-    total = np.zeros((rows.num_traffic_segments, sizes.shape[1]))
-    if traffic.names:
-        issued = np.minimum(sizes[traffic.columns["group"]] - 1.0, 1.0)
-        total[traffic.present] = np.add.reduceat(issued if traffic.repeats is None else issued * traffic.repeats, traffic.starts, axis=0)
-    return total
+    return summed(_issued(rows, sizes), rows.traffic, rows.num_traffic_segments)
 
 
 def counted_launches(rows: TimedRows, sizes: Array) -> Array | None:
     """[traffic segments, columns] those of `collective_launches` before which the host waits for their sizes; None where none is."""
-    counted = rows.traffic.columns["counted"] if rows.traffic.names else np.zeros(0)
+    counted = rows.traffic.columns["counted"]
     if not counted.any():
         return None
-    total = np.zeros((rows.num_traffic_segments, sizes.shape[1]))
-    issued = np.minimum(sizes[rows.traffic.columns["group"]] - 1.0, 1.0) * counted[:, None]
-    total[rows.traffic.present] = np.add.reduceat(issued, rows.traffic.starts, axis=0)
-    return total
+    return summed(_issued(rows, sizes) * counted[:, None], rows.traffic, rows.num_traffic_segments)
+
+
+def _issued(rows: TimedRows, sizes: Array) -> Array:
+    """[traffic rows, columns] 1 where the group has more than one member."""
+    return np.minimum(sizes[rows.traffic.columns["group"]] - 1.0, 1.0)
 
 
 def graph_launches(graph: Graph, profile: ExecutionProfile) -> float:

@@ -30,6 +30,8 @@ def makers_degrees(model: str) -> MakersDegrees | None:
     if told is not None or model not in list_plans():
         return told
     plan = read_plan(model)
+    if plan.job.model.name != model:  # named after something else, as `fsdp` is
+        return None
     layout = plan.layout
     return MakersDegrees(tp=layout.tp, cp=layout.cp, pp=layout.pp, ep=plan.ep, zero=plan.zero, source=f"strategies/plans/{model}.yaml")
 

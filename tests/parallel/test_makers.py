@@ -27,3 +27,4 @@ def test_a_shipped_plan_says_the_degrees_of_its_model():
 def test_of_most_models_nothing_is_known():
     assert makers_degrees("llama-3-8b") is None
     assert makers_degrees("no such model") is None
+    assert makers_degrees("fsdp") is None  # a plan of that name is of another model
