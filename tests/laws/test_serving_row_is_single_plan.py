@@ -14,10 +14,19 @@ from perfmodel.workload.serving import Speculation
 from tests.planner.serving.serving_searches import serving_job
 
 
+def drawn(places, about):
+    return places[:: max(len(places) // about, 1)]
+
+
 @pytest.mark.parametrize("words", [{"concurrency": 40}, {"rate": 3.0}, {}, {"speculation": Speculation(draft_tokens=2, acceptance=0.7)}])
 @pytest.mark.parametrize(
     ("model", "engine", "quantization"),
-    [("llama-3-8b", "vllm", "fp8"), ("deepseek-v3", "sglang", "fp8-block"), ("gpt-oss-120b", "tensorrt-llm", "mxfp4")],
+    [
+        ("llama-3-8b", "vllm", "fp8"),
+        ("deepseek-v3", "sglang", "fp8-block"),
+        ("gpt-oss-120b", "tensorrt-llm", "mxfp4"),
+        ("deepseek-v3", "vllm", "fp8-block"),
+    ],
 )
 def test_a_row_is_its_plan(model, engine, quantization, words):
     cluster = load_cluster("hgx-h200", num_chips=16)
@@ -31,9 +40,11 @@ def test_a_row_is_its_plan(model, engine, quantization, words):
         cache=Dtype.BF16,
     )
     rows = cross(layouts(job.model, cluster, of.engine, ServingSpace()).columns, (0, 3000), (0, 1, 24))
-    rows = rows.take(np.arange(0, len(rows), max(len(rows) // 60, 1)))
+    shared = np.flatnonzero(rows.dcp > 1)
+    assert bool(len(shared)) == (engine == "vllm")
+    rows = rows.take(np.concatenate([drawn(np.arange(len(rows)), 60), drawn(shared, 20)]))
     served = of.serve(job, rows)
-    for at in range(0, len(rows), max(len(rows) // 8, 1)):
+    for at in np.concatenate([drawn(np.arange(len(rows)), 8), drawn(np.flatnonzero(rows.dcp > 1), 4)]):
         alone = of.predict(job, rows.plan(at))
         assert alone.ttft.mean == served.load.ttft[at]
         assert alone.tpot.mean == served.load.tpot[at]

@@ -116,24 +116,26 @@ def _splits(estimator: ServingEstimator, job: ServingJob, columns: ServingColumn
     columns = replace(columns, replicas=np.ones_like(columns.replicas))
     if not len(columns):
         return []
-    workers = [columns.plan(row) for row in range(len(columns))]
-    requests, chips = Requests.of_job(job), columns.chips_per_replica.astype(float)
+    answering = [columns.plan(row) for row in range(len(columns))]
+    workers = list(dict.fromkeys(replace(each, dcp=1) for each in answering))  # those for prompts do not decode
+    requests = Requests.of_job(job)
+    chips_p, chips_d = (np.array([float(each.chips_per_replica) for each in of]) for of in (workers, answering))
     most_p, time_p = _prompts(estimator, job, workers, requests)
     most_d, batch = _answers(estimator, job, columns, requests, limits)
     aims = limits.aims()
     if "ttft" in aims:
         most_p = np.where(time_p <= aims["ttft"], most_p, 0.0)
     count_p = np.arange(1, num_chips + 1)[:, None, None]
-    left = num_chips - count_p * chips[None, :, None]
-    count_d = np.maximum(left // chips[None, None, :], 0)
+    left = num_chips - count_p * chips_p[None, :, None]
+    count_d = np.maximum(left // chips_d[None, None, :], 0)
     rate = np.minimum(count_p * most_p[None, :, None], count_d * most_d[None, None, :])
-    used = count_p * chips[None, :, None] + count_d * chips[None, None, :]
+    used = count_p * chips_p[None, :, None] + count_d * chips_d[None, None, :]
     order = np.lexsort((used.ravel(), -rate.ravel()))[: 4 * MOST_SPLITS]
     found: list[_Split] = []
     for flat in order[rate.ravel()[order] > 0][:MOST_SPLITS]:
         x, p, d = (int(each) for each in np.unravel_index(int(flat), rate.shape))
         y = int(count_d[x, p, d])
-        pools = Pools(prefill=workers[p], decode=workers[d], prefill_workers=x + 1, decode_workers=y)
+        pools = Pools(prefill=workers[p], decode=answering[d], prefill_workers=x + 1, decode_workers=y)
         before = max(4.0 * float(time_p[p]), aims.get("ttft", 0.0))  # as long as a request may be under way to its first token
         waiting = float(rate[x, p, d]) * before
         found.append(_Split(pools=pools, most_clients=max(int(y * batch[d] + waiting), 1)))

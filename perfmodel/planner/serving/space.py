@@ -1,9 +1,9 @@
 """The space of serving plans: how a replica lies on its chips, how many there are, and what bounds its steps.
 
-A plan is (tp, pp, attention dp, ep, replicas, tokens of a step, sequences at once). Degrees are divisors of the number of chips or powers
-of two; a replica has tp * pp * attention dp chips and never lies across nodes where it fits into one. The replicas are as many as the
-chips hold: chips that are left over stay idle, and are paid for all the same. Dense models have no ep and no attention dp (which would
-be replicas).
+A plan is (tp, pp, attention dp, ep, dcp, replicas, tokens of a step, sequences at once). Degrees are divisors of the number of chips or
+powers of two; a replica has tp * pp * attention dp chips and never lies across nodes where it fits into one. The replicas are as many as
+the chips hold: chips that are left over stay idle, and are paid for all the same. Dense models have no ep and no attention dp (which
+would be replicas). Where tp keeps the cache in copies and the engine can cut them, dcp is each divisor of their number; elsewhere 1.
 """
 
 from __future__ import annotations
@@ -112,13 +112,15 @@ def scale_up_size(cluster: Cluster) -> int:
 
 def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: ServingSpace) -> Layouts:
     """Every layout that the model, the engine and the given knobs allow."""
-    found: list[tuple[int, int, int, int, int]] = []
+    found: list[tuple[int, int, int, int, int, int]] = []
     left_out: Counter[str] = Counter()
-    for tp, pp, dp, ep in _all_degrees(model, cluster.num_chips):
-        if not all(space.admits(knob, value) for knob, value in (("tp", tp), ("pp", pp), ("attention_dp", dp), ("ep", ep))):
+    shared = {tp: _shared_degrees(model, engine, space, tp) for tp in degrees(cluster.num_chips)}
+    for tp, pp, dp, ep, dcp in _all_degrees(model, cluster.num_chips, shared):
+        knobs = (("tp", tp), ("pp", pp), ("attention_dp", dp), ("ep", ep), ("dcp", dcp))
+        if not all(space.admits(knob, value) for knob, value in knobs):
             left_out["excluded by a given knob"] += 1
             continue
-        reason = why_not(model, engine, tp=tp, pp=pp, attention_dp=dp, ep=ep, dcp=space.fixed.get("dcp", 1))
+        reason = why_not(model, engine, tp=tp, pp=pp, attention_dp=dp, ep=ep, dcp=dcp)
         replicas = replicas_that_fit(tp * pp * dp, cluster)
         replicas = min(space.fixed.get("replicas", replicas), replicas, space.maximum.get("replicas", replicas))
         if not reason and (replicas < 1 or not space.admits("replicas", replicas)):
@@ -126,8 +128,8 @@ def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: S
         if reason:
             left_out[reason] += 1
         else:
-            found.append((tp, pp, dp, ep, replicas))
-    table = np.array(found, dtype=np.int64).reshape(-1, 5)
+            found.append((tp, pp, dp, ep, dcp, replicas))
+    table = np.array(found, dtype=np.int64).reshape(-1, 6)
     nothing = np.zeros(len(table), dtype=np.int64)
     columns = ServingColumns(
         engine=engine.name,
@@ -135,22 +137,31 @@ def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: S
         pp=table[:, 1],
         attention_dp=table[:, 2],
         ep=table[:, 3],
-        dcp=np.full(len(table), space.fixed.get("dcp", 1), dtype=np.int64),
-        replicas=table[:, 4],
+        dcp=table[:, 4],
+        replicas=table[:, 5],
         max_batch=nothing,
         max_tokens=nothing,
     )
     return Layouts(columns=columns, left_out=dict(left_out))
 
 
-def _all_degrees(model: TransformerConfig, chips: int) -> Iterator[tuple[int, int, int, int]]:
+def _shared_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, tp: int) -> tuple[int, ...]:
+    """Of decode context parallelism under a tp: the one that was given, or the divisors of the copies of the cache."""
+    if "dcp" in space.fixed:
+        return (space.fixed["dcp"],)
+    return divisors(int(cache_copies(model, tp))) if engine.has_decode_context and not why_no_context(model) else (1,)
+
+
+def _all_degrees(model: TransformerConfig, chips: int, shared: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int, int, int, int]]:
+    """(tp, pp, attention dp, ep, dcp); shared: tp -> its degrees of dcp."""
     sizes = degrees(chips)
     for tp in sizes:
         for pp in sizes:
             for dp in sizes if model.experts is not None else (1,):
                 if tp * pp * dp <= chips:
                     for ep in divisors(tp * dp) if model.experts is not None else (1,):
-                        yield tp, pp, dp, ep
+                        for dcp in shared[tp]:
+                            yield tp, pp, dp, ep, dcp
 
 
 def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, attention_dp: int, ep: int, dcp: int = 1) -> str:

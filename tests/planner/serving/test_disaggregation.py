@@ -135,3 +135,13 @@ def test_the_front_is_one_of_both_kinds_of_plans():
     point = apart[len(apart) // 2]
     one = predict_pools(estimator_of(job), replace(job, concurrency=point.concurrency), point.plan)
     assert (one.ttft.mean, one.tpot.mean) == (point.ttft, point.tpot)
+
+
+def test_only_workers_that_answer_share_a_cache():
+    job = serving_job("deepseek-v3", "fp8-block", input_len=4096, output_len=256)
+    cluster = load_cluster("hgx-h200", num_chips=32)
+    of = replace(estimator_of(job), cluster=cluster, calibration=choose_calibration(cluster.chip))
+    columns = layouts(job.model, cluster, of.engine, ServingSpace(fixed={"dcp": 2})).columns
+    plans = find_pools(of, job, columns, num_chips=32)
+    assert plans
+    assert {(one.plan.pools.prefill.dcp, one.plan.pools.decode.dcp) for one in plans} == {(1, 2)}

@@ -13,7 +13,8 @@ from perfmodel.parallel.serving.engine import list_engines, load_engine
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.planner.serving.reasons import terms
 from perfmodel.planner.serving.result import LIMIT_HEADROOM, ServingLimits, ServingObjective
-from perfmodel.planner.serving.space import ServingSpace
+from perfmodel.planner.serving.space import ServingSpace, layouts
+from perfmodel.workload.models import load_model
 from perfmodel.workload.quantization import quantization_named
 from perfmodel.workload.serving import Speculation
 from tests.planner.serving.serving_searches import searched, serving_job
@@ -131,6 +132,49 @@ def test_baselines_are_no_better_than_the_best():
         for plan in each.found:
             assert plan.tokens_per_second_per_chip <= result.best.tokens_per_second_per_chip
     assert next(each for each in result.baselines if each.name == "engine's default").reason == "does not fit on one chip"
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "tp", "degrees"),
+    [
+        ("deepseek-v3", "vllm", 8, {1, 2, 4, 8}),
+        ("llama-3-70b", "vllm", 16, {1, 2}),
+        ("llama-3-70b", "vllm", 8, {1}),
+        ("gpt-oss-120b", "vllm", 16, {1}),
+        ("deepseek-v3", "sglang", 8, {1}),
+    ],
+)
+def test_dcp_is_every_divisor_of_the_copies_where_the_engine_cuts_them(model, engine, tp, degrees):
+    cluster = load_cluster("hgx-h200", num_chips=16)
+    found = layouts(load_model(model), cluster, load_engine(engine), ServingSpace()).columns
+    assert set(found.dcp[found.tp == tp]) == degrees
+    assert set(found.dcp[found.tp == 1]) == {1}
+    bounded = layouts(load_model(model), cluster, load_engine(engine), ServingSpace(maximum={"dcp": 2})).columns
+    assert set(bounded.dcp[bounded.tp == tp]) == degrees & {1, 2}
+
+
+def test_a_cache_in_copies_is_cut_where_it_holds_more_requests():
+    """Of long requests: as good as the best of searches with dcp given, and better than the one without."""
+    job = serving_job("deepseek-v3", "fp8-block", input_len=16384, output_len=1024)
+    words = {"cluster": "hgx-h200", "chips": 8, "limits": ServingLimits(tpot=0.05)}
+    result = searched(job, **words)
+    alone = {dcp: searched(job, space=ServingSpace(fixed={"dcp": dcp}), **words).best for dcp in (1, 2, 4, 8)}
+    best = max(alone.values(), key=lambda each: each.tokens_per_second_per_chip)
+    assert result.best.plan == best.plan
+    assert result.best.prediction == best.prediction
+    assert best.tokens_per_second_per_chip > 1.02 * alone[1].tokens_per_second_per_chip
+    without = next(plan for plan in result.plans if plan.plan.dcp == 1 and plan.plan.tp == best.plan.tp)
+    assert "attention" in without.reason
+
+
+def test_where_dcp_changes_nothing_there_is_none():
+    """An answer of one token is never decoded, by an engine that does not wait for a step before it."""
+    job, engine = serving_job("llama-3-70b", "fp8", output_len=1, concurrency=1), replace(load_engine("vllm"), border_steps=0.0)
+    space = ServingSpace(fixed={"tp": 16})
+    plans = searched(job, chips=16, engine=engine, space=space, objective=ServingObjective.LATENCY).plans
+    assert [plan.plan.dcp for plan in plans] == [1, 2]
+    assert plans[0].prediction.request_latency == plans[1].prediction.request_latency
+    assert plans[1].reason == "as good as the best"
 
 
 def test_formats_are_searched_where_they_are_allowed():
