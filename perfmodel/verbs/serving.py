@@ -207,7 +207,7 @@ def _model(name: Any, field: str) -> TransformerConfig:
 
 def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[ServingPlan, tuple[str, ...]]:
     """The plan that was asked for; what nobody said is the smallest that fits, and said."""
-    read = _read(asked, "tp", "pp", "ep", "attention_dp", "dcp", "max_batch", "max_tokens", "replicas")
+    read = _read(asked, "tp", "pp", "ep", "attention_dp", "dcp", "pcp", "max_batch", "max_tokens", "replicas")
     fixed: dict[str, Any] = {"engine": str(asked.engine or setting.estimator.engine.name)}
     fixed |= {name: value for name, value in read.items() if name != "replicas"}
     notes: tuple[str, ...] = ()
@@ -230,8 +230,8 @@ def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[Servin
 
 
 def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
-    """Workers as `workers` says; dcp is of those that answer. Those of a model with experts deal them over all their chips, which attend by
-    themselves but for tp."""
+    """Workers as `workers` says; dcp is of those that answer, pcp of those for prompts. Those of a model with experts deal them over all
+    their chips, which attend by themselves but for tp and pcp."""
     read = _read(asked, "workers", "tp", "ep", "max_batch", "max_tokens")
     x, prefill, y, decode = read.pop("workers")
     for name in ("replicas", "attention_dp", "pp"):
@@ -241,19 +241,21 @@ def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
     if used > setting.num_chips:
         raise bad_field("workers", asked.workers, f"take {used} chips of {setting.num_chips}", "use fewer or smaller workers")
     limits = {name: read[name] for name in ("max_batch", "max_tokens") if name in read}
-    shared = _read(asked, "dcp").get("dcp", 1)
+    shared, sharing = (_read(asked, name).get(name, 1) for name in ("dcp", "pcp"))
     engine = str(asked.engine or setting.estimator.engine.name)
 
-    def worker(chips: int) -> ServingPlan:
+    def worker(chips: int, pcp: int = 1) -> ServingPlan:
         has_experts = setting.job.model.experts is not None
-        tp = read.get("tp", 1 if has_experts else chips)
-        if chips % tp:
-            raise bad_field("tp", tp, f"must divide the {chips} chips of a worker", "use a divisor")
-        if not has_experts:
-            return ServingPlan(engine=engine, tp=tp, pp=chips // tp, **limits)
-        return ServingPlan(engine=engine, tp=tp, attention_dp=chips // tp, ep=read.get("ep", chips), **limits)
+        if chips % pcp:
+            raise bad_field("pcp", pcp, f"must divide the {chips} chips of a worker", "use a divisor")
+        tp = read.get("tp", 1 if has_experts and pcp == 1 else chips // pcp)
+        if chips % (tp * pcp):
+            raise bad_field("tp", tp, f"must divide the {chips // pcp} chips of a worker{' and a pcp' if pcp > 1 else ''}", "use a divisor")
+        rest = {"attention_dp": chips // (tp * pcp), "ep": read.get("ep", chips)} if has_experts else {"pp": chips // (tp * pcp)}
+        return ServingPlan(engine=engine, tp=tp, pcp=pcp, **rest, **limits)
 
-    pools = Pools(prefill=worker(prefill), decode=replace(worker(decode), dcp=shared), prefill_workers=x, decode_workers=y)
+    answers = replace(worker(decode), dcp=shared)
+    pools = Pools(prefill=worker(prefill, sharing), decode=answers, prefill_workers=x, decode_workers=y)
     return ServingPlan(engine=engine, pools=pools)
 
 
@@ -269,10 +271,12 @@ def default_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, 
     from perfmodel.cost.serving.context import cache_copies
 
     estimator, job = setting.estimator, setting.job
-    beside, dp = fixed.get("pp", 1) * fixed.get("attention_dp", 1), fixed.get("attention_dp", 1)
+    pcp, shared = fixed.get("pcp", 1), fixed.get("dcp", 1)
+    of_stage = pcp * fixed.get("attention_dp", 1)
+    beside = of_stage * fixed.get("pp", 1)
     fitting = [tp for tp in (1, 2, 4, 8, 16, 32, 64) if job.model.num_attention_heads % tp == 0 and tp * beside <= setting.num_chips]
-    shared = fixed.get("dcp", 1)
-    tried = [tp for tp in fitting if tp * dp % fixed.get("ep", 1) == 0 and cache_copies(job.model, tp) % shared == 0] or [shared]
+    cuts = [tp for tp in fitting if cache_copies(job.model, tp) * pcp % shared == 0 and (pcp == 1 or shared in (1, pcp, tp * pcp))]
+    tried = [tp for tp in cuts if tp * of_stage % fixed.get("ep", 1) == 0] or [shared]
     replicas = np.array([max(setting.num_chips // (tp * beside), 1) for tp in tried])
     plans = [ServingPlan(**{**fixed, "tp": tp, "replicas": int(copies)}) for tp, copies in zip(tried, replicas, strict=True)]
     memory = estimator.memory(plans, job.input_len.mean + job.output_len.mean, job.speculation)

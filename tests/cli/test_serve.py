@@ -132,6 +132,22 @@ def test_ranks_that_share_the_tokens_of_a_cache(call_json, call):
         assert said in error
 
 
+def test_chips_that_share_prompts(call_json, call):
+    words = ["serve", "--model", "deepseek-v3", "--cluster", "hgx-h200", "--input-len", "128k", "--output-len", "512", "--concurrency", 2]
+    alone = call_json(*words, "--chips", 8, "--tp", 8, "--ep", 8)
+    shared = call_json(*words, "--chips", 16, "--tp", 8, "--pcp", 2, "--ep", 16)
+    assert (shared["plan"]["pcp"], shared["plan"]["num_chips"]) == (2, 16)
+    assert 0.5 * alone["ttft"]["mean"] < shared["ttft"]["mean"] < 0.8 * alone["ttft"]["mean"]
+    assert "--prefill-context-parallel-size 2" in shared["launch"][0]["command"]
+    assert call_json(*words, "--chips", 32, "--pcp", 2, "--dcp", 8, "--ep", 8)["plan"]["tp"] == 4  # the tp that dcp spans
+    pools = call_json(*words, "--chips", 24, "--workers", "1x16:1x8", "--pcp", 4)["plan"]["pools"]
+    assert [(pools[of]["tp"], pools[of]["pcp"], pools[of]["ep"]) for of in ("prefill", "decode")] == [(4, 4, 16), (1, 1, 8)]
+    for more, said in ((("--engine", "tensorrt-llm"), "no prefill context parallelism"), (("--pp", 2), "beside pp")):
+        code, _, error = call(*words, "--chips", 32, "--tp", 4, "--pcp", 4, *more)
+        assert code == 2
+        assert said in error
+
+
 def test_limits_of_one_plan_are_compared_with_it(call_json, call):
     words = [*LLAMA, "--tp", 4, "--ttft", "350ms", "--tpot", "10ms", "--latency", "1min"]
     found = call_json(*words)

@@ -1,5 +1,7 @@
 """A plan of serving is the same alone and among others, to the last bit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,8 @@ from perfmodel.workload.serving import Speculation
 from tests.planner.serving.serving_searches import serving_job
 
 
-def drawn(places, about):
+def drawn(which, about):
+    places = np.flatnonzero(which)
     return places[:: max(len(places) // about, 1)]
 
 
@@ -35,16 +38,16 @@ def test_a_row_is_its_plan(model, engine, quantization, words):
         model=job.model,
         cluster=cluster,
         calibration=choose_calibration(cluster.chip),
-        engine=load_engine(engine),
+        engine=replace(load_engine(engine), prefill_context_since=""),  # as one whose version has all that its profile knows
         quantization=quantization_named(quantization),
         cache=Dtype.BF16,
     )
     rows = cross(layouts(job.model, cluster, of.engine, ServingSpace()).columns, (0, 3000), (0, 1, 24))
-    shared = np.flatnonzero(rows.dcp > 1)
-    assert bool(len(shared)) == (engine == "vllm")
-    rows = rows.take(np.concatenate([drawn(np.arange(len(rows)), 60), drawn(shared, 20)]))
+    assert bool((rows.dcp > 1).any()) == (engine == "vllm")
+    assert bool((rows.pcp > 1).any()) == ((model, engine) == ("deepseek-v3", "vllm"))
+    rows = rows.take(np.concatenate([drawn(rows.tp > 0, 60), drawn(rows.dcp > 1, 20), drawn(rows.pcp > 1, 20)]))
     served = of.serve(job, rows)
-    for at in np.concatenate([drawn(np.arange(len(rows)), 8), drawn(np.flatnonzero(rows.dcp > 1), 4)]):
+    for at in np.concatenate([drawn(rows.tp > 0, 8), drawn(rows.dcp > 1, 4), drawn(rows.pcp > 1, 4)]):
         alone = of.predict(job, rows.plan(at))
         assert alone.ttft.mean == served.load.ttft[at]
         assert alone.tpot.mean == served.load.tpot[at]

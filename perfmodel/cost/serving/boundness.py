@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.routing import share_met
-from perfmodel.cost.serving.step import PARTS, StepCosts, Work, keys_within
+from perfmodel.cost.serving.step import PARTS, StepCosts, keys_within
+from perfmodel.cost.serving.work import Work
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
@@ -57,7 +58,7 @@ def operator_rows(costs: StepCosts, *, phase: Phase, sequences: float = 0.0, cac
     """Of a step that decodes `sequences` over `cached` tokens, or of one prompt of `tokens` after `cached`; of the first of the plans."""
     is_prompt = phase == "prefill"
     program = costs.prompt_program if is_prompt else costs.decode_program
-    ranks = float(costs.dp[0] * costs.pp[0])
+    ranks, met = float(costs.dp[0] * costs.pp[0]), max(sequences / float(costs.pp[0]), 1.0)
     work = Work(
         decoding=np.array([0.0 if is_prompt else max(sequences / ranks, 1.0)]),
         cached=np.array([max(cached, 1.0)]),
@@ -65,7 +66,9 @@ def operator_rows(costs: StepCosts, *, phase: Phase, sequences: float = 0.0, cac
         prompts=np.array([1.0 if is_prompt else 0.0]),
         prompt_tokens=np.array([tokens if is_prompt else 0.0]),
         prompt_cached=np.array([cached if is_prompt else 0.0]),
-        tokens=np.array([tokens if is_prompt else max(sequences / float(costs.pp[0]), 1.0)]),
+        tokens=np.array([tokens if is_prompt else met]),
+        copies=np.array([0.0 if is_prompt else (float(costs.pcp[0]) - 1.0) * met]),
+        sharing=costs.pcp[:1],
     )
     rows = _products(costs, work, phase)
     rows += _attention(costs, work, phase)
@@ -148,12 +151,13 @@ def _attention(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
         if is_prompt:
             q, x = float(work.prompt_tokens[0]), float(work.prompt_cached[0])
             tokens = q + x
-            flops = 2.0 * heads * q * keys_seen(program.model, q, x) * width
-            moved = 2.0 * (heads * q * width + kv_heads * tokens * width)
+            own = float(work.own_prompt_rows[0])
+            flops = 2.0 * heads * own * keys_seen(program.model, q, x) * width
+            moved = 2.0 * (heads * own * width + kv_heads * tokens * width)
         else:
-            b, heads = float(work.decoding[0]), heads * float(costs.dcp[0])
-            tokens = float(work.cached[0]) / float(costs.dcp[0])
-            seen = keys_seen(program.model, 1.0, float(work.cached[0]) - 1.0) / float(costs.dcp[0])
+            b, heads, cut = float(work.decoding[0]), heads * float(costs.dcp[0]), float(costs.dcp[0] * costs.pcp_cut[0])
+            tokens = float(work.cached[0]) / cut
+            seen = keys_seen(program.model, 1.0, float(work.cached[0]) - 1.0) / cut
             flops = 2.0 * b * heads * seen * width
             of_cache = row.head_dim if row.is_latent else width  # a value is a part of its latent
             moved = b * (kv_heads * seen * of_cache * itemsize(costs.cache) + 2.0 * heads * width)
@@ -191,12 +195,12 @@ def _experts(costs: StepCosts, work: Work, phase: Phase, time: float) -> list[Op
     if experts is None or not time:
         return []
     num = sum(program.regions[region].count for region in program.experts)
-    dp, tp, ep = float(costs.dp[0]), float(costs.tp[0]), float(costs.expert_parts[0])
+    chips, ep = float(costs.dp[0] * costs.pcp[0] * costs.tp[0]), float(costs.expert_parts[0])
     tokens = float(work.tokens[0])
     met = experts.num_experts * float(share_met(tokens, experts.num_experts, experts.top_k)) / ep
-    width = experts.width / (tp * dp / ep)
+    width = experts.width / (chips / ep)
     matrices = 3.0 if experts.gated else 2.0
-    rows = tokens * experts.top_k / ep
+    rows = (tokens + float(work.copies[0])) * experts.top_k / ep
     flops = 2.0 * rows * matrices * width * program.model.hidden_size
     weight_bytes = costs.quantization.weight_bytes
     moved = met * matrices * width * program.model.hidden_size * weight_bytes + 4.0 * rows * program.model.hidden_size

@@ -1,38 +1,63 @@
-"""Decode context parallelism: the tokens of a sequence's cache cut over ranks of tensor parallelism that would each keep them all.
+"""Ranks that share the tokens of a sequence: of its cache while it decodes, of its prompt before that.
 
-By the algebra: the cache's token dim lies on `dcp`, an axis inside tp on which the cache would be replicated, and the queries' heads leave
-that axis for the time of attention. The softmax over a cut dim leaves its output partial on `dcp`, to be weighted by what each rank
-summed (its log-sum-exp), so
+*Decode context parallelism.* By the algebra: the cache's token dim lies on `dcp`, an axis inside tp on which the cache would be replicated,
+and the queries' heads leave that axis for the time of attention. The softmax over a cut dim leaves its output partial on `dcp`, to be
+weighted by what each rank summed (its log-sum-exp), so
 
     queries [rows, n]: heads on (tp / dcp) * dcp -> on tp / dcp              an all-gather
     outputs [rows, n]: heads on tp / dcp, partial on dcp -> on both          a reduce-scatter, after the log-sum-exps are gathered
 
 Each rank attends with dcp times its heads to 1 / dcp of the tokens: the same products, 1 / dcp of the cache's bytes.
 
-Sources: vLLM, docs/serving/context_parallel_deployment.md (at most tp / kv heads), vllm/v1/attention/ops/common.py (`cp_lse_ag_out_rs`);
-Bhatia et al., Helix Parallelism, arXiv:2507.07120, 2025.
+*Prefill context parallelism.* `pcp` is the axis cp of training: ranks, each with all weights of its place in tp, that cut the tokens of a
+prompt. What they send follows from the graph of prompts under its rule set (`program.py`): keys and values are gathered; of latent
+attention latents, which each rank expands to its heads. Rank r has the r-th piece of 2 pcp from either end, so that all attend to as many
+keys (`workload/causal.py`). Sequences that decode have nothing to cut: all ranks compute them, over a cache that each keeps; or that is
+cut over pcp too, for which no heads need move:
+
+    outputs [rows, n]: partial on pcp -> replicated                          an all-reduce
+
+Sources: vLLM, docs/serving/context_parallel_deployment.md (at most tp / kv heads), vllm/v1/attention/ops/common.py (`cp_lse_ag_out_rs`),
+vllm/config/parallel.py (beside pcp dcp is 1, pcp or tp * pcp), vllm/v1/worker/gpu/pcp_manager.py (DualChunkSwap; rows that decode are
+replicated, what lies behind the last layer is gathered), vllm-project/vllm#46570; Bhatia et al., Helix Parallelism, arXiv:2507.07120, 2025.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.cost.serving.work import Array, AttentionRow, Work
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Layout, redistribute
+from perfmodel.parallel.serving.engine import Engine
 from perfmodel.workload.config import TransformerConfig
-
-Array = NDArray[np.float64]
+from perfmodel.workload.layer_specs import LatentAttention
 
 _ELEMENT_BYTES = 2.0
 _SUM_BYTES = 4.0
 """[byte] Of a log-sum-exp, which is kept in float32."""
-_TP, _DCP = "tp", "dcp"
-_CUT, _WHOLE = Layout(cuts=((), (_TP, _DCP))), Layout(cuts=((), (_TP,)))
-_PARTIAL = Layout(cuts=((), (_TP,)), partial=frozenset([_DCP]))
+CONTEXT_AXIS = "cp"
+"""The axis of rule sets that cuts the tokens of a prompt."""
+DCP, PCP = "dcp", "pcp"
+"""Of ranks that share a cache: those inside tp, and those that share prompts."""
+_TP = "tp"
+_CUT, _WHOLE = Layout(cuts=((), (_TP, DCP))), Layout(cuts=((), (_TP,)))
+_PARTIAL = Layout(cuts=((), (_TP,)), partial=frozenset([DCP, PCP]))
+
+Exchange = tuple[CollectiveKind, frozenset[str], Array]
+"""A collective, the axes of its group, and the bytes of its full buffer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ContextTraffic:
+    """Of one layer: collectives of ranks that share a cache, and bytes of the pass that weighs their outputs."""
+
+    collectives: tuple[Exchange, ...]
+    weighted: Array
 
 
 def cache_copies(model: TransformerConfig, tp: Any) -> Any:
@@ -52,15 +77,61 @@ def why_no_context(model: TransformerConfig) -> str:
     return ""
 
 
-def decode_exchange(*, rows: Array, heads: Array, key_dim: float, value_dim: float, dcp: Array) -> Iterator[tuple[CollectiveKind, Array]]:
-    """Collectives over `dcp` of one layer, with the bytes of each full buffer. [byte]
+def why_not_shared(model: TransformerConfig, engine: Engine, *, pp: int, attention_dp: int) -> str:
+    """Why chips do not share the tokens of the model's prompts under an engine; empty where they can."""
+    if engine.prefill_context == "none":
+        return f"{engine.name} {engine.version} has no prefill context parallelism"
+    if engine.prefill_context == "latent" and model.latent is None:
+        return f"{engine.name} shares prompts of models with latent attention only, which {model.name} has not"
+    if any(kind.mixer not in ("attention", "latent") for kind in model.layer_kinds):
+        return f"{model.name} has recurrent layers, whose tokens follow one another"
+    beside = {"pp": pp, "attention_dp": attention_dp}
+    alone = [name for name, size in beside.items() if size > 1 and name not in engine.prefill_context_beside]
+    return f"{engine.name} does not share prompts beside {' and '.join(alone)}" if alone else ""
+
+
+def cache_cuts(model: TransformerConfig, *, tp: Any, dcp: Any, pcp: Any) -> tuple[Any, Any]:
+    """Of `dcp` ranks that share the tokens of a cache those inside tp, and those of pcp, which come first. [-]"""
+    of_pcp = np.gcd(dcp, pcp)
+    return np.gcd(dcp // of_pcp, cache_copies(model, tp)), of_pcp
+
+
+def context_traffic(
+    of: AttentionRow, work: Work, latent: LatentAttention | None, *, dcp: Array, cut: Array, cache_bytes: float
+) -> ContextTraffic:
+    """What ranks that share the tokens of a cache send in one layer: of sequences that decode, and of prompts whose beginning lies in it.
+
+    Queries and outputs travel; for prompts latents, and where the ranks share prompts keys and values too, are gathered.
+    cut   ranks of pcp that share the cache; 1: each has all of it
+    """
+    rows, widths = work.decoding * work.new_tokens, (of.head_dim, of.value_dim)
+    continued = np.where(work.prompt_cached > 0, work.own_prompt_rows, 0.0)
+    cached = work.prompts * work.prompt_cached
+    gathered: Exchange
+    if latent is None:
+        rows = rows + np.where(cut > 1, 0.0, continued)
+        of_cache = np.where(cut > 1, cached * of.kv_heads * ((of.head_dim + of.value_dim) * cache_bytes), 0.0)
+        gathered = (CollectiveKind.ALL_GATHER, frozenset([PCP]), of_cache)
+    else:  # prompts have keys and values of each head, to which gathered latents are expanded
+        widths = (latent.key_value_rank + latent.rope_head_dim, latent.key_value_rank)
+        gathered = (CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), cached * (widths[0] * cache_bytes))
+    exchange = decode_exchange(rows=rows, heads=of.heads, key_dim=widths[0], value_dim=widths[1], dcp=dcp, cut=cut)
+    return ContextTraffic(collectives=(gathered, *exchange), weighted=2.0 * 2.0 * rows * of.heads * dcp * widths[1])
+
+
+def decode_exchange(
+    *, rows: Array, heads: Array, key_dim: float, value_dim: float, dcp: Array, cut: Array | float = 1.0
+) -> Iterator[Exchange]:
+    """Collectives of one layer, with the bytes of each full buffer. [byte]
 
     rows    tokens that attend
     heads   of a rank before the gather: n / tp
+    dcp     ranks inside tp that share a cache; cut: those of pcp
     """
     gathered = rows * heads * dcp
     for step in redistribute(_CUT, _WHOLE):
-        yield step.kind, _ELEMENT_BYTES * gathered * key_dim
-    yield CollectiveKind.ALL_GATHER, _SUM_BYTES * gathered * dcp
+        yield step.kind, step.axes, _ELEMENT_BYTES * gathered * key_dim
+    yield CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), _SUM_BYTES * gathered * (dcp * cut)
     for step in redistribute(_PARTIAL, _CUT):
-        yield step.kind, _ELEMENT_BYTES * gathered * value_dim
+        whole = gathered if step.kind is CollectiveKind.REDUCE_SCATTER else rows * heads
+        yield step.kind, step.axes, _ELEMENT_BYTES * whole * value_dim

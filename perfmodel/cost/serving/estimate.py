@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.serving.context import cache_copies, why_no_context
+from perfmodel.cost.serving.context import CONTEXT_AXIS, cache_copies, cache_cuts, why_no_context, why_not_shared
 from perfmodel.cost.serving.load import ServedLoad, closed_loop, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.machine import serving_machine
 from perfmodel.cost.serving.memory import ServingMemory, serving_memory, weight_bytes
@@ -83,9 +83,10 @@ class ServingEstimator:
         """Times of steps of columns of plans; of another model on the same chips, one that drafts."""
         of, rows = model or self.model, columns_of(plans)
         degrees = {"tp": rows.tp, "pp": rows.pp, "dp_replicate": rows.attention_dp}
-        degrees |= dict.fromkeys(("dp_shard", "cp"), np.ones_like(rows.tp))
+        degrees |= {"dp_shard": np.ones_like(rows.tp), CONTEXT_AXIS: rows.pcp}
         tiers = self.machine.tier_sizes
         grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=tiers, num_key_value_heads=of.num_key_value_heads)
+        of_tp, of_pcp = cache_cuts(of, tp=rows.tp, dcp=rows.dcp, pcp=rows.pcp)
         return StepCosts(
             decode_program=serving_program(of, is_prompt=False, fuses=self.engine.fuses_kernels),
             prompt_program=serving_program(of, is_prompt=True, fuses=self.engine.fuses_kernels),
@@ -94,7 +95,9 @@ class ServingEstimator:
             quantization=self.quantization,
             cache=self.cache,
             grid=grid,
-            dcp=np.gcd(rows.dcp, cache_copies(of, rows.tp)).astype(float),
+            dcp=of_tp.astype(float),
+            pcp=grid.degree[CONTEXT_AXIS],
+            pcp_cut=of_pcp.astype(float),
             tp=grid.degree["tp"],
             pp=grid.degree["pp"],
             dp=grid.degree["dp_replicate"],
@@ -105,11 +108,10 @@ class ServingEstimator:
     def memory(self, plans: Plans, tokens: float, speculation: Speculation | None = None) -> ServingMemory:
         """Where sequences hold so many tokens each."""
         rows = columns_of(plans)
-        tp, pp, dp = (each.astype(float) for each in (rows.tp, rows.pp, rows.attention_dp))
         draft: Any = 0.0
         if speculation is not None:
             drafting = serving_program(self.drafting(speculation), is_prompt=False)
-            draft = weight_bytes(drafting, self.quantization, tp=tp, pp=1.0, expert_cut=tp * dp)
+            draft = weight_bytes(drafting, self.quantization, tp=rows.tp, pp=1.0, expert_cut=rows.chips_of_stage)
         return serving_memory(
             serving_program(self.model, is_prompt=False),
             self.engine,
@@ -117,11 +119,8 @@ class ServingEstimator:
             self.cache,
             capacity=self.cluster.chip.memory.capacity,
             tokens_of_sequence=tokens,
-            tp=tp,
-            pp=pp,
-            attention_dp=dp,
+            plans=rows,
             max_tokens=self._max_tokens(rows),
-            dcp=rows.dcp.astype(float),
             draft_bytes=draft,
         )
 
@@ -217,7 +216,11 @@ def check_plan(model: TransformerConfig, plan: ServingPlan) -> None:
 
 
 def check_context(model: TransformerConfig, plan: ServingPlan, engine: Engine) -> None:
-    """Ranks that share the tokens of a cache are those that would each keep it, under an engine that can. Raises InputError."""
+    """Ranks that share the tokens of a cache are those that would each keep it, those of a prompt share no state, and the engine has them.
+    Raises InputError."""
+    reason = why_not_shared(model, engine, pp=plan.pp, attention_dp=plan.attention_dp) if plan.pcp > 1 else ""
+    if reason:
+        raise bad_field("pcp", plan.pcp, reason, "use pcp=1" + (" or engine vllm" if engine.prefill_context == "none" else ""))
     if plan.dcp == 1:
         return
     if not engine.has_decode_context:
@@ -225,9 +228,10 @@ def check_context(model: TransformerConfig, plan: ServingPlan, engine: Engine) -
     reason = why_no_context(model)
     if reason:
         raise bad_field("dcp", plan.dcp, reason, "use dcp=1")
-    copies = int(cache_copies(model, plan.tp))
+    copies = int(cache_copies(model, plan.tp)) * plan.pcp
     if copies % plan.dcp:
-        kept = f"tp {plan.tp} keeps {copies} {'copies' if copies > 1 else 'copy'} of the cache of {model.name}, and dcp must divide that"
+        where = f"tp {plan.tp}" if plan.pcp == 1 else f"pcp {plan.pcp} of tp {plan.tp}"
+        kept = f"{where} keeps {copies} {'copies' if copies > 1 else 'copy'} of the cache of {model.name}, and dcp must divide that"
         raise bad_field("dcp", plan.dcp, kept, f"use {_divisors(copies)}, or more tp")
 
 
@@ -251,15 +255,7 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     if fits and job.rate is not None and load.is_saturated[at]:
         answered = _at(load.requests_per_second, at) * plan.replicas
         notes.append(f"{job.rate:,.6g} requests a second come and {answered:,.3g} can be answered: the queue only grows; use more chips")
-    kv_heads = estimator.model.num_key_value_heads
-    copies = int(cache_copies(estimator.model, plan.tp)) // plan.dcp
-    can_share = estimator.engine.has_decode_context and not why_no_context(estimator.model)
-    if estimator.model.latent is None and copies > 1:
-        notes.append(
-            f"tp {plan.tp} over {kv_heads} key-value heads keeps {copies} copies of the cache{': dcp would cut them' if can_share else ''}"
-        )
-    if estimator.model.latent is not None and copies > 1:
-        notes.append(f"the latent cache is whole on each of {copies} chips: attention dp {'or dcp ' if can_share else ''}would cut it")
+    notes += _copies_notes(estimator, plan)
     held = {
         "weights": memory.weights, "cache": memory.sequence_bytes * min(running, float(served.capacity[at])) / plan.attention_dp,
         "activations": memory.activations, "graphs": memory.graphs, "context": memory.context, "reserve": memory.reserve,
@@ -291,6 +287,20 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         intervals=_intervals(estimator, served, at),
         notes=tuple(notes),
     )
+
+
+def _copies_notes(estimator: ServingEstimator, plan: ServingPlan) -> list[str]:
+    """Where chips keep the same cache: how many, and what would cut it."""
+    model, copies = estimator.model, int(cache_copies(estimator.model, plan.tp)) * plan.pcp // plan.dcp
+    if copies == 1:
+        return []
+    has_dcp, beside = estimator.engine.has_decode_context and not why_no_context(model), f"pcp {plan.pcp} of " if plan.pcp > 1 else ""
+    if model.latent is None:
+        kept, cures = f"{beside}tp {plan.tp} over {model.num_key_value_heads} key-value heads keeps {copies} copies of the cache", []
+    else:
+        kept, cures = f"the latent cache is whole on each of {copies} chips", ["attention dp"] if plan.pcp == 1 else []
+    cures += ["dcp"] if has_dcp else []
+    return [f"{kept}: {' or '.join(cures)} would cut {'them' if model.latent is None else 'it'}" if cures else kept]
 
 
 def _intervals(estimator: ServingEstimator, served: ServedPlans, at: int) -> dict[str, tuple[float, float]]:

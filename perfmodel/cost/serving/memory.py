@@ -9,6 +9,7 @@ import numpy as np
 
 from perfmodel.cost.serving.program import ServingProgram
 from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.engine import Engine
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
@@ -137,11 +138,8 @@ def serving_memory(
     *,
     capacity: float,
     tokens_of_sequence: Any,
-    tp: Any,
-    pp: Any,
-    attention_dp: Any,
+    plans: ServingColumns,
     max_tokens: Any,
-    dcp: Any = 1.0,
     draft_bytes: Any = 0.0,
 ) -> ServingMemory:
     """How much lies where, and how many sequences of `tokens_of_sequence` tokens fit in a replica.
@@ -150,23 +148,27 @@ def serving_memory(
     R: `engine_reserve`
     sequences = attention_dp * M / bytes of a sequence on a chip (whole blocks)
 
+    max_tokens   T of each plan's steps, the engine's where it leaves them open
+
     Source: vLLM's, SGLang's and TensorRT-LLM's memory rules as `Engine` has them; A = 2 T max(n d, h) x factor, fitted by aiconfigurator.
     """
     model = program.model
-    weights = weight_bytes(program, quantization, tp=tp, pp=pp, expert_cut=np.asarray(tp) * attention_dp) + draft_bytes
+    tp, pp, dcp = (each.astype(float) for each in (plans.tp, plans.pp, plans.dcp))
+    attention_dp, of_stage = plans.attention_dp.astype(float), plans.chips_of_stage.astype(float)
+    weights = weight_bytes(program, quantization, tp=tp, pp=pp, expert_cut=of_stage) + draft_bytes
     factors = engine.expert_activation_factor if program.experts else engine.activation_factor
-    step = np.clip(np.floor(np.log2(np.asarray(tp, dtype=float))), 0, len(factors) - 1).astype(int)
+    step = np.clip(np.floor(np.log2(tp)), 0, len(factors) - 1).astype(int)
     wide = model.num_attention_heads * (model.head_dim if model.latent is None else model.latent.value_head_dim)
     activations = np.maximum(2.0 * max_tokens * min(wide, 2 * model.hidden_size) * np.asarray(factors)[step], engine.least_activation_bytes)
-    links = np.where(np.asarray(tp) * pp * attention_dp > 1, engine.link_bytes, 0.0)
+    links = np.where(of_stage * pp > 1, engine.link_bytes, 0.0)
     context, graphs = engine.context_bytes + links, engine.graph_bytes
-    reserve = engine_reserve(engine, chips=np.asarray(tp) * pp * attention_dp, attention_dp=attention_dp, max_tokens=max_tokens)
+    reserve = engine_reserve(engine, chips=of_stage * pp, attention_dp=attention_dp, max_tokens=max_tokens)
     beside = weights + activations + graphs + context + reserve
     room = engine.memory_fraction * (capacity - beside) if engine.fraction_of_free else engine.memory_fraction * capacity - beside
-    block = engine.block_tokens * np.asarray(dcp)  # of each chip that shares the tokens a block
+    block = engine.block_tokens * dcp  # of each chip that shares the tokens a block
     whole = np.ceil(np.asarray(tokens_of_sequence, dtype=float) / block) * block
     cached = cache_shape(model).tokens_bytes(whole, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=itemsize(cache), dcp=dcp)
-    layers = np.ceil(model.num_hidden_layers / np.asarray(pp)) / model.num_hidden_layers
+    layers = np.ceil(model.num_hidden_layers / pp) / model.num_hidden_layers
     sequence_bytes = cached * layers
     return ServingMemory(
         weights=weights,

@@ -175,7 +175,7 @@ def _check_workers(estimator: ServingEstimator, pools: Pools) -> list[str]:
     notes, model = [], estimator.model
     for worker in (pools.prefill, pools.decode):
         experts = model.experts
-        over_all = experts is not None and worker.ep == worker.tp * worker.attention_dp
+        over_all = experts is not None and worker.ep == worker.chips_of_stage
         check_plan(model, replace(worker, ep=1, attention_dp=1) if over_all else worker)
         check_context(model, worker, estimator.engine)
         if over_all and experts is not None and experts.num_experts % worker.ep:

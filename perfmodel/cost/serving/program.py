@@ -7,6 +7,7 @@ are of (their number is a column). What engines make of it:
 - a norm, an addition to the residual stream and a rotation of keys share the launch of their neighbour
 - experts run as one fused call, whose own passes are those of `grouped_matmul_time`; what tokens send to them and back is the engine's
 - latent attention reads the latents themselves when it decodes (`workload/decoder/absorbed.py`)
+- ranks that share the tokens of a prompt gather its latents, and each expands them to the heads that it has
 - no loss: the last row of a sequence has logits, and one pass over them is the choice of a token
 """
 
@@ -37,6 +38,9 @@ PROMPT_LENGTH = 2048
 _HABITS = "megatron"
 #: torch's modules one by one, on a machine whose host nothing hides.
 _EAGER = "torch-gloo"
+
+#: From latents to keys and values of heads: of all tokens wherever their queries lie.
+_EXPANDS = ("kv_b_proj", "nope_key", "keys", "value", "values")
 
 #: Kinds whose work is not taken from their rows: what a decoding step does of them follows from the cache (`step.py`), or from the engine.
 _STATE_SCANS = ("state_scan", "delta_scan")
@@ -130,7 +134,9 @@ def serving_program(model: TransformerConfig, *, is_prompt: bool, fuses: bool = 
         dispatcher="allgather",
         absorbs=plain.latent is not None and not is_prompt,
     )
-    derivation = derive(graph, apply_rules(graph, rule_set_of("megatron")))
+    whole: dict[str, tuple[str, ...]] = {"s": ()}
+    rules = replace(rule_set_of("megatron"), operators=dict.fromkeys(_EXPANDS, whole) if plain.latent is not None and is_prompt else {})
+    derivation = derive(graph, apply_rules(graph, rules))
     place = {region.name: i for i, region in enumerate(graph.regions)}
     compiler = RowCompiler(graph, load_profile(_HABITS if fuses else _EAGER), graph.activation_bytes)
     for op in graph.operators:

@@ -20,7 +20,7 @@ from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import attention_time, streaming_time
 from perfmodel.cost.evaluate import members_inside
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.serving.context import decode_exchange
+from perfmodel.cost.serving.context import CONTEXT_AXIS, DCP, PCP, context_traffic
 from perfmodel.cost.serving.kernels import (
     cached_attention_time,
     grouped_weight_time,
@@ -31,11 +31,13 @@ from perfmodel.cost.serving.kernels import (
 from perfmodel.cost.serving.memory import STATE_BYTES, state_elements
 from perfmodel.cost.serving.program import ServingProgram
 from perfmodel.cost.serving.routing import fullest_rank, share_met
+from perfmodel.cost.serving.work import AttentionRow, Calls, Work
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, LATENT_KERNEL, KernelClass
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.serving.engine import Engine
+from perfmodel.workload.causal import ALL_BEFORE
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 
 Array = NDArray[np.float64]
@@ -45,69 +47,18 @@ Num = float | NDArray[Any]
 PARTS = ("products", "experts", "attention", "passes", "communication", "logits", "pipeline_sends", "host")
 
 _ALL_REDUCE = COLLECTIVE_CODE[CollectiveKind.ALL_REDUCE]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Work:
-    """What one step does on one rank of attention, flat columns.
-
-    decoding     sequences with `new_tokens` rows each over `cached` tokens, the new ones included
-    prompts      of `prompt_tokens` new tokens each after `prompt_cached`
-    tokens       rows of all attention ranks together: those that meet at the experts (one prompt keeps one rank busy, not all)
-    """
-
-    decoding: Array
-    cached: Array
-    new_tokens: Array
-    prompts: Array
-    prompt_tokens: Array
-    prompt_cached: Array
-    tokens: Array
-
-    @property
-    def rows(self) -> Array:
-        return self.decoding * self.new_tokens + self.prompts * self.prompt_tokens
-
-    @property
-    def outputs(self) -> Array:
-        """Rows that have logits."""
-        return self.decoding * self.new_tokens + self.prompts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Calls:
-    """Fused products of one format: [calls, columns]. which: their places among `FusedProducts`."""
-
-    which: NDArray[np.int64]
-    is_low: bool
-    batch: Array
-    m: Array
-    n: Array
-    k: Array
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionRow:
-    """Attention of one kind of layer on a chip: heads and key-value heads, entries of a query and of a value."""
-
-    name: str
-    heads: Array
-    kv_heads: Array
-    head_dim: int
-    value_dim: int
-
-    @property
-    def is_latent(self) -> bool:
-        return self.head_dim != self.value_dim
+#: Who is told apart: ranks of tensor parallelism, those that share prompts, and all those that have tokens of their own.
+_GROUPS = {"tp": ("tp_kv", "tp_q"), "pcp": (CONTEXT_AXIS,), "tokens": (CONTEXT_AXIS, "dp_replicate", "dp_shard")}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepCosts:
     """`ServingTimes` of columns of plans: arguments broadcast against them; so do results.
 
-    grid          of a replica's chips: tp and pp, attention ranks as dp_replicate
+    grid          of a replica's chips: tp and pp, attention ranks as dp_replicate, ranks that share prompts as cp
     tp, pp, dp    degrees; expert_parts: ranks that experts are dealt over
     dcp           ranks of tp that share the tokens of a cache (`context.py`)
+    pcp           ranks that share the tokens of a prompt; pcp_cut: pcp where they share those of a cache too, else 1
     """
 
     decode_program: ServingProgram
@@ -118,6 +69,8 @@ class StepCosts:
     cache: Dtype
     grid: LayoutGrid
     dcp: Array
+    pcp: Array
+    pcp_cut: Array
     tp: Array
     pp: Array
     dp: Array
@@ -175,7 +128,7 @@ class StepCosts:
         repeats = flat[0].size // columns
         b, z, new, p, q, x = flat
         has_prompt = q > 0
-        ranks, stages = np.tile(self.dp * self.pp, repeats), np.tile(self.pp, repeats)
+        ranks, stages, pcp = (np.tile(each, repeats) for each in (self.dp * self.pp, self.pp, self.pcp))
         work = Work(
             decoding=_at_once(b, ranks),
             cached=np.maximum(z, 1.0),
@@ -184,6 +137,8 @@ class StepCosts:
             prompt_tokens=np.where(has_prompt, q, 0.0),
             prompt_cached=x,
             tokens=_at_once(b, stages) * new + np.where(has_prompt, _at_once(p, stages) * q, 0.0),
+            copies=(pcp - 1.0) * (_at_once(b, stages) * new),
+            sharing=pcp,
         )
         if not has_prompt.any():
             found = self._evaluate(self.decode_program, work, repeats)
@@ -200,13 +155,13 @@ class StepCosts:
         sizes, inside = self._axes(program, repeats)
         rows = work.rows
         padded = rows if program.is_prompt else self._padded(rows)
-        amount, of_head = program.amounts(sizes, padded), program.amounts(sizes, work.outputs)
+        amount, of_head = self._amounts(program, sizes, padded, work), self._amounts(program, sizes, work.outputs, work)
         products, logits = self._products(program, amount, of_head)
         passes = self._streaming(program, amount, of_head)
         attention = self._attention(program, amount, work, repeats)
         communication = self._communication(program, amount, sizes, inside)
         shared = self._shared_context(program, amount, work, repeats)
-        experts, exchanges = self._experts(program, padded, work.tokens * padded / np.maximum(rows, 1e-12), repeats)
+        experts, exchanges = self._experts(program, padded, work, repeats)
         sent, gathered = self._around(program, padded, work, repeats)
         layers = np.delete(np.arange(len(counts)), program.head)
         found = {
@@ -222,10 +177,18 @@ class StepCosts:
         found["host"] = self._host(program, device, work, repeats)
         return found
 
+    @staticmethod
+    def _amounts(program: ServingProgram, sizes: Array, rows: Array, work: Work) -> Array:
+        """Of so many rows of this rank. Those of prompts are cut over cp, and the graph is of all of them."""
+        return program.amounts(sizes, rows * work.sharing if program.is_prompt else rows)
+
     def _axes(self, program: ServingProgram, repeats: int) -> tuple[Array, list[Array]]:
+        """Sizes of the groups of axes, and members inside tiers. Rows that decode are the same on all ranks of cp."""
         key = (repeats, program.is_prompt)
         if key not in self._sizes:
             masks = program.rows.amounts.masks
+            if not program.is_prompt:
+                masks = tuple(mask - {CONTEXT_AXIS} for mask in masks)
             sizes = np.array([self.grid.size(mask) for mask in masks])
             tiers = [np.tile(each, (1, repeats)) for each in members_inside(masks, self.grid)]
             if len(self._sizes) > 64:
@@ -290,12 +253,12 @@ class StepCosts:
     def calls(self, program: ServingProgram, work: Work) -> list[Calls]:
         """The products of a step of one plan."""
         sizes, _ = self._axes(program, 1)
-        return list(self._calls(program, *(program.amounts(sizes, rows) for rows in (work.rows, work.outputs))))
+        return list(self._calls(program, *(self._amounts(program, sizes, rows, work) for rows in (work.rows, work.outputs))))
 
     def attention_rows(self, program: ServingProgram, work: Work) -> list[tuple[AttentionRow, float, float]]:
         """Of a step of one plan: each kind of attention, how many layers have it, and what one of them takes. [s]"""
         sizes, _ = self._axes(program, 1)
-        found = self._attention_times(program, program.amounts(sizes, work.rows), work)
+        found = self._attention_times(program, self._amounts(program, sizes, work.rows, work), work)
         return [(row, count, float(time[0])) for row, count, time in found]
 
     def _streaming(self, program: ServingProgram, amount: Array, of_head: Array) -> Array:
@@ -362,8 +325,8 @@ class StepCosts:
 
     def _decoding(self, of: AttentionRow, work: Work, cached: Array) -> Array:
         machine, width = self.machine, itemsize(self.cache)
-        dcp = np.tile(self.dcp, len(cached) // len(self.dcp))
-        of, cached = replace(of, heads=of.heads * dcp), np.maximum(cached / dcp, 1.0)
+        dcp, cut = (np.tile(each, len(cached) // len(each)) for each in (self.dcp, self.pcp_cut))
+        of, cached = replace(of, heads=of.heads * dcp), np.maximum(cached / (dcp * cut), 1.0)
         if of.is_latent:
             time = latent_decode_time(
                 batch=work.decoding,
@@ -389,40 +352,43 @@ class StepCosts:
         return np.asarray(time) / self.engine.decode_attention_fraction
 
     def _shared_context(self, program: ServingProgram, amount: Array, work: Work, repeats: int) -> Array:
-        """What ranks that share the tokens of a cache tell one another in all layers. [s]
-
-        Of sequences that decode, and of prompts whose beginning lies in the cache: queries and outputs; the latter's latents are gathered.
-        """
+        """What ranks that share the tokens of a cache tell one another in all layers. [s]"""
         total = np.zeros(amount.shape[1])
-        if np.max(self.dcp) <= 1:
+        if np.max(self.dcp * self.pcp_cut) <= 1:
             return total
-        dcp = np.tile(self.dcp, repeats)
-        group = dcp, [np.minimum(each, dcp) for each in self._group("tp", repeats)[1]]
-        continued = np.where(work.prompt_cached > 0, work.prompts * work.prompt_tokens, 0.0)
-        latent, gather = self.decode_program.model.latent, CollectiveKind.ALL_GATHER
+        dcp, cut = np.tile(self.dcp, repeats), np.tile(self.pcp_cut, repeats)
+        latent = self.decode_program.model.latent
         for row, segment in enumerate(program.rows.attention.segments):
             one = _attention_row(program, row, amount)
-            rows, widths = work.decoding * work.new_tokens, (one.head_dim, one.value_dim)
-            sent: list[tuple[CollectiveKind, Array]] = []
-            if latent is None:
-                rows = rows + continued
-            else:  # prompts have keys and values of each head, to which gathered latents are expanded
-                widths = (latent.key_value_rank + latent.rope_head_dim, latent.key_value_rank)
-                sent.append((gather, work.prompts * work.prompt_cached * (widths[0] * itemsize(self.cache))))
-            sent += decode_exchange(rows=rows, heads=one.heads, key_dim=widths[0], value_dim=widths[1], dcp=dcp)
-            weighted = 2.0 * 2.0 * rows * one.heads * dcp * widths[1]
-            time = np.where(rows > 0, self._pass(weighted), 0.0)
-            for kind, num_bytes in sent:
+            sent = context_traffic(one, work, latent, dcp=dcp, cut=cut, cache_bytes=itemsize(self.cache))
+            time = np.where(sent.weighted > 0, self._pass(sent.weighted), 0.0)
+            for kind, axes, num_bytes in sent.collectives:
+                group = self._context_group(axes, repeats)
                 time = time + np.where(num_bytes > 0, self._collective(COLLECTIVE_CODE[kind], num_bytes, *group), 0.0)
-            total += program.regions[segment].count * np.where(dcp > 1, time, 0.0)
+            total += program.regions[segment].count * np.where(dcp * cut > 1, time, 0.0)
         return total
 
+    def _context_group(self, axes: frozenset[str], repeats: int) -> tuple[Array, list[Array]]:
+        """Ranks that share the tokens of a cache: those of tp, those of pcp, or both; and how many lie inside a domain of each tier."""
+        size: Array = np.ones(1)
+        inside: list[Array] = []
+        for axis, members, of in ((DCP, self.dcp, "tp"), (PCP, self.pcp_cut, "pcp")):
+            if axis in axes:
+                here = np.tile(members, repeats)
+                near = [np.minimum(each, here) for each in self._group(of, repeats)[1]]
+                size, inside = size * here, [one * other for one, other in zip(inside, near, strict=True)] if inside else near
+        return size, inside
+
     def _prompts(self, of: AttentionRow, work: Work, seen: Array) -> Array:
-        """Causal only among the new tokens: z - (q - 1) / 2 of z keys on average, and of a window no more than it holds."""
+        """Causal only among the new tokens: z - (q - 1) / 2 of z keys on average, and of a window no more than it holds.
+
+        Of a prompt that ranks share each has q / pcp queries, a piece of either end, and all of them as many keys.
+        """
         q = np.maximum(work.prompt_tokens, 1.0)
         keys = np.maximum(seen, 1.0)
         whole = work.prompt_tokens + work.prompt_cached
-        share = np.where(seen < whole, 1.0, (keys - 0.5 * (np.minimum(q, keys) - 1.0)) / keys)
+        unseen = 1.0 - ALL_BEFORE.seen_by_slowest(work.sharing, head_tail=True)
+        share = np.where(seen < whole, 1.0, (keys - unseen * (np.minimum(q, keys) - 1.0)) / keys)
         machine = self.machine
         is_latent = of.is_latent and LATENT_KERNEL in machine.attention
         kernel = LATENT_KERNEL if is_latent else "flash"
@@ -431,7 +397,7 @@ class StepCosts:
                 batch=work.prompts,
                 heads=of.heads,
                 kv_heads=of.kv_heads,
-                query_length=q,
+                query_length=q / work.sharing,
                 key_length=keys,
                 head_dim=of.head_dim,
                 causal_fraction=share,
@@ -449,7 +415,7 @@ class StepCosts:
         new, before = np.maximum(work.prompt_tokens, 1.0), work.prompt_cached
         return np.asarray(
             latent_decode_time(
-                batch=work.prompts * new,
+                batch=work.prompts * new / work.sharing,
                 heads=of.heads,
                 key_length=keys_within(top, new, before),
                 machine=self.machine,
@@ -464,7 +430,7 @@ class StepCosts:
         latent = self.decode_program.model.latent
         assert latent is not None
         width, heads = latent.index_head_dim, latent.index_heads
-        queries = work.decoding * work.new_tokens * work.cached + work.prompts * work.prompt_tokens * work.prompt_tokens * 0.5
+        queries = work.decoding * work.new_tokens * work.cached + work.own_prompt_rows * work.prompt_tokens * 0.5
         read = (work.decoding * work.cached + work.prompts * work.prompt_tokens) * width
         computed = 2.0 * queries * heads * width / (0.5 * self.machine.peak_flop_rate)
         return np.maximum(self._pass(read), computed)
@@ -496,8 +462,8 @@ class StepCosts:
             time = np.where(code == _ALL_REDUCE, np.minimum(time, small_all_reduce_time(num_bytes, size, machine)), time)
         return np.where(size > 1, time + self.engine.rank_skew_time, 0.0)
 
-    def _experts(self, program: ServingProgram, rows: Array, tokens: Array, repeats: int) -> tuple[Array, Array]:
-        """Routed experts of all layers and what tokens send to them and back. [s]
+    def _experts(self, program: ServingProgram, rows: Array, work: Work, repeats: int) -> tuple[Array, Array]:
+        """Routed experts of all layers and what tokens send to them and back; `rows` of this rank as they are padded. [s]
 
         T tokens of all attention ranks meet; of the experts that they choose (`share_met`) the fullest rank sets the pace. Tokens
         are gathered from the attention ranks and their sums scattered to them, and reduced over the ranks that share them (tp); or each
@@ -507,8 +473,9 @@ class StepCosts:
         nothing = np.zeros_like(rows)
         if experts is None:
             return nothing, nothing
-        tp, dp, ep = (np.tile(each, repeats) for each in (self.tp, self.dp, self.expert_parts))
-        shared_by = tp * dp / ep
+        tp, pcp, dp, ep = (np.tile(each, repeats) for each in (self.tp, self.pcp, self.dp, self.expert_parts))
+        shared_by = tp * pcp * dp / ep
+        tokens, computed = (each * rows / np.maximum(work.rows, 1e-12) for each in (work.tokens, work.tokens + work.copies))
         total, k = float(experts.num_experts), float(experts.top_k)
         share = np.full_like(tokens, self.distinct_experts / total) if self.distinct_experts else share_met(tokens, total, k)
         more_met, more_rows = fullest_rank(share, tokens, total, k, ep)
@@ -516,8 +483,8 @@ class StepCosts:
         time = np.asarray(
             grouped_weight_time(
                 experts=here,
-                rows=np.maximum(np.minimum(tokens * k * more_rows / ep, tokens * k), here),
-                tokens=tokens,
+                rows=np.maximum(np.minimum(computed * k * more_rows / ep, computed * k), here),
+                tokens=computed,
                 hidden_size=float(model.hidden_size),
                 intermediate_size=experts.width / shared_by,
                 quantization=self.quantization,
@@ -526,7 +493,7 @@ class StepCosts:
             )
         )
         num = sum(float(program.regions[region].count) for region in program.experts)
-        return num * time, num * self._exchange(rows, tokens, repeats)
+        return num * time, num * self._exchange(rows, computed, repeats)
 
     def _exchange(self, rows: Array, tokens: Array, repeats: int) -> Array:
         """Of one layer. [s]
@@ -539,7 +506,7 @@ class StepCosts:
         assert experts is not None
         hidden = 2.0 * model.hidden_size
         kinds = CollectiveKind
-        of_tp, of_dp = self._group("tp", repeats), self._group("dp", repeats)
+        of_tp, of_dp = self._group("tp", repeats), self._group("tokens", repeats)
         everywhere = tokens * hidden
         summed = self._collective(_ALL_REDUCE, rows * hidden, *of_tp)
         gathered = sum(self._collective(COLLECTIVE_CODE[kind], everywhere, *of_dp) for kind in (kinds.ALL_GATHER, kinds.REDUCE_SCATTER))
@@ -550,16 +517,17 @@ class StepCosts:
     def _group(self, which: str, repeats: int) -> tuple[Array, list[Array]]:
         key = (repeats, which)
         if key not in self._groups:
-            axes = ("tp_kv", "tp_q") if which == "tp" else ("dp_replicate", "dp_shard")
+            axes = _GROUPS[which]
             inside = [np.tile(each, repeats) for each in self.grid.group_inside(axes)]
             self._groups[key] = np.tile(self.grid.size(axes), repeats), inside
         return self._groups[key]
 
     def _around(self, program: ServingProgram, rows: Array, work: Work, repeats: int) -> tuple[Array, Array]:
-        """Sends between stages, and the gather of logits."""
-        model = program.model
+        """Sends between stages, and the gather of logits, before which ranks that share prompts gather what lies behind the last layer."""
+        model, gather = program.model, COLLECTIVE_CODE[CollectiveKind.ALL_GATHER]
         of_tp, pp = self._group("tp", repeats), np.tile(self.pp, repeats)
-        gathered = self._collective(COLLECTIVE_CODE[CollectiveKind.ALL_GATHER], work.outputs * (2.0 * model.vocab_size), *of_tp)
+        gathered = self._collective(gather, work.outputs * (2.0 * model.vocab_size), *of_tp)
+        gathered = gathered + self._collective(gather, rows * work.sharing * (2.0 * model.hidden_size), *self._group("pcp", repeats))
         if np.max(pp) <= 1:
             return np.zeros_like(gathered), gathered
         pair = np.where(pp > 1, 2.0, 1.0)
@@ -614,4 +582,4 @@ def _at_once(number: Array, places: Array) -> Array:
     return np.maximum(number / places, np.minimum(number, 1.0))
 
 
-__all__ = ["PARTS", "AttentionRow", "Calls", "StepCosts", "Work", "keys_within"]
+__all__ = ["PARTS", "StepCosts", "keys_within"]

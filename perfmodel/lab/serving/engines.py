@@ -125,7 +125,7 @@ def generic_engine(known: Sequence[Engine]) -> Engine:
         each = [getattr(engine, field.name) for engine in known]
         if field.name in _OWN:
             continue
-        if isinstance(each[0], (bool, str)) or field.name == "graph_sizes":
+        if isinstance(each[0], (bool, str)) or field.name in ("graph_sizes", "prefill_context_beside"):
             values[field.name] = max(Counter(each).items(), key=lambda item: (item[1], str(item[0])))[0]
         elif isinstance(each[0], tuple):
             values[field.name] = tuple(rounded(value, DIGITS) for value in np.mean(each, axis=0))
@@ -158,7 +158,7 @@ def generic_text(engine: Engine) -> str:
         elif isinstance(value, bool):
             value = str(value).lower()
         elif isinstance(value, tuple):
-            value = "[" + ", ".join(f"{each:g}" for each in value) + "]"
+            value = "[" + ", ".join(each if isinstance(each, str) else f"{each:g}" for each in value) + "]"
         elif isinstance(value, str):
             value = f"'{value}'"
         lines.append(f"{field.name}: {value}")

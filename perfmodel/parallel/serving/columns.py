@@ -13,7 +13,7 @@ from perfmodel.parallel.serving.plan import ServingPlan
 
 Whole = NDArray[np.int64]
 
-COLUMNS = ("tp", "pp", "attention_dp", "ep", "dcp", "replicas", "max_batch", "max_tokens")
+COLUMNS = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,6 +26,7 @@ class ServingColumns:
     attention_dp: Whole
     ep: Whole
     dcp: Whole
+    pcp: Whole
     replicas: Whole
     max_batch: Whole
     max_tokens: Whole
@@ -40,8 +41,13 @@ class ServingColumns:
         return len(self.tp)
 
     @property
+    def chips_of_stage(self) -> Whole:
+        """Over which its experts lie."""
+        return self.tp * self.pcp * self.attention_dp
+
+    @property
     def chips_per_replica(self) -> Whole:
-        return self.tp * self.pp * self.attention_dp
+        return self.chips_of_stage * self.pp
 
     @property
     def num_chips(self) -> Whole:

@@ -15,6 +15,7 @@ from perfmodel.foundation.resources import resource_dir
 
 DEFAULT_ENGINE = "vllm"
 EXTENTS = ("any", "whole", "none")
+ATTENTIONS = ("any", "latent", "none")
 GENERIC_ENGINE = "generic"
 """What is taken of an engine that nobody knows: the mean of those of today."""
 
@@ -54,6 +55,9 @@ class Engine:
     expert_parallel     experts are dealt over any part of a stage's chips; over all of them or cut by all of them; only cut
 
     has_decode_context  ranks of tp that keep the same cache can share its tokens (decode context parallelism)
+    prefill_context     chips can share the tokens of a prompt (prefill context parallelism): "any", "latent" (of latent attention), "none"
+    prefill_context_beside  degrees beside tp and ep that it runs with that: pp, attention_dp
+    prefill_context_since   version that first does, where that is later than `version`: no search proposes it unasked
 
     Host:
 
@@ -106,6 +110,9 @@ class Engine:
     attention_dp: str = "any"
     expert_parallel: str = "any"
     has_decode_context: bool = False
+    prefill_context: str = "none"
+    prefill_context_beside: tuple[str, ...] = ()
+    prefill_context_since: str = ""
     step_time: float = 0.0
     sequence_time: float = 0.0
     request_time: float = 0.0
@@ -137,9 +144,11 @@ class Engine:
         for name in ("block_tokens", "max_batch", "max_tokens"):
             if getattr(self, name) < 1:
                 raise bad_field(name, getattr(self, name), "must be at least 1", "correct the engine")
-        for name in ("attention_dp", "expert_parallel"):
-            if getattr(self, name) not in EXTENTS:
-                raise bad_field(name, getattr(self, name), f"must be one of {', '.join(EXTENTS)}", "correct the engine")
+        for name, known in (("attention_dp", EXTENTS), ("expert_parallel", EXTENTS), ("prefill_context", ATTENTIONS)):
+            if getattr(self, name) not in known:
+                raise bad_field(name, getattr(self, name), f"must be one of {', '.join(known)}", "correct the engine")
+        if set(self.prefill_context_beside) - {"pp", "attention_dp"}:
+            raise bad_field("prefill_context_beside", self.prefill_context_beside, "must be of pp, attention_dp", "correct the engine")
         if not 0.0 < self.decode_attention_fraction <= 2.0:
             rule = "must be above 0, and 2 at most"
             raise bad_field("decode_attention_fraction", self.decode_attention_fraction, rule, "correct the engine")

@@ -31,9 +31,10 @@ class ServingPlan:
     """How a model is served.
 
     tp, pp         tensor- and pipeline-parallel degrees
-    attention_dp   ranks of one replica that attend to sequences of their own; experts lie over tp * attention_dp chips
-    ep             ranks that experts are dealt over; the rest of tp * attention_dp cuts each expert (moe_tp)
-    dcp            decode context parallelism: of the ranks of tp that would keep the same cache, so many share its tokens
+    attention_dp   ranks of one replica that attend to sequences of their own; experts lie over tp * pcp * attention_dp chips
+    ep             ranks that experts are dealt over; the rest of those chips cuts each expert (moe_tp)
+    dcp            decode context parallelism: of the ranks of tp and pcp that would keep the same cache, so many share its tokens
+    pcp            prefill context parallelism: chips, beside tp, that share the tokens of a prompt; sequences that decode, all of them have
     replicas       independent copies
     max_batch      sequences that a replica runs at once; 0: the engine's
     max_tokens     tokens of a step; 0: the engine's
@@ -46,13 +47,14 @@ class ServingPlan:
     attention_dp: int = 1
     ep: int = 1
     dcp: int = 1
+    pcp: int = 1
     replicas: int = 1
     max_batch: int = 0
     max_tokens: int = 0
     pools: Pools | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "attention_dp", "ep", "dcp", "replicas"):
+        for name in ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise bad_field(name, value, "must be a whole number of at least 1", "use 1 to leave it out")
@@ -60,15 +62,24 @@ class ServingPlan:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise bad_field(name, value, "must be a whole number", "use 0 for the engine's own")
-        if (self.tp * self.attention_dp) % self.ep:
-            rule = f"must divide tp * attention_dp = {self.tp * self.attention_dp}, over which the experts of a replica lie"
-            raise bad_field("ep", self.ep, rule, "use a divisor")
-        if self.tp % self.dcp:
+        if self.chips_of_stage % self.ep:
+            chips = f"tp * {'pcp * ' if self.pcp > 1 else ''}attention_dp = {self.chips_of_stage}"
+            raise bad_field("ep", self.ep, f"must divide {chips}, over which the experts of a replica lie", "use a divisor")
+        if self.pcp == 1 and self.tp % self.dcp:
             raise bad_field("dcp", self.dcp, f"must divide tp={self.tp}, whose ranks share the tokens of a cache", "use a divisor")
+        shared = sorted({1, self.pcp, self.tp * self.pcp})
+        if self.pcp > 1 and self.dcp not in shared:
+            rule = f"must be 1, pcp or tp * pcp beside pcp={self.pcp}: all of its ranks share the tokens of a cache, or none"
+            raise bad_field("dcp", self.dcp, rule, f"use {', '.join(str(each) for each in shared)}")
+
+    @property
+    def chips_of_stage(self) -> int:
+        """Over which its experts lie."""
+        return self.tp * self.pcp * self.attention_dp
 
     @property
     def chips_per_replica(self) -> int:
-        return self.tp * self.pp * self.attention_dp
+        return self.chips_of_stage * self.pp
 
     @property
     def num_chips(self) -> int:
@@ -77,7 +88,7 @@ class ServingPlan:
     @property
     def expert_tp(self) -> int:
         """Ranks that share an expert (moe_tp)."""
-        return self.tp * self.attention_dp // self.ep
+        return self.chips_of_stage // self.ep
 
     def label(self) -> str:
         """As people write it: tp 8, ep 8, 2 replicas."""
@@ -85,11 +96,8 @@ class ServingPlan:
             one, other = self.pools.prefill, self.pools.decode
             return f"prefill {self.pools.prefill_workers} x ({one.label()}), decode {self.pools.decode_workers} x ({other.label()})"
         parts = [f"tp {self.tp}"]
-        parts += [
-            f"{word} {value}"
-            for word, value in (("pp", self.pp), ("attention dp", self.attention_dp), ("ep", self.ep), ("dcp", self.dcp))
-            if value > 1
-        ]
+        words = {"pcp": self.pcp, "pp": self.pp, "attention dp": self.attention_dp, "ep": self.ep, "dcp": self.dcp}
+        parts += [f"{word} {value}" for word, value in words.items() if value > 1]
         if self.replicas > 1:
             parts.append(f"{self.replicas} replicas")
         return ", ".join(parts)
@@ -97,7 +105,8 @@ class ServingPlan:
     def to_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = {
             "engine": self.engine, "tp": self.tp, "pp": self.pp, "attention_dp": self.attention_dp, "ep": self.ep, "dcp": self.dcp,
-            "replicas": self.replicas, "max_batch": self.max_batch, "max_tokens": self.max_tokens, "num_chips": self.num_chips,
+            "pcp": self.pcp, "replicas": self.replicas, "max_batch": self.max_batch, "max_tokens": self.max_tokens,
+            "num_chips": self.num_chips,
         }  # fmt: skip
         if self.pools is not None:
             plain["pools"] = {

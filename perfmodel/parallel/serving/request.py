@@ -111,6 +111,7 @@ class ServingRequest:
     ep: int | None = _count("Expert-parallel degree: experts are dealt over so many of a replica's chips")
     attention_dp: int | None = _count("Attention ranks of a replica that have sequences of their own (data-parallel attention)")
     dcp: int | None = _count("Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole")
+    pcp: int | None = _count("Prefill-context-parallel degree: chips beside tp that share the tokens of a prompt, zig-zag")
     replicas: int | None = _count("Independent copies", otherwise="as many as the chips hold if left out")
     workers: Any = word(
         "Prompts and answers on workers of their own: workers x chips of each, such as 3x4:1x8", metavar="XxN:YxN", read=_workers,

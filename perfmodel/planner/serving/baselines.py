@@ -58,7 +58,7 @@ def _none(name: str, reason: str) -> tuple[str, str, ServingColumns, str]:
 
 
 def _layout(engine: Engine, cluster: Cluster, **sizes: int) -> ServingColumns:
-    values: dict[str, Any] = {"tp": 1, "pp": 1, "attention_dp": 1, "ep": 1, "dcp": 1, "max_batch": 0, "max_tokens": 0} | sizes
+    values: dict[str, Any] = {"tp": 1, "pp": 1, "attention_dp": 1, "ep": 1, "dcp": 1, "pcp": 1, "max_batch": 0, "max_tokens": 0} | sizes
     values["replicas"] = replicas_that_fit(values["tp"] * values["attention_dp"], cluster)
     return ServingColumns(engine=engine.name, **{name: np.array([value], dtype=np.int64) for name, value in values.items()})
 

@@ -116,8 +116,9 @@ def _splits(estimator: ServingEstimator, job: ServingJob, columns: ServingColumn
     columns = replace(columns, replicas=np.ones_like(columns.replicas))
     if not len(columns):
         return []
+    workers = list(dict.fromkeys(replace(columns.plan(row), dcp=1) for row in range(len(columns))))  # those for prompts do not decode
+    columns = columns.take(columns.pcp == columns.pcp.min())  # those that answer have no prompts to share
     answering = [columns.plan(row) for row in range(len(columns))]
-    workers = list(dict.fromkeys(replace(each, dcp=1) for each in answering))  # those for prompts do not decode
     requests = Requests.of_job(job)
     chips_p, chips_d = (np.array([float(each.chips_per_replica) for each in of]) for of in (workers, answering))
     most_p, time_p = _prompts(estimator, job, workers, requests)

@@ -2,7 +2,7 @@
 
 Flags are those of the versions that the engines' profiles name. Sources:
 vLLM: engine/arg_utils.py, docs/serving/data_parallel_deployment.md (experts form one group of dp x tp ranks; limits are those of a
-data-parallel rank), docs/serving/expert_parallel_deployment.md, docs/serving/context_parallel_deployment.md
+data-parallel rank), docs/serving/expert_parallel_deployment.md, docs/serving/context_parallel_deployment.md, vllm/config/parallel.py
 SGLang: docs/advanced_features/server_arguments.md, server_args.py, pool_configurator.py (tp-size counts all ranks; with dp attention
 chunked-prefill-size and max-running-requests are divided by dp-size)
 TensorRT-LLM: commands/serve.py, llmapi/llm_args.py (attention dp takes all of tp_size; max_batch_size is that of a rank)
@@ -130,7 +130,7 @@ def _vllm(server: _Server) -> LaunchLine:
     plan, job, engine = server.plan, server.job, server.engine
     words = ["vllm", "serve", server.model]
     words += _sizes({"tensor-parallel-size": plan.tp, "pipeline-parallel-size": plan.pp, "data-parallel-size": plan.attention_dp})
-    words += _sizes({"decode-context-parallel-size": plan.dcp})
+    words += _sizes({"decode-context-parallel-size": plan.dcp, "prefill-context-parallel-size": plan.pcp})
     words += ["--enable-expert-parallel"] if plan.ep > 1 else []
     words += ["--max-num-seqs", str(server.max_batch)]
     words += ["--max-num-batched-tokens", str(server.max_tokens)]
@@ -145,10 +145,12 @@ def _vllm(server: _Server) -> LaunchLine:
     if server.role:
         words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
     notes = server.notes(online=("fp8",))
+    if plan.pcp > 1 and engine.prefill_context_since:
+        notes += (f"needs {engine.name} {engine.prefill_context_since} or later for --prefill-context-parallel-size",)
     if server.num_nodes > 1 and plan.attention_dp == 1:
         words += ["--distributed-executor-backend", "ray"]
     elif server.num_nodes > 1:
-        local = max(server.chips_per_node // (plan.tp * plan.pp), 1)
+        local = max(server.chips_per_node * plan.attention_dp // plan.chips_per_replica, 1)
         words += ["--data-parallel-size-local", str(local), "--data-parallel-address", "HEAD_NODE"]
         notes += ("on the other nodes the same with --headless and --data-parallel-start-rank",)
     return server.line(words, notes)

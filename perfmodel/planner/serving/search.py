@@ -214,7 +214,17 @@ class _Search:
 
     def _order(self, table: LoadTable, badness: np.ndarray) -> np.ndarray:
         columns = table.columns
-        keys = (columns.max_batch, columns.max_tokens, columns.dcp, columns.ep, columns.attention_dp, columns.pp, columns.tp, table.formats)
+        keys = (
+            columns.max_batch,
+            columns.max_tokens,
+            columns.dcp,
+            columns.pcp,
+            columns.ep,
+            columns.attention_dp,
+            columns.pp,
+            columns.tp,
+            table.formats,
+        )
         with np.errstate(divide="ignore"):
             about = np.floor(np.log(table.latency) / _ALIKE)  # what engines do by themselves where others hardly change anything
         return np.lexsort((*keys, table.latency, columns.max_batch > 0, columns.max_tokens > 0, columns.dcp > 1, about, badness))
@@ -222,7 +232,9 @@ class _Search:
     @staticmethod
     def _first_of_each(table: LoadTable, rows: np.ndarray) -> np.ndarray:
         columns = table.columns
-        kinds = np.stack([table.formats, columns.tp, columns.pp, columns.attention_dp, columns.ep, columns.dcp, columns.replicas])[:, rows]
+        kinds = np.stack(
+            [table.formats, columns.tp, columns.pp, columns.attention_dp, columns.ep, columns.dcp, columns.pcp, columns.replicas]
+        )[:, rows]
         order = np.lexsort(kinds)  # alike ones side by side, each in the order of rows
         is_first = np.any(np.diff(kinds[:, order], axis=1, prepend=-1) != 0, axis=0)
         return np.asarray(rows[np.sort(order[is_first])])

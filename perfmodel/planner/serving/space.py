@@ -1,9 +1,10 @@
 """The space of serving plans: how a replica lies on its chips, how many there are, and what bounds its steps.
 
-A plan is (tp, pp, attention dp, ep, dcp, replicas, tokens of a step, sequences at once). Degrees are divisors of the number of chips or
-powers of two; a replica has tp * pp * attention dp chips and never lies across nodes where it fits into one. The replicas are as many as
-the chips hold: chips that are left over stay idle, and are paid for all the same. Dense models have no ep and no attention dp (which
-would be replicas). Where tp keeps the cache in copies and the engine can cut them, dcp is each divisor of their number; elsewhere 1.
+A plan is (tp, pcp, pp, attention dp, ep, dcp, replicas, tokens of a step, sequences at once). Degrees are divisors of the number of chips
+or powers of two; a replica has tp * pcp * pp * attention dp chips and never lies across nodes where it fits into one. The replicas are as
+many as the chips hold: chips that are left over stay idle, and are paid for all the same. Dense models have no ep and no attention dp
+(which would be replicas). Where tp keeps the cache in copies and the engine can cut them, dcp is each divisor of their number; elsewhere
+1. pcp is 1 but where it is given, or the engine's version has it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.serving.context import cache_copies, why_no_context
+from perfmodel.cost.serving.context import cache_copies, why_no_context, why_not_shared
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.hardware.cluster import Cluster
@@ -24,7 +26,9 @@ from perfmodel.parallel.serving.engine import Engine
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
 
-KNOBS = ("tp", "pp", "attention_dp", "ep", "dcp", "replicas", "max_batch", "max_tokens")
+KNOBS = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens")
+#: Of them those that a layout is made of.
+_DEGREES = ("tp", "pcp", "pp", "attention_dp", "ep", "dcp")
 
 #: Sequences of an attention rank that are tried, where the load is searched or a plan may hold fewer than come.
 BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -112,59 +116,66 @@ def scale_up_size(cluster: Cluster) -> int:
 
 def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: ServingSpace) -> Layouts:
     """Every layout that the model, the engine and the given knobs allow."""
-    found: list[tuple[int, int, int, int, int, int]] = []
+    found: list[tuple[int, ...]] = []
     left_out: Counter[str] = Counter()
-    shared = {tp: _shared_degrees(model, engine, space, tp) for tp in degrees(cluster.num_chips)}
-    for tp, pp, dp, ep, dcp in _all_degrees(model, cluster.num_chips, shared):
-        knobs = (("tp", tp), ("pp", pp), ("attention_dp", dp), ("ep", ep), ("dcp", dcp))
-        if not all(space.admits(knob, value) for knob, value in knobs):
+    for sizes in _all_degrees(model, engine, space, cluster.num_chips):
+        knobs = dict(zip(_DEGREES, sizes, strict=True))
+        if not all(space.admits(knob, value) for knob, value in knobs.items()):
             left_out["excluded by a given knob"] += 1
             continue
-        reason = why_not(model, engine, tp=tp, pp=pp, attention_dp=dp, ep=ep, dcp=dcp)
-        replicas = replicas_that_fit(tp * pp * dp, cluster)
+        reason = why_not(model, engine, **knobs)
+        tp, pcp, pp, dp, _, _ = sizes
+        replicas = replicas_that_fit(tp * pcp * pp * dp, cluster)
         replicas = min(space.fixed.get("replicas", replicas), replicas, space.maximum.get("replicas", replicas))
         if not reason and (replicas < 1 or not space.admits("replicas", replicas)):
             reason = "its replicas do not fit on the chips"
         if reason:
             left_out[reason] += 1
         else:
-            found.append((tp, pp, dp, ep, dcp, replicas))
-    table = np.array(found, dtype=np.int64).reshape(-1, 6)
+            found.append((*sizes, replicas))
+    table = np.array(found, dtype=np.int64).reshape(-1, len(_DEGREES) + 1)
     nothing = np.zeros(len(table), dtype=np.int64)
-    columns = ServingColumns(
-        engine=engine.name,
-        tp=table[:, 0],
-        pp=table[:, 1],
-        attention_dp=table[:, 2],
-        ep=table[:, 3],
-        dcp=table[:, 4],
-        replicas=table[:, 5],
-        max_batch=nothing,
-        max_tokens=nothing,
-    )
-    return Layouts(columns=columns, left_out=dict(left_out))
+    columns: dict[str, Any] = {name: table[:, at] for at, name in enumerate((*_DEGREES, "replicas"))}
+    return Layouts(columns=ServingColumns(engine=engine.name, max_batch=nothing, max_tokens=nothing, **columns), left_out=dict(left_out))
 
 
-def _shared_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, tp: int) -> tuple[int, ...]:
-    """Of decode context parallelism under a tp: the one that was given, or the divisors of the copies of the cache."""
-    if "dcp" in space.fixed:
-        return (space.fixed["dcp"],)
-    return divisors(int(cache_copies(model, tp))) if engine.has_decode_context and not why_no_context(model) else (1,)
-
-
-def _all_degrees(model: TransformerConfig, chips: int, shared: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int, int, int, int]]:
-    """(tp, pp, attention dp, ep, dcp); shared: tp -> its degrees of dcp."""
-    sizes = degrees(chips)
+def _all_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, chips: int) -> Iterator[tuple[int, ...]]:
+    """`_DEGREES` of all layouts that have as many chips at most."""
+    sizes, has_experts = degrees(chips), model.experts is not None
+    prompts = {beside: _prompt_degrees(model, engine, space, sizes, *beside) for beside in ((1, 1), (2, 1), (1, 2), (2, 2))}
+    shared = {(tp, pcp): _shared_degrees(model, engine, space, tp, pcp) for tp in sizes for pcp in prompts[1, 1]}
     for tp in sizes:
         for pp in sizes:
-            for dp in sizes if model.experts is not None else (1,):
-                if tp * pp * dp <= chips:
-                    for ep in divisors(tp * dp) if model.experts is not None else (1,):
-                        for dcp in shared[tp]:
-                            yield tp, pp, dp, ep, dcp
+            for dp in sizes if has_experts else (1,):
+                for pcp in prompts[min(pp, 2), min(dp, 2)]:
+                    if tp * pcp * pp * dp <= chips:
+                        for ep in divisors(tp * pcp * dp) if has_experts else (1,):
+                            for dcp in shared[tp, pcp]:
+                                yield tp, pcp, pp, dp, ep, dcp
 
 
-def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, attention_dp: int, ep: int, dcp: int = 1) -> str:
+def _prompt_degrees(
+    model: TransformerConfig, engine: Engine, space: ServingSpace, sizes: Sequence[int], pp: int, attention_dp: int
+) -> Sequence[int]:
+    """Of prefill context parallelism beside others: the one that was given, or all where the engine's version has it."""
+    if "pcp" in space.fixed:
+        return (space.fixed["pcp"],)
+    is_searched = not engine.prefill_context_since and not why_not_shared(model, engine, pp=pp, attention_dp=attention_dp)
+    return sizes if is_searched else (1,)
+
+
+def _shared_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, tp: int, pcp: int) -> tuple[int, ...]:
+    """Of decode context parallelism: the one that was given, or the divisors of the copies of the cache. Beside pcp none, all its ranks, or
+    those of tp as well."""
+    if "dcp" in space.fixed:
+        return (space.fixed["dcp"],)
+    if not engine.has_decode_context or why_no_context(model):
+        return (1,)
+    copies = int(cache_copies(model, tp))
+    return divisors(copies) if pcp == 1 else tuple(sorted({1, pcp, pcp * tp if copies == tp else pcp}))
+
+
+def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, attention_dp: int, ep: int, dcp: int = 1, pcp: int = 1) -> str:
     """Why a replica cannot lie so, or the engine does not run it; empty where it can."""
     if model.num_attention_heads % tp:
         return "tp does not divide the attention heads"
@@ -173,8 +184,12 @@ def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, atten
         return "tp and the key-value heads do not divide each other"
     if dcp > 1 and not engine.has_decode_context:
         return f"{engine.name} has no decode context parallelism"
-    if dcp > 1 and (why_no_context(model) or int(cache_copies(model, tp)) % dcp):
+    if dcp > 1 and (why_no_context(model) or int(cache_copies(model, tp)) * pcp % dcp):
         return why_no_context(model) or "dcp does not divide the copies of the cache"
+    if dcp > 1 and pcp > 1 and dcp not in (pcp, tp * pcp):
+        return "dcp beside pcp is none, of all its ranks or of those of tp too"
+    if pcp > 1 and (reason := why_not_shared(model, engine, pp=pp, attention_dp=attention_dp)):
+        return reason
     if pp > model.num_hidden_layers:
         return "more stages than layers"
     experts = model.experts
@@ -182,11 +197,12 @@ def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, atten
         return ""
     if experts.num_experts % ep:
         return "ep does not divide the experts"
-    if experts.width % (tp * attention_dp // ep):
+    chips = tp * pcp * attention_dp
+    if experts.width % (chips // ep):
         return "an expert's width does not divide among the chips that share it"
     if attention_dp > 1 and (engine.attention_dp == "none" or (engine.attention_dp == "whole" and tp > 1)):
         return f"{engine.name} has no such attention dp"
-    if ep > 1 and (engine.expert_parallel == "none" or (engine.expert_parallel == "whole" and ep != tp * attention_dp)):
+    if ep > 1 and (engine.expert_parallel == "none" or (engine.expert_parallel == "whole" and ep != chips)):
         return f"{engine.name} does not deal experts so"
     return ""
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.serving.boundness import operator_rows
-from perfmodel.cost.serving.context import cache_copies, decode_exchange, why_no_context
+from perfmodel.cost.serving.context import DCP, PCP, cache_copies, cache_cuts, decode_exchange, why_no_context
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.serving.engine import load_engine
@@ -53,8 +53,40 @@ def test_ranks_that_share_the_tokens_send_what_is_counted_and_attend_to_all_of_t
     sent = list(
         decode_exchange(rows=np.ones(1), heads=np.array([float(heads)]), key_dim=key_dim, value_dim=value_dim, dcp=np.array([float(ranks)]))
     )
-    assert [kind for kind, _ in sent] == [CollectiveKind.ALL_GATHER, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER]
-    assert [float(num_bytes[0]) for _, num_bytes in sent] == [2.0 * queries.size, 4.0 * sums.size, 2.0 * outputs[0].size]
+    among_tp = [(kind, float(num_bytes[0])) for kind, axes, num_bytes in sent if DCP in axes]
+    assert among_tp == [
+        (CollectiveKind.ALL_GATHER, 2.0 * queries.size),
+        (CollectiveKind.ALL_GATHER, 4.0 * sums.size),
+        (CollectiveKind.REDUCE_SCATTER, 2.0 * outputs[0].size),
+    ]
+    assert [kind for kind, axes, _ in sent if DCP not in axes] == [CollectiveKind.ALL_REDUCE]  # of ranks of pcp: none here
+
+
+def test_ranks_that_share_prompts_and_a_cache_add_up_the_heads_that_all_of_them_have():
+    """Four ranks of the same two heads: nothing is gathered but log-sum-exps, and outputs of those heads are added up."""
+    random = np.random.default_rng(1)
+    ranks, heads, key_dim, value_dim, tokens = 4, 2, 8, 6, 13
+    queries = random.normal(size=(heads, key_dim))
+    keys, values = random.normal(size=(tokens, key_dim)), random.normal(size=(tokens, value_dim))
+    parts = [attended(queries, keys[rank::ranks], values[rank::ranks]) for rank in range(ranks)]
+    sums = np.stack([each for _, each in parts])
+    total = np.log(np.exp(sums).sum(axis=0))
+    outputs = [out * np.exp(own - total)[:, None] for out, own in parts]
+    np.testing.assert_allclose(sum(outputs), attended(queries, keys, values)[0], rtol=1e-12)
+    words = {"rows": np.ones(1), "heads": np.array([float(heads)]), "key_dim": key_dim, "value_dim": value_dim}
+    sent = decode_exchange(**words, dcp=np.ones(1), cut=np.array([float(ranks)]))
+    among = [(kind, float(num_bytes[0])) for kind, axes, num_bytes in sent if PCP in axes]
+    assert among == [(CollectiveKind.ALL_GATHER, 4.0 * sums.size), (CollectiveKind.ALL_REDUCE, 2.0 * outputs[0].size)]
+
+
+@pytest.mark.parametrize(
+    ("tp", "dcp", "pcp", "cuts"),
+    [(8, 1, 4, (1, 1)), (8, 4, 4, (1, 4)), (8, 32, 4, (8, 4)), (8, 8, 1, (8, 1)), (2, 4, 2, (2, 2))],
+)
+def test_ranks_that_share_prompts_share_a_cache_first(tp, dcp, pcp, cuts):
+    latent, grouped = load_model("deepseek-v3"), load_model("llama-3-70b")
+    assert tuple(int(each) for each in cache_cuts(latent, tp=tp, dcp=dcp, pcp=pcp)) == cuts
+    assert tuple(int(each) for each in cache_cuts(grouped, tp=tp, dcp=dcp, pcp=pcp)) == (1, cuts[1])  # eight key-value heads: no copies
 
 
 @SHARED
@@ -96,7 +128,10 @@ def test_what_is_sent_is_added_to_what_is_sent_anyway(model, tp, dcp):
     heads = np.array([of.model.num_attention_heads / tp])
     by_hand = sum(
         float(costs._collective(_code(kind), num_bytes, *group)[0])
-        for kind, num_bytes in decode_exchange(rows=np.array([64.0]), heads=heads, key_dim=key, value_dim=value, dcp=np.array([float(dcp)]))
+        for kind, axes, num_bytes in decode_exchange(
+            rows=np.array([64.0]), heads=heads, key_dim=key, value_dim=value, dcp=np.array([float(dcp)])
+        )
+        if DCP in axes
     )
     by_hand += float(costs._pass(np.array([4.0 * 64 * heads[0] * dcp * value]))[0])
     assert float(after["communication"][0] - before["communication"][0]) == pytest.approx(layers * by_hand, rel=1e-9)
@@ -150,6 +185,30 @@ def test_what_cannot_be_is_refused_by_name(model, engine, tp, dcp, said):
         of.predict(job, ServingPlan(engine=engine, tp=tp, dcp=dcp))
 
 
+@pytest.mark.parametrize(
+    ("model", "engine", "sizes", "said"),
+    [
+        ("deepseek-v3", "sglang", {}, "sglang .* has no prefill context parallelism; use pcp=1 or engine vllm"),
+        ("llama-3-70b", "vllm", {}, "shares prompts of models with latent attention only, which llama-3-70b has not"),
+        ("deepseek-v3", "vllm", {"pp": 2}, "does not share prompts beside pp"),
+        ("deepseek-v3", "vllm", {"attention_dp": 2}, "does not share prompts beside attention_dp"),
+    ],
+)
+def test_prompts_that_cannot_be_shared_are_refused_by_name(model, engine, sizes, said):
+    of = replace_engine(estimator(model), engine)
+    job = ServingJob(model=of.model, input_len=constant(512), output_len=constant(64), concurrency=4)
+    with pytest.raises(InputError, match=rf"pcp=2: .*{said}"):
+        of.predict(job, ServingPlan(engine=engine, tp=2, pcp=2, **sizes))
+
+
+def test_states_are_not_shared():
+    of = estimator("qwen3-next-80b-a3b")
+    of.engine = replace(of.engine, prefill_context="any")
+    job = ServingJob(model=of.model, input_len=constant(512), output_len=constant(64), concurrency=4)
+    with pytest.raises(InputError, match="recurrent layers, whose tokens follow one another"):
+        of.predict(job, ServingPlan(engine="vllm", pcp=2))
+
+
 def replace_engine(of, name):
     of.engine = load_engine(name)
     return of
@@ -159,6 +218,11 @@ def test_a_degree_that_does_not_divide_tp_is_no_plan():
     with pytest.raises(InputError, match="dcp=3: must divide tp=8"):
         ServingPlan(engine="vllm", tp=8, dcp=3)
     assert ServingPlan(engine="vllm", tp=8, dcp=4).label() == "tp 8, dcp 4"
+    with pytest.raises(InputError, match=r"dcp=2: must be 1, pcp or tp \* pcp beside pcp=4: .* use 1, 4, 32"):
+        ServingPlan(engine="vllm", tp=8, dcp=2, pcp=4)
+    with pytest.raises(InputError, match=r"ep=3: must divide tp \* pcp \* attention_dp = 32"):
+        ServingPlan(engine="vllm", tp=8, ep=3, pcp=4)
+    assert ServingPlan(engine="vllm", tp=8, dcp=32, pcp=4, ep=32).label() == "tp 8, pcp 4, ep 32, dcp 32"
     assert not why_no_context(load_model("deepseek-v3"))
 
 
@@ -170,5 +234,9 @@ def test_a_search_holds_it_and_the_command_says_it():
     assert found.left_out["dcp does not divide the copies of the cache"] > 0
     (line,) = launch_lines(found.best.plan, found.best.prediction.job, load_engine("vllm"))
     assert "--decode-context-parallel-size 2" in line.command
+    shared = replace(found.best.plan, pcp=2, dcp=1)
+    (line,) = launch_lines(shared, found.best.prediction.job, load_engine("vllm"))
+    assert "--prefill-context-parallel-size 2" in line.command
+    assert any("needs vllm 0.26 or later" in note for note in line.notes)
     plain = replace(found.best.plan, dcp=1)
     assert "decode-context" not in launch_lines(plain, found.best.prediction.job, load_engine("vllm"))[0].command

@@ -153,6 +153,21 @@ def test_dcp_is_every_divisor_of_the_copies_where_the_engine_cuts_them(model, en
     assert set(bounded.dcp[bounded.tp == tp]) == degrees & {1, 2}
 
 
+def test_prompts_are_shared_where_it_is_asked_or_the_version_has_it():
+    job = serving_job("deepseek-v3", "fp8-block", input_len=65536, output_len=256)
+    words = {"cluster": "hgx-h200", "chips": 16, "limits": ServingLimits(ttft=12.0)}
+    plain = searched(job, **words)
+    assert {plan.plan.pcp for plan in plain.plans} == {1}
+    asked = searched(job, space=ServingSpace(fixed={"pcp": 2}), **words)
+    assert {plan.plan.pcp for plan in asked.plans} == {2}
+    assert all(plan.plan.dcp in (1, 2, 2 * plan.plan.tp) for plan in asked.plans)
+    every = searched(job, engine=replace(load_engine("vllm"), prefill_context_since=""), **words)
+    assert every.best.tokens_per_second_per_chip >= max(each.best.tokens_per_second_per_chip for each in (plain, asked))
+    assert every.num_evaluated > plain.num_evaluated
+    with pytest.raises(InputError, match=r"no layout of deepseek-v3 .* sglang \S.* has no prefill context parallelism"):
+        searched(job, engine="sglang", space=ServingSpace(fixed={"pcp": 2}), **words)
+
+
 def test_a_cache_in_copies_is_cut_where_it_holds_more_requests():
     """Of long requests: as good as the best of searches with dcp given, and better than the one without."""
     job = serving_job("deepseek-v3", "fp8-block", input_len=16384, output_len=1024)
