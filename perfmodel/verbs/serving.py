@@ -145,7 +145,8 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
             quantization = quantization_named(WIDENED)
             notes.append(f"{cluster.chip.name} has no units for that: weights of 8 bits are widened inside the products ({WIDENED})")
     if model.architecture == ARCHITECTURE:
-        notes.append(f"model: {model.name} is an imported module; its attention is taken to be causal")
+        rule = "where its masks are not known, attention is taken to be causal and to see all earlier tokens"
+        notes.append(f"model: {model.name} is an imported module; {rule}")
     speculation = _speculation(asked, model)
     job = ServingJob(
         model=model,

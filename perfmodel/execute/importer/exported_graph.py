@@ -15,8 +15,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from perfmodel.execute.importer.attention_mask import Masks
+from perfmodel.execute.importer.value_sizes import settle_sizes
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.imported.aten_rules import Call, IterationSpace, operand_dims, recognise
+from perfmodel.workload.imported.aten_rules import operand_dims, recognise
 from perfmodel.workload.imported.graph import (
     DimLink,
     ImportedEdge,
@@ -25,8 +27,10 @@ from perfmodel.workload.imported.graph import (
     ImportedOperand,
     ImportedParameter,
     ImportedVertex,
+    SeenKeys,
     Shape,
 )
+from perfmodel.workload.imported.iteration_space import Call, IterationSpace
 from perfmodel.workload.imported.views import Position, expanded, lost, permuted, reshaped, whole
 
 #: Operators whose names are ours or torch's; those of another library may mean something else.
@@ -60,7 +64,10 @@ _CASTS = frozenset({"to", "_to_copy", "type_as"})
 
 def read_program(module: nn.Module, program: Any, mode: FakeTensorMode, *, name: str) -> ImportedGraph:
     """`program` is what torch.export made of `module` under `mode`."""
-    return _Reader(module, program, mode).read(name)
+    num_shares = settle_sizes(program)
+    shares = f"; {num_shares} sizes that only values tell are even shares" if num_shares else ""
+    graph = _Reader(module, program, mode).read(name)
+    return replace(graph, source=graph.source + shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +96,7 @@ class _Reader:
     """Walks the nodes once; `values` holds, for each node, one value or one for each of its outputs."""
 
     def __init__(self, module: nn.Module, program: Any, mode: FakeTensorMode) -> None:
-        self.program, self.mode = program, mode
+        self.program, self.mode, self.masks = program, mode, Masks()
         self.drafts: list[_Draft] = []
         self.values: dict[Any, list[_Value]] = {}
         self.num_readers: dict[Any, int] = {}
@@ -184,7 +191,7 @@ class _Reader:
                 _Value(view=_part(whole_one.view, axis, _shape(result)), parameter=whole_one.parameter) for result in results
             ]
             return
-        self._vertex(node, str(target), space, sources, results, is_in_place=name.endswith("_"), views=views)
+        self._vertex(node, str(target), space, sources, results, is_in_place=name.endswith("_"), arguments=arguments, views=views)
         if name.endswith("_") and "self" in sources:
             self.values[sources["self"]] = self.values[node]  # later readers of the old tensor see the new one
 
@@ -272,6 +279,7 @@ class _Reader:
         results: Sequence[torch.Tensor],
         *,
         is_in_place: bool,
+        arguments: Mapping[str, Any],
         views: Mapping[str, tuple[Position, ...]],
     ) -> None:
         """`views`: of operands that the space sees otherwise than torch does; the one output is then seen so as well."""
@@ -300,6 +308,7 @@ class _Reader:
             activation_bytes=written,
             reduced=space.reduced,
             unsplit=space.unsplit,
+            seen=self.masks.seen_by(node, arguments) if space.kind is ImportedKind.ATTENTION else SeenKeys(),
         )
         self._add(node, vertex, edges)
         if views:
@@ -340,6 +349,7 @@ class _Reader:
             flops=chain.flops + space.flops,
             activation_bytes=chain.activation_bytes + written,
             chain=chain.chain + 1,
+            joined=(*chain.joined, chain.operator),
         )
         self.drafts[last] = _Draft(vertex=joined, edges=[*self.drafts[last].edges, *edges])
         self.values[node] = _made(joined, last)

@@ -6,82 +6,23 @@ torch's FlopCounter does: products only, a multiply-add as 2, attention on the f
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from perfmodel.workload.imported.graph import ImportedKind, Shape
-
-Dims = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One operator of the exported graph.
-
-    tensors   shape of each tensor argument by its schema name, those of a list as `tensors.0`, `tensors.1`, ...
-    values    the other arguments, defaults included
-    outputs   shapes of the tensors that it returns
-    """
-
-    name: str
-    tensors: Mapping[str, Shape]
-    values: Mapping[str, Any]
-    outputs: tuple[Shape, ...]
-    is_pointwise: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IterationSpace:
-    """What a rule makes of a call: dims of each tensor argument that has any, by the names of `Call.tensors`, and of each output."""
-
-    kind: ImportedKind
-    dims: Mapping[str, int]
-    reads: Mapping[str, Dims]
-    writes: tuple[Dims, ...]
-    flops: float = 0.0
-    reduced: Dims = ()
-    unsplit: Dims = ()
-    is_view: bool = field(default=False)
-
-
-Rule = Callable[[Call], IterationSpace]
-
-_BY_RANK = {0: "", 1: "b", 2: "bd", 3: "bsd", 4: "bchw", 5: "bcuhw"}
-_LEADS = "bstuvw"
-
-
-def _names(rank: int) -> Dims:
-    return tuple(_BY_RANK.get(rank, string.ascii_lowercase[:rank]))
-
-
-def _leads(count: int) -> Dims:
-    """Names of leading dims; never one of those that the rules below give to the others."""
-    return tuple(_LEADS[:count]) if count <= len(_LEADS) else tuple(f"b{index}" for index in range(count))
-
-
-def _axis(value: Any, rank: int) -> int:
-    return int(value) % rank if rank else 0
-
-
-def _axes(value: Any, rank: int) -> tuple[int, ...]:
-    """Which positions a reduction names; all, where it names none."""
-    if value is None or value == []:
-        return tuple(range(rank))
-    return tuple(_axis(each, rank) for each in (value if isinstance(value, (list, tuple)) else [value]))
-
-
-def _sizes(names: Dims, shape: Shape) -> dict[str, int]:
-    return dict(zip(names, shape, strict=True))
-
-
-def _aligned(shape: Shape, names: Dims, sizes: Mapping[str, int]) -> Dims:
-    """A broadcast operand's dims: aligned at the last position, "" where it has one entry for many."""
-    tail = names[len(names) - len(shape) :] if len(shape) <= len(names) else ("",) * (len(shape) - len(names)) + names
-    return tuple(name if name and sizes[name] == size else "" for name, size in zip(tail, shape, strict=True))
-
+from perfmodel.workload.imported.index_rules import gather, indexed, moved_whole, nonzero_or, written_into
+from perfmodel.workload.imported.iteration_space import (
+    Call,
+    Dims,
+    IterationSpace,
+    Rule,
+    aligned,
+    axes_of,
+    axis_of,
+    lead_names,
+    names_of,
+    sizes_of,
+)
 
 # ---------------------------------------------------------------------------------------------------------------------------------
 # Products
@@ -91,9 +32,9 @@ def _aligned(shape: Shape, names: Dims, sizes: Mapping[str, int]) -> Dims:
 def _linear(call: Call) -> IterationSpace:
     """x[.., c] * W[n, c] -> [.., n]"""
     x, weight = call.tensors["input"], call.tensors["weight"]
-    leads = _leads(len(x) - 1)
+    leads = lead_names(len(x) - 1)
     out_features = ("n",) if len(weight) == 2 else ()
-    dims = {**_sizes(leads, x[:-1]), **_sizes((*out_features, "c"), weight)}
+    dims = {**sizes_of(leads, x[:-1]), **sizes_of((*out_features, "c"), weight)}
     reads = {"input": (*leads, "c"), "weight": (*out_features, "c"), "bias": out_features}
     return _product(dims, reads, (*leads, *out_features))
 
@@ -110,17 +51,28 @@ def _matmul(first: str, second: str, added: str = "") -> Rule:
         rows = ("m",) if len(left) > 1 else ()
         columns = ("n",) if len(right) > 1 else ()
         output = call.outputs[0]
-        leads = _leads(len(output) - len(rows) - len(columns))
-        dims = {**_sizes((*leads, *rows, *columns), output), "k": left[-1]}
+        leads = lead_names(len(output) - len(rows) - len(columns))
+        dims = {**sizes_of((*leads, *rows, *columns), output), "k": left[-1]}
         reads = {
-            first: (*_aligned(left[:-2], leads, dims), *rows, "k"),
-            second: (*_aligned(right[:-2], leads, dims), "k", *columns),
+            first: (*aligned(left[:-2], leads, dims), *rows, "k"),
+            second: (*aligned(right[:-2], leads, dims), "k", *columns),
         }
         if added:
-            reads[added] = _aligned(call.tensors[added], (*leads, *rows, *columns), dims)
+            reads[added] = aligned(call.tensors[added], (*leads, *rows, *columns), dims)
         return _product(dims, reads, (*leads, *rows, *columns))
 
     return rule
+
+
+def _grouped_mm(call: Call) -> IterationSpace | None:
+    """x[m, k] * W[e, k, n] -> [m, n], each run of rows with a matrix of its own: every row meets one of them."""
+    x, matrices = call.tensors["self"], call.tensors["mat2"]
+    if len(matrices) == len(x) == 3:
+        return _matmul("self", "mat2")(call)
+    if len(x) != 2 or len(matrices) != 3:
+        return None
+    dims = {**sizes_of(("m", "k"), x), "n": matrices[-1]}
+    return _product(dims, {"self": ("m", "k"), "mat2": ("", "k", "n"), "bias": ("", "n")}, ("m", "n"))
 
 
 def _einsum(call: Call) -> IterationSpace | None:
@@ -162,7 +114,7 @@ def _convolution(call: Call) -> IterationSpace | None:
     if groups > 1 and channels_in == "c":
         per_group = {"c": x[1], "n": output[1]}  # whole channels as the dims; which belong together is not followed
     dims = {"b": x[0], **({"g": groups} if channels_in == "g" else per_group)}
-    dims |= _sizes(space, x[2:] if is_transposed else output[2:]) | _sizes(window, weight[2:])
+    dims |= sizes_of(space, x[2:] if is_transposed else output[2:]) | sizes_of(window, weight[2:])
     filters = (channels_out, "") if channels_in == "g" or groups > 1 else ("c", "n") if is_transposed else ("n", "c")
     reads = {"input": ("b", channels_in, *space), "weight": (*filters, *window), "bias": (channels_out,)}
     if is_transposed and groups > 1:
@@ -187,12 +139,12 @@ def _attention(call: Call) -> IterationSpace | None:
     leads = tuple("bt"[: len(q) - 2 - len(heads)])
     if len(leads) + len(heads) + 2 != len(q):
         return None
-    dims = {**_sizes((*leads, *heads, "s", "d"), q), "z": k[-2], "e": v[-1]}
+    dims = {**sizes_of((*leads, *heads, "s", "d"), q), "z": k[-2], "e": v[-1]}
     reads = {
         "query": (*leads, *heads, "s", "d"),
         "key": (*leads, *heads, "z", "d"),
         "value": (*leads, *heads, "z", "e"),
-        "attn_mask": _aligned(call.tensors.get("attn_mask", ()), (*leads, *heads, "s", "z"), dims),
+        "attn_mask": aligned(call.tensors.get("attn_mask", ()), (*leads, *heads, "s", "z"), dims),
     }
     rows = prod(dims[name] for name in (*leads, *heads)) * dims["s"] * dims["z"]
     return IterationSpace(
@@ -214,7 +166,7 @@ def _recurrent(call: Call) -> IterationSpace | None:
     is_batch_first = bool(call.values.get("batch_first", False))
     lead = ("b", "s") if is_batch_first else ("s", "b")
     layers = int(call.values["num_layers"]) * (2 if call.values.get("bidirectional") else 1)
-    dims = {"l": layers, **_sizes((*lead, "d"), x), "e": output[2]}
+    dims = {"l": layers, **sizes_of((*lead, "d"), x), "e": output[2]}
     tokens = x[0] * x[1]
     reads = {"input": (*lead, "d")} | {name: ("",) * len(shape) for name, shape in call.tensors.items() if name != "input"}
     states = tuple(("",) * len(shape) for shape in call.outputs[1:])
@@ -229,8 +181,8 @@ def _recurrent(call: Call) -> IterationSpace | None:
 
 def _embedding(call: Call) -> IterationSpace:
     """W[v, d], index[..] -> [.., d]"""
-    leads = _leads(len(call.tensors["indices"]))
-    dims = {**_sizes(leads, call.tensors["indices"]), **_sizes(("v", "d"), call.tensors["weight"])}
+    leads = lead_names(len(call.tensors["indices"]))
+    dims = {**sizes_of(leads, call.tensors["indices"]), **sizes_of(("v", "d"), call.tensors["weight"])}
     return IterationSpace(
         kind=ImportedKind.EMBEDDING, dims=dims, reads={"weight": ("v", "d"), "indices": leads}, writes=((*leads, "d"),), reduced=("v",)
     )
@@ -245,21 +197,11 @@ def _embedding_bag(call: Call) -> IterationSpace:
         reads["offsets"] = ("b",)
     return IterationSpace(
         kind=ImportedKind.EMBEDDING,
-        dims={"b": output[0], **_sizes(("v", "d"), call.tensors["weight"])},
+        dims={"b": output[0], **sizes_of(("v", "d"), call.tensors["weight"])},
         reads=reads,
         writes=(("b", "d"), *[("",) * len(other) for other in call.outputs[1:]]),
         reduced=("v",),
     )
-
-
-def _gather(call: Call) -> IterationSpace:
-    """Entries of one dim, picked for every position of the index."""
-    index = call.tensors["index"]
-    names = _names(len(index))
-    dims = _sizes(names, index)
-    axis = names[_axis(call.values["dim"], len(index))]
-    read = tuple("" if name == axis else name for name in _aligned(call.tensors["self"], names, dims))
-    return IterationSpace(kind=ImportedKind.REARRANGE, dims=dims, reads={"self": read, "index": names}, writes=(names,), unsplit=(axis,))
 
 
 def _last_position(call: Call) -> IterationSpace:
@@ -267,9 +209,9 @@ def _last_position(call: Call) -> IterationSpace:
     first = next(iter(call.tensors))
     shape, output = call.tensors[first], call.outputs[0]
     longer = max(shape, output, key=len)
-    names = _names(len(longer))
+    names = names_of(len(longer))
     return IterationSpace(
-        kind=ImportedKind.ELEMENTWISE, dims=_sizes(names, longer), reads={first: names[: len(shape)]}, writes=(names[: len(output)],)
+        kind=ImportedKind.ELEMENTWISE, dims=sizes_of(names, longer), reads={first: names[: len(shape)]}, writes=(names[: len(output)],)
     )
 
 
@@ -279,10 +221,10 @@ def _along(kind: ImportedKind, axes_of: Callable[[Call, int], tuple[int, ...]], 
     def rule(call: Call) -> IterationSpace:
         first = operand or next(iter(call.tensors))
         shape = call.tensors[first]
-        names = _names(len(shape))
-        dims = _sizes(names, shape)
+        names = names_of(len(shape))
+        dims = sizes_of(names, shape)
         axes = axes_of(call, len(shape))
-        reads = {name: _aligned(other, names, dims) for name, other in call.tensors.items()} | {first: names}
+        reads = {name: aligned(other, names, dims) for name, other in call.tensors.items()} | {first: names}
         writes = tuple(names if output == shape else _aligned_statistics(output, names, dims) for output in call.outputs)
         return IterationSpace(kind=kind, dims=dims, reads=reads, writes=writes, reduced=tuple(names[axis] for axis in axes))
 
@@ -302,7 +244,7 @@ def _normalized_axes(call: Call, rank: int) -> tuple[int, ...]:
 
 
 def _named_axis(call: Call, rank: int) -> tuple[int, ...]:
-    return (_axis(call.values.get("dim", rank - 1), rank),)
+    return (axis_of(call.values.get("dim", rank - 1), rank),)
 
 
 def _by_channel(kind: ImportedKind, *, reduces_batch: bool) -> Rule:
@@ -310,13 +252,13 @@ def _by_channel(kind: ImportedKind, *, reduces_batch: bool) -> Rule:
 
     def rule(call: Call) -> IterationSpace:
         shape = call.tensors["input"]
-        names = _names(len(shape))
+        names = names_of(len(shape))
         scales = {name: ("",) * len(other) for name, other in call.tensors.items()}
         scales |= {name: (names[1],) for name, other in call.tensors.items() if other == (shape[1],)}
         axes = [axis for axis in range(len(shape)) if axis > 1 or (axis == 0 if reduces_batch else axis == 1)]
         return IterationSpace(
             kind=kind,
-            dims=_sizes(names, shape),
+            dims=sizes_of(names, shape),
             reads=scales | {"input": names},
             writes=tuple(names if output == shape else ("",) * len(output) for output in call.outputs),
             reduced=tuple(names[axis] for axis in axes),
@@ -328,7 +270,7 @@ def _by_channel(kind: ImportedKind, *, reduces_batch: bool) -> Rule:
 def _cross_entropy(call: Call) -> IterationSpace:
     """scores[b, v, ..], target[b, ..]; v is position 1, or the only one."""
     scores = call.tensors["self"]
-    others = _leads(len(scores) - 1)
+    others = lead_names(len(scores) - 1)
     names = (*others[:1], "v", *others[1:]) if len(scores) > 1 else ("v",)
     target = call.tensors["target"]
     of_target = names if target == scores else others if len(target) == len(others) else ("",) * len(target)
@@ -337,15 +279,15 @@ def _cross_entropy(call: Call) -> IterationSpace:
         others if output and output == tuple(scores[i] for i, n in enumerate(names) if n != "v") else ("",) * len(output)
         for output in call.outputs
     )
-    return IterationSpace(kind=ImportedKind.CROSS_ENTROPY, dims=_sizes(names, scores), reads=reads, writes=writes, reduced=("v",))
+    return IterationSpace(kind=ImportedKind.CROSS_ENTROPY, dims=sizes_of(names, scores), reads=reads, writes=writes, reduced=("v",))
 
 
 def _loss(call: Call) -> IterationSpace:
     """Elementwise on two tensors and then a mean or a sum."""
     shape = call.tensors["self"]
-    names = _names(len(shape))
-    dims = _sizes(names, shape)
-    reads = {name: _aligned(other, names, dims) for name, other in call.tensors.items()}
+    names = names_of(len(shape))
+    dims = sizes_of(names, shape)
+    reads = {name: aligned(other, names, dims) for name, other in call.tensors.items()}
     writes = tuple(names if output == shape else ("",) * len(output) for output in call.outputs)
     return IterationSpace(kind=ImportedKind.REDUCTION, dims=dims, reads=reads, writes=writes, reduced=names)
 
@@ -354,10 +296,10 @@ def _pooling(call: Call) -> IterationSpace:
     """[b, c, h, w] -> [b, c, h, w], with h and w of the output."""
     first = next(iter(call.tensors))
     shape, output = call.tensors[first], call.outputs[0]
-    names = _names(len(output))
+    names = names_of(len(output))
     return IterationSpace(
         kind=ImportedKind.POOLING,
-        dims=_sizes(names, output),
+        dims=sizes_of(names, output),
         reads={first: names[len(names) - len(shape) :]},
         writes=(names,) * len(call.outputs),
     )
@@ -366,14 +308,14 @@ def _pooling(call: Call) -> IterationSpace:
 def _reduction(call: Call) -> IterationSpace:
     first = next(iter(call.tensors))
     shape = call.tensors[first]
-    names = _names(len(shape))
-    axes = _axes(call.values.get("dim"), len(shape))
+    names = names_of(len(shape))
+    axes = axes_of(call.values.get("dim"), len(shape))
     kept = tuple("" if axis in axes else name for axis, name in enumerate(names))
     without = tuple(name for name in kept if name)
     writes = tuple(kept if len(output) == len(shape) else without for output in call.outputs)
     return IterationSpace(
         kind=ImportedKind.REDUCTION,
-        dims=_sizes(names, shape),
+        dims=sizes_of(names, shape),
         reads={first: names},
         writes=writes,
         reduced=tuple(names[axis] for axis in axes),
@@ -383,9 +325,9 @@ def _reduction(call: Call) -> IterationSpace:
 def _elementwise(call: Call) -> IterationSpace | None:
     if not call.outputs:
         return None
-    names = _names(len(call.outputs[0]))
-    dims = _sizes(names, call.outputs[0])
-    reads = {name: _aligned(shape, names, dims) for name, shape in call.tensors.items()}
+    names = names_of(len(call.outputs[0]))
+    dims = sizes_of(names, call.outputs[0])
+    reads = {name: aligned(shape, names, dims) for name, shape in call.tensors.items()}
     writes = tuple(names if output == call.outputs[0] else ("",) * len(output) for output in call.outputs)
     return IterationSpace(kind=ImportedKind.ELEMENTWISE, dims=dims, reads=reads, writes=writes)
 
@@ -393,15 +335,18 @@ def _elementwise(call: Call) -> IterationSpace | None:
 def _outer(call: Call) -> IterationSpace:
     first, second = call.tensors
     return IterationSpace(
-        kind=ImportedKind.ELEMENTWISE, dims=_sizes(("m", "n"), call.outputs[0]), reads={first: ("m",), second: ("n",)}, writes=(("m", "n"),)
+        kind=ImportedKind.ELEMENTWISE,
+        dims=sizes_of(("m", "n"), call.outputs[0]),
+        reads={first: ("m",), second: ("n",)},
+        writes=(("m", "n"),),
     )
 
 
 def _concat(call: Call) -> IterationSpace:
     output = call.outputs[0]
-    names = _names(len(output))
-    dims = _sizes(names, output)
-    axis = _axis(call.values.get("dim", 0), len(output))
+    names = names_of(len(output))
+    dims = sizes_of(names, output)
+    axis = axis_of(call.values.get("dim", 0), len(output))
     is_stack = call.name == "stack"
     own = tuple(name for index, name in enumerate(names) if index != axis) if is_stack else names
     own = tuple("" if name == names[axis] else name for name in own)
@@ -413,15 +358,15 @@ def _split(call: Call) -> IterationSpace:
     """Parts along one dim, which stays whole: chunk, split, slice keep the position, unbind and select drop it."""
     first = next(iter(call.tensors))
     shape = call.tensors[first]
-    names = _names(len(shape))
-    axis = _axis(call.values.get("dim", 0), len(shape))
+    names = names_of(len(shape))
+    axis = axis_of(call.values.get("dim", 0), len(shape))
     writes = []
     for output in call.outputs:
         own = tuple("" if index == axis and output != shape else name for index, name in enumerate(names))
         writes.append(own if len(output) == len(shape) else tuple(name for index, name in enumerate(names) if index != axis))
     return IterationSpace(
         kind=ImportedKind.SPLIT,
-        dims=_sizes(names, shape),
+        dims=sizes_of(names, shape),
         reads={first: names},
         writes=tuple(writes),
         unsplit=(names[axis],),
@@ -433,15 +378,15 @@ def _rearrange(call: Call) -> IterationSpace:
     """Positions whose size stays are kept; the others are read and written whole."""
     first = next(iter(call.tensors))
     shape, output = call.tensors[first], call.outputs[0]
-    names = _names(len(output))
-    dims = _sizes(names, output)
+    names = names_of(len(output))
+    dims = sizes_of(names, output)
     moved = {
-        names[_axis(axis, len(output))]
+        names[axis_of(axis, len(output))]
         for key in ("dim", "dims")
         for axis in (call.values[key] if isinstance(call.values.get(key), (list, tuple)) else [call.values.get(key)])
         if isinstance(axis, int)
     }
-    read = tuple("" if name in moved else name for name in _aligned(shape, names, dims))
+    read = tuple("" if name in moved else name for name in aligned(shape, names, dims))
     unsplit = tuple(name for name in names if name not in read)
     return IterationSpace(kind=ImportedKind.REARRANGE, dims=dims, reads={first: read}, writes=(names,) * len(call.outputs), unsplit=unsplit)
 
@@ -450,12 +395,12 @@ def _scan(call: Call) -> IterationSpace:
     """Along one dim that stays in the output but cannot be cut: running sums, sorts, the largest entries."""
     first = next(iter(call.tensors))
     shape = call.tensors[first]
-    names = _names(len(shape))
-    axis = _axis(call.values.get("dim", len(shape) - 1), len(shape))
+    names = names_of(len(shape))
+    axis = axis_of(call.values.get("dim", len(shape) - 1), len(shape))
     own = tuple("" if index == axis else name for index, name in enumerate(names))
     return IterationSpace(
         kind=ImportedKind.REARRANGE,
-        dims=_sizes(names, shape),
+        dims=sizes_of(names, shape),
         reads={first: own},
         writes=(own,) * len(call.outputs),
         unsplit=(names[axis],),
@@ -466,12 +411,12 @@ def _constant(call: Call) -> IterationSpace:
     return IterationSpace(kind=ImportedKind.CONSTANT, dims={}, reads={}, writes=tuple(("",) * len(output) for output in call.outputs))
 
 
-def _rules(rule: Rule | Callable[[Call], IterationSpace | None], names: str) -> dict[str, Callable[[Call], IterationSpace | None]]:
+def _rules(rule: Rule, names: str) -> dict[str, Rule]:
     return dict.fromkeys(names.split(), rule)
 
 
 #: Operators by name, without overload and without the underscore of the in-place form.
-RULES: Mapping[str, Callable[[Call], IterationSpace | None]] = {
+RULES: Mapping[str, Rule] = {
     **_rules(_linear, "linear"),
     **_rules(_matmul("self", "other"), "matmul"),
     **_rules(_matmul("self", "mat2"), "mm bmm"),
@@ -479,6 +424,7 @@ RULES: Mapping[str, Callable[[Call], IterationSpace | None]] = {
     **_rules(_matmul("self", "tensor"), "dot"),
     **_rules(_matmul("mat1", "mat2", "self"), "addmm"),
     **_rules(_matmul("batch1", "batch2", "self"), "baddbmm"),
+    **_rules(_grouped_mm, "_grouped_mm"),
     **_rules(_einsum, "einsum"),
     **_rules(_convolution, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"),
     **_rules(_attention, "scaled_dot_product_attention"),
@@ -506,8 +452,12 @@ RULES: Mapping[str, Callable[[Call], IterationSpace | None]] = {
         _rearrange,
         "repeat repeat_interleave pad constant_pad_nd roll flip tril triu upsample_nearest2d upsample_bilinear2d",
     ),
-    **_rules(_scan, "cumsum cumprod sort topk"),
-    **_rules(_gather, "gather"),
+    **_rules(_scan, "cumsum cumprod sort argsort topk"),
+    **_rules(gather, "gather"),
+    **_rules(indexed, "index"),
+    **_rules(written_into, "scatter scatter_add scatter_reduce index_add index_copy index_put index_fill"),
+    **_rules(moved_whole, "nonzero bincount histc searchsorted bucketize"),
+    **_rules(nonzero_or(_elementwise), "where"),
     **_rules(_last_position, "one_hot view_as_complex view_as_real"),
     **_rules(_outer, "outer"),
     **_rules(
@@ -516,7 +466,7 @@ RULES: Mapping[str, Callable[[Call], IterationSpace | None]] = {
     ),
     **_rules(
         _elementwise,
-        "dropout feature_dropout alpha_dropout native_dropout to _to_copy type_as masked_fill where clamp clip relu relu6 gelu silu mish "
+        "dropout feature_dropout alpha_dropout native_dropout to _to_copy type_as masked_fill clamp clip relu relu6 gelu silu mish "
         "hardswish hardsigmoid hardtanh sigmoid tanh softplus leaky_relu elu selu celu prelu glu_backward threshold logsigmoid add sub "
         "subtract rsub mul multiply div divide true_divide floor_divide pow square sqrt rsqrt exp log neg abs cos sin zeros_like ones_like "
         "full_like rand_like randn_like empty_like bernoulli copy zero fill",

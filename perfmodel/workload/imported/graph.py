@@ -81,20 +81,47 @@ class ImportedOperand:
     links: tuple[DimLink, ...] = ()
 
     @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+    @property
     def num_bytes(self) -> float:
-        return float(prod(self.shape) * self.itemsize)
+        return float(self.num_elements * self.itemsize)
+
+
+class Reach(StrEnum):
+    """Which keys a query sees."""
+
+    UNKNOWN = "unknown"
+    CAUSAL = "causal"
+    """Its own and all before it."""
+    WINDOW = "window"
+    """Of those the last so many."""
+    CHUNK = "chunk"
+    """Of those the ones of its own run of so many."""
+    ALL = "all"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenKeys:
+    """`num_keys` of a window or a chunk."""
+
+    reach: Reach = Reach.UNKNOWN
+    num_keys: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedVertex:
     """An operator.
 
-    operator          its torch name; of a chain of elementwise operators the last, and `chain` counts them
+    operator          its torch name; of a chain of elementwise operators the last, `chain` counts them, `joined` names those before it
     module            path of the submodule that it belongs to
     reduced           dims that it sums, normalises or searches over although they may be in its output
     unsplit           dims that no sharding may cut: windows, joined dims, time steps of a recurrence
     flops             work of one forward pass, a multiply-add as 2; products only, as torch's FlopCounter counts. [FLOP]
     activation_bytes  of the tensors that it writes; views and in-place results are none
+    seen              of an attention: what its mask says
     """
 
     name: str
@@ -109,6 +136,8 @@ class ImportedVertex:
     reduced: tuple[str, ...] = ()
     unsplit: tuple[str, ...] = ()
     chain: int = 1
+    joined: tuple[str, ...] = ()
+    seen: SeenKeys = SeenKeys()
 
     def __post_init__(self) -> None:
         for operand in (*self.inputs, *self.outputs):
@@ -117,6 +146,17 @@ class ImportedVertex:
                     raise InputError(f"operator {self.name}: a tensor has dim {dim!r}: not a dim of the operator; add it")
             if len(operand.dims) != len(operand.shape):
                 raise InputError(f"operator {self.name}: dims={operand.dims}: must be one for each position of shape {operand.shape}")
+
+    @property
+    def function(self) -> str:
+        """The operator's torch name without namespace, overload and the mark of in-place forms."""
+        return self.functions[-1]
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Likewise of all operators of a chain."""
+        names = (each.split(".") for each in (*self.joined, self.operator))
+        return tuple((parts[1] if len(parts) > 1 else parts[0]).removesuffix("_") for parts in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

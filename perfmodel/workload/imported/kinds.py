@@ -119,9 +119,7 @@ class Seen:
 
     @property
     def function(self) -> str:
-        """The operator's torch name without namespace, overload and the mark of in-place forms."""
-        parts = self.vertex.operator.split(".")
-        return (parts[1] if len(parts) > 1 else parts[0]).removesuffix("_")
+        return self.vertex.function
 
     def operator(
         self,
@@ -209,14 +207,15 @@ def _kept_factors(first: Read, second: Read) -> tuple[Read, ...]:
 
 def added_input(vertex: ImportedVertex) -> int:
     """Which input is added to the product (a bias), -1 for none: of `addmm` and the like the first, else the third."""
-    if vertex.kind not in (ImportedKind.MATMUL, ImportedKind.CONVOLUTION) or len(vertex.inputs) < 3:
+    if vertex.kind not in (ImportedKind.MATMUL, ImportedKind.CONVOLUTION):
         return -1
-    return 0 if vertex.operator.split(".")[1:2] in (["addmm"], ["baddbmm"]) else 2
+    added = 0 if vertex.function in ("addmm", "baddbmm") else 2
+    return added if len(vertex.inputs) > 2 and not vertex.inputs[added].is_index else -1
 
 
 def _matmul(seen: Seen) -> Operator:
     added = added_input(seen.vertex)
-    factors = tuple(each for number, each in enumerate(seen.inputs) if number != added)
+    factors = tuple(each for number, each in enumerate(seen.inputs) if number != added)[:2]  # a third says which rows meet which matrix
     first, second = factors
     x, y, output = seen.operands((*factors, seen.output))
     made = einsum(

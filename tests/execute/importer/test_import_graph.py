@@ -9,8 +9,9 @@ from torch import nn
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.imported.aten_rules import RULES, IterationSpace
+from perfmodel.workload.imported.aten_rules import RULES
 from perfmodel.workload.imported.graph import REPLICATED, ImportedKind
+from perfmodel.workload.imported.iteration_space import IterationSpace
 from tests.execute.per_operator.networks import LanguageLSTM, NeedsASize, OddProducts, SmallAlexNet, SmallResNet, WithFourier
 
 HERE = "tests.execute.per_operator.networks"

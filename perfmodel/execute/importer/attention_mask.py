@@ -1,0 +1,93 @@
+"""Which keys a query of an imported attention sees, where its mask is made of nothing but sizes: then it is computed, and looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from perfmodel.workload.imported.graph import Reach, SeenKeys
+
+_MOST_ENTRIES = 2**26
+#: Operators that take of their first tensor its shape alone.
+_LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_tensor"})
+
+
+class Masks:
+    """Of one exported program; `values` are tensors that are known, by their nodes."""
+
+    def __init__(self) -> None:
+        self.values: dict[Any, torch.Tensor | None] = {}
+
+    def seen_by(self, node: Any, arguments: Mapping[str, Any]) -> SeenKeys:
+        """Of a call of scaled_dot_product_attention with these arguments."""
+        queries = int(node.args[0].meta["val"].shape[-2])
+        if arguments.get("is_causal"):
+            return SeenKeys(reach=Reach.CAUSAL)
+        mask = arguments.get("attn_mask")
+        if not isinstance(mask, torch.fx.Node):
+            return SeenKeys(reach=Reach.CAUSAL if queries == 1 else Reach.ALL)
+        with unset_fake_temporarily():
+            value = self._value(mask)
+            return SeenKeys() if value is None else _read(value)
+
+    def _value(self, mask: Any) -> torch.Tensor | None:
+        """The mask itself; None where it depends on what the module holds or is called with, or is too large."""
+        wanted, needed = [mask], set()
+        while wanted:
+            node = wanted.pop()
+            if node in needed or node in self.values:
+                continue
+            needed.add(node)
+            wanted += [] if _name(node) in _LIKE else node.all_input_nodes
+        for node in sorted(needed):
+            self.values[node] = self._computed(node)
+        return self.values[mask]
+
+    def _computed(self, node: Any) -> torch.Tensor | None:
+        if node.op != "call_function" or _entries(node.meta.get("val")) > _MOST_ENTRIES:
+            return None
+
+        def known(each: Any) -> Any:
+            if _name(node) in _LIKE and each is node.args[0]:
+                return torch.empty(each.meta["val"].shape, dtype=each.meta["val"].dtype)
+            found = self.values.get(each)
+            if found is None:
+                raise LookupError
+            return found
+
+        try:
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known)
+            found = node.target(*args, **kwargs)
+        except Exception:  # what is not known stays so: any operator may refuse
+            return None
+        return None if isinstance(found, FakeTensor) or (isinstance(found, torch.Tensor) and found.is_meta) else found
+
+
+def _read(mask: torch.Tensor) -> SeenKeys:
+    """Of a mask [.., s, z] of truth values, or of numbers that are added to the scores."""
+    if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
+        return SeenKeys()
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    seen = seen.reshape(-1, *seen.shape[-2:])
+    rows = torch.arange(seen.shape[-1])
+    earlier = rows[None] <= rows[:, None]
+    most = int(seen[0].sum(-1).max())
+    forms = {
+        SeenKeys(reach=Reach.CAUSAL): earlier,
+        SeenKeys(reach=Reach.WINDOW, num_keys=most): earlier & (rows[None] > rows[:, None] - most),
+        SeenKeys(reach=Reach.CHUNK, num_keys=most): earlier & (rows[None] // max(most, 1) == rows[:, None] // max(most, 1)),
+        SeenKeys(reach=Reach.ALL): torch.ones_like(earlier),
+    }
+    return next((form for form, keys in forms.items() if bool((seen == keys).all())), SeenKeys(reach=Reach.OTHER))
+
+
+def _name(node: Any) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return "" if schema is None else str(schema.name.rpartition("::")[2])
+
+
+def _entries(value: Any) -> int:
+    return value.numel() if isinstance(value, torch.Tensor) else 0

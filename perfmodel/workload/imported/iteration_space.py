@@ -1,0 +1,79 @@
+"""What a torch operator computes over, as `aten_rules.py` and `index_rules.py` say: dims, which tensor has which, and the work."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfmodel.workload.imported.graph import ImportedKind, Shape
+
+Dims = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One operator of the exported graph.
+
+    tensors   shape of each tensor argument by its schema name, those of a list as `tensors.0`, `tensors.1`, ...
+    values    the other arguments, defaults included
+    outputs   shapes of the tensors that it returns
+    """
+
+    name: str
+    tensors: Mapping[str, Shape]
+    values: Mapping[str, Any]
+    outputs: tuple[Shape, ...]
+    is_pointwise: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationSpace:
+    """What a rule makes of a call: dims of each tensor argument that has any, by the names of `Call.tensors`, and of each output."""
+
+    kind: ImportedKind
+    dims: Mapping[str, int]
+    reads: Mapping[str, Dims]
+    writes: tuple[Dims, ...]
+    flops: float = 0.0
+    reduced: Dims = ()
+    unsplit: Dims = ()
+    is_view: bool = field(default=False)
+
+
+Rule = Callable[[Call], IterationSpace | None]
+"""None: the call is of a form that the rule does not know."""
+
+_BY_RANK = {0: "", 1: "b", 2: "bd", 3: "bsd", 4: "bchw", 5: "bcuhw"}
+_LEADS = "bstuvw"
+
+
+def names_of(rank: int) -> Dims:
+    return tuple(_BY_RANK.get(rank, string.ascii_lowercase[:rank]))
+
+
+def lead_names(count: int) -> Dims:
+    """Names of leading dims; never one of those that the rules give to the others."""
+    return tuple(_LEADS[:count]) if count <= len(_LEADS) else tuple(f"b{index}" for index in range(count))
+
+
+def axis_of(value: Any, rank: int) -> int:
+    return int(value) % rank if rank else 0
+
+
+def axes_of(value: Any, rank: int) -> tuple[int, ...]:
+    """Which positions a reduction names; all, where it names none."""
+    if value is None or value == []:
+        return tuple(range(rank))
+    return tuple(axis_of(each, rank) for each in (value if isinstance(value, (list, tuple)) else [value]))
+
+
+def sizes_of(names: Dims, shape: Shape) -> dict[str, int]:
+    return dict(zip(names, shape, strict=True))
+
+
+def aligned(shape: Shape, names: Dims, sizes: Mapping[str, int]) -> Dims:
+    """A broadcast operand's dims: aligned at the last position, "" where it has one entry for many."""
+    tail = names[len(names) - len(shape) :] if len(shape) <= len(names) else ("",) * (len(shape) - len(names)) + names
+    return tuple(name if name and sizes[name] == size else "" for name, size in zip(tail, shape, strict=True))

@@ -1,0 +1,187 @@
+"""The attention of an imported decoder's layer, read from the products around it: plain, of grouped heads, or of a latent.
+
+Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) is told by where keys come from: one product makes values and the first part
+of keys of a latent, the second part of keys, which carries positions and is one for all heads, is made where the latent is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfmodel.workload.config import QkNormScope
+from perfmodel.workload.imported.graph import ImportedKind, Reach, SeenKeys
+from perfmodel.workload.imported.wiring import Wiring
+from perfmodel.workload.layer_specs import LatentAttention
+
+OF_ANOTHER = "has keys of another tensor than its queries (cross-attention), which have no cache of their own tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixerWidths:
+    """What all layers have alike; `head_dim` of keys."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    latent: LatentAttention | None
+    qkv_bias: bool
+    output_bias: bool
+    qk_norm: bool
+    qk_norm_scope: QkNormScope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedMixer:
+    """An attention, with the products that belong to it; `source` makes what the first of them read."""
+
+    attention: int
+    widths: MixerWidths
+    seen: SeenKeys
+    products: frozenset[int]
+    output: int
+    source: int
+
+    @property
+    def first(self) -> int:
+        return min(self.products)
+
+
+def read_mixer(wiring: Wiring, attention: int) -> ImportedMixer:
+    """Raises InputError with what a decoder has not."""
+    vertex = wiring.vertex(attention)
+    q, z = (vertex.dims[dim] for dim in "sz")
+    if q != z:
+        raise wiring.refused(attention, f"attends with {q} queries to {z} keys; a decoder attends to its own tokens")
+    if vertex.seen.reach is Reach.ALL:
+        raise wiring.refused(attention, "attends to later tokens too; a decoder's attention is causal (is_causal=True, or a mask)")
+    if vertex.seen.reach is Reach.OTHER:
+        raise wiring.refused(attention, "sees by its mask neither all earlier tokens, nor the last so many, nor those of its chunk")
+    made = []
+    for number, name in enumerate(("queries", "keys", "values")):
+        producer = wiring.into.get(attention, {}).get(number)
+        found = set() if producer is None else wiring.products_before(producer)
+        if not found or (len(found) > 1 and name != "keys") or len(found) > 2:
+            raise wiring.refused(attention, f"has {name} that {len(found)} products make; one is needed")
+        made.append(found)
+    output = wiring.product_after(attention)
+    if output is None:
+        raise wiring.refused(attention, "has no product after it")
+    (queries,), keys, (values,) = made
+    return (_latent if len(keys) > 1 else _plain)(wiring, attention, queries, keys, values, output)
+
+
+# --- plain ------------------------------------------------------------------------------------------------------------------------
+
+
+def _plain(wiring: Wiring, attention: int, queries: int, keys: set[int], values: int, output: int) -> ImportedMixer:
+    (key,) = keys
+    products = frozenset((queries, key, values))
+    if len({wiring.source(product) for product in products}) > 1:
+        raise wiring.refused(attention, OF_ANOTHER)
+    dims = wiring.vertex(attention).dims
+    heads, head_dim = dims.get("h", 1), dims["d"]
+    if dims["e"] != head_dim:
+        raise wiring.refused(attention, f"has values of {dims['e']} entries and keys of {head_dim}; heads of one size are modelled")
+    hidden, total = wiring.weights(queries).taken, sum(wiring.weights(product).made for product in products)
+    kv_heads, rest = divmod(total - heads * head_dim, 2 * head_dim)
+    if rest or kv_heads < 1 or heads % kv_heads:
+        raise wiring.refused(attention, f"has {heads} heads of {head_dim} entries, and products of {total} entries make them")
+    has_norm, scope = _norm_of(wiring, attention, heads, head_dim)
+    widths = MixerWidths(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        hidden=hidden,
+        latent=None,
+        qkv_bias=any(wiring.weights(product).has_bias for product in products),
+        output_bias=wiring.weights(output).has_bias,
+        qk_norm=has_norm,
+        qk_norm_scope=scope,
+    )
+    return _mixer(wiring, attention, widths, products, output, heads * head_dim, source=wiring.source(queries))
+
+
+def _norm_of(wiring: Wiring, attention: int, heads: int, head_dim: int) -> tuple[bool, QkNormScope]:
+    """Whether queries are normed on their way to the attention, and over what: as many weights as a head, or all, have entries."""
+    way = wiring.between(wiring.into[attention][0])
+    norms = [at for at in way if wiring.vertex(at).kind is ImportedKind.NORM or _is_mean(wiring, at)]
+    if not norms:
+        return False, "head"
+    shapes = {each.shape for at in way if at not in wiring.products for each in wiring.vertex(at).inputs if each.parameter}
+    sizes = {len(shape): shape for shape in shapes}
+    if not shapes:
+        return True, "bare"
+    if (heads, head_dim) in shapes and head_dim > 1:
+        return True, "own"
+    return True, "all" if sizes.get(1) == (heads * head_dim,) and heads > 1 else "head"
+
+
+def _is_mean(wiring: Wiring, at: int) -> bool:
+    """A norm that is written out has the mean of squares."""
+    return wiring.vertex(at).kind is ImportedKind.REDUCTION
+
+
+# --- of a latent ------------------------------------------------------------------------------------------------------------------
+
+
+def _latent(wiring: Wiring, attention: int, queries: int, keys: set[int], values: int, output: int) -> ImportedMixer:
+    """Of heads n: kv_a makes latent and positions of the stream, kv_b n (nope + value) entries of the latent; queries n (nope + rope)."""
+    vertex = wiring.vertex(attention)
+    heads, head_dim = vertex.dims.get("h", 1), vertex.dims["d"]
+    up = {product for product in keys | {values} if wiring.weights(product).taken == wiring.weights(values).taken and product != queries}
+    down = {before for product in up for before in wiring.products_into(product)}
+    apart = keys - up
+    sources = {wiring.source(product) for product in (*down, *(apart - down))}
+    if len(down) != 1 or len(apart | down) > 2 or not apart:
+        rule = "has keys of two parts, and they are not a latent's and one with positions for all heads, as of latent attention"
+        raise wiring.refused(attention, rule)
+    (kv_a,) = down
+    rank = wiring.weights(values).taken
+    query_down = set() if wiring.source(queries) in sources else wiring.products_into(queries)
+    query_rank = wiring.weights(queries).taken if query_down else 0
+    sources |= {wiring.source(product) for product in query_down}
+    if len(sources) > 1 or len(query_down) > 1:
+        raise wiring.refused(attention, OF_ANOTHER)
+    shared = query_rank if query_down == {kv_a} else 0  # one product makes both latents
+    rope = sum(wiring.weights(product).made for product in apart | down) - rank - shared
+    value_dim = wiring.weights(output).taken // heads
+    made = sum(wiring.weights(product).made for product in up)
+    nope = head_dim - rope
+    if rope < 1 or nope < 1 or made != heads * (nope + value_dim) or wiring.weights(queries).made != heads * head_dim:
+        rule = f"has {heads} heads of {head_dim} and {value_dim} entries, which a latent of {rank} and {rope} with positions do not make"
+        raise wiring.refused(attention, rule)
+    widths = MixerWidths(
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        hidden=wiring.weights(kv_a).taken,
+        latent=LatentAttention(
+            query_rank=query_rank, key_value_rank=rank, nope_head_dim=nope, rope_head_dim=rope, value_head_dim=value_dim
+        ),
+        qkv_bias=wiring.weights(kv_a).has_bias,
+        output_bias=wiring.weights(output).has_bias,
+        qk_norm=False,
+        qk_norm_scope="head",
+    )
+    products = frozenset((queries, *query_down, *up, *down, *apart))
+    return _mixer(wiring, attention, widths, products, output, heads * value_dim, source=sources.pop())
+
+
+def _mixer(
+    wiring: Wiring, attention: int, widths: MixerWidths, products: frozenset[int], output: int, entries: int, *, source: int
+) -> ImportedMixer:
+    taken = wiring.weights(output)
+    if (taken.taken, taken.made) != (entries, widths.hidden):
+        raise wiring.refused(output, f"takes {taken.text} in and out, and attention's output {entries} to {widths.hidden}")
+    return ImportedMixer(
+        attention=attention,
+        widths=widths,
+        seen=wiring.vertex(attention).seen,
+        products=products,
+        output=output,
+        source=source,
+    )
+
+
+__all__ = ["ImportedMixer", "MixerWidths", "read_mixer"]

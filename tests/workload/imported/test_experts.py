@@ -1,0 +1,242 @@
+"""Imported decoders with experts and latents, in each way to run them: the models that config.json files of their sizes are."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import perfmodel
+from perfmodel.cost.serving.boundness import operator_rows
+from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.cost.serving.memory import cache_shape
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.calibration import SPEC_SHEET
+from perfmodel.hardware.reader import load_cluster
+from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.workload.huggingface import read_config
+from perfmodel.workload.imported.decoder import UNBOUNDED, decoder_of
+from perfmodel.workload.imported.graph import ImportedKind, graph_to_dict
+from perfmodel.workload.quantization import QUANTIZATIONS
+from tests.workload.imported.decoders import (
+    LOOPS,
+    STACKED,
+    Forward,
+    Latent,
+    Layer,
+    Mixer,
+    Mixture,
+    Net,
+    all_at_once,
+    all_in_turn,
+    best_one,
+    by_one_hot,
+    by_taken_weights,
+    imported,
+    in_groups,
+    softmax_after,
+)
+
+H, V, LAYERS, TOKENS = 64, 500, 2, 64
+MIXTRAL = dict(
+    model_type="mixtral", num_hidden_layers=LAYERS, hidden_size=H, num_attention_heads=8, num_key_value_heads=2, head_dim=16,
+    intermediate_size=32, vocab_size=V, max_position_embeddings=UNBOUNDED, num_local_experts=8, num_experts_per_tok=2,
+    hidden_act="silu", sliding_window=None,
+    tie_word_embeddings=False,
+)  # fmt: skip
+QWEN = dict(
+    model_type="qwen2_moe", qkv_bias=False, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32,
+    shared_expert_intermediate_size=48, decoder_sparse_step=1, mlp_only_layers=[],
+)  # fmt: skip
+LATENT = dict(
+    model_type="deepseek_v3", num_hidden_layers=LAYERS, hidden_size=H, num_attention_heads=4, num_key_value_heads=4, intermediate_size=96,
+    vocab_size=V, max_position_embeddings=UNBOUNDED, hidden_act="silu", tie_word_embeddings=False, q_lora_rank=24, kv_lora_rank=16,
+    qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=32,
+    n_shared_experts=2, first_k_dense_replace=1, n_group=4, topk_group=2, num_nextn_predict_layers=0,
+)  # fmt: skip
+
+
+def decoder(mixer, *feeds, layers=LAYERS):
+    """Layers with these feed-forwards, the last of them for all that follow."""
+    made = [feeds[min(number, len(feeds) - 1)] for number in range(layers)]
+    return lambda: Net([Layer(H, mixer(), feed()) for feed in made], h=H, vocab=V)
+
+
+def plain():
+    return Mixer(H, 8, 2, 16)
+
+
+def latent(**how):
+    return Latent(H, 4, 24, 16, 8, 4, 8, **how)
+
+
+def mixture(run, **how):
+    return lambda: Mixture(H, 32, 8, 2, run, **how)
+
+
+def rows_of(model, phase):
+    """(name, FLOP, bytes) of each operator of a step, and the bytes of a token in the cache."""
+    estimator = ServingEstimator(
+        model=model, cluster=load_cluster("dgx-h100"), calibration=SPEC_SHEET, engine=load_engine("vllm"),
+        quantization=QUANTIZATIONS["bf16"], cache=Dtype.BF16,
+    )  # fmt: skip
+    costs = estimator.times([ServingPlan(engine="vllm", tp=1)])
+    rows = [(row.name, row.flops, row.bytes) for row in operator_rows(costs, phase=phase, sequences=4, cached=512)]
+    return rows, cache_shape(model).tokens_bytes(1, tp=1, kv_heads=model.num_key_value_heads, cache_bytes=2.0)
+
+
+def assert_same(found, config):
+    """The model of a config.json, field by field, and all that follows from it."""
+    known = read_config(config, name=found.name)
+    differing = {
+        field.name: (getattr(found, field.name), getattr(known, field.name))
+        for field in dataclasses.fields(known)
+        if getattr(found, field.name) != getattr(known, field.name) and field.name not in ("architecture", "source")
+    }
+    assert differing == {}
+    assert found.num_parameters == known.num_parameters
+    for phase in ("prefill", "decode"):
+        assert rows_of(found, phase) == rows_of(known, phase)
+
+
+@pytest.mark.parametrize("run", [*LOOPS, *STACKED], ids=lambda run: run.__name__)
+def test_a_mixtral_is_itself_however_its_experts_run(run):
+    graph = imported(decoder(plain, mixture(run)))
+    found = decoder_of(graph)
+    assert_same(found, MIXTRAL)
+    assert found.num_parameters == graph.num_parameters
+    assert graph.unrecognised() == ()
+
+
+@pytest.mark.parametrize("run", [by_one_hot, all_at_once], ids=lambda run: run.__name__)
+def test_shared_experts_are_told_from_those_that_tokens_choose(run):
+    graph = imported(decoder(plain, mixture(run, shared=48, gate=True)))
+    found = decoder_of(graph)
+    assert_same(found, {**MIXTRAL, **QWEN})
+    assert found.num_parameters == graph.num_parameters
+
+
+def test_a_shared_expert_as_wide_as_the_others_is_one_more():
+    found = decoder_of(imported(decoder(plain, mixture(by_one_hot, shared=32))))
+    assert (found.experts.num_experts, found.experts.width, found.experts.shared_width) == (8, 32, 32)
+    assert not found.experts.shared_gate
+
+
+@pytest.mark.parametrize("run", [by_one_hot, all_at_once, by_taken_weights], ids=lambda run: run.__name__)
+def test_a_deepseek_with_latents_a_dense_layer_and_groups(run):
+    graph = imported(decoder(latent, lambda: Forward(H, 96), mixture(run, shared=64, route=in_groups)))
+    found = decoder_of(graph)
+    assert_same(found, LATENT)
+    assert found.num_parameters == graph.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("how", "config"),
+    [
+        ({}, {}),
+        (dict(apart=True), {}),
+        (dict(query_rank=0), dict(q_lora_rank=None)),
+    ],
+    ids=["one product makes latent and positions", "two make them", "queries without a latent"],
+)
+def test_latent_attention_by_what_its_products_make(how, config):
+    widths = dict(h=H, n=4, query_rank=24, rank=16, nope=8, rope=4, value=8) | how
+    graph = imported(decoder(lambda: Latent(**widths), lambda: Forward(H, 96)))
+    found = decoder_of(graph)
+    assert_same(found, {**LATENT, "model_type": "deepseek_v3", **config, "first_k_dense_replace": LAYERS})
+    assert found.num_parameters == graph.num_parameters
+
+
+def test_one_expert_a_token_scores_after_the_choice_and_biases():
+    one = decoder_of(imported(decoder(plain, mixture(by_one_hot, route=best_one)))).experts
+    assert (one.top_k, one.num_experts) == (1, 8)
+    graph = imported(decoder(plain, mixture(all_at_once, route=softmax_after, bias=True)))
+    biased = decoder_of(graph)
+    assert (biased.experts.bias, biased.experts.router_bias, biased.experts.score, biased.experts.top_k) == (True, True, "softmax", 2)
+    assert biased.num_parameters == graph.num_parameters
+
+
+@pytest.mark.parametrize("run", [*LOOPS[:2], *STACKED[2:]], ids=lambda run: run.__name__)
+def test_experts_that_run_what_was_chosen_have_the_work_of_the_choices(run):
+    """Where torch knows sizes by values alone (how many tokens chose an expert) the shares are even: 2 FLOP a weight that a token meets."""
+    graph = imported(decoder(plain, mixture(run)))
+    found = decoder_of(graph)
+    norms = (2 * LAYERS + 1) * H
+    products = [vertex for vertex in graph.vertices if vertex.kind is ImportedKind.MATMUL]
+    combined = LAYERS * 2 * TOKENS * 2 * H if run is by_taken_weights else 0  # which torch counts as a product too
+    assert sum(each.flops for each in products) - combined == 2 * TOKENS * (found.num_active_parameters_without_embedding - norms)
+
+
+def test_it_is_served_as_its_config_is_by_its_file_too(tmp_path):
+    words = dict(cluster="dgx-h100", chips=4, tp=2, ep=2, input_len=512, output_len=64, concurrency=8)
+    config, saved = tmp_path / "config.json", tmp_path / "graph.json"
+    config.write_text(json.dumps(LATENT))
+    graph = imported(decoder(latent, lambda: Forward(H, 96), mixture(by_one_hot, shared=64, route=in_groups)))
+    saved.write_text(json.dumps(graph_to_dict(graph)))
+    known = perfmodel.serve(model=str(config), **words, quantization="bf16")
+    for model in (graph, str(saved)):
+        found = perfmodel.serve(model=model, **words, quantization="bf16")
+        assert (found.ttft, found.tpot, found.max_sequences, found.memory) == (known.ttft, known.tpot, known.max_sequences, known.memory)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------------------
+
+
+def softly(m, x, weights, chosen):
+    """Every expert, weighted by what the router says: nothing is chosen."""
+    return sum(expert(x) * weights[:, number : number + 1] for number, expert in enumerate(m.experts))
+
+
+def by_threshold(scores, k):
+    """As many as are better than the mean: how many is not in the graph."""
+    full = torch.softmax(scores, -1)
+    return torch.where(full > full.mean(-1, keepdim=True), full, 0.0), None
+
+
+class Plain(nn.Module):
+    """Experts without gates beside a shared one that has."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixture = Mixture(H, 32, 8, 2, all_in_turn, shared=48)
+        self.mixture.experts = nn.ModuleList(Forward(H, 32, form="plain") for _ in range(8))
+
+    def forward(self, x):
+        return self.mixture(x)
+
+
+class TooFew(Plain):
+    def __init__(self):
+        super().__init__()
+        self.mixture = Mixture(H, 32, 8, 2, by_one_hot)
+        self.mixture.experts = self.mixture.experts[:5]
+
+
+@pytest.mark.parametrize(
+    ("feed", "said"),
+    [
+        (
+            lambda: Mixture(H, 32, 8, 2, softly, route=by_threshold),
+            r"topk, argmax.: give the model's config.json, which says num_experts_per_tok",
+        ),
+        (Plain, "chooses among experts that are gated, or have biases, unlike what every token runs"),
+        (TooFew, "chooses among 8 experts, and the layer has feed-forwards: 5 of width 32"),
+    ],
+    ids=["no choice in the graph", "unlike shared ones", "experts that lie elsewhere"],
+)
+def test_what_the_module_does_not_say_is_refused_in_a_sentence(feed, said):
+    with pytest.raises(InputError, match=said) as raised:
+        decoder_of(imported(decoder(plain, feed)))
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_sizes_that_nothing_says_are_refused():
+    class Unknown(nn.Module):
+        def forward(self, x):
+            return x[x > 0]
+
+    with pytest.raises(InputError, match="depends on values"):
+        imported(Unknown, "float32[8,8]")

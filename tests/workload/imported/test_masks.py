@@ -1,0 +1,115 @@
+"""What an imported attention sees by its mask: all earlier tokens, a window, a chunk; in which layers; what is none of these is refused."""
+
+import pytest
+import torch
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.workload.imported.decoder import decoder_of
+from perfmodel.workload.imported.graph import ImportedKind, Reach, SeenKeys
+from tests.workload.imported.decoders import Forward, Layer, Mixer, Net, imported
+
+
+def places(s):
+    return torch.arange(s)[:, None], torch.arange(s)[None]
+
+
+def causal(s):
+    return torch.ones(s, s, dtype=torch.bool).tril()
+
+
+def as_numbers(s):
+    return torch.full((s, s), float("-inf")).triu(1)
+
+
+def window(number):
+    def mask(s):
+        query, key = places(s)
+        return (key <= query) & (key > query - number)
+
+    return mask
+
+
+def added_window(s):
+    """As Hugging Face adds it to the scores: the least number where nothing is seen."""
+    return torch.where(window(8)(s), 0.0, torch.finfo(torch.float32).min)[None, None]
+
+
+def chunk(s):
+    query, key = places(s)
+    return (key <= query) & (key // 8 == query // 8)
+
+
+def all_seen(s):
+    return torch.ones(s, s, dtype=torch.bool)
+
+
+def prefix(s):
+    query, key = places(s)
+    return (key <= query) | (key < 4)
+
+
+def net(*masks):
+    return lambda: Net([Layer(64, Mixer(64, 8, 2, 16, mask=mask), Forward(64, 96)) for mask in masks])
+
+
+def seen(graph):
+    return [vertex.seen for vertex in graph.vertices if vertex.kind is ImportedKind.ATTENTION]
+
+
+@pytest.mark.parametrize(
+    ("mask", "reach", "num_keys"),
+    [
+        (None, Reach.CAUSAL, 0),
+        (causal, Reach.CAUSAL, 0),
+        (as_numbers, Reach.CAUSAL, 0),
+        (window(8), Reach.WINDOW, 8),
+        (window(31), Reach.WINDOW, 31),
+        (window(32), Reach.CAUSAL, 0),
+        (added_window, Reach.WINDOW, 8),
+        (chunk, Reach.CHUNK, 8),
+        (all_seen, Reach.ALL, 0),
+        (prefix, Reach.OTHER, 0),
+    ],
+)
+def test_a_mask_made_of_sizes_alone_is_read(mask, reach, num_keys):
+    assert seen(imported(net(mask))) == [SeenKeys(reach=reach, num_keys=num_keys)]
+
+
+def test_what_a_mask_says_is_a_field_of_the_model():
+    found = decoder_of(imported(net(window(8), window(8))))
+    assert (found.sliding_window, found.full_attention_every) == (8, 0)
+    found = decoder_of(imported(net(window(8), None, window(8), None)))
+    assert (found.sliding_window, found.full_attention_every) == (8, 2)
+    found = decoder_of(imported(net(chunk, chunk, chunk, None)))
+    assert (found.attention_chunk, found.sliding_window, found.full_attention_every) == (8, 0, 4)
+
+
+class WithMask(Net):
+    """A mask that it is called with."""
+
+    def forward(self, tokens, mask):
+        for layer in self.layers:
+            layer.mixer.mask = lambda size: mask
+        return super().forward(tokens)
+
+
+def test_a_mask_that_depends_on_what_the_module_is_called_with_is_not_known():
+    made = lambda: WithMask([Layer(64, Mixer(64, 8, 2, 16), Forward(64, 96))])  # noqa: E731
+    graph = imported(made, "int64[2,32] bool[32,32]")
+    assert seen(graph) == [SeenKeys()]
+    assert decoder_of(graph).sliding_window == 0
+
+
+@pytest.mark.parametrize(
+    ("masks", "said"),
+    [
+        ((all_seen,), "attends to later tokens too; a decoder's attention is causal"),
+        ((prefix,), "sees by its mask neither all earlier tokens, nor the last so many"),
+        ((window(8), window(4)), r"see by their masks window 8, window 4; one window .* .full_attention_every"),
+        ((None, window(8)), r"see by their masks causal, window 8; .* .full_attention_every"),
+    ],
+)
+def test_what_a_model_has_no_field_for_is_refused(masks, said):
+    with pytest.raises(InputError, match=said) as raised:
+        decoder_of(imported(net(*masks)))
+    assert len(str(raised.value).splitlines()) == 1
