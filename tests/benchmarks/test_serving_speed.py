@@ -41,3 +41,12 @@ def test_search_of_ten_thousand_plans(benchmark, load):
     result = benchmark.pedantic(lambda: searched(job, chips=16, space=space, limits=ServingLimits(tpot=1.0)), rounds=2, iterations=1)
     benchmark.extra_info["plans"] = result.num_evaluated
     assert result.num_evaluated > 9_000
+
+
+def test_search_where_a_cache_is_kept_in_copies(benchmark):
+    """DeepSeek-V3 on 64 H200: every tp with each dcp that cuts its latents."""
+    job = serving_job("deepseek-v3", "fp8-block")
+    words = {"cluster": "hgx-h200", "chips": 64, "limits": ServingLimits(tpot=1.0)}
+    result = benchmark.pedantic(lambda: searched(job, **words), rounds=2, iterations=1)
+    benchmark.extra_info["plans"] = result.num_evaluated
+    assert result.num_evaluated > 30_000

@@ -46,18 +46,20 @@ def find_pools(
     columns: ServingColumns,
     *,
     num_chips: int,
+    answering: ServingColumns | None = None,
     limits: ServingLimits | None = None,
     objective: ServingObjective = ServingObjective.THROUGHPUT,
     top: int = 3,
     price_per_hour: float = 0.0,
 ) -> tuple[RankedPlan, ...]:
-    """The best plans of two pools, best first, of workers that lie as `columns` do; empty where none fits or none meets the limits.
+    """The best plans of two pools, best first, of workers that lie as `columns` do (`answering`: those that answer lie so);
+    empty where none fits or none meets the limits.
 
     With a load in the job every split is evaluated at it; else each stands at the largest number of clients under which it holds the
     limits (with one client where latency is the objective).
     """
     limits = limits or ServingLimits()
-    splits = [] if job.is_static else _splits(estimator, job, columns, num_chips, limits)
+    splits = [] if job.is_static else _splits(estimator, job, columns, answering, num_chips, limits)
     if not splits:
         return ()
     found: list[tuple[float, int, int]] = []
@@ -77,13 +79,19 @@ def find_pools(
 
 
 def pools_front(
-    estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, *, num_chips: int, limits: ServingLimits
+    estimator: ServingEstimator,
+    job: ServingJob,
+    columns: ServingColumns,
+    *,
+    num_chips: int,
+    answering: ServingColumns | None = None,
+    limits: ServingLimits,
 ) -> tuple[FrontPoint, ...]:
     """Points of the front of tokens a user against tokens a chip that plans of two pools may hold: the best splits for several paces."""
     free = replace(job, concurrency=None, rate=None, is_static=False)
     splits: dict[Pools, _Split] = {}
     for pace in _PACES:
-        for split in _splits(estimator, free, columns, num_chips, ServingLimits(tpot=pace, headroom=0.0))[:_SPLITS_AT_A_PACE]:
+        for split in _splits(estimator, free, columns, answering, num_chips, ServingLimits(tpot=pace, headroom=0.0))[:_SPLITS_AT_A_PACE]:
             splits.setdefault(split.pools, split)
     if not splits:
         return ()
@@ -110,19 +118,26 @@ def pools_front(
     )
 
 
-def _splits(estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, num_chips: int, limits: ServingLimits) -> list[_Split]:
+def _splits(
+    estimator: ServingEstimator,
+    job: ServingJob,
+    columns: ServingColumns,
+    answering: ServingColumns | None,
+    num_chips: int,
+    limits: ServingLimits,
+) -> list[_Split]:
     """The splits with the highest rates, of all pairs of layouts and all numbers of workers that fit on the chips."""
-    columns = columns.take(columns.chips_per_replica < num_chips)
-    columns = replace(columns, replicas=np.ones_like(columns.replicas))
-    if not len(columns):
+    columns, answering = (_of_one_worker(each, num_chips) for each in (columns, columns if answering is None else answering))
+    answering = answering.take(answering.pcp == 1)  # no prompts to share
+    if not len(columns) or not len(answering):
         return []
     workers = list(dict.fromkeys(replace(columns.plan(row), dcp=1) for row in range(len(columns))))  # those for prompts do not decode
-    columns = columns.take(columns.pcp == columns.pcp.min())  # those that answer have no prompts to share
-    answering = [columns.plan(row) for row in range(len(columns))]
     requests = Requests.of_job(job)
-    chips_p, chips_d = (np.array([float(each.chips_per_replica) for each in of]) for of in (workers, answering))
     most_p, time_p = _prompts(estimator, job, workers, requests)
-    most_d, batch = _answers(estimator, job, columns, requests, limits)
+    most_d, batch = _answers(estimator, job, answering, requests, limits)
+    best = _best_shares(answering, most_d)
+    answering, most_d, batch = answering.take(best), most_d[best], batch[best]
+    chips_p, chips_d = np.array([float(each.chips_per_replica) for each in workers]), answering.chips_per_replica.astype(float)
     aims = limits.aims()
     if "ttft" in aims:
         most_p = np.where(time_p <= aims["ttft"], most_p, 0.0)
@@ -136,11 +151,25 @@ def _splits(estimator: ServingEstimator, job: ServingJob, columns: ServingColumn
     for flat in order[rate.ravel()[order] > 0][:MOST_SPLITS]:
         x, p, d = (int(each) for each in np.unravel_index(int(flat), rate.shape))
         y = int(count_d[x, p, d])
-        pools = Pools(prefill=workers[p], decode=answering[d], prefill_workers=x + 1, decode_workers=y)
+        pools = Pools(prefill=workers[p], decode=answering.plan(d), prefill_workers=x + 1, decode_workers=y)
         before = max(4.0 * float(time_p[p]), aims.get("ttft", 0.0))  # as long as a request may be under way to its first token
         waiting = float(rate[x, p, d]) * before
         found.append(_Split(pools=pools, most_clients=max(int(y * batch[d] + waiting), 1)))
     return found
+
+
+def _of_one_worker(columns: ServingColumns, num_chips: int) -> ServingColumns:
+    """Layouts that leave chips for another worker."""
+    columns = columns.take(columns.chips_per_replica < num_chips)
+    return replace(columns, replicas=np.ones_like(columns.replicas))
+
+
+def _best_shares(columns: ServingColumns, most: Array) -> NDArray[np.int64]:
+    """Of layouts that differ in dcp alone the one that answers most, the smaller of those that answer as many."""
+    kinds = np.stack([columns.tp, columns.pp, columns.attention_dp, columns.ep])
+    order = np.lexsort((columns.dcp, -most, *kinds))
+    is_first = np.any(np.diff(kinds[:, order], axis=1, prepend=-1) != 0, axis=0)
+    return np.sort(order[is_first])
 
 
 def _prompts(estimator: ServingEstimator, job: ServingJob, workers: list[ServingPlan], requests: Requests) -> tuple[Array, Array]:

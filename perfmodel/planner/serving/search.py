@@ -78,7 +78,8 @@ def find_serving_plans(
         raise InputError(_no_layout(job, cluster, found))
     estimators, left_out = _estimators(job, cluster, calibration, engine, space)
     evaluator = Evaluator(job=job, estimators=estimators, limits=limits, num_chips=cluster.num_chips)
-    searched = _Search(evaluator=evaluator, space=space, engine=engine, objective=objective, top=top, price=price)
+    alone = found if "pcp" not in space.fixed else layouts(job.model, cluster, engine, space.without("pcp"))
+    searched = _Search(evaluator=evaluator, space=space, engine=engine, objective=objective, top=top, price=price, answering=alone.columns)
     table = searched.table(found.columns)
     order = searched.ranked(table)
     apart: tuple[RankedPlan, ...] = ()
@@ -137,12 +138,15 @@ def _estimators(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Search:
+    """answering: how workers may lie that only answer"""
+
     evaluator: Evaluator
     space: ServingSpace
     engine: Engine
     objective: ServingObjective
     top: int
     price: float
+    answering: ServingColumns
 
     # --- rows -----------------------------------------------------------------------------------------------------------------------
 
@@ -260,7 +264,7 @@ class _Search:
         if not with_pools or evaluator.job.is_static:
             return alone
         job, chips = evaluator.job_of(0), evaluator.num_chips
-        apart = pools_front(evaluator.estimators[0], job, columns, num_chips=chips, limits=evaluator.limits)
+        apart = pools_front(evaluator.estimators[0], job, columns, num_chips=chips, answering=self.answering, limits=evaluator.limits)
         found: list[FrontPoint] = []
         for point in sorted((*alone, *apart), key=lambda each: (-each.tokens_per_second_per_user, -each.tokens_per_second_per_chip)):
             if not found or point.tokens_per_second_per_chip > found[-1].tokens_per_second_per_chip:
@@ -322,6 +326,7 @@ class _Search:
             evaluator.job_of(0),
             columns,
             num_chips=evaluator.num_chips,
+            answering=self.answering,
             limits=evaluator.limits,
             objective=self.objective,
             top=min(self.top, MOST_POOLS),

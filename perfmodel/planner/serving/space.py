@@ -68,6 +68,10 @@ class ServingSpace:
     def admits(self, knob: str, value: int) -> bool:
         return self.fixed.get(knob, value) == value and value <= self.maximum.get(knob, value)
 
+    def without(self, knob: str) -> ServingSpace:
+        """The same, where nobody gave this knob."""
+        return replace(self, fixed={name: value for name, value in self.fixed.items() if name != knob})
+
     def tokens_of_a_step(self, engine: Engine) -> tuple[int, ...]:
         """That are tried; 0 is the engine's own."""
         if "max_tokens" in self.fixed:

@@ -145,3 +145,12 @@ def test_only_workers_that_answer_share_a_cache():
     plans = find_pools(of, job, columns, num_chips=32)
     assert plans
     assert {(one.plan.pools.prefill.dcp, one.plan.pools.decode.dcp) for one in plans} == {(1, 2)}
+
+
+def test_only_workers_for_prompts_share_them():
+    job = serving_job("deepseek-v3", "fp8-block", input_len=32768, output_len=256)
+    words = {"cluster": "hgx-h200", "chips": 32, "limits": ServingLimits(ttft=20.0), "with_pools": True}
+    found = searched(job, space=ServingSpace(fixed={"pcp": 4}), **words)
+    assert {plan.plan.pcp for plan in found.plans} == {4}
+    assert found.disaggregated
+    assert {(one.plan.pools.prefill.pcp, one.plan.pools.decode.pcp) for one in found.disaggregated} == {(4, 1)}
