@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.routing import share_met
+from perfmodel.cost.serving.states import state_bytes, state_elements, update_flops
 from perfmodel.cost.serving.step import PARTS, StepCosts, keys_within
 from perfmodel.cost.serving.work import Work
 from perfmodel.foundation.dtypes import itemsize
+from perfmodel.hardware.calibration import KERNEL_CODE, KernelClass
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
 
@@ -72,6 +74,7 @@ def operator_rows(costs: StepCosts, *, phase: Phase, sequences: float = 0.0, cac
     )
     rows = _products(costs, work, phase)
     rows += _attention(costs, work, phase)
+    rows += _states(costs, work, phase)
     parts = costs.parts(
         0.0 if is_prompt else sequences,
         cached,
@@ -172,6 +175,34 @@ def _attention(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
                 bytes=moved * count,
                 time=time * count,
                 calls=int(count),
+                bound=bound_of(flops, moved, time, floor=floor, ridge=ridge),
+                ridge=ridge,
+                bandwidth=machine.memory_bandwidth,
+            )
+        )
+    return found
+
+
+def _states(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
+    """Of sequences that decode; of prompts the products of a scan are rows of their own."""
+    if phase == "prefill":
+        return []
+    machine, model, b, tp = costs.machine, costs.decode_program.model, float(work.decoding[0]), float(costs.tp[0])
+    found = []
+    for mixer, count, times in costs.state_times(costs.decode_program, work, 1):
+        elements, time = state_elements(model, mixer) / tp, float(times[0])
+        flops, moved = b * update_flops(model, mixer) / tp, 2.0 * b * state_bytes(model, mixer) / tp
+        ridge = machine.peak_flop_rate / machine.memory_bandwidth
+        floor = float(machine.streaming.table[0][KERNEL_CODE[KernelClass.DEFAULT]])
+        found.append(
+            OperatorRow(
+                name=f"{mixer} states",
+                phase=phase,
+                shape=f"{b:g} sequences, {elements:,.0f} elements",
+                flops=flops * count,
+                bytes=moved * count,
+                time=time * count,
+                calls=count,
                 bound=bound_of(flops, moved, time, floor=floor, ridge=ridge),
                 ridge=ridge,
                 bandwidth=machine.memory_bandwidth,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.serving.program import ServingProgram
+from perfmodel.cost.serving.states import state_bytes
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.engine import Engine
@@ -15,8 +16,6 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
 
 _PLAIN_BYTES = 2.0
-STATE_BYTES = 4.0
-"""[byte] Of an element of a recurrent state: engines keep it in float32 (Mamba-2, delta networks)."""
 
 
 def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Any, pp: Any, expert_cut: Any) -> Any:
@@ -59,7 +58,7 @@ class CacheShape:
     windowed      of each token, of layers with a window; of which `window` tokens stay
     latent        of each token, of latent attention: whole on every chip
     index         bytes of each token, of a sparse indexer: whole on every chip
-    state         of a sequence, of recurrent layers, cut by tp
+    state         bytes of a sequence, of recurrent layers, cut by tp (`states.py`)
     """
 
     growing: float
@@ -77,7 +76,7 @@ class CacheShape:
         kv = np.gcd(np.asarray(tp, dtype=np.int64), kv_heads).astype(float)
         seen = np.minimum(tokens, self.window) if self.window else tokens
         heads = (self.growing * tokens / dcp + self.windowed * seen) * (cache_bytes / kv)
-        return heads + (self.latent * cache_bytes / dcp + self.index) * tokens + self.state * STATE_BYTES / np.asarray(tp)
+        return heads + (self.latent * cache_bytes / dcp + self.index) * tokens + self.state / np.asarray(tp)
 
 
 def cache_shape(model: TransformerConfig) -> CacheShape:
@@ -92,18 +91,9 @@ def cache_shape(model: TransformerConfig) -> CacheShape:
             latent += (model.latent.key_value_rank + model.latent.rope_head_dim) * kind.count
             index += float(model.latent.index_head_dim) * kind.count
         else:
-            state += state_elements(model, kind.mixer) * kind.count
+            state += state_bytes(model, kind.mixer) * kind.count
     window = model.sliding_window or model.attention_chunk
     return CacheShape(growing=growing, windowed=windowed, window=window, latent=latent, index=index, state=state)
-
-
-def state_elements(model: TransformerConfig, mixer: str) -> float:
-    """Of one layer and sequence."""
-    if mixer == "mamba" and model.mamba is not None:
-        return float(model.mamba.num_heads * model.mamba.head_dim * model.mamba.state_size)
-    if mixer == "delta" and model.delta is not None:
-        return float(model.delta.num_value_heads * model.delta.key_head_dim * model.delta.value_head_dim)
-    return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

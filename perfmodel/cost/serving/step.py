@@ -28,9 +28,9 @@ from perfmodel.cost.serving.kernels import (
     small_all_reduce_time,
     weight_product_time,
 )
-from perfmodel.cost.serving.memory import STATE_BYTES, state_elements
 from perfmodel.cost.serving.program import ServingProgram
 from perfmodel.cost.serving.routing import fullest_rank, share_met
+from perfmodel.cost.serving.states import state_bytes
 from perfmodel.cost.serving.work import AttentionRow, Calls, Work
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype, itemsize
@@ -279,15 +279,21 @@ class StepCosts:
 
     def _attention(self, program: ServingProgram, amount: Array, work: Work, repeats: int) -> Array:
         """Of all layers: sequences that decode over their cache, prompts over what they have so far, states that are read and written."""
-        model = program.model
         total = np.zeros(amount.shape[1])
         for _, count, time in self._attention_times(program, amount, work):
             total += count * time
-        for region in program.states:
-            mixer = next(kind.mixer for kind in model.layer_kinds if kind.name == program.regions[region].name)
-            num_bytes = 2.0 * STATE_BYTES * state_elements(model, mixer) * work.decoding / np.tile(self.tp, repeats)
-            total += program.regions[region].count * self._pass(num_bytes)
+        for _, count, time in self.state_times(program, work, repeats):
+            total += count * time
         return total
+
+    def state_times(self, program: ServingProgram, work: Work, repeats: int) -> Iterator[tuple[str, int, Array]]:
+        """Each mixer with a state, how many layers have it, and what one of them takes of sequences that decode: read and written. [s]"""
+        model = program.model
+        for place in program.states:
+            region = program.regions[place]
+            mixer = next(kind.mixer for kind in model.layer_kinds if kind.name == region.name)
+            num_bytes = 2.0 * state_bytes(model, mixer) * work.decoding / np.tile(self.tp, repeats)
+            yield mixer, region.count, self._pass(num_bytes)
 
     def _attention_times(self, program: ServingProgram, amount: Array, work: Work) -> Iterator[tuple[AttentionRow, float, Array]]:
         """Each kind of attention, how many layers have it, and what one of them takes. [s]"""

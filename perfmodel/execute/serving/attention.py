@@ -84,8 +84,7 @@ class CachedAttention(Attention):
             for group in step.groups
         ]
         context = rows[0] if len(rows) == 1 else torch.cat(rows)
-        output: torch.Tensor = self.o_proj(context.unsqueeze(0))
-        return output
+        return self.finish(context.unsqueeze(0), x)
 
 
 @torch.library.custom_op("perfmodel::latent_attention", mutates_args=())

@@ -9,10 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 
 from perfmodel.execute.audit.program import fake_group
-from perfmodel.execute.serving.cache import PagedCache
 from perfmodel.execute.serving.counter import count_step
 from perfmodel.execute.serving.decoder import build_decoder
-from perfmodel.execute.serving.worker import blocks_of, prepared_step
+from perfmodel.execute.serving.worker import cache_for, prepared_step, take_places
 from perfmodel.execute.uniform.sharding import ExpertSharding
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
@@ -32,7 +31,8 @@ def serving_counts(config: TransformerConfig, shapes: Sequence[StepShape], tp: i
         counts = []
         for shape in shapes:
             with mode:
-                decoder.sharding.cache = PagedCache(config, blocks_of([shape]), tp=tp, dtype=made)
+                decoder.sharding.cache = cache_for(config, [shape], tp=tp, dtype=made)
+                take_places(decoder.cache, shape)
                 step = prepared_step(decoder, shape)
                 if tp > 1:
                     decoder.run(step)  # DTensor tries every shape once on tensors of its own

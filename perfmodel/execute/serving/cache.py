@@ -1,4 +1,5 @@
-"""The key-value cache in blocks: what layers keep of the tokens of a sequence, in blocks of a few tokens that any sequence may hold."""
+"""The cache: what layers keep of the tokens of a sequence, in blocks of a few tokens that any sequence may hold; of layers with a state a
+slot for each sequence."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from math import ceil
 
 import torch
 
+from perfmodel.execute.serving.states import StateCache
+from perfmodel.execute.uniform.model import kind_of
 from perfmodel.foundation.errors import RunError
 from perfmodel.workload.config import TransformerConfig
 
@@ -16,10 +19,12 @@ from perfmodel.workload.config import TransformerConfig
 BLOCK_TOKENS = 16
 
 
-def cache_widths(config: TransformerConfig, tp: int) -> tuple[tuple[int, ...], ...]:
+def cache_widths(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[int, ...], ...]:
     """Shapes of what a layer keeps of one token on one rank: keys and values of its heads, or the one latent that all heads share, and
-    the key of an indexer."""
+    the key of an indexer; none of a layer that attends to nothing."""
     latent = config.latent
+    if mixer not in ("attention", "latent"):
+        return ()
     if latent is not None:
         kept = (latent.key_value_rank + latent.rope_head_dim,)
         return (kept, (latent.index_head_dim,)) if latent.index_heads else (kept,)
@@ -50,13 +55,15 @@ class Reads:
 
 
 class PagedCache:
-    """Pools of `num_blocks` blocks, one set for each layer, and which blocks each sequence holds."""
+    """Pools of `num_blocks` blocks, one set for each layer that attends, and which blocks each sequence holds; beside them the states of up
+    to `num_sequences` sequences (0: as many as there are blocks)."""
 
     def __init__(
         self,
         config: TransformerConfig,
         num_blocks: int,
         *,
+        num_sequences: int = 0,
         tp: int = 1,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
@@ -64,18 +71,24 @@ class PagedCache:
     ) -> None:
         self.block_tokens, self.num_blocks, self.device = block_tokens, num_blocks, device
         places = num_blocks * block_tokens
+        mixers = [kind_of(config, layer).mixer for layer in range(config.num_hidden_layers)]
         # zeros: what lies beyond the end of a short sequence is read with a probability of 0, and must be a number
         self.pools: dict[int, tuple[torch.Tensor, ...]] = {
-            layer: tuple(torch.zeros(places, *width, dtype=dtype, device=device) for width in cache_widths(config, tp))
-            for layer in range(config.num_hidden_layers)
+            layer: tuple(torch.zeros(places, *width, dtype=dtype, device=device) for width in cache_widths(config, mixer, tp))
+            for layer, mixer in enumerate(mixers)
         }
+        self.states = StateCache(config, mixers, num_sequences or num_blocks, tp=tp, dtype=dtype, device=device)
         self.free = list(range(num_blocks))
         self.tables: dict[int, list[int]] = {}
 
     @property
     def num_bytes(self) -> int:
         """Of the pools of all layers."""
-        return self.num_blocks * self.block_bytes
+        return sum(pool.numel() * pool.element_size() for pool in self.all_pools)
+
+    @property
+    def all_pools(self) -> list[torch.Tensor]:
+        return [pool for of_layers in (self.pools, self.states.pools) for pools in of_layers.values() for pool in pools]
 
     @property
     def block_bytes(self) -> int:
@@ -85,29 +98,31 @@ class PagedCache:
 
     @property
     def bytes_held(self) -> int:
-        """Of the blocks that sequences hold."""
-        return sum(map(len, self.tables.values())) * self.block_bytes
+        """Of the blocks and states that sequences hold."""
+        return sum(map(len, self.tables.values())) * self.block_bytes + len(self.tables) * self.states.slot_bytes
 
     def blocks_for(self, tokens: int) -> int:
         return ceil(tokens / self.block_tokens)
 
     def has_room(self, tokens: int) -> bool:
-        """Whether a further sequence of so many tokens would find its blocks."""
-        return self.blocks_for(tokens) <= len(self.free)
+        """Whether a further sequence of so many tokens would find its blocks, and a slot."""
+        return self.blocks_for(tokens) <= len(self.free) and bool(self.states.free)
 
     def reserve(self, sequence: int, tokens: int) -> None:
-        """Blocks for a sequence of up to `tokens` tokens: the first that follow each other, or else whichever are free."""
+        """A slot, and blocks for a sequence of up to `tokens` tokens: the first that follow each other, or else whichever are free."""
         number = self.blocks_for(tokens)
         if sequence in self.tables:
             raise RunError(f"sequence={sequence}: is in the cache already")
         if number > len(self.free):
             raise RunError(f"sequence={sequence}: {tokens} tokens take {number} blocks, and {len(self.free)} are free")
+        self.states.reserve(sequence)
         starts = (i for i in range(len(self.free) - number + 1) if self.free[i + number - 1] - self.free[i] == number - 1)
         start = next(starts, 0)
         self.tables[sequence] = self.free[start : start + number]
         del self.free[start : start + number]
 
     def release(self, sequence: int) -> None:
+        self.states.release(sequence)
         self.free = sorted([*self.free, *self.tables.pop(sequence)])
 
     def release_all(self) -> None:

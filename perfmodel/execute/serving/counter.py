@@ -23,6 +23,12 @@ def _is_view(func: Any) -> bool:
     return any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
 
 
+def _written(func: Any, args: Any) -> list[Any]:
+    """Arguments that an operator changes."""
+    given = zip(args, func._schema.arguments, strict=False)
+    return [value for value, each in given if each.alias_info is not None and each.alias_info.is_write]
+
+
 def _num_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
@@ -37,7 +43,7 @@ class ReadCounter(StepCounter):
     def __init__(self, decoder: Decoder, tracker: StorageTracker) -> None:
         super().__init__(lambda ranks, kind: "tp", tracker)
         self._weights = set(_weights(decoder))
-        self._pools = {pool.untyped_storage()._cdata for pools in decoder.cache.pools.values() for pool in pools}
+        self._pools = {pool.untyped_storage()._cdata for pool in decoder.cache.all_pools}
         self.read = {"weights": 0, "cache": 0}
         self.written = 0
 
@@ -54,6 +60,9 @@ class ReadCounter(StepCounter):
             if what:
                 looks_up = place == 0 and func._overloadpacket in _LOOKUPS
                 self.read[what] += _num_bytes(result if looks_up else tensor)
+        for tensor in _flat(_written(func, args)):
+            if tensor.untyped_storage()._cdata in self._pools:
+                self.written += _num_bytes(tensor)
         return result
 
 

@@ -14,6 +14,7 @@ from perfmodel.execute.local import local_tensor
 from perfmodel.execute.serving.attention import CachedAttention, CachedLatent
 from perfmodel.execute.serving.cache import PagedCache
 from perfmodel.execute.serving.experts import ServedMixture
+from perfmodel.execute.serving.states import CACHED_STATES
 from perfmodel.execute.serving.step import ServedSharding, ServedStep
 from perfmodel.execute.uniform.collective_ops import gather_sequence
 from perfmodel.execute.uniform.data_parallel import clean_name
@@ -29,7 +30,12 @@ class ServedLayer(Layer):
     sharding: ServedSharding
 
     def make_mixer(self, *, index: int, fused: bool, recompute_core: bool, device: str) -> nn.Module:
-        if kind_of(self.config, index).mixer == "latent":
+        mixer = kind_of(self.config, index).mixer
+        if mixer in CACHED_STATES:
+            made = CACHED_STATES[mixer](self.config, self.sharding, device=device)
+            made.index = index
+            return made
+        if mixer == "latent":
             return CachedLatent(self.config, self.sharding, index=index, device=device)
         return CachedAttention(self.config, self.sharding, index=index, device=device)
 
@@ -56,7 +62,7 @@ class Decoder(Transformer):
 
     @torch.no_grad()
     def run(self, step: ServedStep) -> torch.Tensor:
-        """Logits [chunks, vocabulary] of the tokens that follow `step.chunks`; their keys and values are in the cache then."""
+        """Logits [chunks, vocabulary] of the tokens that follow `step.chunks`; what layers keep of these is in the cache then."""
         self.sharding.begin(step)
         x = self.embed(step.tokens.unsqueeze(0))
         for index, layer in self.layers.items():
@@ -72,6 +78,7 @@ def build_decoder(
     config: TransformerConfig,
     *,
     num_blocks: int,
+    num_sequences: int = 0,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     mesh: DeviceMesh | None = None,
@@ -80,6 +87,7 @@ def build_decoder(
 ) -> Decoder:
     """A decoder with an empty cache and the weights with which training begins; modules that predict further tokens are left out.
 
+    num_sequences   that have room for their states; 0: as many as there are blocks
     mesh      of one axis, tp; None: one rank
     experts   how experts are cut over the ranks of tp; None: each is cut
     fake      a mode in which tensors have no values: weights and cache are made in it, and not filled
@@ -96,7 +104,7 @@ def build_decoder(
     model.to(dtype)
     with fake or nullcontext():
         _materialise(model, device)
-        sharding.cache = PagedCache(config, num_blocks, tp=tp, dtype=dtype, device=device)
+        sharding.cache = PagedCache(config, num_blocks, num_sequences=num_sequences, tp=tp, dtype=dtype, device=device)
     for name, parameter in () if fake is not None else model.named_parameters():
         fill(config, clean_name(name), parameter, sharding)
     return model.eval()

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from perfmodel.workload.config import TransformerConfig
 
-_PARTS = {"mamba": "state-space layers", "delta": "gated delta networks", "none": "layers without a mixer or a feed-forward"}
-_FIELDS = {"attention_gate": "gated attention", "attention_chunk": "attention in chunks"}
-
 
 def not_served_reason(config: TransformerConfig, tp: int, *, ep: int = 1) -> str:
     """Why this model cannot be run with a cache on `tp` ranks, over `ep` of which experts are dealt; "" if it can."""
     used = {part for kind in config.layer_kinds for part in (kind.mixer, kind.feed_forward)}
-    lacking = [text for part, text in _PARTS.items() if part in used] + [text for field, text in _FIELDS.items() if getattr(config, field)]
+    lacking = ["attention in chunks"] if config.attention_chunk else []
     if config.attention_sinks and config.position == "alibi":
         lacking.append("sinks beside ALiBi")
     if lacking:
@@ -24,13 +21,21 @@ def not_served_reason(config: TransformerConfig, tp: int, *, ep: int = 1) -> str
         return f"tp={tp}: must be at least 1; use 1"
     if ep < 1 or tp % ep or (ep > 1 and (config.experts is None or config.experts.num_experts % ep)):
         return f"ep={ep}: must divide tp={tp} and the number of experts; use a divisor of both"
-    if config.latent is not None and config.parallel_block:
-        return f"model={config.name}: has latent attention in a parallel block, which the executor does not run; use another model"
+    if used - {"attention", "dense", "experts"} and config.parallel_block:
+        return (
+            f"model={config.name}: has a mixer other than attention in a parallel block, which the executor does not run; use another model"
+        )
     if tp == 1:
         return ""
     if config.qk_norm and config.qk_norm_scope == "all":
         return f"tp={tp}: a norm over all heads of {config.name} is not cut by the executor; use tp=1"
-    cuts = {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads}
+    cuts: dict[str, int] = {}
+    if used & {"attention", "latent"}:
+        cuts |= {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads}
+    if config.mamba is not None:
+        cuts["n_groups"] = config.mamba.num_groups
+    if config.delta is not None:
+        cuts["linear_num_key_heads"] = config.delta.num_key_heads
     if "dense" in used:
         cuts["intermediate_size"] = config.intermediate_size
     if config.experts is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from perfmodel.execute.serving.cache import PagedCache, Reads
+from perfmodel.execute.serving.states import Slots
 from perfmodel.execute.uniform.sharding import Sharding
 
 
@@ -26,17 +27,19 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkGroup:
-    """Chunks of as many new tokens each, whose attention is one call.
+    """Chunks of as many new tokens each, whose attention, or recurrence, is one call.
 
     rows      first row of the step that is theirs
     queries   new tokens of each
     reads     what they read of the cache, new tokens included
+    slots     where their states are
     lengths   tokens of each in the cache, new ones included [b]; None where all have as many
     """
 
     rows: int
     queries: int
     reads: Reads
+    slots: Slots
     lengths: torch.Tensor | None
 
     @property
@@ -69,9 +72,9 @@ def make_step(chunks: Sequence[Chunk], cache: PagedCache) -> ServedStep:
     groups, row, last = [], 0, []
     for run in runs:
         stops = [chunk.stop for chunk in run]
-        reads = cache.reads([chunk.sequence for chunk in run], stops)
+        sequences = [chunk.sequence for chunk in run]
         lengths = torch.tensor(stops, device=cache.device) if len(set(stops)) > 1 else None
-        groups.append(ChunkGroup(row, len(run[0].tokens), reads, lengths))
+        groups.append(ChunkGroup(row, len(run[0].tokens), cache.reads(sequences, stops), cache.states.of(sequences), lengths))
         for chunk in run:
             row += len(chunk.tokens)
             last.append(row - 1)

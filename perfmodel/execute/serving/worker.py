@@ -77,18 +77,22 @@ def check_on_rank(worker: Worker, config: TransformerConfig) -> float:
     return max(float((row - whole[sequence][at]).abs().max()) for sequence, at, row in found) / largest
 
 
-def prepared_step(decoder: Decoder, shape: StepShape) -> ServedStep:
-    """A step of that shape on the decoder's cache, which held nothing; what it read before the new tokens is zeros."""
-    cache = decoder.cache
+def take_places(cache: PagedCache, shape: StepShape) -> None:
+    """For the sequences of a step of that shape, in a cache that held nothing; what it keeps of tokens before the new ones is zeros."""
     for sequence in range(shape.sequences):
         cache.reserve(sequence, shape.cached + shape.new)
+
+
+def prepared_step(decoder: Decoder, shape: StepShape) -> ServedStep:
+    """A step of that shape of sequences that have their places."""
     tokens = tuple(number % decoder.config.vocab_size for number in range(shape.new))
-    return make_step([Chunk(sequence, shape.cached, tokens) for sequence in range(shape.sequences)], cache)
+    return make_step([Chunk(sequence, shape.cached, tokens) for sequence in range(shape.sequences)], decoder.cache)
 
 
-def blocks_of(shapes: Sequence[StepShape]) -> int:
-    """Of a cache that has room for each of them by itself."""
-    return max(shape.sequences * -(-(shape.cached + shape.new) // BLOCK_TOKENS) for shape in shapes)
+def cache_for(config: TransformerConfig, shapes: Sequence[StepShape], *, tp: int, dtype: torch.dtype, device: str = "cpu") -> PagedCache:
+    """With room for each of them by itself."""
+    blocks = max(shape.sequences * -(-(shape.cached + shape.new) // BLOCK_TOKENS) for shape in shapes)
+    return PagedCache(config, blocks, num_sequences=max(shape.sequences for shape in shapes), tp=tp, dtype=dtype, device=device)
 
 
 def measure_on_rank(
@@ -99,7 +103,7 @@ def measure_on_rank(
     made = TORCH_DTYPES[dtype]
     decoder = build_decoder(config, num_blocks=1, device=worker.device, dtype=made, mesh=mesh_of(worker))
     decoder.beat = worker.beat
-    cache = PagedCache(config, blocks_of(shapes), tp=worker.world_size, dtype=made, device=worker.device)
+    cache = cache_for(config, shapes, tp=worker.world_size, dtype=made, device=worker.device)
     decoder.sharding.cache = cache
     times: list[list[float]] = [[] for _ in shapes]
     processor: list[list[float]] = [[] for _ in shapes]
@@ -112,6 +116,7 @@ def measure_on_rank(
         for place, shape in enumerate(shapes):
             for repeat in range(repeats + 1):
                 worker.beat(f"step {index} of {shape}")
+                take_places(cache, shape)
                 if worker.world_size > 1:
                     dist.barrier()
                 synchronize(worker.device)
@@ -125,6 +130,7 @@ def measure_on_rank(
     anchor = None  # its weights are none of the model's memory
     for shape in shapes:
         worker.beat(f"counting {shape}")
+        take_places(cache, shape)
         counts.append(count_step(decoder, prepared_step(decoder, shape)))
         cache.release_all()
     return list(zip(times, processor, counts, strict=True)), statistics.median(anchors) if anchors else 0.0

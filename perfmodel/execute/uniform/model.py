@@ -196,6 +196,10 @@ class Attention(nn.Module):
         del q, k, v  # gathered keys and values are not held longer than what reads them
         if group is not None and exchanges:
             context = exchange(context, split=1, join=2, group=group)
+        return self.finish(context, x)
+
+    def finish(self, context: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """[b, s, n * d] -> [b, s, h], through the gate that the layer's input opens where there is one"""
         if self.config.attention_gate:
             context = context * torch.sigmoid(self.q_gate_proj(x))
         output: torch.Tensor = self.o_proj(context)

@@ -4,7 +4,8 @@ Convolution, scan and norm are each one operator each way, as a GPU's kernels ar
 scan goes chunk by chunk, with the states between chunks in a workspace. Kept: what the first products made, the scan's output, the
 statistics of the norm; the convolution and the states are made again in backward.
 
-Groups of heads are cut over tp; a rank has whole sequences.
+Groups of heads are cut over tp; a rank has whole sequences. Operators named `..._on` go on where a sequence stopped and have no backward:
+so a model serves (`execute/serving/states.py`).
 """
 
 from __future__ import annotations
@@ -75,6 +76,20 @@ def _(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     return x.new_empty(x.shape)
 
 
+@torch.library.custom_op("perfmodel::causal_conv_on", mutates_args={"last"})
+def causal_conv_on(x: Tensor, parameters: Sequence[Tensor], last: Tensor) -> Tensor:
+    """The same after the positions in `last` [b, taps - 1, m, c], in whose place it leaves the last ones."""
+    joined = torch.cat((last, x), 1)
+    last.copy_(joined[:, x.shape[1] :])
+    weight, *bias = parameters
+    return recurrences.causal_conv(joined, weight, bias[0] if bias else None).contiguous()
+
+
+@causal_conv_on.register_fake
+def _(x: Tensor, parameters: Sequence[Tensor], last: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
 @torch.library.custom_op("perfmodel::causal_conv_backward", mutates_args=())
 def causal_conv_backward(gradient: Tensor, x: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     return [each.contiguous() for each in _pulled(_from_start, (x, *parameters), gradient)]
@@ -88,14 +103,31 @@ def _(gradient: Tensor, x: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]
 # ------------------------------------------------------------------------------------------------------------- scans
 
 
-def _forward(scan: Recurrence, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int) -> Tensor:
+def _by_chunk(
+    scan: Recurrence, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], state: Tensor, chunk: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """y of each chunk, and the state after it."""
     given = [wide(each) for each in parameters]
-    state, outputs = states.new_zeros(states[:, 0].shape), []
-    for place, (own, step) in enumerate(zip(x.split(chunk, 1), steps.split(chunk, 1), strict=True)):
-        states[:, place] = state
+    for own, step in zip(x.split(chunk, 1), steps.split(chunk, 1), strict=True):
         y, state = scan(wide(own), wide(step), state, *given)
-        outputs.append(y.to(x.dtype))
+        yield y.to(x.dtype), state
+
+
+def _forward(scan: Recurrence, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int) -> Tensor:
+    outputs = []
+    states[:, 0] = 0
+    for place, (y, state) in enumerate(_by_chunk(scan, x, steps, parameters, states[:, 0], chunk), 1):
+        if place < states.shape[1]:
+            states[:, place] = state
+        outputs.append(y)
     return torch.cat(outputs, 1)
+
+
+def _onward(scan: Recurrence, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], state: Tensor, chunk: int) -> Tensor:
+    """From the state before to the state after, which takes its place."""
+    made = list(_by_chunk(scan, x, steps, parameters, state, chunk))
+    state.copy_(made[-1][1])
+    return torch.cat([y for y, _ in made], 1)
 
 
 def _backward(
@@ -131,6 +163,17 @@ def _(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, ch
     return x.new_empty(*x.shape[:-1], states.shape[3] * states.shape[4])
 
 
+@torch.library.custom_op("perfmodel::state_scan_on", mutates_args={"state"})
+def state_scan_on(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], state: Tensor, chunk: int) -> Tensor:
+    """y [b, s, m, heads * width], from and into a state [b, m, heads, width, state]; one position is a decode step."""
+    return _onward(recurrences.state_scan, x, steps, parameters, state, chunk)
+
+
+@state_scan_on.register_fake
+def _(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], state: Tensor, chunk: int) -> Tensor:
+    return x.new_empty(*x.shape[:-1], state.shape[2] * state.shape[3])
+
+
 @torch.library.custom_op("perfmodel::state_scan_backward", mutates_args={"states"})
 def state_scan_backward(
     gradient: Tensor, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int
@@ -154,6 +197,17 @@ def _(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, ch
     return x.new_empty(*x.shape[:-1], states.shape[3] * states.shape[5])
 
 
+@torch.library.custom_op("perfmodel::delta_scan_on", mutates_args={"state"})
+def delta_scan_on(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], state: Tensor, chunk: int) -> Tensor:
+    """y [b, s, m, heads * value], from and into a state [b, m, heads, key, value]; one position is a decode step."""
+    return _onward(recurrences.delta_scan, x, steps, parameters, state, chunk)
+
+
+@delta_scan_on.register_fake
+def _(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], state: Tensor, chunk: int) -> Tensor:
+    return x.new_empty(*x.shape[:-1], state.shape[2] * state.shape[4])
+
+
 @torch.library.custom_op("perfmodel::delta_scan_backward", mutates_args={"states"})
 def delta_scan_backward(
     gradient: Tensor, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int
@@ -166,12 +220,12 @@ def _(gradient: Tensor, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], 
     return _like(x, steps, *parameters)
 
 
-def _state_products(states: Tensor, chunk: int) -> tuple[float, float]:
+def _state_products(states: Sequence[int], chunk: int) -> tuple[float, float]:
     """FLOP of the chunked form forward (Dao and Gu 2024, section 6), and of what backward makes again; below the diagonal of a chunk.
 
-    Q G N + Q H P + 4 H P N a token, with Q positions of a chunk, G groups, H heads of P and N of the state.
+    Q G N + Q H P + 4 H P N a token, with Q positions of a chunk, G groups, H heads of P and N of the state; of a position alone the last.
     """
-    b, chunks, groups, heads, width, state = states.shape
+    b, chunks, groups, heads, width, state = states
     scores = chunk * (chunk // 2) * state * groups
     left = chunk * width * state * groups * heads
     within = chunk * (chunk // 2) * width * groups * heads
@@ -179,27 +233,38 @@ def _state_products(states: Tensor, chunk: int) -> tuple[float, float]:
     return number * (scores + within + 2 * left), number * (scores + left)
 
 
-def _delta_products(states: Tensor, chunk: int) -> tuple[float, float]:
+def _delta_products(states: Sequence[int], chunk: int) -> tuple[float, float]:
     """The same of the gated delta rule (Yang et al. 2024, section 3): scores of keys with keys and with queries, the inverse of a triangle
-    (a third of a product's work, in whole columns), what it makes of keys and values, what scores weigh; three products with the state."""
-    b, chunks, groups, heads, depth, width = states.shape
+    (a third of a product's work, in whole columns), what it makes of keys and values, what scores weigh; three products with the state, all
+    that a position alone has."""
+    b, chunks, groups, heads, depth, width = states
     half, with_state = chunk // 2, chunk * depth * width
     scores, of_values = chunk * half * depth, chunk * half * width
-    inverse = chunk * chunk * max(round(chunk / 6), 1)
+    inverse = chunk * chunk * max(round(chunk / 6), 1) if half else 0
     number = 2.0 * b * chunks * groups * heads
     made = scores + inverse + scores + of_values
     return number * (made + scores + of_values + 3 * with_state), number * (made + 2 * with_state)
 
 
-def _forward_flops(products: Callable[[Tensor, int], tuple[float, float]]) -> Callable[..., float]:
-    return lambda x, steps, parameters, states, chunk, **_: products(states, chunk)[0]
+_Products: TypeAlias = Callable[[Sequence[int], int], tuple[float, float]]
 
 
-def _backward_flops(products: Callable[[Tensor, int], tuple[float, float]]) -> Callable[..., float]:
+def _forward_flops(products: _Products) -> Callable[..., float]:
+    return lambda x, steps, parameters, states, chunk, **_: products(states.shape, chunk)[0]
+
+
+def _onward_flops(products: _Products) -> Callable[..., float]:
+    def flops(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], state: Tensor, chunk: int, **_: Any) -> float:
+        return products((len(x), -(-x.shape[1] // chunk), *state.shape[1:]), chunk)[0]
+
+    return flops
+
+
+def _backward_flops(products: _Products) -> Callable[..., float]:
     """Two products for each, and those that are made again."""
 
     def flops(gradient: Tensor, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int, **_: Any) -> float:
-        forward, again = products(states, chunk)
+        forward, again = products(states.shape, chunk)
         return 2.0 * forward + again
 
     return flops
@@ -208,8 +273,10 @@ def _backward_flops(products: Callable[[Tensor, int], tuple[float, float]]) -> C
 #: Of operators that are kernels of several products: the kind that the graph has them by (".grad": backward), and their FLOP.
 PRODUCTS: Mapping[Any, tuple[str, Callable[..., float]]] = {
     torch.ops.perfmodel.state_scan: ("state_scan", _forward_flops(_state_products)),
+    torch.ops.perfmodel.state_scan_on: ("state_scan", _onward_flops(_state_products)),
     torch.ops.perfmodel.state_scan_backward: ("state_scan.grad", _backward_flops(_state_products)),
     torch.ops.perfmodel.delta_scan: ("delta_scan", _forward_flops(_delta_products)),
+    torch.ops.perfmodel.delta_scan_on: ("delta_scan", _onward_flops(_delta_products)),
     torch.ops.perfmodel.delta_scan_backward: ("delta_scan.grad", _backward_flops(_delta_products)),
 }
 
@@ -317,6 +384,7 @@ class RecurrentMixer(nn.Module):
     chunk, groups, heads   positions of a chunk; groups of all ranks; heads of a group
     state                  of one head: two dims, in the order of the scan
     shared_norm            the norm with one weight for all heads; "": each has its own
+    scan, scan_backward    of whole sequences; scan_on: of sequences that go on
     """
 
     chunk: int
@@ -325,6 +393,7 @@ class RecurrentMixer(nn.Module):
     state: tuple[int, int]
     shared_norm: str = ""
     scan: Callable[..., Tensor]
+    scan_on: Callable[..., Tensor]
     scan_backward: Callable[..., list[Tensor]]
 
     def __init__(self, sharding: Sharding) -> None:
@@ -345,8 +414,12 @@ class RecurrentMixer(nn.Module):
         return local_tensor(parameter).unflatten(0, (self.groups // self.sharding.tp, -1))
 
     def _scanned(self, mixed: Tensor, steps: Tensor, names: Sequence[str]) -> Tensor:
+        """What the scan makes [b, s, m, o] of mixed [b, s, m, c] and steps [b, s, m, ...]; names: of the scan's parameters"""
         conv = [self._by_group(parameter) for parameter in self.conv.parameters()]
         own = [self._by_group(getattr(self, name)) for name in names]
+        return self._run(mixed, steps, conv, own)
+
+    def _run(self, mixed: Tensor, steps: Tensor, conv: Sequence[Tensor], own: Sequence[Tensor]) -> Tensor:
         return _Scanned.apply(mixed, steps, self, len(conv), *conv, *own)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -357,7 +430,7 @@ class MambaMixer(RecurrentMixer):
         assert mamba is not None
         self.chunk, self.groups, self.heads = mamba.chunk_size, mamba.num_groups, mamba.num_heads // mamba.num_groups
         self.state = mamba.head_dim, mamba.state_size
-        self.scan, self.scan_backward = state_scan, state_scan_backward
+        self.scan, self.scan_on, self.scan_backward = state_scan, state_scan_on, state_scan_backward
         self.inner = mamba.inner_size // mamba.num_groups
         mixed = self.inner + 2 * mamba.state_size
         self.pieces = self.inner, mixed, self.heads
@@ -386,7 +459,7 @@ class DeltaMixer(RecurrentMixer):
         assert delta is not None
         self.chunk, self.groups, self.heads = delta.chunk_size, delta.num_key_heads, delta.num_value_heads // delta.num_key_heads
         self.state = delta.key_head_dim, delta.value_head_dim
-        self.scan, self.scan_backward = delta_scan, delta_scan_backward
+        self.scan, self.scan_on, self.scan_backward = delta_scan, delta_scan_on, delta_scan_backward
         inner = self.heads * delta.value_head_dim
         self.pieces = 2 * delta.key_head_dim + inner, inner
         size = config.hidden_size

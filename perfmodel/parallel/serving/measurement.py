@@ -46,10 +46,10 @@ class StepCounts:
 
     flops             of products and attention, all keys of a sequence for each of its queries, seen or not
     parameter_bytes   of weights, as often as they are read                           [byte]
-    cache_bytes       of keys and values that attention reads, the new ones included  [byte]
-    written_bytes     of keys and values of new tokens                                [byte]
+    cache_bytes       of keys and values that attention reads, the new ones included, and of states that are taken up   [byte]
+    written_bytes     of keys and values of new tokens, and of states that are left                                     [byte]
     collectives       by kind, over the ranks of tp
-    held_bytes        of weights; held_cache_bytes: of blocks of the cache            [byte]
+    held_bytes        of weights; held_cache_bytes: of blocks and slots of the cache            [byte]
     peak_memory       largest sum of live tensors                                     [byte]
     """
 

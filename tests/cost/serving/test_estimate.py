@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.resolve import choose_calibration
+from perfmodel.cost.serving.boundness import operator_rows
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.memory import cache_shape
 from perfmodel.cost.serving.program import serving_program
@@ -62,6 +63,35 @@ def test_cache_of_a_token(name: str, kib: float) -> None:
     model = load_model(name)
     one = cache_shape(model).tokens_bytes(1, tp=1, kv_heads=model.num_key_value_heads, cache_bytes=2.0)
     assert one == kib * 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "convolved"),
+    [
+        # layers x heads x a head's state, and layers x inputs of channels
+        ("qwen3-next-80b-a3b", 36 * 32 * 128 * 128, 36 * 3 * (2 * 16 * 128 + 32 * 128)),
+        ("nemotron-h-8b", 24 * 128 * 64 * 128, 24 * 3 * (8192 + 2 * 8 * 128)),
+    ],
+)
+def test_states_of_a_sequence(name: str, state: int, convolved: int) -> None:
+    """In float32, and of the convolution its last inputs in 16 bits; heads of a state are cut by tp."""
+    model = load_model(name)
+    shape = cache_shape(model)
+    assert shape.state == 4 * state + 2 * convolved
+    whole, half = (shape.tokens_bytes(0, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=2.0) for tp in (1, 2))
+    assert (whole, half) == (shape.state, shape.state / 2)
+
+
+def test_states_are_an_operator_of_a_decode_step() -> None:
+    """Products with the state: 4 H P N FLOP a token of Mamba-2; all of it is read and written."""
+    costs = estimator("nemotron-h-8b").times([ServingPlan(engine="vllm")])
+    (row,) = (row for row in operator_rows(costs, phase="decode", sequences=16.0, cached=1024.0) if row.name == "mamba states")
+    assert row.flops == 16 * 24 * 4 * 128 * 64 * 128
+    assert row.bytes == 2 * 16 * cache_shape(costs.decode_program.model).state
+    assert (row.calls, row.bound) == (24, "memory")
+    parts = costs.parts(16.0, 1024.0)
+    attention = next(row for row in operator_rows(costs, phase="decode", sequences=16.0, cached=1024.0) if row.name.endswith("attention"))
+    assert row.time + attention.time == pytest.approx(float(parts["attention"][0]))
 
 
 def test_a_decode_step_reads_weights_and_cache_once() -> None:

@@ -13,7 +13,7 @@ from perfmodel.execute.uniform.data_parallel import clean_name  # noqa: E402
 from perfmodel.execute.uniform.model import Transformer  # noqa: E402
 from perfmodel.execute.uniform.weights import fill  # noqa: E402
 from perfmodel.workload.layer_specs import Experts  # noqa: E402
-from tests.execute.jobs import EXPERT_VARIANTS, VARIANTS, tiny  # noqa: E402
+from tests.execute.jobs import EXPERT_VARIANTS, STATE_VARIANTS, VARIANTS, tiny  # noqa: E402
 from tests.marks import mostly_slow  # noqa: E402
 
 #: Of three sequences; none is a whole number of blocks.
@@ -51,7 +51,7 @@ def assert_close(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", mostly_slow(["sparse", *VARIANTS, *EXPERT_VARIANTS, "glm-5"], quick=4))
+@pytest.mark.parametrize("variant", mostly_slow(["sparse", *STATE_VARIANTS, *VARIANTS, *EXPERT_VARIANTS, "glm-5"], quick=7))
 def test_cached_steps_equal_the_uncached_pass(variant):
     """Sequences of different lengths: prompts whole, in chunks, and token by token, in the same steps."""
     config = tiny(variant)

@@ -15,7 +15,10 @@ DECODE, PREFILL, CHUNK = (
 )
 
 
-@pytest.mark.parametrize("variant", mostly_slow(["llama", "mixtral", "deepseek", "shared experts", "gpt2", "falcon", "bloom", "gemma2"]))
+OVER_TWO = ["llama", "hybrid", "qwen3-next", "nemotron", "mixtral", "deepseek", "shared experts", "gpt2", "falcon", "bloom", "gemma2"]
+
+
+@pytest.mark.parametrize("variant", mostly_slow(OVER_TWO, quick=2))
 def test_two_ranks_have_the_logits_of_the_uncached_pass(variant, groups):
     measured = run_serving(tiny(variant), [DECODE], tp=2, group=groups(2), rounds=1, repeats=1)
     assert measured.logit_error < LOGIT_TOLERANCE
@@ -58,6 +61,8 @@ def test_wrong_logits_end_the_run(groups, monkeypatch):
         ("llama", dict(shapes=[StepShape(sequences=1, cached=64, new=1)]), "has positions for 64 tokens"),
         ("llama", dict(rounds=0), "must be at least 1"),
         ("olmo2", dict(tp=2), "a norm over all heads"),
+        ("hybrid", dict(tp=8), "must divide num_key_value_heads=4"),
+        ("hybrid", dict(tp=3), "must divide num_attention_heads=8"),
     ],
 )
 def test_what_cannot_run_is_refused(model, change, words):

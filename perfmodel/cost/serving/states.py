@@ -1,0 +1,50 @@
+"""What layers with a state keep of a sequence in place of keys, and what one more token of it takes.
+
+Engines keep the recurrent state in float32 and the last inputs of the short convolution in the model's dtype: vLLM takes both dtypes from
+`mamba_cache_dtype` (the model's) and the first from `mamba_ssm_cache_dtype`, SGLang has bfloat16 and float32; checkpoints ask for
+float32 (`mamba_ssm_dtype` of Qwen3.5, NVIDIA's cards of Nemotron-H). A model that does not ask (Qwen3-Next) has its state in 16 bits under
+vLLM's `auto`, which is not modelled.
+
+Sources: vLLM, vllm/model_executor/layers/mamba/mamba_utils.py (shapes and dtypes), read 2026-11 at commit 02d71083; SGLang,
+Mamba2CacheParams and SGLANG_MAMBA_CONV_DTYPE; Qwen3.5's config.json.
+"""
+
+from __future__ import annotations
+
+from perfmodel.workload.config import TransformerConfig
+
+#: [byte] Of an element of a recurrent state, and of an input of the convolution.
+STATE_BYTES, CONVOLVED_BYTES = 4.0, 2.0
+#: Products with the state for a token: written and read (Mamba-2); what is known is read, written and read (delta rule).
+_PRODUCTS = {"mamba": 2.0, "delta": 3.0}
+
+
+def state_elements(model: TransformerConfig, mixer: str) -> float:
+    """Of the states of all heads of one layer: H P N (Mamba-2), or n_v d_k d_v (delta networks); 0 of another mixer."""
+    if mixer == "mamba" and model.mamba is not None:
+        return float(model.mamba.num_heads * model.mamba.head_dim * model.mamba.state_size)
+    if mixer == "delta" and model.delta is not None:
+        return float(model.delta.num_value_heads * model.delta.key_head_dim * model.delta.value_head_dim)
+    return 0.0
+
+
+def convolved_elements(model: TransformerConfig, mixer: str) -> float:
+    """Inputs of the convolution that the next token needs: taps - 1 of each channel of one layer."""
+    if mixer == "mamba" and model.mamba is not None:
+        mamba = model.mamba
+        return float((mamba.conv_kernel - 1) * (mamba.inner_size + 2 * mamba.num_groups * mamba.state_size))
+    if mixer == "delta" and model.delta is not None:
+        delta = model.delta
+        channels = 2 * delta.num_key_heads * delta.key_head_dim + delta.num_value_heads * delta.value_head_dim
+        return float((delta.conv_kernel - 1) * channels)
+    return 0.0
+
+
+def state_bytes(model: TransformerConfig, mixer: str) -> float:
+    """[byte] Of one layer and sequence, over all ranks of tp, which share the heads."""
+    return STATE_BYTES * state_elements(model, mixer) + CONVOLVED_BYTES * convolved_elements(model, mixer)
+
+
+def update_flops(model: TransformerConfig, mixer: str) -> float:
+    """[FLOP] Of one layer for one token that follows a state: 4 H P N, or 6 n_v d_k d_v."""
+    return 2.0 * _PRODUCTS[mixer] * state_elements(model, mixer)

@@ -1,0 +1,127 @@
+"""States that stay of a sequence in place of its keys and values: a slot for each sequence, and mixers that go on from what lies there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from perfmodel.execute.uniform.recurrent import DeltaMixer, MambaMixer, RecurrentMixer, causal_conv_on
+from perfmodel.foundation.errors import RunError
+from perfmodel.workload.config import TransformerConfig
+
+
+def state_shapes(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[int, ...], ...]:
+    """What a layer keeps of one sequence on one rank: the convolution's last inputs [taps - 1, m, c], and the state of each head
+    [m, heads, ...]; none of a layer without a state."""
+    if mixer == "mamba" and config.mamba is not None:
+        mamba, groups = config.mamba, config.mamba.num_groups
+        width, heads = mamba.inner_size // groups + 2 * mamba.state_size, mamba.num_heads // groups
+        return (mamba.conv_kernel - 1, groups // tp, width), (groups // tp, heads, mamba.head_dim, mamba.state_size)
+    if mixer == "delta" and config.delta is not None:
+        delta, groups = config.delta, config.delta.num_key_heads
+        heads = delta.num_value_heads // groups
+        width = 2 * delta.key_head_dim + heads * delta.value_head_dim
+        return (delta.conv_kernel - 1, groups // tp, width), (groups // tp, heads, delta.key_head_dim, delta.value_head_dim)
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Where states of `number` sequences lie.
+
+    index   [number] slots; None where they follow each other from `first` on: they are read and written where they are
+    """
+
+    number: int
+    index: torch.Tensor | None
+    first: int = 0
+
+    def of(self, pool: torch.Tensor) -> torch.Tensor:
+        """[slots, ...] -> [number, ...]"""
+        return pool[self.first : self.first + self.number] if self.index is None else pool[self.index]
+
+    def put(self, pool: torch.Tensor, values: torch.Tensor) -> None:
+        """What `of` gave, and was changed since."""
+        if self.index is not None:
+            pool.index_copy_(0, self.index, values)
+
+
+class StateCache:
+    """Pools of `num_slots` slots, one pair for each layer with a state, and which slot each sequence has.
+
+    What the convolution read last is kept in the model's dtype, states in float32 at least.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, mixers: Sequence[str], num_slots: int, *, tp: int, dtype: torch.dtype, device: str
+    ) -> None:
+        self.device = device
+        dtypes = dtype, torch.promote_types(dtype, torch.float32)
+        self.pools: dict[int, tuple[torch.Tensor, ...]] = {
+            layer: tuple(torch.zeros(num_slots, *shape, dtype=each, device=device) for shape, each in zip(shapes, dtypes, strict=True))
+            for layer, mixer in enumerate(mixers)
+            if (shapes := state_shapes(config, mixer, tp))
+        }
+        self.free = list(range(num_slots))
+        self.slots: dict[int, int] = {}
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of one sequence in all layers."""
+        return sum(pool[0].numel() * pool.element_size() for pools in self.pools.values() for pool in pools)
+
+    def reserve(self, sequence: int) -> None:
+        """The first free slot, empty."""
+        if not self.free:
+            raise RunError(f"sequence={sequence}: none of the {len(self.slots)} slots for states is free")
+        slot = self.slots[sequence] = self.free.pop(0)
+        for pools in self.pools.values():
+            for pool in pools:
+                pool[slot].zero_()
+
+    def release(self, sequence: int) -> None:
+        self.free = sorted([*self.free, self.slots.pop(sequence)])
+
+    def of(self, sequences: Sequence[int]) -> Slots:
+        slots = [self.slots[sequence] for sequence in sequences]
+        if all(b - a == 1 for a, b in pairwise(slots)):
+            return Slots(len(slots), None, slots[0])
+        return Slots(len(slots), torch.tensor(slots, device=self.device))
+
+
+class CachedStates(RecurrentMixer):
+    """Sequences that go on: each group of chunks from the states that its sequences left, several positions chunk by chunk, one by itself.
+
+    index   of the layer
+    """
+
+    index: int
+
+    def _run(self, mixed: torch.Tensor, steps: torch.Tensor, conv: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> torch.Tensor:
+        """[1, t, m, c], [1, t, m, ...] -> [1, t, m, o]"""
+        cache, step = self.sharding.now()  # type: ignore[attr-defined]
+        pools = cache.states.pools[self.index]
+        rows = []
+        for group in step.groups:
+            x, given = (each[0, group.rows : group.stop].unflatten(0, (-1, group.queries)) for each in (mixed, steps))
+            last, state = (group.slots.of(pool) for pool in pools)
+            y = self.scan_on(causal_conv_on(x, conv, last), given, own, state, self.chunk_of(x))
+            for pool, values in zip(pools, (last, state), strict=True):
+                group.slots.put(pool, values)
+            rows.append(y.flatten(0, 1))
+        return torch.cat(rows).unsqueeze(0)
+
+
+class CachedMamba(CachedStates, MambaMixer):
+    pass
+
+
+class CachedDelta(CachedStates, DeltaMixer):
+    pass
+
+
+#: By the mixer of a layer.
+CACHED_STATES: dict[str, type[CachedMamba] | type[CachedDelta]] = {"mamba": CachedMamba, "delta": CachedDelta}
