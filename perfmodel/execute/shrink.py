@@ -14,7 +14,7 @@ from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
 from perfmodel.parallel.plan import Plan, divisors, make_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision, TrainingJob
-from perfmodel.workload.layer_specs import Experts
+from perfmodel.workload.layer_specs import DeltaNet, Experts, Mamba
 
 #: Sizes of a shrunk model and job, at most. They keep its step well under a second on one core.
 HEAD_DIM, KEY_VALUE_HEADS, HEADS_PER_GROUP = 32, 4, 4
@@ -76,6 +76,18 @@ def shrink_experts(experts: Experts, *, ep: int, tp: int, hidden: float) -> Expe
     )
 
 
+def shrink_states(model: TransformerConfig, *, tp: int, hidden: float) -> tuple[Mamba | None, DeltaNet | None]:
+    """Fewer heads with a state, of their sizes, in as many groups as attention has key-value heads; `hidden` as above."""
+    mamba, delta = model.mamba, model.delta
+    if mamba is not None:
+        groups = _round_up(min(mamba.num_groups, KEY_VALUE_HEADS), tp)
+        mamba = replace(mamba, num_groups=groups, num_heads=_round_up(hidden * mamba.num_heads, groups))
+    if delta is not None:
+        groups = _round_up(min(delta.num_key_heads, KEY_VALUE_HEADS), tp)
+        delta = replace(delta, num_key_heads=groups, num_value_heads=groups * (delta.num_value_heads // delta.num_key_heads))
+    return mamba, delta
+
+
 def shrink_folding(plan: Plan, degrees: Mapping[str, int], *, num_key_value_heads: int) -> tuple[int, int]:
     """(ep, etp) on fewer ranks: experts stay dealt out, over as many ranks as fold; each is cut by tp where it was."""
     tp_kv = gcd(degrees["tp"], num_key_value_heads)
@@ -98,6 +110,7 @@ def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int, ep: int 
     experts, latent = model.experts, model.latent
     if experts is not None:
         experts = shrink_experts(experts, ep=ep, tp=tp, hidden=hidden / model.hidden_size)
+    mamba, delta = shrink_states(model, tp=tp, hidden=hidden / model.hidden_size)
     if latent is not None:
         latent = replace(latent, index_top=min(latent.index_top, CHOSEN_KEYS))
     return replace(
@@ -105,6 +118,8 @@ def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int, ep: int 
         name=f"{model.name}-shrunk",
         experts=experts,
         latent=latent,
+        mamba=mamba,
+        delta=delta,
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=groups,

@@ -40,6 +40,11 @@ class KernelClass(StrEnum):
     AVERAGE_POOLING = "average_pooling"
     LSTM_CELL = "lstm_cell"
     PERMUTE = "permute"
+    CAUSAL_CONV = "causal_conv"
+    STATE_SCAN = "state_scan"
+    DELTA_SCAN = "delta_scan"
+    STATE_UPDATE = "state_update"
+    DELTA_UPDATE = "delta_update"
 
 
 COLLECTIVE_CODE: Mapping[CollectiveKind, int] = MappingProxyType({kind: code for code, kind in enumerate(CollectiveKind)})

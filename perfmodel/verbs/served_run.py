@@ -73,7 +73,7 @@ def run_served(
     note = progress or (lambda what: None)
     predicts = tp == 1 and place == "cpu"
     with _workers(tp, place, group, note) as workers:
-        found = _calibration(calibration, workers, note) if predicts else None
+        found = _calibration(calibration, config, workers, note) if predicts else None
         measured = run_serving(config, wanted, tp=tp, rounds=rounds, repeats=repeats, group=workers)
     if found is None:
         return ServedComparison(measurement=measured, steps=(), calibration="")
@@ -109,14 +109,17 @@ def _workers(tp: int, device: str, group: WorkerGroup | None, note: Callable[[st
     return nullcontext(group) if group is not None else WorkerGroup(tp, device=device, hang_timeout=60.0, on_progress=note)
 
 
-def _calibration(given: Calibration | str | Path | None, workers: WorkerGroup, note: Callable[[str], None]) -> Calibration:
+def _calibration(
+    given: Calibration | str | Path | None, config: TransformerConfig, workers: WorkerGroup, note: Callable[[str], None]
+) -> Calibration:
     """The one that is named, this machine's own, or one that is measured now."""
     from perfmodel.cost.resolve import choose_calibration
+    from perfmodel.cost.serving.executor import lacks_states
 
     if isinstance(given, Calibration):
         return given
     own = choose_calibration(local_cluster(num_chips=1).chip, given or "")
-    if given or (own.provenance is Provenance.CALIBRATED and own.decode_attention):
+    if given or (own.provenance is Provenance.CALIBRATED and own.decode_attention and not lacks_states(config, own)):
         return own
     from perfmodel.calibrate.fit_host import fit_measurement
     from perfmodel.execute.measure.machine import measure_machine

@@ -9,9 +9,11 @@ import numpy as np
 from perfmodel.cost.compute import matmul_time
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.cost.serving.states import UPDATE_KERNELS
 from perfmodel.cost.serving.step import StepCosts
 from perfmodel.foundation.dtypes import Dtype, itemsize
-from perfmodel.hardware.calibration import VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, Calibration
+from perfmodel.foundation.errors import bad_field
+from perfmodel.hardware.calibration import VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, Calibration, KernelClass
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.engine import Engine
 from perfmodel.parallel.serving.measurement import ANCHOR, StepShape
@@ -44,8 +46,9 @@ def with_element_bytes(machine: Machine, element_bytes: float) -> Machine:
     """The machine on which elements of 16 bits take what those of `element_bytes` take here: its memory moves so much less of them."""
     factor = element_bytes / _COUNTED_BYTES
     streaming = machine.streaming
-    table = streaming.table * np.array([[1.0], [factor], [1.0]])
-    caches = tuple(cache * factor for cache in streaming.caches)
+    factors = np.array([1.0 if kernel in UPDATE_KERNELS.values() else factor for kernel in KernelClass])  # states are counted as they are
+    table = streaming.table * np.stack([np.ones_like(factors), factors, np.ones_like(factors)])
+    caches = tuple(cache * factors for cache in streaming.caches)
     return replace(
         machine,
         matmul=replace(machine.matmul, bandwidth=machine.matmul.bandwidth / factor),
@@ -63,13 +66,22 @@ def with_element_bytes(machine: Machine, element_bytes: float) -> Machine:
     )
 
 
+def lacks_states(model: TransformerConfig, calibration: Calibration) -> bool:
+    """Whether the model has layers with a state, of which the calibration has measured nothing."""
+    return any(kind.mixer in UPDATE_KERNELS and UPDATE_KERNELS[kind.mixer] not in calibration.streaming for kind in model.layer_kinds)
+
+
 def executor_times(
     model: TransformerConfig, cluster: Cluster, calibration: Calibration, *, rows: int, dtype: Dtype = Dtype.FP32
 ) -> StepCosts:
     """Times of steps of so many rows of the executor on one chip of the cluster, all weights and the cache in `dtype`.
 
-    A model's weights come from memory, whatever caches hold of a single product's: where that was measured, it counts.
+    A model's weights come from memory, whatever caches hold of a single product's: where that was measured, it counts. Raises InputError
+    where layers with a state have not been measured.
     """
+    if lacks_states(model, calibration):
+        rule = f"has measured no layers with a state, which {model.name} has"
+        raise bad_field("calibration", calibration.name, rule, "write a new one with perfmodel calibrate")
     resolved = resolve_machine(replace(cluster, num_chips=1), calibration, dtype=dtype)
     bandwidth = calibration.peaks.get(VECTOR_BANDWIDTH if rows == 1 else WEIGHT_BANDWIDTH, resolved.matmul.bandwidth)
     resolved = replace(resolved, matmul=replace(resolved.matmul, bandwidth=bandwidth))

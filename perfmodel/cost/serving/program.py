@@ -27,7 +27,7 @@ from perfmodel.parallel.algebra.derive import Derivation, derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.graph import Graph, Operator, Pass, Product, Region, TensorRole
+from perfmodel.workload.graph import Graph, Operator, Pass, Product, Region, Stream, TensorRole, Work
 from perfmodel.workload.quantization import WeightPart
 from perfmodel.workload.transformer import build_graph
 
@@ -44,6 +44,7 @@ _EXPANDS = ("kv_b_proj", "nope_key", "keys", "value", "values")
 
 #: Kinds whose work is not taken from their rows: what a decoding step does of them follows from the cache (`step.py`), or from the engine.
 _STATE_SCANS = ("state_scan", "delta_scan")
+_CONVOLUTION = "causal_conv"
 _OF_EXPERTS = ("permute", "unpermute", "gated")
 _INDEXER = "index_scores"
 #: Launched with their neighbour by the engines' kernels.
@@ -144,7 +145,7 @@ def serving_program(model: TransformerConfig, *, is_prompt: bool, fuses: bool = 
             continue
         if op.name_in_layer.endswith("_bias"):
             continue  # added by the product before it
-        for work in op.forward:
+        for work in op.forward if fuses else _as_one_kernel(op):
             if not (isinstance(work, Product) and work.is_grouped):
                 compiler.work(op, derivation.shardings[op.name], work, segment=place[op.layer], name=op.name, is_backward=False)
     routed = _after_routers(graph)
@@ -172,6 +173,22 @@ def serving_program(model: TransformerConfig, *, is_prompt: bool, fuses: bool = 
         along=np.array([fuses and graph.operator(name).name_in_layer in _LAUNCHED_ALONG for name in rows.streaming.names], dtype=bool),
         weights=weights,
     )
+
+
+def _as_one_kernel(op: Operator) -> tuple[Work, ...]:
+    """What runs of an operator where nothing is fused: of a layer with a state the convolution and the scan, each by a kernel of its own
+    class, whatever products a scan is made of. A scan's elements are those of the state for each position, its bytes the steps' alone.
+    """
+    if op.kind not in (_CONVOLUTION, *_STATE_SCANS):
+        return op.forward
+    (stream,) = (work for work in op.forward if isinstance(work, Stream))
+    stream = replace(stream, kernel=op.kind)
+    if op.kind == _CONVOLUTION:
+        return (stream,)
+    depth = op.settings["state" if op.kind == "state_scan" else "key_dim"]
+    assert isinstance(depth, int)
+    steps = tuple(each for each in stream.accesses if each.of == 1)
+    return (replace(stream, elements=(*stream.elements, (depth, "")), accesses=steps),)
 
 
 def _after_routers(graph: Graph) -> set[str]:

@@ -11,10 +11,13 @@ Mamba2CacheParams and SGLANG_MAMBA_CONV_DTYPE; Qwen3.5's config.json.
 
 from __future__ import annotations
 
+from perfmodel.hardware.calibration import KernelClass
 from perfmodel.workload.config import TransformerConfig
 
 #: [byte] Of an element of a recurrent state, and of an input of the convolution.
 STATE_BYTES, CONVOLVED_BYTES = 4.0, 2.0
+#: The kernel that reads and writes the state of sequences which decode.
+UPDATE_KERNELS = {"mamba": KernelClass.STATE_UPDATE, "delta": KernelClass.DELTA_UPDATE}
 #: Products with the state for a token: written and read (Mamba-2); what is known is read, written and read (delta rule).
 _PRODUCTS = {"mamba": 2.0, "delta": 3.0}
 

@@ -30,7 +30,7 @@ from perfmodel.cost.serving.kernels import (
 )
 from perfmodel.cost.serving.program import ServingProgram
 from perfmodel.cost.serving.routing import fullest_rank, share_met
-from perfmodel.cost.serving.states import state_bytes
+from perfmodel.cost.serving.states import UPDATE_KERNELS, state_bytes, state_elements
 from perfmodel.cost.serving.work import AttentionRow, Calls, Work
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype, itemsize
@@ -292,8 +292,9 @@ class StepCosts:
         for place in program.states:
             region = program.regions[place]
             mixer = next(kind.mixer for kind in model.layer_kinds if kind.name == region.name)
-            num_bytes = 2.0 * state_bytes(model, mixer) * work.decoding / np.tile(self.tp, repeats)
-            yield mixer, region.count, self._pass(num_bytes)
+            sequences = work.decoding / np.tile(self.tp, repeats)
+            num_bytes, elements = 2.0 * state_bytes(model, mixer) * sequences, state_elements(model, mixer) * sequences
+            yield mixer, region.count, self._pass(num_bytes, elements, UPDATE_KERNELS[mixer])
 
     def _attention_times(self, program: ServingProgram, amount: Array, work: Work) -> Iterator[tuple[AttentionRow, float, Array]]:
         """Each kind of attention, how many layers have it, and what one of them takes. [s]"""
@@ -441,9 +442,8 @@ class StepCosts:
         computed = 2.0 * queries * heads * width / (0.5 * self.machine.peak_flop_rate)
         return np.maximum(self._pass(read), computed)
 
-    def _pass(self, num_bytes: Array) -> Array:
-        machine = self.machine
-        return np.asarray(streaming_time(num_bytes=num_bytes, num_elements=num_bytes, kernel_class=KernelClass.DEFAULT, machine=machine))
+    def _pass(self, num_bytes: Array, elements: Num = 0.0, kernel: KernelClass = KernelClass.DEFAULT) -> Array:
+        return np.asarray(streaming_time(num_bytes=num_bytes, num_elements=elements, kernel_class=kernel, machine=self.machine))
 
     def _communication(self, program: ServingProgram, amount: Array, sizes: Array, inside: list[Array]) -> Array:
         """[regions, columns] of collectives between the operators."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.measure.kernels import all_kernels, attention_calls, linear_kernels, streaming_kernels
 from perfmodel.execute.measure.scope import Scope
+from perfmodel.execute.measure.state_kernels import state_kernels
 from perfmodel.execute.measure.stopwatch import MEBIBYTE, Stopwatch
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import KernelClass
@@ -30,7 +32,8 @@ def measure_kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
     """Every kernel, on all ranks at the same time."""
     watch = Stopwatch(worker.device)
     samples = []
-    for kernel in all_kernels(scope, worker.device):
+    of_states = (kernel for shape in scope.states for kernel in state_kernels(shape, scope.dtype, worker.device))
+    for kernel in chain(all_kernels(scope, worker.device), of_states):
         worker.beat(kernel.label)
         dist.barrier()
         samples.append(kernel.sample(watch.time(kernel.call, budget=scope.budget)))

@@ -18,6 +18,7 @@ class Scope:
     attentions        (batch, heads, kv heads, length, head dim), causal
     decodes           (batch, heads, kv heads, cached tokens, head dim), one new token for each sequence
     weights           (outputs, inputs) of weights that a few rows at a time are multiplied with
+    states            (sequences, new positions, groups of heads) of layers with a state
     message_bytes     sizes of collectives
     logit_bytes       memory traffic of the loss for each logit, forward and backward together (execution profile)
     dtype             of activations; half_dtype is measured on `half_matmuls` only
@@ -35,6 +36,7 @@ class Scope:
     half_dtype: Dtype
     decodes: tuple[tuple[int, int, int, int, int], ...] = ()
     weights: tuple[tuple[int, int], ...] = ()
+    states: tuple[tuple[int, int, int], ...] = ()
 
 
 _CPU_MATMULS = (
@@ -83,6 +85,10 @@ def make_scope(device: str, *, brief: bool, logit_bytes: float) -> Scope:
             (2, 16, 4, 2048, 64), (16, 8, 8, 512, 64),
         ),
         weights=((2816, 1024), (1024, 1024)),
+        states=(
+            (1, 1, 1), (1, 1, 4), (1, 1, 16), (4, 1, 4), (8, 1, 4), (8, 1, 16), (1, 16, 4), (1, 64, 2), (1, 64, 8), (1, 128, 4),
+            (1, 256, 4),
+        ),
         message_bytes=tuple(2**exponent for exponent in range(8, 24 if brief else 27, 3 if brief else 2)),
         logit_bytes=logit_bytes,
         dtype=Dtype.FP32,

@@ -7,8 +7,10 @@ from math import prod
 import pytest
 
 from perfmodel.cost.resolve import resolve_estimator
+from perfmodel.cost.serving.states import STATE_BYTES, UPDATE_KERNELS, convolved_elements, state_elements
 from perfmodel.execute.measure.kernels import FEW_ROWS, Kernel, all_kernels, attention_calls
 from perfmodel.execute.measure.scope import Scope
+from perfmodel.execute.measure.state_kernels import state_kernels
 from perfmodel.execute.per_operator.microbenchmarks import cell_kernels, convolution_kernels, pooling_kernels
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import SPEC_SHEET, KernelClass
@@ -28,6 +30,7 @@ from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.lstm import lstm
 from perfmodel.workload.kinds.pooling import pooling
+from perfmodel.workload.models import load_model
 from tests.execute.jobs import tiny
 
 TINY = Scope(
@@ -46,6 +49,7 @@ TINY = Scope(
 )
 
 OF_NETWORKS = {KernelClass.MAX_POOLING, KernelClass.AVERAGE_POOLING, KernelClass.LSTM_CELL}
+OF_STATES = {KernelClass.CAUSAL_CONV, *UPDATE_KERNELS.values(), KernelClass.STATE_SCAN, KernelClass.DELTA_SCAN}
 
 
 def test_every_kernel_runs_and_makes_a_sample():
@@ -62,9 +66,31 @@ def test_every_kernel_runs_and_makes_a_sample():
     decode = DecodeSample(batch=2, heads=4, kv_heads=2, key_length=16, head_dim=8, dtype=Dtype.FP32, time=1.0)
     assert [s for s in samples if isinstance(s, DecodeSample)] == [decode]
     assert [(s.rows, s.outputs, s.inputs) for s in samples if isinstance(s, WeightSample)] == [(rows, 16, 8) for rows in FEW_ROWS]
-    assert {s.kernel_class for s in samples if isinstance(s, StreamingSample)} == set(KernelClass) - OF_NETWORKS
+    assert {s.kernel_class for s in samples if isinstance(s, StreamingSample)} == set(KernelClass) - OF_NETWORKS - OF_STATES
     shapes = [(s.m, s.n, s.k) for s in samples if isinstance(s, MatmulSample) and s.dtype is Dtype.FP32 and s.batch == 1]
     assert shapes == [(16, 32, 8), (16, 8, 32), (32, 8, 16)]
+
+
+def test_kernels_of_states_count_what_serving_counts():
+    """Two sequences of Nemotron 3 Nano's and Qwen3-Next's heads, of a quarter of their groups and of an eighth."""
+    nemotron, qwen = (load_model(name) for name in ("nemotron-3-nano-30b-a3b", "qwen3-next-80b-a3b"))
+    of_mamba, of_delta = 2 * state_elements(nemotron, "mamba") / 4, 2 * state_elements(qwen, "delta") / 8
+    inputs = 2 * convolved_elements(nemotron, "mamba") / 3 / 4
+    found = {}
+    for positions in (1, 5):
+        for kernel in state_kernels((2, positions, 2), Dtype.FP32, "cpu"):
+            kernel.call()
+            sample = kernel.sample(1.0)
+            found[sample.kernel_class, positions] = sample.num_bytes, sample.num_elements
+    assert {kernel for kernel, _ in found} == OF_STATES
+    assert found == {
+        (KernelClass.CAUSAL_CONV, 1): (8 * inputs, inputs),
+        (KernelClass.CAUSAL_CONV, 5): (40 * inputs, 5 * inputs),
+        (KernelClass.STATE_UPDATE, 1): (2 * STATE_BYTES * of_mamba, of_mamba),
+        (KernelClass.DELTA_UPDATE, 1): (2 * STATE_BYTES * of_delta, of_delta),
+        (KernelClass.STATE_SCAN, 5): (0.0, 5 * of_mamba),
+        (KernelClass.DELTA_SCAN, 5): (0.0, 5 * of_delta),
+    }
 
 
 def total(extent: Extent) -> int:

@@ -29,9 +29,10 @@ def served_model():
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_decode_and_prefill_steps_are_predicted_from_calibrated_parts():
+@pytest.mark.parametrize("model", [served_model(), load_model("nemotron-h-8b")], ids=["attention", "states"])
+def test_decode_and_prefill_steps_are_predicted_from_calibrated_parts(model):
     with WorkerGroup(1, hang_timeout=60.0) as group:
-        found = run_served(served_model(), rounds=3, repeats=3, group=group)
+        found = run_served(model, rounds=3, repeats=3, group=group)
     # memory that others use as well is slower than it was a minute before: by as much as a product that waits for it, between the steps
     drift = {True: found.drift, False: 1.0}
     errors = {str(step.measured.shape): (1.0 + step.error) * drift[step.measured.shape.is_decode] - 1.0 for step in found.steps}
@@ -64,5 +65,9 @@ def test_a_large_model_runs_as_a_small_one_of_its_make():
     assert small.experts.top_k == 2
     assert small.num_hidden_layers == 2
     assert runnable_model(load_model("llama-3-8b")).num_hidden_layers == 8
+    states = runnable_model(load_model("qwen3-next-80b-a3b"))
+    assert states.delta == replace(load_model("qwen3-next-80b-a3b").delta, num_key_heads=4, num_value_heads=8)
+    assert [(kind.mixer, kind.count) for kind in states.layer_kinds] == [("delta", 6), ("attention", 2)]
+    assert runnable_model(load_model("nemotron-h-8b")).mamba.inner_size == 2 * runnable_model(load_model("nemotron-h-8b")).hidden_size
     assert runnable_model(load_model("gpt2")) == load_model("gpt2")
     assert [str(shape) for shape in usual_shapes()] == ["1 x 1 after 384", "8 x 1 after 384", "1 x 256 after 0", "1 x 128 after 128"]
