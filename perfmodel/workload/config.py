@@ -204,6 +204,10 @@ class TransformerConfig:
         """Dense attention and a dense MLP in all layers: their FLOP follow from the parameters alone."""
         return self.layer_kinds == (LayerSpec(name="layer", count=self.num_hidden_layers),) and not self.attention_chunk
 
+    def recurrence_of(self, mixer: str) -> Mamba | DeltaNet | None:
+        """Sizes of a mixer with a state; None of another."""
+        return {"mamba": self.mamba, "delta": self.delta}.get(mixer)
+
     def prefix_of(self, kind: LayerSpec) -> str:
         """Before the names of operators and parameters of a kind of layers; none where all layers are of that kind."""
         return f"{kind.name}." if len(self.layer_kinds) > 1 else ""

@@ -111,6 +111,16 @@ class Mamba:
     def inner_size(self) -> int:
         return self.num_heads * self.head_dim
 
+    @property
+    def state_shape(self) -> tuple[int, int, int, int]:
+        """Of a sequence: groups, heads of each, and of each head its entries and their states."""
+        return self.num_groups, self.num_heads // self.num_groups, self.head_dim, self.state_size
+
+    @property
+    def group_channels(self) -> int:
+        """That are convolved for each group: what its heads read, B and C."""
+        return self.inner_size // self.num_groups + 2 * self.state_size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet:
@@ -128,6 +138,16 @@ class DeltaNet:
         if self.num_value_heads % self.num_key_heads:
             rule = f"must divide linear_num_value_heads={self.num_value_heads}"
             raise bad_field("linear_num_key_heads", self.num_key_heads, rule, "correct the config")
+
+    @property
+    def state_shape(self) -> tuple[int, int, int, int]:
+        """Of a sequence: key heads, value heads of each, and of each value head keys and values."""
+        return self.num_key_heads, self.num_value_heads // self.num_key_heads, self.key_head_dim, self.value_head_dim
+
+    @property
+    def group_channels(self) -> int:
+        """That are convolved for each key head: query, key and the values of its heads."""
+        return 2 * self.key_head_dim + self.num_value_heads // self.num_key_heads * self.value_head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

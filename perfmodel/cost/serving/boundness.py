@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.routing import share_met
-from perfmodel.cost.serving.states import state_bytes, state_elements, update_flops
+from perfmodel.cost.serving.states import UPDATE_KERNELS, state_bytes, state_elements, update_flops
 from perfmodel.cost.serving.step import PARTS, StepCosts, keys_within
 from perfmodel.cost.serving.work import Work
 from perfmodel.foundation.dtypes import itemsize
-from perfmodel.hardware.calibration import KERNEL_CODE, KernelClass
+from perfmodel.hardware.calibration import KERNEL_CODE
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
 
@@ -193,7 +193,7 @@ def _states(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
         elements, time = state_elements(model, mixer) / tp, float(times[0])
         flops, moved = b * update_flops(model, mixer) / tp, 2.0 * b * state_bytes(model, mixer) / tp
         ridge = machine.peak_flop_rate / machine.memory_bandwidth
-        floor = float(machine.streaming.table[0][KERNEL_CODE[KernelClass.DEFAULT]])
+        floor = float(machine.streaming.table[0][KERNEL_CODE[UPDATE_KERNELS[mixer]]])
         found.append(
             OperatorRow(
                 name=f"{mixer} states",

@@ -11,6 +11,8 @@ Mamba2CacheParams and SGLANG_MAMBA_CONV_DTYPE; Qwen3.5's config.json.
 
 from __future__ import annotations
 
+from math import prod
+
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.workload.config import TransformerConfig
 
@@ -24,23 +26,14 @@ _PRODUCTS = {"mamba": 2.0, "delta": 3.0}
 
 def state_elements(model: TransformerConfig, mixer: str) -> float:
     """Of the states of all heads of one layer: H P N (Mamba-2), or n_v d_k d_v (delta networks); 0 of another mixer."""
-    if mixer == "mamba" and model.mamba is not None:
-        return float(model.mamba.num_heads * model.mamba.head_dim * model.mamba.state_size)
-    if mixer == "delta" and model.delta is not None:
-        return float(model.delta.num_value_heads * model.delta.key_head_dim * model.delta.value_head_dim)
-    return 0.0
+    spec = model.recurrence_of(mixer)
+    return float(prod(spec.state_shape)) if spec is not None else 0.0
 
 
 def convolved_elements(model: TransformerConfig, mixer: str) -> float:
     """Inputs of the convolution that the next token needs: taps - 1 of each channel of one layer."""
-    if mixer == "mamba" and model.mamba is not None:
-        mamba = model.mamba
-        return float((mamba.conv_kernel - 1) * (mamba.inner_size + 2 * mamba.num_groups * mamba.state_size))
-    if mixer == "delta" and model.delta is not None:
-        delta = model.delta
-        channels = 2 * delta.num_key_heads * delta.key_head_dim + delta.num_value_heads * delta.value_head_dim
-        return float((delta.conv_kernel - 1) * channels)
-    return 0.0
+    spec = model.recurrence_of(mixer)
+    return float((spec.conv_kernel - 1) * spec.state_shape[0] * spec.group_channels) if spec is not None else 0.0
 
 
 def state_bytes(model: TransformerConfig, mixer: str) -> float:

@@ -16,16 +16,11 @@ from perfmodel.workload.config import TransformerConfig
 def state_shapes(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[int, ...], ...]:
     """What a layer keeps of one sequence on one rank: the convolution's last inputs [taps - 1, m, c], and the state of each head
     [m, heads, ...]; none of a layer without a state."""
-    if mixer == "mamba" and config.mamba is not None:
-        mamba, groups = config.mamba, config.mamba.num_groups
-        width, heads = mamba.inner_size // groups + 2 * mamba.state_size, mamba.num_heads // groups
-        return (mamba.conv_kernel - 1, groups // tp, width), (groups // tp, heads, mamba.head_dim, mamba.state_size)
-    if mixer == "delta" and config.delta is not None:
-        delta, groups = config.delta, config.delta.num_key_heads
-        heads = delta.num_value_heads // groups
-        width = 2 * delta.key_head_dim + heads * delta.value_head_dim
-        return (delta.conv_kernel - 1, groups // tp, width), (groups // tp, heads, delta.key_head_dim, delta.value_head_dim)
-    return ()
+    spec = config.recurrence_of(mixer)
+    if spec is None:
+        return ()
+    groups, *state = spec.state_shape
+    return (spec.conv_kernel - 1, groups // tp, spec.group_channels), (groups // tp, *state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -390,7 +390,7 @@ class RecurrentMixer(nn.Module):
     chunk: int
     groups: int
     heads: int
-    state: tuple[int, int]
+    state: Sequence[int]
     shared_norm: str = ""
     scan: Callable[..., Tensor]
     scan_on: Callable[..., Tensor]
@@ -428,11 +428,11 @@ class MambaMixer(RecurrentMixer):
         super().__init__(sharding)
         mamba = config.mamba
         assert mamba is not None
-        self.chunk, self.groups, self.heads = mamba.chunk_size, mamba.num_groups, mamba.num_heads // mamba.num_groups
-        self.state = mamba.head_dim, mamba.state_size
+        self.chunk = mamba.chunk_size
+        self.groups, self.heads, *self.state = mamba.state_shape
         self.scan, self.scan_on, self.scan_backward = state_scan, state_scan_on, state_scan_backward
         self.inner = mamba.inner_size // mamba.num_groups
-        mixed = self.inner + 2 * mamba.state_size
+        mixed = mamba.group_channels
         self.pieces = self.inner, mixed, self.heads
         self.in_proj = nn.Linear(config.hidden_size, self.groups * sum(self.pieces), bias=mamba.bias, device=device)
         self.conv = _Weight((self.groups * mixed, mamba.conv_kernel), bias=mamba.conv_bias, device=device)
@@ -457,11 +457,11 @@ class DeltaMixer(RecurrentMixer):
         super().__init__(sharding)
         delta = config.delta
         assert delta is not None
-        self.chunk, self.groups, self.heads = delta.chunk_size, delta.num_key_heads, delta.num_value_heads // delta.num_key_heads
-        self.state = delta.key_head_dim, delta.value_head_dim
+        self.chunk = delta.chunk_size
+        self.groups, self.heads, *self.state = delta.state_shape
         self.scan, self.scan_on, self.scan_backward = delta_scan, delta_scan_on, delta_scan_backward
         inner = self.heads * delta.value_head_dim
-        self.pieces = 2 * delta.key_head_dim + inner, inner
+        self.pieces = delta.group_channels, inner
         size = config.hidden_size
         self.in_proj_qkvz = nn.Linear(size, self.groups * sum(self.pieces), bias=False, device=device)
         self.in_proj_ba = nn.Linear(size, 2 * delta.num_value_heads, bias=False, device=device)

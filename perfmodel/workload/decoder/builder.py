@@ -85,15 +85,14 @@ def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN)
     if model.num_mtp_layers:
         sizes |= {"hn": model.hidden_size, "hh": 2 * model.hidden_size}
     if (mamba := model.mamba) is not None:
-        heads, inner = mamba.num_heads // mamba.num_groups, mamba.inner_size // mamba.num_groups
-        mixed = inner + 2 * mamba.state_size
-        sizes |= {"m": mamba.num_groups, "mh": heads, "mo": inner, "mc": mixed, "mi": inner + mixed + heads, "mt": mamba.conv_kernel}
+        groups, heads, width, _ = mamba.state_shape
+        inner, mixed = heads * width, mamba.group_channels
+        sizes |= {"m": groups, "mh": heads, "mo": inner, "mc": mixed, "mi": inner + mixed + heads, "mt": mamba.conv_kernel}
     if (delta := model.delta) is not None:
-        heads = delta.num_value_heads // delta.num_key_heads
-        inner = heads * delta.value_head_dim
-        mixed = 2 * delta.key_head_dim + inner
-        sizes |= {"m": delta.num_key_heads, "mh": heads, "mo": inner, "mc": mixed, "mi": mixed + inner, "mb": 2 * heads}
-        sizes |= {"mv": delta.value_head_dim, "mt": delta.conv_kernel}
+        groups, heads, _, width = delta.state_shape
+        inner, mixed = heads * width, delta.group_channels
+        sizes |= {"m": groups, "mh": heads, "mo": inner, "mc": mixed, "mi": mixed + inner, "mb": 2 * heads}
+        sizes |= {"mv": width, "mt": delta.conv_kernel}
     return sizes
 
 
