@@ -117,10 +117,11 @@ class ServingEstimator:
             self.engine,
             self.quantization,
             self.cache,
-            capacity=self.cluster.chip.memory.capacity,
+            capacity=self.cluster.chip.memory.usable_capacity,  # what cudaMemGetInfo reports is what engines take their share of
             tokens_of_sequence=tokens,
             plans=rows,
             max_tokens=self._max_tokens(rows),
+            max_batch=self._max_batch(rows),
             draft_bytes=draft,
         )
 
@@ -157,6 +158,7 @@ class ServingEstimator:
         if job.is_static and clients is not None:
             load = static_batch(times, requests, scheduling, batch=clients / replicas, capacity=capacity)
         elif clients is not None:
+            capacity = self.crowded(plans, memory, requests, job.speculation)
             load = closed_loop(times, requests, scheduling, concurrency=np.maximum(clients / replicas, 1.0), capacity=capacity)
         elif job.rate is not None:
             load = open_loop(times, requests, scheduling, rate=job.rate / replicas, capacity=capacity)
@@ -168,14 +170,32 @@ class ServingEstimator:
     def capacity(self, plans: Plans, memory: ServingMemory) -> Array:
         """Sequences of a replica that run at once: by its memory and by the engine's limit. One that does not fit is timed as if it did."""
         rows = columns_of(plans)
-        limit = (np.where(rows.max_batch > 0, rows.max_batch, self.engine.max_batch) * rows.attention_dp).astype(float)
+        limit = self._max_batch(rows) * rows.attention_dp
         return np.where(memory.fits, np.minimum(memory.sequences, limit), limit)
+
+    def crowded(self, plans: Plans, memory: ServingMemory, requests: Requests, speculation: Speculation | None = None) -> Array:
+        """Sequences of a replica that run at once, on average, where more requests wait than it has room for.
+
+            K = (N - I / 2) / z     of an engine that admits what has room at present
+
+        N tokens of the cache, z `mean_cached` of a sequence, I / 2 what lies idle on average as the next prompt does not fit. An engine
+        that keeps room for whole answers runs what `capacity` says.
+        """
+        whole = self.capacity(plans, memory)
+        if self.engine.reserves_answers:
+            return whole
+        rows, held = columns_of(plans), self.memory(plans, float(requests.mean_cached), speculation)
+        some = held.sequences - float(requests.prompt.mean / requests.mean_cached) / 2
+        return np.where(memory.fits, np.maximum(np.minimum(some, self._max_batch(rows) * rows.attention_dp), whole), whole)
 
     def scheduling(self, plans: Plans, speculation: Speculation | None = None) -> Scheduling:
         """How the engine fills its steps; tokens of a step are those of all attention ranks."""
         rows = columns_of(plans)
         tokens = self._max_tokens(rows) * rows.attention_dp
         return Scheduling.of_engine(self.engine, step_tokens=tokens, ranks=rows.attention_dp.astype(float), speculation=speculation)
+
+    def _max_batch(self, plans: ServingColumns) -> Array:
+        return np.where(plans.max_batch > 0, plans.max_batch, self.engine.max_batch).astype(float)
 
     def _max_tokens(self, plans: ServingColumns) -> Array:
         return np.where(plans.max_tokens > 0, plans.max_tokens, self.engine.max_tokens).astype(float)
@@ -256,8 +276,11 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         answered = _at(load.requests_per_second, at) * plan.replicas
         notes.append(f"{job.rate:,.6g} requests a second come and {answered:,.3g} can be answered: the queue only grows; use more chips")
     notes += _copies_notes(estimator, plan)
+    cached = memory.sequence_bytes * min(running, float(served.capacity[at])) / plan.attention_dp
+    if float(served.capacity[at]) > _at(memory.sequences, at):  # the engine takes what has room at present, until there is none
+        cached = np.minimum(cached, np.maximum(memory.room, 0.0))
     held = {
-        "weights": memory.weights, "cache": memory.sequence_bytes * min(running, float(served.capacity[at])) / plan.attention_dp,
+        "weights": memory.weights, "cache": cached,
         "activations": memory.activations, "graphs": memory.graphs, "context": memory.context, "reserve": memory.reserve,
     }  # fmt: skip
     by_class = {name: _at(value, at) for name, value in held.items()}

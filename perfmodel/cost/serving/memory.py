@@ -130,6 +130,7 @@ def serving_memory(
     tokens_of_sequence: Any,
     plans: ServingColumns,
     max_tokens: Any,
+    max_batch: Any,
     draft_bytes: Any = 0.0,
 ) -> ServingMemory:
     """How much lies where, and how many sequences of `tokens_of_sequence` tokens fit in a replica.
@@ -138,9 +139,11 @@ def serving_memory(
     R: `engine_reserve`
     sequences = attention_dp * M / bytes of a sequence on a chip (whole blocks)
 
-    max_tokens   T of each plan's steps, the engine's where it leaves them open
+    A = max(2 T min(n d, 2 h) x factor, W + min(B, T) V s)     s `sampler_bytes`, V the vocabulary, W `expert_workspace`
 
-    Source: vLLM's, SGLang's and TensorRT-LLM's memory rules as `Engine` has them; A = 2 T max(n d, h) x factor, fitted by aiconfigurator.
+    max_tokens, max_batch   T, B of each plan's steps, the engine's where it leaves them open
+
+    Source: vLLM's, SGLang's and TensorRT-LLM's memory rules as `Engine` has them; the factor of A is fitted by aiconfigurator.
     """
     model = program.model
     tp, pp, dcp = (each.astype(float) for each in (plans.tp, plans.pp, plans.dcp))
@@ -150,6 +153,8 @@ def serving_memory(
     step = np.clip(np.floor(np.log2(tp)), 0, len(factors) - 1).astype(int)
     wide = model.num_attention_heads * (model.head_dim if model.latent is None else model.latent.value_head_dim)
     activations = np.maximum(2.0 * max_tokens * min(wide, 2 * model.hidden_size) * np.asarray(factors)[step], engine.least_activation_bytes)
+    kept = expert_workspace(model, max_tokens, expert_tp=of_stage / plans.ep) if engine.keeps_expert_workspace else 0.0
+    activations = np.maximum(activations, kept + np.minimum(max_batch, max_tokens) * model.vocab_size * engine.sampler_bytes)
     links = np.where(of_stage * pp > 1, engine.link_bytes, 0.0)
     context, graphs = engine.context_bytes + links, engine.graph_bytes
     reserve = engine_reserve(engine, chips=of_stage * pp, attention_dp=attention_dp, max_tokens=max_tokens)
@@ -171,6 +176,20 @@ def serving_memory(
         sequences=np.maximum(room, 0.0) / sequence_bytes * attention_dp,
         usable=engine.memory_fraction * capacity,
     )
+
+
+def expert_workspace(model: TransformerConfig, max_tokens: Any, *, expert_tp: Any) -> Any:
+    """Of the experts' products of a step, in 16 bits: one buffer for what goes in and out of both, one between them. [byte]
+
+    W = 2 T k (max(f, h) + max(2 f, h))     f the width of an expert on a chip
+
+    Source: vLLM, model_executor/layers/fused_moe: fused_moe.py, deep_gemm_moe.py (workspace_shapes, without the rounding of its rows).
+    """
+    if model.experts is None:
+        return 0.0
+    width = model.experts.width / np.asarray(expert_tp)
+    wide = np.maximum(width, model.hidden_size) + np.maximum(2.0 * width, model.hidden_size)
+    return _PLAIN_BYTES * np.asarray(max_tokens) * model.experts.top_k * wide
 
 
 def engine_reserve(engine: Engine, *, chips: Any, attention_dp: Any, max_tokens: Any) -> Any:

@@ -30,7 +30,8 @@ def with_simulation(
         raise bad_field("concurrency", None, "a simulation needs clients or arrivals", "give --concurrency or --rate")
     limits = limits or GoodputLimits()
     apart = plan.pools is not None
-    found = (_of_pools if apart else _of_replica)(estimator, prediction, limits, seed)
+    of_pools = _of_pools(estimator, prediction, limits, seed) if apart else None
+    found = of_pools or simulate_replica(estimator, prediction, limits=limits, seed=seed)
     copies = 1 if apart else plan.replicas
     running_in = plan.pools.decode_workers if plan.pools is not None else 1
     return replace(
@@ -48,7 +49,16 @@ def with_simulation(
     )
 
 
-def _of_replica(estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int) -> SimulatedLoad:
+def simulate_replica(
+    estimator: ServingEstimator,
+    prediction: ServingPrediction,
+    *,
+    limits: GoodputLimits | None = None,
+    seed: int = 0,
+    answered: int | None = None,
+    warm_up: int | None = None,
+) -> SimulatedLoad:
+    """One replica of the plan under its share of the load; `answered` and `warm_up` requests as `simulate` has them."""
     job, plan = prediction.job, prediction.plan
     costs = estimator.with_drafts(estimator.times([plan]), [plan], job.speculation)
     tokens = job.input_len.mean + job.output_len.mean
@@ -61,9 +71,12 @@ def _of_replica(estimator: ServingEstimator, prediction: ServingPrediction, limi
             max_sequences=(plan.max_batch or estimator.engine.max_batch) * plan.attention_dp,
             cache_tokens=prediction.max_sequences * tokens,
             block_tokens=estimator.engine.block_tokens,
+            reserves_output=estimator.engine.reserves_answers,
         ),
         concurrency=None if job.concurrency is None else max(round(job.concurrency / plan.replicas), 1),
         rate=None if job.rate is None else job.rate / plan.replicas,
+        answered=answered,
+        warm_up=warm_up,
         limits=limits,
         seed=seed,
     )

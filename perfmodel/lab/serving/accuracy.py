@@ -24,8 +24,9 @@ from perfmodel.lab.serving.fitting import EngineFit, left_out_residuals
 from perfmodel.lab.serving.judgement import error_statistics
 from perfmodel.lab.serving.residuals import ServingResidual, every_footing, factors, known_residuals, unknown_residuals
 from perfmodel.lab.serving.rows import ServingRow, label_order
+from perfmodel.lab.serving.saturation import Saturation, saturation_of
 from perfmodel.lab.serving.tables import WORDS
-from perfmodel.parallel.serving.engine import fitted_numbers, load_engine
+from perfmodel.parallel.serving.engine import fitted_numbers
 from perfmodel.parallel.serving.intervals import METRICS, interval_factors
 from perfmodel.planner.serving.result import LIMIT_HEADROOM
 
@@ -34,8 +35,6 @@ Errors = Mapping[tuple[str, str], float]
 
 _DENSE_CHIPS = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-180gb")
 _MARGINS = (0.0, 0.02, 0.05)
-_LEAST_ALIKE, _ALIKE, _UNLIKE = 4, 1.15, 2.0
-_NOTED_RUNNING = re.compile(r"about (\d+) of (\d+) requests run at once")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +47,7 @@ class ServingAccuracy:
     without_chip: Errors
     choices: Mapping[str, ChoiceFigures]
     residuals: tuple[ServingResidual, ...]
+    saturation: Saturation
 
     @property
     def scored(self) -> list[ServingRow]:
@@ -68,6 +68,7 @@ def measure(path: Path) -> ServingAccuracy:
         without_chip=without["chip"],
         choices=_choices({"as it ships": points_of(rows, metrics), "without the model": points_of(rows, _moved(rows, without["model"]))}),
         residuals=(*known_residuals(fits, estimators), *unknown_residuals(fits, estimators)),
+        saturation=saturation_of(rows, estimators),
     )
 
 
@@ -200,68 +201,16 @@ fitted to them. Seconds."""
     return f"{text}\n\n{_table(('model', 'chip', 'tp', 'measured', 'predicted', 'error %'), lines)}\n\n{summary}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saturated:
-    """A run of which fewer requests ran at once than there were clients; predicted: how many run, of those that the cache holds."""
-
-    row: ServingRow
-    clients: float
-    running: float
-    predicted: float
-    held: float
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return (*(self.row.labels[name] for name in ("source", "engine", "model", "chip")), f"{self.clients:g}")
-
-
-def saturated_runs(rows: Sequence[ServingRow]) -> list[Saturated]:
-    found = []
-    for row in rows:
-        noted = _NOTED_RUNNING.search(row.served.ttft_note)
-        if noted is not None and row.is_predicted and row.planned is not None:
-            plan = row.planned.plan
-            limit = float(load_engine(plan.engine).max_batch * plan.attention_dp)
-            found.append(
-                Saturated(
-                    row=row,
-                    clients=float(noted[2]),
-                    running=float(noted[1]),
-                    predicted=min(row.max_sequences, limit) * plan.replicas,
-                    held=row.max_sequences * plan.replicas,
-                )
-            )
-    return found
-
-
-def admission_limited(runs: Sequence[Saturated]) -> set[str]:
-    """Runs of a group in which as many run at once whatever the plan and the lengths, though caches are of very different sizes: what
-    limits them is a number that the source does not state."""
-    groups: dict[tuple[str, ...], list[Saturated]] = {}
-    for run in runs:
-        groups.setdefault(run.key, []).append(run)
-    return {
-        run.row.id
-        for group in groups.values()
-        if len(group) >= _LEAST_ALIKE
-        and max(each.running for each in group) <= _ALIKE * min(each.running for each in group)
-        and max(each.held for each in group) >= _UNLIKE * min(each.held for each in group)
-        for run in group
-    }
-
-
 def _saturation(found: ServingAccuracy) -> str:
-    runs = saturated_runs(found.rows)
-    limited = admission_limited(runs)
-    full = [run for run in runs if run.held < run.clients and run.row.id not in limited]
-    others = len(runs) - len(full)
+    full, limited = found.saturation.full, found.saturation.num_limited
     errors = [run.predicted / run.running - 1.0 for run in full]
     lines = [
         (
             *(run.row.labels[name] for name in ("engine", "model", "chip")),
             f"{run.clients:.0f}",
-            f"{run.running:.0f}",
-            f"{run.predicted:.0f}",
+            f"{run.running:.1f}",
+            f"{run.predicted:.1f}",
+            f"{100 * (run.predicted / run.running - 1):+.1f}",
         )
         for run in full
     ]
@@ -272,14 +221,18 @@ def _saturation(found: ServingAccuracy) -> str:
     over = error_statistics([row.error("request_latency") for row in waves])
     text = """## How many sequences fit
 
-Where a benchmark had more clients than ran at once (by Little's law), how many are predicted to run, of runs whose cache is predicted to be
-full."""
-    table = _table(("engine", "model", "chip", "clients", "run at once", "predicted"), lines) if lines else ""
+Served loads of which a tenth of the clients or more waited and whose cache is predicted to be full. Both figures are clients x (1 - TTFT
+/ latency), Little's law: measured, of the mean lengths; predicted, of the same benchmark as the simulated engine goes through it, from an
+empty engine and all clients at once to the end of ten requests of each. An engine gives a request a place when its prompt has room or,
+where it `reserves_answers`, the whole answer too; where the cache runs full those that came last are thrown out and computed again."""
+    table = _table(("engine", "model", "chip", "clients", "run at once", "predicted", "error %"), lines) if lines else ""
     own = error_statistics(errors)
+    queues = error_statistics([run.predicted / run.running - 1.0 for run in full if run.is_mostly_queue])
     summary = (
-        f"""Median error {_percent(own.median)} %. {others:,} more such runs are not of the cache: it is predicted to hold all clients (an
-admission limit that is not stated, or a mistake), or as many run at once under every plan, whatever its cache
-holds ({len(limited):,} runs)."""
+        f"""Median error {_percent(own.median)} % of {own.count:,} runs; {_percent(queues.median)} % of the {queues.count:,} in which
+requests waited for longer than they ran. {found.saturation.num_others:,} more runs in which clients waited are predicted to hold all of
+them (most wait for the prompts of others), or run as many at once under every plan, whatever its cache holds (an admission limit that
+is not stated; {limited:,} runs)."""
         if lines
         else ""
     )

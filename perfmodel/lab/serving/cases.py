@@ -6,7 +6,7 @@ What the run does not state follows its engine, and is listed. A run that cannot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
@@ -14,9 +14,11 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.hardware.reader import chip_called, list_chips
 from perfmodel.lab.case_plan import HardwareOfCase
 from perfmodel.lab.fields import MAX_COUNT, not_stated, optional_count, stated_count
+from perfmodel.lab.serving.launches import launch_of
 from perfmodel.lab.serving.measured import KINDS
 from perfmodel.lab.serving.models import model_of_case
 from perfmodel.lab.serving.software import engine_of
+from perfmodel.parallel.serving.engine import version_of
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 from perfmodel.workload.serving import Lengths, ServingJob, Speculation, constant
@@ -44,13 +46,14 @@ class PlannedServing:
     """A run, ready to be predicted.
 
     kind     which of its times are compared (`measured.KINDS`)
-    engine   the name of a profile
+    engine   the name of a profile; version: of the engine, () where none is said
     distinct_experts   that a layer meets where every sequence is the same prompt; 0: as routing has it
     assumed  what the run does not state
     """
 
     hardware: HardwareOfCase
     engine: str
+    version: tuple[int, ...] = ()
     job: ServingJob
     plan: ServingPlan
     kind: str
@@ -66,12 +69,18 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
     if inputs.get("framework") is None:
         assumed.append("framework")
     engine = engine_of(inputs.get("framework"), chip=chip)
+    version = version_of(str(inputs.get("framework") or ""))
+    launch = launch_of(inputs, engine, chip, version)
     plan, chips = _plan(inputs, engine, assumed)
+    plan = replace(plan, max_batch=launch.max_batch, max_tokens=launch.max_tokens)
     job = _job(inputs, kind, engine, assumed)
+    if launch.cache is not None:
+        job = replace(job, kv_precision=launch.cache)
     hardware = HardwareOfCase(chip=chip, chips_per_node=None, num_chips=chips, inter_node_bandwidth_per_chip=None)
     return PlannedServing(
         hardware=hardware,
         engine=engine,
+        version=version,
         job=job,
         plan=plan,
         kind=kind,

@@ -37,7 +37,7 @@ RELATIVES = {"tensorrt-llm-2023": "tensorrt-llm-2024", "vllm-2024-eager": "vllm-
 
 HEAD = "# Written by `python -m perfmodel.lab.serving.engines`: what published runs say of each engine. Not edited by hand.\n"
 GENERIC_HEAD = "# Written by `python -m perfmodel.lab.serving.engines`: the mean of the engines of today. Not edited by hand.\n"
-_OWN = ("name", "version", "source", "notes")
+_OWN = ("name", "version", "versions", "source", "notes")
 
 
 def read_rows(path: str | Path, estimators: Estimators) -> list[ServingRow]:
@@ -133,7 +133,13 @@ def generic_engine(known: Sequence[Engine]) -> Engine:
             values[field.name] = _mean(field.name, each, whole=isinstance(each[0], int))
     names = ", ".join(engine.name for engine in known)
     return replace(
-        first, name=GENERIC_ENGINE, version="any", source=f"the mean of {names} (perfmodel.lab.serving.engines)", notes={}, **values
+        first,
+        name=GENERIC_ENGINE,
+        version="any",
+        source=f"the mean of {names} (perfmodel.lab.serving.engines)",
+        versions=(),
+        notes={},
+        **values,
     )
 
 
@@ -149,12 +155,12 @@ def generic_text(engine: Engine) -> str:
     lines = []
     for field in fields(Engine):
         value = getattr(engine, field.name)
-        if field.name == "notes":
+        if field.name in ("notes", "versions"):
             continue
         if field.name.endswith("_time"):
             value = f"{value * 1e6:.6g} us"
         elif field.name.endswith("_bytes"):
-            value = f"{value / 1e6:.6g} MB"
+            value = f"{value / 1e6:.6g} MB" if value >= 1e3 else f"{value:.6g} B"
         elif isinstance(value, bool):
             value = str(value).lower()
         elif isinstance(value, tuple):

@@ -23,8 +23,11 @@ class Estimators:
 
     def predict(self, planned: PlannedServing, engine: Engine | None = None) -> ServingPrediction:
         """engine: in place of the run's own."""
-        estimator = self.estimator(planned, engine or load_engine(planned.engine))
-        return predict_plan(estimator, planned.job, planned.plan, distinct_experts=planned.distinct_experts)
+        return predict_plan(self.of(planned, engine), planned.job, planned.plan, distinct_experts=planned.distinct_experts)
+
+    def of(self, planned: PlannedServing, engine: Engine | None = None) -> ServingEstimator:
+        """That of a run, with its engine at its version."""
+        return self.estimator(planned, (engine or load_engine(planned.engine)).at(planned.version))
 
     def estimator(self, planned: PlannedServing, engine: Engine) -> ServingEstimator:
         job = planned.job

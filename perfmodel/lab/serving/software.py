@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perfmodel.parallel.serving.engine import GENERIC_ENGINE
+from perfmodel.parallel.serving.engine import GENERIC_ENGINE, version_of
 
 #: Chips on which vLLM of 2024 launched every kernel (Argonne's scripts: --enforce-eager on ROCm).
 _EAGER_CHIPS = ("mi210", "mi250")
@@ -19,16 +19,16 @@ def engine_of(framework: object, *, chip: str = "") -> str:
     if "nim" in re.findall(r"[a-z]+", text):
         return "nim"
     if "vllm" in text:
-        if _version(text) >= (0, 9) or "nan" in text or "nightly" in text:
+        if version_of(text) >= (0, 9) or "nan" in text or "nightly" in text:
             return "vllm"
         if chip.startswith(_UNTUNED_CHIPS):
             return "vllm-2024-mi300x"
         return "vllm-2024-eager" if chip.startswith(_EAGER_CHIPS) else "vllm-2024"
     if "trtllm" in text or "tensorrt-llm" in text or "tensorrt llm" in text:
-        modern = _version(text) >= (1, 0) or "dynamo" in text or "pytorch" in text or "nan" in text
+        modern = version_of(text) >= (1, 0) or "dynamo" in text or "pytorch" in text or "nan" in text
         if modern:
             return "tensorrt-llm"
-        return "tensorrt-llm-2023" if "nemo" in text or () < _version(text) < (0, 9) else "tensorrt-llm-2024"
+        return "tensorrt-llm-2023" if "nemo" in text or () < version_of(text) < (0, 9) else "tensorrt-llm-2024"
     for word, engine in (
         ("sglang", "sglang"),
         ("fastertransformer", "fastertransformer"),
@@ -40,9 +40,3 @@ def engine_of(framework: object, *, chip: str = "") -> str:
     if chip.startswith("gaudi") and ("deepspeed" in text or "optimum" in text):
         return "optimum-habana"
     return "deepspeed-mii" if "deepspeed" in text else GENERIC_ENGINE
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """(1, 2) of "trtllm 1.2.0rc6.post3"; () where none is said."""
-    found = re.search(r"(?<![\w.])v?(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -21,8 +22,27 @@ GENERIC_ENGINE = "generic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineVersions:
+    """What some versions of an engine do otherwise: from `since`, below `before`."""
+
+    since: str
+    before: str
+    sampler_bytes: float
+    graph_bytes: float
+
+    def has(self, version: tuple[int, ...]) -> bool:
+        return version_of(self.since) <= version < version_of(self.before)
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """(1, 2, 0) of "trtllm 1.2.0rc6.post3"; () where none is said."""
+    found = re.search(r"(?<![\w.])v?(\d+(?:\.\d+)+)", text)
+    return tuple(int(part) for part in found[1].split(".")) if found else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A serving engine of one version.
+    """A serving engine; what other versions than the last do otherwise is in `versions`.
 
     Memory (inference.md's `u C - W - A - G - N`, or `u (C - W - A - G - N)`):
 
@@ -39,6 +59,11 @@ class Engine:
     reserve_rank_bytes      for each attention rank, where there are several
     least_reserve_bytes     all of these together are no less
     block_tokens        tokens of a block of the cache
+    reserves_answers    a request gets a place when its whole answer has room; else when its prompt has, and those that came last are thrown
+                        out (and computed again) where the cache runs full
+    sampler_bytes       for each sequence that may run and each entry of the vocabulary: what a profile run of the sampler holds at its
+                        peak, where that is more than A
+    keeps_expert_workspace  what goes into and comes out of the experts' products lies in buffers that stay, also while the sampler runs
 
     Scheduling:
 
@@ -101,6 +126,9 @@ class Engine:
     reserve_rank_bytes: float = 0.0
     least_reserve_bytes: float = 0.0
     block_tokens: int = 16
+    reserves_answers: bool = True
+    sampler_bytes: float = 0.0
+    keeps_expert_workspace: bool = False
     max_batch: int = 1024
     max_tokens: int = 8192
     has_chunks: bool = True
@@ -131,7 +159,13 @@ class Engine:
     tunes_products: bool = True
     few_rows_fraction: float = 1.0
     decode_attention_fraction: float = 1.0
+    versions: tuple[EngineVersions, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, version: tuple[int, ...]) -> Engine:
+        """As that version is; () for one that nobody says."""
+        unlike = next((each for each in self.versions if each.has(version)), None)
+        return self if unlike is None else replace(self, sampler_bytes=unlike.sampler_bytes, graph_bytes=unlike.graph_bytes)
 
     @property
     def casts(self) -> float:

@@ -12,6 +12,7 @@ from perfmodel.cost.serving.boundness import operator_rows
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.memory import cache_shape
 from perfmodel.cost.serving.program import serving_program
+from perfmodel.cost.serving.simulated import simulate_replica
 from perfmodel.cost.serving.step import PARTS
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
@@ -225,3 +226,27 @@ def test_tokens_of_a_prompt_longer_than_what_is_chosen_read_latents_of_their_own
     short, long, longer = (float(costs.parts(0.0, 0.0, prompt_tokens=float(each))["attention"][0]) for each in (top, 8192, 16384))
     assert 1.9 < longer / long < 2.6
     assert long > 6 * short
+
+
+def test_a_sampler_of_many_sequences_takes_room_from_the_cache() -> None:
+    """1,024 sequences over a vocabulary of 128,256 at 38 bytes are 4.99 GB, more than a pass of 8,192 tokens; 8 are nothing."""
+    of = estimator("llama-3-8b")
+    of.engine = replace(of.engine, sampler_bytes=38.0)
+    many, few = (of.predict(job_of(of), ServingPlan(engine="vllm", max_batch=batch)).memory["activations"] for batch in (1024, 8))
+    assert many == 1024 * 128256 * 38
+    assert few < 2e9
+
+
+@pytest.mark.parametrize(("prompt", "answer"), [(1024, 1024), (4096, 512), (1024, 8192), (8192, 1024)])
+def test_as_many_run_at_once_as_a_simulated_engine_runs(prompt: int, answer: int) -> None:
+    """On average over time, where four times as many wait; an engine that reserves answers runs what its cache holds of whole ones."""
+    of = estimator("llama-3.3-70b", quantization="fp8")
+    plan = ServingPlan(engine="vllm", tp=2)
+    held = of.predict(job_of(of, input_len=constant(prompt), output_len=constant(answer)), plan).max_sequences
+    job = job_of(of, input_len=constant(prompt), output_len=constant(answer), concurrency=int(4 * held))
+    for reserves in (True, False):
+        of.engine = replace(of.engine, reserves_answers=reserves)
+        found = of.predict(job, plan)
+        seen = simulate_replica(of, found, answered=4 * (job.concurrency or 0))
+        assert found.running == pytest.approx(seen.running, rel=0.08)
+        assert (found.running == pytest.approx(held)) is reserves

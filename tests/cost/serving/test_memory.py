@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from perfmodel.cost.serving.memory import engine_reserve
+from perfmodel.cost.serving.memory import engine_reserve, expert_workspace
 from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.workload.models import load_model
 
 GIB = 2**30
 
@@ -24,3 +25,11 @@ def test_sglang_leaves_what_its_own_rule_leaves(capacity, chips, dp, chunk, frac
 def test_other_engines_hold_back_what_their_files_say():
     for name, held in (("vllm", 0.0), ("tensorrt-llm", 0.0), ("deepspeed-mii", 1e9)):
         assert float(engine_reserve(load_engine(name), chips=8.0, attention_dp=8.0, max_tokens=8192.0)) == held
+
+
+def test_buffers_of_experts_hold_what_goes_in_and_comes_out():
+    """Qwen3-30B-A3B: 8 of experts 768 wide beside 2,048; tp 2 halves them. 8,192 tokens in 16 bits by hand."""
+    model, rows = load_model("qwen3-30b-a3b"), 8192 * 8
+    assert float(expert_workspace(model, 8192.0, expert_tp=1.0)) == 2 * rows * (2048 + 2048)
+    assert float(expert_workspace(model, 8192.0, expert_tp=0.25)) == 2 * rows * (3072 + 6144)
+    assert expert_workspace(load_model("llama-3-8b"), 8192.0, expert_tp=1.0) == 0.0

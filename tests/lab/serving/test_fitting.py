@@ -1,7 +1,6 @@
 """Fits of engines, on a toy whose host times are known."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +10,12 @@ import pytest
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.lab.cases import parse_case
-from perfmodel.lab.serving.accuracy import Saturated, admission_limited
 from perfmodel.lab.serving.choices import Point, choice_figures
 from perfmodel.lab.serving.engines import generic_engine, generic_text, todays_engines
 from perfmodel.lab.serving.fitting import fit_engine, left_out_residuals, with_ranges
 from perfmodel.lab.serving.measured import Served
 from perfmodel.lab.serving.predict import ServingCasePredictor, metrics_of
 from perfmodel.lab.serving.residuals import ServingResidual, factors
-from perfmodel.lab.serving.rows import ServingRow
 from perfmodel.parallel.serving.engine import _load, fitted_numbers, list_engines, load_engine
 from perfmodel.parallel.serving.intervals import ServingFooting, interval_factors, intervals_of
 from perfmodel.parallel.serving.prediction import Spread
@@ -115,18 +112,3 @@ def test_an_engine_is_its_base_but_for_what_it_says(tmp_path: Path) -> None:
     _load.cache_clear()
     with pytest.raises(InputError, match=r"base=vlm: is no engine.*vllm"):
         load_engine(own)
-
-
-def test_as_many_at_once_whatever_caches_hold_is_no_limit_of_caches() -> None:
-    labels = {"source": "s", "engine": "vllm", "model": "m", "chip": "c"}
-
-    def runs(running: Sequence[float]) -> list[Saturated]:
-        return [
-            Saturated(
-                row=ServingRow(id=str(i), group="g", tier="secondary", labels=labels), clients=512, running=each, predicted=held, held=held
-            )
-            for i, (each, held) in enumerate(zip(running, (264.0, 740.0, 1691.0, 264.0), strict=True))
-        ]
-
-    assert admission_limited(runs((100, 96, 102, 106))) == {"0", "1", "2", "3"}
-    assert admission_limited(runs((100, 290, 512, 106))) == set()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.parallel.serving.engine import load_engine, version_of
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,20 @@ def test_an_engine_of_ones_own_says_what_it_shares(tmp_path):
     engine = load_engine(file)
     assert (engine.prefill_context, engine.prefill_context_beside, engine.prefill_context_since) == ("any", ("pp",), "")
     assert engine.has_decode_context
+
+
+def test_versions_do_what_they_did():
+    """Samples sorted from 0.11.1 to 0.16; graphs counted since 0.17; no version: as the last does."""
+    vllm = load_engine("vllm")
+    seen = {text: vllm.at(version_of(text)) for text in ("vllm 0.10.2", "vllm 0.11.0", "vllm 0.12.0", "vllm 0.16.0", "vllm 0.18.0", "vllm")}
+    assert [each.sampler_bytes for each in seen.values()] == [14, 14, 38, 38, 14, 14]
+    assert [each.graph_bytes > 0 for each in seen.values()] == [False, False, False, False, True, True]
+    assert seen["vllm"] is vllm
+    assert load_engine("sglang").at((0, 5, 8)) is load_engine("sglang")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [("trtllm 1.2.0rc6.post3", (1, 2, 0)), ("TensorRT-LLM v0.17 (in-flight)", (0, 17)), ("vllm nan", ()), ("", ())]
+)
+def test_a_version_is_read_from_words(text, version):
+    assert version_of(text) == version

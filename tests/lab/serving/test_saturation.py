@@ -1,0 +1,56 @@
+"""Runs with more clients than ran at once, and their simulated benchmarks."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.lab.cases import parse_case
+from perfmodel.lab.serving.estimators import Estimators
+from perfmodel.lab.serving.measured import Served
+from perfmodel.lab.serving.predict import ServingCasePredictor
+from perfmodel.lab.serving.rows import ServingRow
+from perfmodel.lab.serving.saturation import Saturated, admission_limited, running_in_benchmark, saturated_runs, saturation_of
+from tests.lab.serving.serving_cases import LLAMA, changed
+
+BIG = {**LLAMA, "name": "Llama-3-70B", "layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672}
+ESTIMATORS = Estimators()
+
+
+def row_of(**values: object) -> ServingRow:
+    predictor = ServingCasePredictor(predict=ESTIMATORS.predict)
+    lengths = {"input_len": 4096, "output_len": 512, "input_len_mean": None, "output_len_mean": None}
+    return predictor.row(parse_case(json.dumps(changed(model=BIG, **{**lengths, **values})), 1))
+
+
+def test_as_many_at_once_whatever_caches_hold_is_no_limit_of_caches() -> None:
+    labels = {"source": "s", "engine": "vllm", "model": "m", "chip": "c"}
+
+    def runs(running: Sequence[float], clients: float = 512) -> list[Saturated]:
+        return [
+            Saturated(row=ServingRow(id=str(i), group="g", tier="secondary", labels=labels), clients=clients, running=each, held=held)
+            for i, (each, held) in enumerate(zip(running, (264.0, 740.0, 1691.0, 264.0), strict=True))
+        ]
+
+    assert admission_limited(runs((100, 96, 102, 106))) == {"0", "1", "2", "3"}
+    assert admission_limited(runs((100, 290, 512, 106))) == set()
+    assert admission_limited(runs((100, 96, 102, 106), clients=128)) == set()  # nearly all of them run
+
+
+def test_a_run_is_saturated_where_a_tenth_of_its_clients_wait() -> None:
+    row = row_of(batch=100)
+    waited = {share: replace(row, served=Served(ttft=share, request_latency=1.0)) for share in (0.09, 0.11)}
+    assert saturated_runs([waited[0.09]]) == []
+    (run,) = saturated_runs([waited[0.11]])
+    assert (run.clients, run.running, run.is_mostly_queue) == (100.0, pytest.approx(89.0), False)
+    assert saturated_runs([replace(row, served=replace(waited[0.11].served, suspect="it is"))]) == []
+
+
+def test_a_benchmark_that_goes_as_simulated_is_met_exactly() -> None:
+    row = row_of(batch=100)
+    running = running_in_benchmark(row, ESTIMATORS)
+    assert running < 0.9 * 100
+    found = saturation_of([replace(row, served=Served(ttft=1 - running / 100, request_latency=1.0))], ESTIMATORS)
+    assert [(run.predicted, run.running) for run in found.full] == [(pytest.approx(running), pytest.approx(running))]
+    assert (found.num_others, found.num_limited) == (0, 0)
