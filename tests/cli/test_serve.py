@@ -276,7 +276,7 @@ def test_steps_that_run_here_beside_their_prediction(call_json, call, monkeypatc
         ("--chips 8", "chips=8: is of a cluster's prediction"),
         ("--search", "leave out what predicts a service"),
         ("--model llama-3-8b --tp 3", "must divide num_attention_heads"),
-        ("--model qwen3-next-80b-a3b", "has gated delta networks"),
+        ("--model llama-4-scout", "has attention in chunks"),
     ],
 )
 def test_what_a_run_here_cannot_do_is_refused(call, more, words):
