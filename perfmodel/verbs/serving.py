@@ -21,7 +21,7 @@ from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.setting import find_cluster
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.imported.decoder import ARCHITECTURE, decoder_of
+from perfmodel.workload.imported.decoder import ARCHITECTURE, decoder_of, told_of
 from perfmodel.workload.imported.graph import ImportedGraph
 from perfmodel.workload.quantization import published_format, quantization_named
 from perfmodel.workload.serving import ServingJob, Speculation
@@ -146,7 +146,7 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
             notes.append(f"{cluster.chip.name} has no units for that: weights of 8 bits are widened inside the products ({WIDENED})")
     if model.architecture == ARCHITECTURE:
         rule = "where its masks are not known, attention is taken to be causal and to see all earlier tokens"
-        notes.append(f"model: {model.name} is an imported module; {rule}")
+        notes.append(f"model: {model.name} is an imported module, read as {told_of(model)}; {rule}")
     speculation = _speculation(asked, model)
     job = ServingJob(
         model=model,

@@ -10,9 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from perfmodel.workload.imported.graph import Reach, SeenKeys
 
-_MOST_ENTRIES = 2**26
+_MOST_ENTRIES = 2**24  # of 4,096 queries and as many keys
+_MAKES_SCORES = ("matmul", "bmm", "einsum", "baddbmm", "mm", "")
 #: Operators that take of their first tensor its shape alone.
 _LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_tensor"})
+_PARTS = frozenset({"slice", "select", "view", "unsqueeze", "squeeze", "expand", "narrow", "transpose", "diagonal"})
 
 
 class Masks:
@@ -33,8 +35,33 @@ class Masks:
             value = self._value(mask)
             return SeenKeys() if value is None else _read(value)
 
+    def under(self, softmax: Any) -> SeenKeys:
+        """Of a softmax of scores: what was added to them, or put where nothing is seen. Not known where nothing says it."""
+        with unset_fake_temporarily():
+            scores = softmax.args[0]
+            while isinstance(scores, torch.fx.Node) and _name(scores) not in _MAKES_SCORES:
+                mask = self._added_to(scores)
+                if mask is not None:
+                    return _read(mask)
+                scores = next((each for each in scores.all_input_nodes if self._value(each) is None), None)
+        return SeenKeys()
+
+    def _added_to(self, node: Any) -> torch.Tensor | None:
+        """The mask that one operator puts on scores, which themselves have no value here."""
+        name = _name(node).removesuffix("_")
+        if name in ("masked_fill", "where"):
+            mask = self._value(node.args[name == "masked_fill"])
+            is_seen = name == "where" and self._value(node.args[1]) is None
+            return mask if is_seen or mask is None else ~mask
+        if name != "add":
+            return None
+        known = [value for each in node.all_input_nodes if (value := self._value(each)) is not None]
+        return known[0] if len(known) == 1 and known[0].is_floating_point() and known[0].ndim > 1 else None
+
     def _value(self, mask: Any) -> torch.Tensor | None:
         """The mask itself; None where it depends on what the module holds or is called with, or is too large."""
+        if not isinstance(mask, torch.fx.Node):
+            return torch.as_tensor(mask)
         wanted, needed = [mask], set()
         while wanted:
             node = wanted.pop()
@@ -43,7 +70,7 @@ class Masks:
             needed.add(node)
             wanted += [] if _name(node) in _LIKE else node.all_input_nodes
         for node in sorted(needed):
-            self.values[node] = self._computed(node)
+            self.values[node] = None if _is_written(node, needed) else self._computed(node)
         return self.values[mask]
 
     def _computed(self, node: Any) -> torch.Tensor | None:
@@ -82,6 +109,12 @@ def _read(mask: torch.Tensor) -> SeenKeys:
         SeenKeys(reach=Reach.ALL): torch.ones_like(earlier),
     }
     return next((form for form, keys in forms.items() if bool((seen == keys).all())), SeenKeys(reach=Reach.OTHER))
+
+
+def _is_written(node: Any, known: set[Any]) -> bool:
+    """Whether something writes into a tensor, or into a part of it, that is not asked for: it is not what its node makes then."""
+    others = [each for each in node.users if each not in known]
+    return any(_name(each).endswith("_") or (_name(each) in _PARTS and _is_written(each, known)) for each in others)
 
 
 def _name(node: Any) -> str:

@@ -308,12 +308,17 @@ class _Reader:
             activation_bytes=written,
             reduced=space.reduced,
             unsplit=space.unsplit,
-            seen=self.masks.seen_by(node, arguments) if space.kind is ImportedKind.ATTENTION else SeenKeys(),
+            seen=self._seen(space.kind, node, arguments),
         )
         self._add(node, vertex, edges)
         if views:
             made = self.values[node][0]
             self.values[node] = [replace(made, view=reshaped(made.view, _shape(results[0])), is_whole=False)]
+
+    def _seen(self, kind: ImportedKind, node: Any, arguments: Mapping[str, Any]) -> SeenKeys:
+        if kind is ImportedKind.SOFTMAX:
+            return self.masks.under(node)
+        return self.masks.seen_by(node, arguments) if kind is ImportedKind.ATTENTION else SeenKeys()
 
     def _join(
         self,

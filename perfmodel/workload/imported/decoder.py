@@ -2,7 +2,7 @@
 plans of serving) holds for it.
 
 Read from what its operators compute and how they hang together, never from names of its modules: a table of tokens, layers of equal
-widths around one fused attention each, an output matrix. Products of each layer are those of its queries, keys and values, of attention's
+widths around one attention each, an output matrix. Products of each layer are those of its queries, keys and values, of attention's
 output and of a feed-forward of two or three products; whatever else has a weight and is a product is refused. That attention is causal is
 not imported, and taken for granted: a module that attends to later tokens has no cache.
 """
@@ -18,6 +18,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.records import record_from_data
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.config_fields import Values, made_of
+from perfmodel.workload.imported.attentions import find_attentions
 from perfmodel.workload.imported.feed_forwards import ImportedFeedForward, read_feed_forward
 from perfmodel.workload.imported.graph import SCHEMA_VERSION, ImportedGraph, ImportedKind, ImportedVertex, Reach
 from perfmodel.workload.imported.mixers import ImportedMixer, read_mixer
@@ -67,6 +68,24 @@ def decoder_of(graph: ImportedGraph, *, name: str = "") -> TransformerConfig:
     return _checked(wiring, name or graph.name, layers, head)
 
 
+def told_of(model: TransformerConfig) -> str:
+    """What a module was read as, in a line: "48 layers, 32 heads of 128 over 4 of keys, 8 of 128 experts of width 768"."""
+    words, heads = [f"{model.num_hidden_layers} layers"], f"{model.num_attention_heads} heads of {model.head_dim}"
+    if model.latent is not None:
+        words.append(f"{heads} of a latent of {model.latent.key_value_rank} and {model.latent.rope_head_dim} with positions")
+    else:
+        words.append(f"{heads} over {model.num_key_value_heads} of keys")
+    for number, name in ((model.sliding_window, "a window"), (model.attention_chunk, "chunks")):
+        if number:
+            words.append(f"{name} of {number} tokens in {model.sliding_layer_fraction:.0%} of the layers")
+    if any(kind.feed_forward == "dense" for kind in model.layer_kinds):
+        words.append(f"a feed-forward of width {model.intermediate_size}")
+    if model.experts is not None:
+        shared = f" beside one of {model.experts.shared_width}" if model.experts.shared_width else ""
+        words.append(f"{model.experts.top_k} of {model.experts.num_experts} experts of width {model.experts.width}{shared}")
+    return ", ".join(words)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     mixer: ImportedMixer
@@ -78,24 +97,20 @@ def _refuse_strangers(wiring: Wiring) -> None:
     for at, vertex in enumerate(wiring.graph.vertices):
         if vertex.kind in _NO_DECODER and not (vertex.outputs and all(each.is_index for each in vertex.outputs)):
             raise wiring.refused(at, f"is no operator of a decoder ({vertex.kind}: {vertex.operator})")
-        if at in wiring.products and wiring.matrices(at) is None:
-            rule = "is a product of two activations; attention is recognised where it is torch's scaled_dot_product_attention"
-            raise wiring.refused(at, rule)
 
 
 def _layers(wiring: Wiring) -> tuple[list[_Layer], int]:
     """And the product that makes the logits."""
-    vertices = wiring.graph.vertices
-    attentions = [at for at, vertex in enumerate(vertices) if vertex.kind is ImportedKind.ATTENTION]
+    attentions = find_attentions(wiring)
     if not attentions:
-        raise InputError(f"model={wiring.graph.name}: has no attention (scaled_dot_product_attention), so no cache and no decode step")
-    mixers = [read_mixer(wiring, at) for at in attentions]
+        raise InputError(f"model={wiring.graph.name}: has no attention, so no cache and no decode step")
+    mixers = [read_mixer(wiring, attention) for attention in attentions]
     taken = {product for mixer in mixers for product in (*mixer.products, mixer.output)}
     rest = sorted(wiring.products - taken)
     if not rest:
         raise InputError(f"model={wiring.graph.name}: has no product after its last layer that makes logits")
     *rest, head = rest
-    begins = [0, *(mixer.first for mixer in mixers[1:]), len(vertices)]
+    begins = [0, *(mixer.first for mixer in mixers[1:]), len(wiring.graph.vertices)]
     layers: list[_Layer] = []
     for mixer, (begin, end) in zip(mixers, pairwise(begins), strict=True):
         own = [at for at in rest if begin <= at < end]
@@ -168,6 +183,7 @@ def _checked(wiring: Wiring, name: str, layers: Sequence[_Layer], head: int) -> 
         parallel_block=layers[0].is_parallel,
         qk_norm=widths.qk_norm,
         qk_norm_scope=widths.qk_norm_scope,
+        attention_sinks=widths.sinks,
         source=f"imported: {graph.source}",
         **_parts(layers),
         **_reach(wiring, layers),
@@ -183,12 +199,13 @@ def _parts(layers: Sequence[_Layer]) -> Values:
     mixer: Mixer = "latent" if layers[0].mixer.widths.latent is not None else "attention"
     found = [layer.feed_forward for layer in layers]
     experts = next((each.experts for each in found if each.experts is not None), None)
-    dense = next((each.dense for each in found if each.dense is not None), None) or experts
-    assert dense is not None  # each layer has one of the two
+    dense = next((each.dense for each in found if each.dense is not None), None)
+    widths = dense or experts
+    assert widths is not None  # each layer has one of the two
     return {
-        "intermediate_size": dense.width,
-        "gated_mlp": dense.gated,
-        "mlp_bias": dense.bias,
+        "intermediate_size": widths.width,
+        "gated_mlp": widths.gated,
+        "mlp_bias": dense is not None and dense.bias,
         "activation": found[0].activation,
         **made_of([(mixer, _feed_forward(layer)) for layer in layers], latent=layers[0].mixer.widths.latent, experts=experts),
     }
@@ -225,4 +242,4 @@ def _is_whole(vertex: ImportedVertex) -> bool:
     return vertex.kind is not ImportedKind.EMBEDDING or all(each.shape for each in vertex.inputs if each.parameter)
 
 
-__all__ = ["decoder_of", "is_saved_graph", "read_graph"]
+__all__ = ["decoder_of", "is_saved_graph", "read_graph", "told_of"]

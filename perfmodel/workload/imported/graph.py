@@ -121,7 +121,7 @@ class ImportedVertex:
     unsplit           dims that no sharding may cut: windows, joined dims, time steps of a recurrence
     flops             work of one forward pass, a multiply-add as 2; products only, as torch's FlopCounter counts. [FLOP]
     activation_bytes  of the tensors that it writes; views and in-place results are none
-    seen              of an attention: what its mask says
+    seen              of an attention, or of a softmax: what its mask says
     """
 
     name: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.workload.config import QkNormScope
+from perfmodel.workload.imported.attentions import ImportedAttention
 from perfmodel.workload.imported.graph import ImportedKind, Reach, SeenKeys
 from perfmodel.workload.imported.wiring import Wiring
 from perfmodel.workload.layer_specs import LatentAttention
@@ -29,6 +30,7 @@ class MixerWidths:
     output_bias: bool
     qk_norm: bool
     qk_norm_scope: QkNormScope
+    sinks: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,26 +49,25 @@ class ImportedMixer:
         return min(self.products)
 
 
-def read_mixer(wiring: Wiring, attention: int) -> ImportedMixer:
+def read_mixer(wiring: Wiring, attention: ImportedAttention) -> ImportedMixer:
     """Raises InputError with what a decoder has not."""
-    vertex = wiring.vertex(attention)
-    q, z = (vertex.dims[dim] for dim in "sz")
+    at, (queries_at, keys_at, values_at) = attention.at, attention.made_of
+    q, z = attention.num_queries, attention.num_keys
     if q != z:
-        raise wiring.refused(attention, f"attends with {q} queries to {z} keys; a decoder attends to its own tokens")
-    if vertex.seen.reach is Reach.ALL:
-        raise wiring.refused(attention, "attends to later tokens too; a decoder's attention is causal (is_causal=True, or a mask)")
-    if vertex.seen.reach is Reach.OTHER:
-        raise wiring.refused(attention, "sees by its mask neither all earlier tokens, nor the last so many, nor those of its chunk")
+        raise wiring.refused(at, f"attends with {q} queries to {z} keys; a decoder attends to its own tokens")
+    if attention.seen.reach is Reach.ALL:
+        raise wiring.refused(at, "attends to later tokens too; a decoder's attention is causal (is_causal=True, or a mask)")
+    if attention.seen.reach is Reach.OTHER:
+        raise wiring.refused(at, "sees by its mask neither all earlier tokens, nor the last so many, nor those of its chunk")
     made = []
-    for number, name in enumerate(("queries", "keys", "values")):
-        producer = wiring.into.get(attention, {}).get(number)
+    for name, producer, most in (("queries", queries_at, 1), ("keys", keys_at, 2), ("values", values_at, 1)):
         found = set() if producer is None else wiring.products_before(producer)
-        if not found or (len(found) > 1 and name != "keys") or len(found) > 2:
-            raise wiring.refused(attention, f"has {name} that {len(found)} products make; one is needed")
+        if not 1 <= len(found) <= most:
+            raise wiring.refused(at, f"has {name} that {len(found)} products make; one is needed")
         made.append(found)
-    output = wiring.product_after(attention)
+    output = wiring.product_after(at)
     if output is None:
-        raise wiring.refused(attention, "has no product after it")
+        raise wiring.refused(at, "has no product after it")
     (queries,), keys, (values,) = made
     return (_latent if len(keys) > 1 else _plain)(wiring, attention, queries, keys, values, output)
 
@@ -74,19 +75,20 @@ def read_mixer(wiring: Wiring, attention: int) -> ImportedMixer:
 # --- plain ------------------------------------------------------------------------------------------------------------------------
 
 
-def _plain(wiring: Wiring, attention: int, queries: int, keys: set[int], values: int, output: int) -> ImportedMixer:
+def _plain(wiring: Wiring, attention: ImportedAttention, queries: int, keys: set[int], values: int, output: int) -> ImportedMixer:
     (key,) = keys
     products = frozenset((queries, key, values))
     if len({wiring.source(product) for product in products}) > 1:
-        raise wiring.refused(attention, OF_ANOTHER)
-    dims = wiring.vertex(attention).dims
-    heads, head_dim = dims.get("h", 1), dims["d"]
-    if dims["e"] != head_dim:
-        raise wiring.refused(attention, f"has values of {dims['e']} entries and keys of {head_dim}; heads of one size are modelled")
+        raise wiring.refused(attention.at, OF_ANOTHER)
+    heads, head_dim = attention.heads, attention.key_dim
+    if attention.value_dim != head_dim:
+        raise wiring.refused(
+            attention.at, f"has values of {attention.value_dim} entries and keys of {head_dim}; heads of one size are modelled"
+        )
     hidden, total = wiring.weights(queries).taken, sum(wiring.weights(product).made for product in products)
     kv_heads, rest = divmod(total - heads * head_dim, 2 * head_dim)
     if rest or kv_heads < 1 or heads % kv_heads:
-        raise wiring.refused(attention, f"has {heads} heads of {head_dim} entries, and products of {total} entries make them")
+        raise wiring.refused(attention.at, f"has {heads} heads of {head_dim} entries, and products of {total} entries make them")
     has_norm, scope = _norm_of(wiring, attention, heads, head_dim)
     widths = MixerWidths(
         heads=heads,
@@ -98,13 +100,14 @@ def _plain(wiring: Wiring, attention: int, queries: int, keys: set[int], values:
         output_bias=wiring.weights(output).has_bias,
         qk_norm=has_norm,
         qk_norm_scope=scope,
+        sinks=attention.has_sinks,
     )
     return _mixer(wiring, attention, widths, products, output, heads * head_dim, source=wiring.source(queries))
 
 
-def _norm_of(wiring: Wiring, attention: int, heads: int, head_dim: int) -> tuple[bool, QkNormScope]:
+def _norm_of(wiring: Wiring, attention: ImportedAttention, heads: int, head_dim: int) -> tuple[bool, QkNormScope]:
     """Whether queries are normed on their way to the attention, and over what: as many weights as a head, or all, have entries."""
-    way = wiring.between(wiring.into[attention][0])
+    way = wiring.between(attention.made_of[0] or 0)
     norms = [at for at in way if wiring.vertex(at).kind is ImportedKind.NORM or _is_mean(wiring, at)]
     if not norms:
         return False, "head"
@@ -125,24 +128,23 @@ def _is_mean(wiring: Wiring, at: int) -> bool:
 # --- of a latent ------------------------------------------------------------------------------------------------------------------
 
 
-def _latent(wiring: Wiring, attention: int, queries: int, keys: set[int], values: int, output: int) -> ImportedMixer:
+def _latent(wiring: Wiring, attention: ImportedAttention, queries: int, keys: set[int], values: int, output: int) -> ImportedMixer:
     """Of heads n: kv_a makes latent and positions of the stream, kv_b n (nope + value) entries of the latent; queries n (nope + rope)."""
-    vertex = wiring.vertex(attention)
-    heads, head_dim = vertex.dims.get("h", 1), vertex.dims["d"]
+    heads, head_dim = attention.heads, attention.key_dim
     up = {product for product in keys | {values} if wiring.weights(product).taken == wiring.weights(values).taken and product != queries}
     down = {before for product in up for before in wiring.products_into(product)}
     apart = keys - up
     sources = {wiring.source(product) for product in (*down, *(apart - down))}
     if len(down) != 1 or len(apart | down) > 2 or not apart:
         rule = "has keys of two parts, and they are not a latent's and one with positions for all heads, as of latent attention"
-        raise wiring.refused(attention, rule)
+        raise wiring.refused(attention.at, rule)
     (kv_a,) = down
     rank = wiring.weights(values).taken
     query_down = set() if wiring.source(queries) in sources else wiring.products_into(queries)
     query_rank = wiring.weights(queries).taken if query_down else 0
     sources |= {wiring.source(product) for product in query_down}
     if len(sources) > 1 or len(query_down) > 1:
-        raise wiring.refused(attention, OF_ANOTHER)
+        raise wiring.refused(attention.at, OF_ANOTHER)
     shared = query_rank if query_down == {kv_a} else 0  # one product makes both latents
     rope = sum(wiring.weights(product).made for product in apart | down) - rank - shared
     value_dim = wiring.weights(output).taken // heads
@@ -150,7 +152,7 @@ def _latent(wiring: Wiring, attention: int, queries: int, keys: set[int], values
     nope = head_dim - rope
     if rope < 1 or nope < 1 or made != heads * (nope + value_dim) or wiring.weights(queries).made != heads * head_dim:
         rule = f"has {heads} heads of {head_dim} and {value_dim} entries, which a latent of {rank} and {rope} with positions do not make"
-        raise wiring.refused(attention, rule)
+        raise wiring.refused(attention.at, rule)
     widths = MixerWidths(
         heads=heads,
         kv_heads=heads,
@@ -163,21 +165,22 @@ def _latent(wiring: Wiring, attention: int, queries: int, keys: set[int], values
         output_bias=wiring.weights(output).has_bias,
         qk_norm=False,
         qk_norm_scope="head",
+        sinks=attention.has_sinks,
     )
     products = frozenset((queries, *query_down, *up, *down, *apart))
     return _mixer(wiring, attention, widths, products, output, heads * value_dim, source=sources.pop())
 
 
 def _mixer(
-    wiring: Wiring, attention: int, widths: MixerWidths, products: frozenset[int], output: int, entries: int, *, source: int
+    wiring: Wiring, attention: ImportedAttention, widths: MixerWidths, products: frozenset[int], output: int, entries: int, *, source: int
 ) -> ImportedMixer:
     taken = wiring.weights(output)
     if (taken.taken, taken.made) != (entries, widths.hidden):
         raise wiring.refused(output, f"takes {taken.text} in and out, and attention's output {entries} to {widths.hidden}")
     return ImportedMixer(
-        attention=attention,
+        attention=attention.at,
         widths=widths,
-        seen=wiring.vertex(attention).seen,
+        seen=attention.seen,
         products=products,
         output=output,
         source=source,

@@ -8,6 +8,22 @@ from perfmodel.execute.importer.import_graph import import_module
 from perfmodel.workload.imported.input_spec import parse_inputs
 
 
+def places(s):
+    return torch.arange(s)[:, None], torch.arange(s)[None]
+
+
+def causal(s):
+    return torch.ones(s, s, dtype=torch.bool).tril()
+
+
+def window(number):
+    def mask(s):
+        query, key = places(s)
+        return (key <= query) & (key > query - number)
+
+    return mask
+
+
 class Mixer(nn.Module):
     """Attention of `n` heads over `g`: queries, keys and values by three products or, fused, by one."""
 
@@ -34,9 +50,39 @@ class Mixer(nn.Module):
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 
 
+def added(scores, seen):
+    return scores + torch.where(seen, 0.0, torch.finfo(scores.dtype).min)
+
+
+def filled(scores, seen):
+    return scores.masked_fill(~seen, float("-inf"))
+
+
+def picked(scores, seen):
+    return torch.where(seen, scores, torch.finfo(scores.dtype).min)
+
+
 class ByHand(Mixer):
+    """Two products and a softmax; `put` says what is not seen, `sinks` are logits that no key has (gpt-oss)."""
+
+    def __init__(self, *widths, put=None, sinks=False, **how):
+        super().__init__(*widths, **how)
+        self.put, self.sinks = put, nn.Parameter(torch.empty(widths[1])) if sinks else None
+
     def attend(self, q, k, v):
-        return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+        scores = q @ k.transpose(-1, -2) * self.d**-0.5
+        if self.mask is not None:
+            scores = self.put(scores, self.mask(q.shape[2]))
+        if self.sinks is not None:
+            scores = torch.cat((scores, self.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)), -1)
+        return scores.float().softmax(-1).to(v.dtype)[..., : k.shape[2]] @ v
+
+
+class Linear(Mixer):
+    """Attention without a softmax."""
+
+    def attend(self, q, k, v):
+        return q @ (k.transpose(-1, -2) @ v)
 
 
 class Forward(nn.Module):
@@ -118,10 +164,19 @@ class Latent(nn.Module):
         made = self.kv_b(self.kv_a_norm(latent)).view(b, s, self.n, -1).transpose(1, 2)
         k, v = made.split([self.nope, made.shape[-1] - self.nope], -1)
         k_rope = self.turned(k_rope.view(b, s, 1, -1).transpose(1, 2)).expand(-1, self.n, -1, -1)
-        out = functional.scaled_dot_product_attention(
-            torch.cat((q, self.turned(q_rope)), -1), torch.cat((k, k_rope), -1), v, is_causal=True
-        )
-        return self.o(out.transpose(1, 2).flatten(2))
+        return self.o(self.attend(torch.cat((q, self.turned(q_rope)), -1), torch.cat((k, k_rope), -1), v).transpose(1, 2).flatten(2))
+
+    def attend(self, q, k, v):
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class LatentByHand(Latent):
+    """As DeepSeek's inference code computes it."""
+
+    def attend(self, q, k, v):
+        scores = torch.einsum("bhsd,bhtd->bhst", q, k) * (self.nope + self.rope) ** -0.5
+        scores = scores + torch.full((q.shape[2],) * 2, float("-inf")).triu_(1)
+        return torch.einsum("bhst,bhtd->bhsd", scores.softmax(-1, dtype=torch.float32), v)
 
 
 # --- experts ----------------------------------------------------------------------------------------------------------------------

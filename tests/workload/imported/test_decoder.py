@@ -13,10 +13,10 @@ from perfmodel.workload.imported.decoder import decoder_of, read_graph
 from perfmodel.workload.imported.graph import graph_to_dict
 from perfmodel.workload.models import load_model
 from tests.workload.imported.decoders import (
-    ByHand,
     Forward,
     Latent,
     Layer,
+    Linear,
     Mixer,
     Mixture,
     Net,
@@ -118,13 +118,21 @@ def layers_of(*widths, mixer=Mixer):
     [
         (lambda: nn.Linear(8, 8), "float32[2,8]", "has no attention"),
         (lambda: nn.LSTM(8, 8), "float32[2,4,8]", "is no operator of a decoder .recurrent"),
-        (lambda: Net(layers_of(96, mixer=ByHand)), "int64[2,32]", "product of two activations; attention is recognised where"),
+        (lambda: Net(layers_of(96, mixer=Linear)), "int64[2,32]", "product of two activations; attention is scaled_dot_product"),
         (lambda: Net(layers_of(96, 128)), "int64[2,32]", "unlike the first .width 128, not 96"),
         (lambda: Net(layers_of(96), head=False), "int64[2,32]", "a feed-forward has|neither gated nor plain"),
         (lambda: Cross(layers_of(96)), "int64[2,32]", "keys of another tensor than its queries"),
         (lambda: nn.Sequential(Net(layers_of(96)), nn.Linear(500, 7)), "int64[2,32]", "a feed-forward has two or three"),
     ],
-    ids=["no attention", "recurrent", "attention by hand", "unlike layers", "no head", "cross-attention", "products after the head"],
+    ids=[
+        "no attention",
+        "recurrent",
+        "no softmax",
+        "unlike layers",
+        "no head",
+        "cross-attention",
+        "products after the head",
+    ],
 )
 def test_what_is_no_decoder_is_refused_by_its_first_operator(make, inputs, said):
     with pytest.raises(InputError, match=said) as raised:

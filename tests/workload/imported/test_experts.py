@@ -20,25 +20,32 @@ from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.imported.decoder import UNBOUNDED, decoder_of
 from perfmodel.workload.imported.graph import ImportedKind, graph_to_dict
+from perfmodel.workload.models import load_model
 from perfmodel.workload.quantization import QUANTIZATIONS
 from tests.workload.imported.decoders import (
     LOOPS,
     STACKED,
+    ByHand,
     Forward,
     Latent,
+    LatentByHand,
     Layer,
     Mixer,
     Mixture,
     Net,
+    added,
     all_at_once,
     all_in_turn,
     best_one,
     by_one_hot,
     by_taken_weights,
+    causal,
     imported,
     in_groups,
     softmax_after,
+    window,
 )
+from tests.workload.imported.hugging_face import Qwen3Moe
 
 H, V, LAYERS, TOKENS = 64, 500, 2, 64
 MIXTRAL = dict(
@@ -139,12 +146,14 @@ def test_a_deepseek_with_latents_a_dense_layer_and_groups(run):
         ({}, {}),
         (dict(apart=True), {}),
         (dict(query_rank=0), dict(q_lora_rank=None)),
+        (dict(make=LatentByHand), {}),
     ],
-    ids=["one product makes latent and positions", "two make them", "queries without a latent"],
+    ids=["one product makes latent and positions", "two make them", "queries without a latent", "two products and a softmax"],
 )
 def test_latent_attention_by_what_its_products_make(how, config):
     widths = dict(h=H, n=4, query_rank=24, rank=16, nope=8, rope=4, value=8) | how
-    graph = imported(decoder(lambda: Latent(**widths), lambda: Forward(H, 96)))
+    make = widths.pop("make", Latent)
+    graph = imported(decoder(lambda: make(**widths), lambda: Forward(H, 96)))
     found = decoder_of(graph)
     assert_same(found, {**LATENT, "model_type": "deepseek_v3", **config, "first_k_dense_replace": LAYERS})
     assert found.num_parameters == graph.num_parameters
@@ -170,6 +179,61 @@ def test_experts_that_run_what_was_chosen_have_the_work_of_the_choices(run):
     assert sum(each.flops for each in products) - combined == 2 * TOKENS * (found.num_active_parameters_without_embedding - norms)
 
 
+@pytest.mark.parametrize("eager", [False, True], ids=["fused", "eager"])
+def test_a_qwen3_as_hugging_face_writes_it(eager):
+    graph = imported(lambda: Qwen3Moe(LAYERS, V, H, 8, 2, 16, 32, 8, 2, eager=eager))
+    found = decoder_of(graph)
+    qwen3 = {key: value for key, value in QWEN.items() if key not in ("qkv_bias", "shared_expert_intermediate_size")}
+    assert_same(found, {**MIXTRAL, **qwen3, "model_type": "qwen3_moe", "attention_bias": False})
+    assert found.num_parameters == graph.num_parameters
+
+
+def gpt_oss(model):
+    """Windows in every other layer, sinks, biases everywhere."""
+    experts, h = model.experts, model.hidden_size
+    widths = (h, model.num_attention_heads, model.num_key_value_heads, model.head_dim)
+    how = dict(bias=True, sinks=True, put=added)
+    layers = [
+        Layer(
+            h,
+            ByHand(*widths, mask=window(model.sliding_window) if number % 2 == 0 else causal, **how),
+            Mixture(h, experts.width, experts.num_experts, experts.top_k, all_at_once, route=softmax_after, bias=True),
+        )
+        for number in range(model.num_hidden_layers)
+    ]
+    return Net(layers, h=h, vocab=model.vocab_size)
+
+
+def deepseek_v2_lite(model):
+    """Latents of keys and values alone, one dense layer, shared experts."""
+    experts, latents, h = model.experts, model.latent, model.hidden_size
+    widths = (latents.key_value_rank, latents.nope_head_dim, latents.rope_head_dim, latents.value_head_dim)
+    layers = [
+        Layer(
+            h,
+            Latent(h, model.num_attention_heads, latents.query_rank, *widths),
+            Mixture(h, experts.width, experts.num_experts, experts.top_k, all_at_once, shared=experts.shared_width)
+            if number
+            else Forward(h, model.intermediate_size),
+        )
+        for number in range(model.num_hidden_layers)
+    ]
+    return Net(layers, h=h, vocab=model.vocab_size)
+
+
+@pytest.mark.parametrize(("name", "make"), [("gpt-oss-20b", gpt_oss), ("deepseek-v2-lite", deepseek_v2_lite)])
+def test_models_that_ship_come_out_as_themselves_at_full_size(name, make):
+    known = load_model(name)
+    graph = imported(lambda: make(known), "int64[1,256]")
+    found = decoder_of(graph)
+    assert found.num_parameters == graph.num_parameters == known.num_parameters
+    of_file = {field: getattr(known, field) for field in ("name", "architecture", "max_position_embeddings", "source")}
+    assert dataclasses.replace(found, **of_file) == known
+    words = dict(cluster="dgx-h100", chips=2, tp=2, input_len=1024, output_len=256, concurrency=16, quantization="bf16")
+    one, other = perfmodel.serve(model=graph, **words), perfmodel.serve(model=name, **words)
+    assert (one.ttft, one.tpot, one.max_sequences, one.memory) == (other.ttft, other.tpot, other.max_sequences, other.memory)
+
+
 def test_it_is_served_as_its_config_is_by_its_file_too(tmp_path):
     words = dict(cluster="dgx-h100", chips=4, tp=2, ep=2, input_len=512, output_len=64, concurrency=8)
     config, saved = tmp_path / "config.json", tmp_path / "graph.json"
@@ -177,8 +241,10 @@ def test_it_is_served_as_its_config_is_by_its_file_too(tmp_path):
     graph = imported(decoder(latent, lambda: Forward(H, 96), mixture(by_one_hot, shared=64, route=in_groups)))
     saved.write_text(json.dumps(graph_to_dict(graph)))
     known = perfmodel.serve(model=str(config), **words, quantization="bf16")
+    told = "4 heads of 12 of a latent of 16 and 4 with positions, a feed-forward of width 96, 2 of 8 experts of width 32 beside one of 64"
     for model in (graph, str(saved)):
         found = perfmodel.serve(model=model, **words, quantization="bf16")
+        assert any(told in note for note in found.notes)
         assert (found.ttft, found.tpot, found.max_sequences, found.memory) == (known.ttft, known.tpot, known.max_sequences, known.memory)
 
 

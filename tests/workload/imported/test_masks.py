@@ -6,27 +6,11 @@ import torch
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.imported.decoder import decoder_of
 from perfmodel.workload.imported.graph import ImportedKind, Reach, SeenKeys
-from tests.workload.imported.decoders import Forward, Layer, Mixer, Net, imported
-
-
-def places(s):
-    return torch.arange(s)[:, None], torch.arange(s)[None]
-
-
-def causal(s):
-    return torch.ones(s, s, dtype=torch.bool).tril()
+from tests.workload.imported.decoders import ByHand, Forward, Layer, Mixer, Net, added, causal, filled, imported, picked, places, window
 
 
 def as_numbers(s):
     return torch.full((s, s), float("-inf")).triu(1)
-
-
-def window(number):
-    def mask(s):
-        query, key = places(s)
-        return (key <= query) & (key > query - number)
-
-    return mask
 
 
 def added_window(s):
@@ -82,6 +66,35 @@ def test_what_a_mask_says_is_a_field_of_the_model():
     assert (found.sliding_window, found.full_attention_every) == (8, 2)
     found = decoder_of(imported(net(chunk, chunk, chunk, None)))
     assert (found.attention_chunk, found.sliding_window, found.full_attention_every) == (8, 0, 4)
+
+
+@pytest.mark.parametrize("put", [added, filled, picked], ids=lambda put: put.__name__)
+@pytest.mark.parametrize(("mask", "reach"), [(causal, Reach.CAUSAL), (window(8), Reach.WINDOW), (prefix, Reach.OTHER)])
+def test_attention_by_two_products_and_a_softmax_is_the_fused_one(put, mask, reach):
+    graph = imported(lambda: Net([Layer(64, ByHand(64, 8, 2, 16, mask=mask, put=put), Forward(64, 96))]))
+    assert {vertex.seen.reach for vertex in graph.vertices if vertex.kind is ImportedKind.SOFTMAX} == {reach}
+    if reach is not Reach.OTHER:
+        assert decoder_of(graph) == decoder_of(imported(net(mask)))
+
+
+def test_without_a_mask_attention_by_hand_is_taken_to_be_causal_and_sinks_are_told():
+    found = [
+        decoder_of(imported(lambda how=how: Net([Layer(64, ByHand(64, 8, 2, 16, **how), Forward(64, 96))])))
+        for how in ({}, dict(sinks=True, mask=causal, put=added))
+    ]
+    assert [each.attention_sinks for each in found] == [False, True]
+    assert found[0] == decoder_of(imported(net(causal)))
+
+
+def written_later(s):
+    """What writes into a part of a mask is no part of the way to it."""
+    mask = causal(s)
+    mask[:, :4].fill_(True)
+    return mask
+
+
+def test_a_mask_that_is_written_into_is_not_known():
+    assert seen(imported(net(written_later))) == [SeenKeys()]
 
 
 class WithMask(Net):
