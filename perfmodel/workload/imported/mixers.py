@@ -35,14 +35,13 @@ class MixerWidths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedMixer:
-    """An attention, with the products that belong to it; `source` makes what the first of them read."""
+    """An attention, with the products that belong to it."""
 
     attention: int
     widths: MixerWidths
     seen: SeenKeys
     products: frozenset[int]
     output: int
-    source: int
 
     @property
     def first(self) -> int:
@@ -102,13 +101,13 @@ def _plain(wiring: Wiring, attention: ImportedAttention, queries: int, keys: set
         qk_norm_scope=scope,
         sinks=attention.has_sinks,
     )
-    return _mixer(wiring, attention, widths, products, output, heads * head_dim, source=wiring.source(queries))
+    return _mixer(wiring, attention, widths, products, output, heads * head_dim)
 
 
 def _norm_of(wiring: Wiring, attention: ImportedAttention, heads: int, head_dim: int) -> tuple[bool, QkNormScope]:
     """Whether queries are normed on their way to the attention, and over what: as many weights as a head, or all, have entries."""
     way = wiring.between(attention.made_of[0] or 0)
-    norms = [at for at in way if wiring.vertex(at).kind is ImportedKind.NORM or _is_mean(wiring, at)]
+    norms = [at for at in way if wiring.vertex(at).kind in (ImportedKind.NORM, ImportedKind.REDUCTION)]  # or the mean of one by hand
     if not norms:
         return False, "head"
     shapes = {each.shape for at in way if at not in wiring.products for each in wiring.vertex(at).inputs if each.parameter}
@@ -118,11 +117,6 @@ def _norm_of(wiring: Wiring, attention: ImportedAttention, heads: int, head_dim:
     if (heads, head_dim) in shapes and head_dim > 1:
         return True, "own"
     return True, "all" if sizes.get(1) == (heads * head_dim,) and heads > 1 else "head"
-
-
-def _is_mean(wiring: Wiring, at: int) -> bool:
-    """A norm that is written out has the mean of squares."""
-    return wiring.vertex(at).kind is ImportedKind.REDUCTION
 
 
 # --- of a latent ------------------------------------------------------------------------------------------------------------------
@@ -168,11 +162,11 @@ def _latent(wiring: Wiring, attention: ImportedAttention, queries: int, keys: se
         sinks=attention.has_sinks,
     )
     products = frozenset((queries, *query_down, *up, *down, *apart))
-    return _mixer(wiring, attention, widths, products, output, heads * value_dim, source=sources.pop())
+    return _mixer(wiring, attention, widths, products, output, heads * value_dim)
 
 
 def _mixer(
-    wiring: Wiring, attention: ImportedAttention, widths: MixerWidths, products: frozenset[int], output: int, entries: int, *, source: int
+    wiring: Wiring, attention: ImportedAttention, widths: MixerWidths, products: frozenset[int], output: int, entries: int
 ) -> ImportedMixer:
     taken = wiring.weights(output)
     if (taken.taken, taken.made) != (entries, widths.hidden):
@@ -183,7 +177,6 @@ def _mixer(
         seen=attention.seen,
         products=products,
         output=output,
-        source=source,
     )
 
 
