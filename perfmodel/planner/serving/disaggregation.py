@@ -6,6 +6,7 @@ another with the largest batch that keeps the limit of a token); the best splits
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -141,21 +142,41 @@ def _splits(
     aims = limits.aims()
     if "ttft" in aims:
         most_p = np.where(time_p <= aims["ttft"], most_p, 0.0)
-    count_p = np.arange(1, num_chips + 1)[:, None, None]
-    left = num_chips - count_p * chips_p[None, :, None]
-    count_d = np.maximum(left // chips_d[None, None, :], 0)
-    rate = np.minimum(count_p * most_p[None, :, None], count_d * most_d[None, None, :])
-    used = count_p * chips_p[None, :, None] + count_d * chips_d[None, None, :]
-    order = np.lexsort((used.ravel(), -rate.ravel()))[: 4 * MOST_SPLITS]
     found: list[_Split] = []
-    for flat in order[rate.ravel()[order] > 0][:MOST_SPLITS]:
-        x, p, d = (int(each) for each in np.unravel_index(int(flat), rate.shape))
-        y = int(count_d[x, p, d])
-        pools = Pools(prefill=workers[p], decode=answering.plan(d), prefill_workers=x + 1, decode_workers=y)
+    for x, p, y, d, rate in _highest_rates(most_p, most_d, chips_p, chips_d, num_chips):
+        pools = Pools(prefill=workers[p], decode=answering.plan(d), prefill_workers=x, decode_workers=y)
         before = max(4.0 * float(time_p[p]), aims.get("ttft", 0.0))  # as long as a request may be under way to its first token
-        waiting = float(rate[x, p, d]) * before
+        waiting = rate * before
         found.append(_Split(pools=pools, most_clients=max(int(y * batch[d] + waiting), 1)))
     return found
+
+
+def _highest_rates(
+    most_p: Array, most_d: Array, chips_p: Array, chips_d: Array, num_chips: int
+) -> Iterator[tuple[int, int, int, int, float]]:
+    """(x, p, y, d, rate) of the `MOST_SPLITS` splits with the highest rates, best first; ties: fewer chips first, then by x, p and d.
+
+        rate = min(x mu_p, y mu_d) > 0,   y = (N - x g_p) // g_d
+
+    What workers d could answer depends on the chips left alone, so the best rate of each (x, p) is known without its pairs. As many
+    (x, p) as are asked for reach a rate T: only those whose best is T or more, beside the d that reach it, need be paired.
+    """
+    x, p = np.nonzero(np.arange(1, num_chips)[:, None] * chips_p < num_chips)
+    x += 1
+    asked = x * most_p[p]
+    left, of = np.unique(num_chips - x * chips_p[p], return_inverse=True)
+    count_d = left[:, None] // chips_d
+    answered = count_d * most_d
+    best = np.minimum(asked, answered.max(axis=1)[of])
+    least = np.sort(best)[-MOST_SPLITS:][0]
+    rows = np.flatnonzero((best >= least) & (best > 0))
+    some, d = np.nonzero(answered[of[rows]] >= least)
+    pair = rows[some]
+    y, rate = count_d[of[pair], d], np.minimum(asked[pair], answered[of[pair], d])
+    used = x[pair] * chips_p[p[pair]] + y * chips_d[d]
+    for at in np.lexsort((used, -rate))[:MOST_SPLITS]:
+        if rate[at] > 0:
+            yield int(x[pair[at]]), int(p[pair[at]]), int(y[at]), int(d[at]), float(rate[at])
 
 
 def _of_one_worker(columns: ServingColumns, num_chips: int) -> ServingColumns:

@@ -12,7 +12,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
-from perfmodel.planner.serving.disaggregation import find_pools
+from perfmodel.planner.serving.disaggregation import MOST_SPLITS, _highest_rates, find_pools
 from perfmodel.planner.serving.result import ServingLimits, ServingObjective
 from perfmodel.planner.serving.space import ServingSpace, layouts
 from tests.planner.serving.serving_searches import searched, serving_job
@@ -154,3 +154,27 @@ def test_only_workers_for_prompts_share_them():
     assert {plan.plan.pcp for plan in found.plans} == {4}
     assert found.disaggregated
     assert {(one.plan.pools.prefill.pcp, one.plan.pools.decode.pcp) for one in found.disaggregated} == {(4, 1)}
+
+
+def every_split(most_p, most_d, chips_p, chips_d, num_chips):
+    """All (x, p, y, d, rate) above 0 in their order, from the product of all counts and both kinds of workers."""
+    found = []
+    for x, p, d in np.ndindex(num_chips, len(most_p), len(most_d)):
+        used = (x + 1) * chips_p[p]
+        y = max((num_chips - used) // chips_d[d], 0)
+        rate = min((x + 1) * most_p[p], y * most_d[d])
+        if rate > 0:
+            found.append((-rate, used + y * chips_d[d], x + 1, p, y, d))
+    return [(x, p, y, d, -worse) for worse, _, x, p, y, d in sorted(found, key=lambda each: (*each[:4], each[5]))]
+
+
+@pytest.mark.parametrize("num_chips", [2, 7, 16, 40])
+@pytest.mark.parametrize("alike", [1, 3, 1000], ids=["all alike", "many ties", "few ties"])
+def test_the_splits_with_the_highest_rates_are_those_of_all_pairs(num_chips, alike):
+    """Ties, workers that do nothing and workers that leave no room included."""
+    draw = np.random.default_rng(num_chips * alike)
+    kinds = [(draw.integers(0, alike, size=size) + (alike == 1), draw.integers(1, num_chips, size=size)) for size in (9, 11)]
+    (most_p, chips_p), (most_d, chips_d) = ((most.astype(float), chips.astype(float)) for most, chips in kinds)
+    every = every_split(most_p, most_d, chips_p, chips_d, num_chips)
+    assert list(_highest_rates(most_p, most_d, chips_p, chips_d, num_chips)) == every[:MOST_SPLITS]
+    assert not list(_highest_rates(0 * most_p, most_d, chips_p, chips_d, num_chips))
