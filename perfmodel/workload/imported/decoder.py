@@ -2,9 +2,9 @@
 plans of serving) holds for it.
 
 Read from what its operators compute and how they hang together, never from names of its modules: a table of tokens, layers of equal
-widths around one attention each, an output matrix. Products of each layer are those of its queries, keys and values, of attention's
-output and of a feed-forward of two or three products; whatever else has a weight and is a product is refused. That attention is causal is
-not imported, and taken for granted: a module that attends to later tokens has no cache.
+widths around one attention each, an output matrix. Products of each layer are those of its queries, keys and values (or of the latent that
+makes them), of attention's output and of its feed-forward, dense or with experts; whatever else has a weight and is a product is refused.
+Where masks are not known, attention is taken to be causal; a module that is known to attend to later tokens has no cache and is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perfmodel.workload.config_fields import Values, made_of
 from perfmodel.workload.imported.attentions import find_attentions
 from perfmodel.workload.imported.feed_forwards import ImportedFeedForward, read_feed_forward
 from perfmodel.workload.imported.graph import SCHEMA_VERSION, ImportedGraph, ImportedKind, ImportedVertex, Reach
-from perfmodel.workload.imported.mixers import ImportedMixer, read_mixer
+from perfmodel.workload.imported.mixers import ImportedMixer, is_normed_after, is_normed_before, read_mixer
 from perfmodel.workload.imported.wiring import Wiring, difference, is_choice
 from perfmodel.workload.layer_specs import FeedForward, Mixer
 
@@ -91,6 +91,8 @@ class _Layer:
     mixer: ImportedMixer
     feed_forward: ImportedFeedForward
     is_parallel: bool
+    shares_norm: bool
+    has_norm_after: bool
 
 
 def _refuse_strangers(wiring: Wiring) -> None:
@@ -117,7 +119,9 @@ def _layers(wiring: Wiring) -> tuple[list[_Layer], int]:
         feed_forward = read_feed_forward(wiring, own, mixer.widths.hidden, mixer.attention, end)
         source = wiring.source(min(own))
         is_parallel = mixer.output not in wiring.products_before(source, first=min(begin, mixer.first))
-        layers.append(_Layer(mixer=mixer, feed_forward=feed_forward, is_parallel=is_parallel))
+        after = is_normed_after(wiring, mixer, min(own))
+        shares = is_parallel and source == wiring.source(mixer.first)
+        layers.append(_Layer(mixer=mixer, feed_forward=feed_forward, is_parallel=is_parallel, shares_norm=shares, has_norm_after=after))
     return layers, head
 
 
@@ -126,14 +130,14 @@ def _refuse_differing(wiring: Wiring, layers: Sequence[_Layer]) -> None:
     first: dict[str, _Layer] = {}
     for layer in layers:
         known = first.setdefault(_feed_forward(layer), layer)
-        pairs = [(layers[0].mixer.widths, layer.mixer.widths), (layers[0], layer), (known.feed_forward, layer.feed_forward)]
-        if layer.feed_forward.dense is not None and known.feed_forward.dense is not None:
-            pairs.append((known.feed_forward.dense, layer.feed_forward.dense))
-        elif layer.feed_forward.experts is not None and known.feed_forward.experts is not None:
-            pairs.append((known.feed_forward.experts, layer.feed_forward.experts))
-        told = ", ".join(each for each in (difference(one, other) for one, other in pairs) if each)
+        told = [
+            *difference(layers[0].mixer.widths, layer.mixer.widths),
+            *difference(known.feed_forward, layer.feed_forward),
+            *(["feed-forward beside attention in one of them"] if layer.is_parallel != layers[0].is_parallel else []),
+            *(["norm after attention in one of them"] if layer.has_norm_after != layers[0].has_norm_after else []),
+        ]
         if told:
-            rule = f"is in a layer unlike the first ({told}); decoders have equal layers"
+            rule = f"is in a layer unlike the first ({', '.join(told)}); decoders have equal layers"
             raise wiring.refused(layer.mixer.attention, rule)
 
 
@@ -162,6 +166,7 @@ def _checked(wiring: Wiring, name: str, layers: Sequence[_Layer], head: int) -> 
     if (logits.taken, logits.made) != (widths.hidden, vocab):
         raise wiring.refused(head, f"takes {logits.text} in and out, and logits of {vocab} tokens are made of {widths.hidden} entries")
     positions = tables[1][1] if len(tables) > 1 else 0
+    sandwich = layers[0].has_norm_after and not layers[0].is_parallel
     is_layer_norm = any("layer_norm" in vertex.operator for vertex in graph.vertices if vertex.kind is ImportedKind.NORM)
     config = TransformerConfig(
         name=name,
@@ -181,6 +186,9 @@ def _checked(wiring: Wiring, name: str, layers: Sequence[_Layer], head: int) -> 
         lm_head_bias=logits.has_bias,
         tie_word_embeddings=logits.parameter == table,
         parallel_block=layers[0].is_parallel,
+        shared_norm=layers[0].shares_norm,
+        pre_norm=is_normed_before(wiring, layers[0].mixer) or not sandwich,
+        sandwich_norm=sandwich,
         qk_norm=widths.qk_norm,
         qk_norm_scope=widths.qk_norm_scope,
         attention_sinks=widths.sinks,

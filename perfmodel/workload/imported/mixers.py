@@ -16,6 +16,9 @@ from perfmodel.workload.layer_specs import LatentAttention
 
 OF_ANOTHER = "has keys of another tensor than its queries (cross-attention), which have no cache of their own tokens"
 
+#: A norm that is written out has a mean.
+NORMS = (ImportedKind.NORM, ImportedKind.REDUCTION)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixerWidths:
@@ -107,8 +110,7 @@ def _plain(wiring: Wiring, attention: ImportedAttention, queries: int, keys: set
 def _norm_of(wiring: Wiring, attention: ImportedAttention, heads: int, head_dim: int) -> tuple[bool, QkNormScope]:
     """Whether queries are normed on their way to the attention, and over what: as many weights as a head, or all, have entries."""
     way = wiring.between(attention.made_of[0] or 0)
-    norms = [at for at in way if wiring.vertex(at).kind in (ImportedKind.NORM, ImportedKind.REDUCTION)]  # or the mean of one by hand
-    if not norms:
+    if not any(wiring.vertex(at).kind in NORMS for at in way):
         return False, "head"
     shapes = {each.shape for at in way if at not in wiring.products for each in wiring.vertex(at).inputs if each.parameter}
     sizes = {len(shape): shape for shape in shapes}
@@ -165,6 +167,22 @@ def _latent(wiring: Wiring, attention: ImportedAttention, queries: int, keys: se
     return _mixer(wiring, attention, widths, products, output, heads * value_dim)
 
 
+def is_normed_before(wiring: Wiring, mixer: ImportedMixer) -> bool:
+    """Of the first layer: whether a norm stands between the tables and what its first product reads."""
+    return any(wiring.vertex(at).kind in NORMS for at in wiring.between(wiring.source(mixer.first)))
+
+
+def is_normed_after(wiring: Wiring, mixer: ImportedMixer, end: int) -> bool:
+    """Whether a norm before vertex `end` is of what attention's last product made alone, before it is added to the stream."""
+    for at in range(mixer.output + 1, end):
+        if wiring.vertex(at).kind in NORMS:
+            way = wiring.between(at, first=mixer.first)
+            read = [producer for each in way - wiring.products for producer in wiring.into.get(each, {}).values()]
+            if way & wiring.products == {mixer.output} and min(read) >= mixer.first:
+                return True
+    return False
+
+
 def _mixer(
     wiring: Wiring, attention: ImportedAttention, widths: MixerWidths, products: frozenset[int], output: int, entries: int
 ) -> ImportedMixer:
@@ -180,4 +198,4 @@ def _mixer(
     )
 
 
-__all__ = ["ImportedMixer", "MixerWidths", "read_mixer"]
+__all__ = ["ImportedMixer", "MixerWidths", "is_normed_after", "is_normed_before", "read_mixer"]

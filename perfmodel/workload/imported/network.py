@@ -11,7 +11,7 @@ split is an operator.
   tensor that no operator writes.
 - The first dim of the first input counts samples, or the second where the first turns out to be the time of a recurrence or of a fused
   attention; the dim that it is in an operator is that operator's `b`.
-- Attention is priced on its full square: whether it is causal is not imported.
+- Attention is priced on its full square, whatever its mask says.
 """
 
 from __future__ import annotations

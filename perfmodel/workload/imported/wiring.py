@@ -199,10 +199,16 @@ def is_choice(vertex: ImportedVertex) -> bool:
     return vertex.function in ("topk", "argmax", "max") and any(each.is_index for each in vertex.outputs)
 
 
-def difference(one: Any, other: Any) -> str:
-    """Of two records, what differs: "width 128, not 96". Records in them are compared by themselves."""
-    pairs = [(field.name, getattr(one, field.name), getattr(other, field.name)) for field in fields(one)]
-    return ", ".join(f"{name} {new}, not {old}" for name, old, new in pairs if old != new and not is_dataclass(new))
+def difference(one: Any, other: Any) -> list[str]:
+    """Of two records, and of the records in them, what differs: "width 128, not 96"."""
+    told: list[str] = []
+    for each in fields(one):
+        name, old, new = each.name, getattr(one, each.name), getattr(other, each.name)
+        if is_dataclass(old) and is_dataclass(new):
+            told += difference(old, new)
+        elif old != new:
+            told.append(f"{name} {new}, not {old}" if not (is_dataclass(old) or is_dataclass(new)) else f"{name} in one of them")
+    return told
 
 
 __all__ = ["Matrices", "Wiring", "difference", "is_choice"]

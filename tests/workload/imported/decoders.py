@@ -101,17 +101,24 @@ class Forward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, h, mixer, forward, *, norm=nn.RMSNorm, parallel=False):
+    """`norms`: before each branch, after it, both, or one before both branches."""
+
+    def __init__(self, h, mixer, forward, *, norm=nn.RMSNorm, parallel=False, norms="before"):
         super().__init__()
         self.mixer, self.feed, self.parallel = mixer, forward, parallel
-        self.norms = nn.ModuleList(norm(h) for _ in range(2))
+        self.before = nn.ModuleList(norm(h) for _ in range({"after": 0, "one": 1}.get(norms, 2)))
+        self.after = nn.ModuleList(norm(h) for _ in range(2 if norms in ("after", "both") else 0))
+
+    def branch(self, number, part, x):
+        made = part(self.before[number](x) if self.before else x)
+        return self.after[number](made) if self.after else made
 
     def forward(self, x):
-        mixed = self.mixer(self.norms[0](x))
         if self.parallel:
-            return x + mixed + self.feed(self.norms[1](x))
-        x = x + mixed
-        return x + self.feed(self.norms[1](x))
+            normed = [norm(x) for norm in self.before]
+            return x + self.mixer(normed[0]) + self.feed(normed[-1])
+        x = x + self.branch(0, self.mixer, x)
+        return x + self.branch(1, self.feed, x)
 
 
 class Net(nn.Module):

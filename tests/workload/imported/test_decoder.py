@@ -26,6 +26,7 @@ from tests.workload.imported.decoders import (
     in_groups,
     softmax_first,
 )
+from tests.workload.imported.hugging_face import RmsNorm
 
 #: Fields that tell two models apart, beside their names and where their numbers are from.
 WIDTHS = (
@@ -35,8 +36,9 @@ WIDTHS = (
 
 
 def llama(layers=3, h=64, n=8, g=2, d=16, f=96, form="gated", fused=False, **how):
-    made = {name: how.pop(name) for name in ("parallel",) if name in how}
+    made = {name: how.pop(name) for name in ("parallel", "norms") if name in how}
     mixed = {name: how.pop(name) for name in ("normed", "bias") if name in how}
+    made |= {name: how[name] for name in ("norm",) if name in how}
     return lambda: Net(
         [Layer(h, Mixer(h, n, g, d, fused=fused, **mixed), Forward(h, f, form=form), **made) for _ in range(layers)], h=h, **how
     )
@@ -71,6 +73,11 @@ def test_a_known_model_comes_out_as_itself(known, llama_8b):
         (dict(form="fused"), "gated_mlp", True),
         (dict(form="plain"), "gated_mlp", False),
         (dict(parallel=True), "parallel_block", True),
+        (dict(parallel=True, norms="one"), "shared_norm", True),
+        (dict(norms="both"), "sandwich_norm", True),
+        (dict(norms="both", norm=RmsNorm), "sandwich_norm", True),
+        (dict(norms="after"), "pre_norm", False),
+        (dict(norms="after", norm=RmsNorm), "pre_norm", False),
         (dict(normed=True), "qk_norm", True),
         (dict(tied=True), "tie_word_embeddings", True),
         (dict(positions=128), "position", "learned"),
@@ -85,7 +92,7 @@ def test_its_forms_are_told_apart(how, field, value):
     assert (found.intermediate_size, found.vocab_size) == (96, 500)
     if field not in ("num_key_value_heads", "gated_mlp") or not value:
         assert getattr(plain, field) != value
-    assert found.num_parameters == pytest.approx(graph.num_parameters, rel=2e-3)
+    assert found.num_parameters == (graph.num_parameters if "bias" not in how else pytest.approx(graph.num_parameters, rel=2e-3))
 
 
 def test_it_is_served_as_the_model_that_it_is(tmp_path, llama_8b):

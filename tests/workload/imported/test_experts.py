@@ -299,6 +299,21 @@ def test_what_the_module_does_not_say_is_refused_in_a_sentence(feed, said):
     assert len(str(raised.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("mixers", "feeds", "said"),
+    [
+        ((latent, lambda: Latent(H, 4, 0, 16, 8, 4, 8)), (lambda: Forward(H, 96),), "unlike the first .query_rank 0, not 24"),
+        ((plain, latent), (lambda: Forward(H, 96),), "unlike the first .*latent in one of them"),
+        ((plain,), (mixture(all_in_turn), lambda: Mixture(H, 32, 8, 3, all_in_turn)), "unlike the first .top_k 3, not 2"),
+    ],
+    ids=["another latent", "a latent in one", "another choice"],
+)
+def test_layers_that_differ_are_refused_by_what_differs(mixers, feeds, said):
+    layers = [Layer(H, mixers[min(each, len(mixers) - 1)](), feeds[min(each, len(feeds) - 1)]()) for each in range(2)]
+    with pytest.raises(InputError, match=said):
+        decoder_of(imported(lambda: Net(layers)))
+
+
 def test_sizes_that_nothing_says_are_refused():
     class Unknown(nn.Module):
         def forward(self, x):
