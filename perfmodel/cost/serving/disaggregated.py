@@ -138,6 +138,8 @@ def largest_batch(times: ServingTimes, requests: Requests, scheduling: Schedulin
         return np.asarray(times.decode(batch, requests.mean_cached, scheduling.rows_per_step) * D / after)
 
     top, limit, _ = np.broadcast_arrays(np.floor(np.maximum(np.asarray(capacity, dtype=float), 1.0)), tpot_limit, tpot(np.asarray(1.0)))
+    if np.isinf(limit).all():
+        return top  # every batch keeps it
     low, high = np.ones_like(top), top
     for _ in range(int(np.ceil(np.log2(max(float(np.max(top)), 2.0)))) + 1):
         middle = np.ceil((low + high) / 2)

@@ -17,6 +17,7 @@ from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.step import StepCosts
 from perfmodel.cost.serving.times import Array, ServingTimes
 from perfmodel.foundation.dtypes import itemsize
+from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.workload.serving import ServingJob
@@ -109,12 +110,12 @@ def serve_pools(
 
 def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[Pools], *, distinct_experts: float = 0.0) -> PoolsInputs:
     """What the load of two pools is computed from, by the closed form or step by step."""
-    prefill_plans, decode_plans = [each.prefill for each in pools], [each.decode for each in pools]
+    prefill_plans, decode_plans = ServingColumns.of([each.prefill for each in pools]), ServingColumns.of([each.decode for each in pools])
     prefill_costs = estimator.times(prefill_plans, distinct_experts=distinct_experts)
     decode_costs = estimator.times(decode_plans, distinct_experts=distinct_experts)
     prefill_memory = estimator.memory(prefill_plans, job.input_len.mean, job.speculation)
     memory = estimator.memory(decode_plans, job.input_len.mean + job.output_len.mean, job.speculation)
-    ranks = np.array([float(each.attention_dp) for each in prefill_plans])
+    ranks = prefill_plans.attention_dp.astype(float)
     return PoolsInputs(
         prefill_costs=prefill_costs,
         decode_costs=decode_costs,
@@ -125,8 +126,8 @@ def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[P
         workers=Workers(
             prefill=np.array([float(each.prefill_workers) for each in pools]),
             decode=np.array([float(each.decode_workers) for each in pools]),
-            prefill_chips=np.array([float(each.prefill.chips_per_replica) for each in pools]),
-            decode_chips=np.array([float(each.decode.chips_per_replica) for each in pools]),
+            prefill_chips=prefill_plans.chips_per_replica.astype(float),
+            decode_chips=decode_plans.chips_per_replica.astype(float),
         ),
         handover=handover(estimator, pools, job.input_len.mean),
         prefill_memory=prefill_memory,

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from perfmodel.cost.serving.disaggregated import decode_rate, largest_batch, prefill_rate
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.pools import ServedPools, handover, predict_pools, serve_pools
-from perfmodel.cost.serving.requests import Requests
+from perfmodel.cost.serving.requests import Requests, Scheduling
+from perfmodel.cost.serving.times import ServingTimes
 from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.planner.serving.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective, ranked_plan
@@ -28,8 +29,8 @@ MOST_SPLITS = 48
 #: Loads of a split that are tried at first, and between the last that holds and the next.
 _LOADS = 12
 _BETWEEN = 6
-#: Of a front: times of a token for each of which the best splits are tried, and how many of them. [s]
-_PACES = (1e8, 0.16, 0.08, 0.04, 0.02, 0.01)
+#: Of a front: times of a token for each of which the best splits are tried (None: however long), and how many of them. [s]
+_PACES = (None, 0.16, 0.08, 0.04, 0.02, 0.01)
 _SPLITS_AT_A_PACE = 8
 
 
@@ -60,7 +61,8 @@ def find_pools(
     limits (with one client where latency is the objective).
     """
     limits = limits or ServingLimits()
-    splits = [] if job.is_static else _splits(estimator, job, columns, answering, num_chips, limits)
+    workers = None if job.is_static else _workers(estimator, job, columns, answering, num_chips)
+    splits = [] if workers is None else workers.splits(limits)
     if not splits:
         return ()
     found: list[tuple[float, int, int]] = []
@@ -90,9 +92,12 @@ def pools_front(
 ) -> tuple[FrontPoint, ...]:
     """Points of the front of tokens a user against tokens a chip that plans of two pools may hold: the best splits for several paces."""
     free = replace(job, concurrency=None, rate=None, is_static=False)
+    workers = _workers(estimator, free, columns, answering, num_chips)
+    if workers is None:
+        return ()
     splits: dict[Pools, _Split] = {}
     for pace in _PACES:
-        for split in _splits(estimator, free, columns, answering, num_chips, ServingLimits(tpot=pace, headroom=0.0))[:_SPLITS_AT_A_PACE]:
+        for split in workers.splits(ServingLimits(tpot=pace, headroom=0.0), most=_SPLITS_AT_A_PACE):
             splits.setdefault(split.pools, split)
     if not splits:
         return ()
@@ -119,42 +124,80 @@ def pools_front(
     )
 
 
-def _splits(
-    estimator: ServingEstimator,
-    job: ServingJob,
-    columns: ServingColumns,
-    answering: ServingColumns | None,
-    num_chips: int,
-    limits: ServingLimits,
-) -> list[_Split]:
-    """The splits with the highest rates, of all pairs of layouts and all numbers of workers that fit on the chips."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Workers:
+    """How one worker of either kind may lie, and what it could do by itself, of which limits change little.
+
+    asked       for prompts: `prompts` a second, 0 where one does not fit, and the time of one prompt   [1/s], [s]
+    answering   those for answers that fit: times of their steps, how these are filled, and sequences that run at once
+    """
+
+    num_chips: int
+    requests: Requests
+    asked: list[ServingPlan]
+    prompts: Array
+    prompt_time: Array
+    answering: ServingColumns
+    times: ServingTimes
+    scheduling: Scheduling
+    capacity: Array
+
+    def splits(self, limits: ServingLimits, *, most: int = MOST_SPLITS) -> list[_Split]:
+        """Those with the highest rates, of all pairs of layouts and all numbers of workers that fit on the chips."""
+        aims = limits.aims()
+        most_p = np.where(self.prompt_time <= aims.get("ttft", np.inf), self.prompts, 0.0)
+        most_d, batch = self._answers(aims.get("tpot", np.inf))
+        best = _best_shares(self.answering, most_d)
+        chips_p = np.array([float(each.chips_per_replica) for each in self.asked])
+        chips_d = self.answering.chips_per_replica[best].astype(float)
+        found: list[_Split] = []
+        for x, p, y, d, rate in _highest_rates(most_p, most_d[best], chips_p, chips_d, self.num_chips, most=most):
+            decode = self.answering.plan(int(best[d]))
+            pools = Pools(prefill=self.asked[p], decode=decode, prefill_workers=x, decode_workers=y)
+            before = max(4.0 * float(self.prompt_time[p]), aims.get("ttft", 0.0))  # that a request may be under way to its first token
+            found.append(_Split(pools=pools, most_clients=max(int(y * batch[best[d]] + rate * before), 1)))
+        return found
+
+    def _answers(self, tpot: float) -> tuple[Array, Array]:
+        """Requests a second of a worker of each layout with the largest batch that keeps the limit, and that batch."""
+        words = self.times, self.requests, self.scheduling
+        batch = largest_batch(*words, tpot_limit=tpot, capacity=self.capacity)
+        most, _ = decode_rate(*words, batch=np.maximum(batch, 1.0))
+        return np.where(batch >= 1.0, most, 0.0), batch
+
+
+def _workers(
+    estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, answering: ServingColumns | None, num_chips: int
+) -> _Workers | None:
+    """Those that leave chips for the other kind; None where there are none."""
     columns, answering = (_of_one_worker(each, num_chips) for each in (columns, columns if answering is None else answering))
     answering = answering.take(answering.pcp == 1)  # no prompts to share
-    if not len(columns) or not len(answering):
-        return []
-    workers = list(dict.fromkeys(replace(columns.plan(row), dcp=1) for row in range(len(columns))))  # those for prompts do not decode
+    memory = estimator.memory(answering, job.input_len.mean + job.output_len.mean, job.speculation)
+    fits = np.flatnonzero(memory.fits)
+    if not len(columns) or not len(fits):
+        return None
+    capacity, answering = estimator.capacity(answering, memory)[fits], answering.take(fits)
+    alike = replace(columns, dcp=np.ones_like(columns.dcp))  # those for prompts do not decode
+    asked = list(dict.fromkeys(alike.plan(row) for row in range(len(alike))))
     requests = Requests.of_job(job)
-    most_p, time_p = _prompts(estimator, job, workers, requests)
-    most_d, batch = _answers(estimator, job, answering, requests, limits)
-    best = _best_shares(answering, most_d)
-    answering, most_d, batch = answering.take(best), most_d[best], batch[best]
-    chips_p, chips_d = np.array([float(each.chips_per_replica) for each in workers]), answering.chips_per_replica.astype(float)
-    aims = limits.aims()
-    if "ttft" in aims:
-        most_p = np.where(time_p <= aims["ttft"], most_p, 0.0)
-    found: list[_Split] = []
-    for x, p, y, d, rate in _highest_rates(most_p, most_d, chips_p, chips_d, num_chips):
-        pools = Pools(prefill=workers[p], decode=answering.plan(d), prefill_workers=x, decode_workers=y)
-        before = max(4.0 * float(time_p[p]), aims.get("ttft", 0.0))  # as long as a request may be under way to its first token
-        waiting = rate * before
-        found.append(_Split(pools=pools, most_clients=max(int(y * batch[d] + waiting), 1)))
-    return found
+    prompts, prompt_time = _prompts(estimator, job, asked, requests)
+    return _Workers(
+        num_chips=num_chips,
+        requests=requests,
+        asked=asked,
+        prompts=prompts,
+        prompt_time=prompt_time,
+        answering=answering,
+        times=estimator.with_drafts(estimator.times(answering), answering, job.speculation),
+        scheduling=estimator.scheduling(answering, job.speculation),
+        capacity=capacity,
+    )
 
 
 def _highest_rates(
-    most_p: Array, most_d: Array, chips_p: Array, chips_d: Array, num_chips: int
+    most_p: Array, most_d: Array, chips_p: Array, chips_d: Array, num_chips: int, *, most: int = MOST_SPLITS
 ) -> Iterator[tuple[int, int, int, int, float]]:
-    """(x, p, y, d, rate) of the `MOST_SPLITS` splits with the highest rates, best first; ties: fewer chips first, then by x, p and d.
+    """(x, p, y, d, rate) of the `most` splits with the highest rates, best first; ties: fewer chips first, then by x, p and d.
 
         rate = min(x mu_p, y mu_d) > 0,   y = (N - x g_p) // g_d
 
@@ -168,13 +211,13 @@ def _highest_rates(
     count_d = left[:, None] // chips_d
     answered = count_d * most_d
     best = np.minimum(asked, answered.max(axis=1)[of])
-    least = np.sort(best)[-MOST_SPLITS:][0]
+    least = np.sort(best)[-most:][0]
     rows = np.flatnonzero((best >= least) & (best > 0))
     some, d = np.nonzero(answered[of[rows]] >= least)
     pair = rows[some]
     y, rate = count_d[of[pair], d], np.minimum(asked[pair], answered[of[pair], d])
     used = x[pair] * chips_p[p[pair]] + y * chips_d[d]
-    for at in np.lexsort((used, -rate))[:MOST_SPLITS]:
+    for at in np.lexsort((used, -rate))[:most]:
         if rate[at] > 0:
             yield int(x[pair[at]]), int(p[pair[at]]), int(y[at]), int(d[at]), float(rate[at])
 
@@ -195,26 +238,12 @@ def _best_shares(columns: ServingColumns, most: Array) -> NDArray[np.int64]:
 
 def _prompts(estimator: ServingEstimator, job: ServingJob, workers: list[ServingPlan], requests: Requests) -> tuple[Array, Array]:
     """Prompts a second of a worker of each layout, 0 where it does not fit, and the time of one."""
-    ranks = np.array([float(each.attention_dp) for each in workers])
-    scheduling = replace(estimator.scheduling(workers), prompts_together=ranks)
+    columns = ServingColumns.of(workers)
+    scheduling = replace(estimator.scheduling(columns), prompts_together=columns.attention_dp.astype(float))
     alike = [Pools(prefill=each, decode=each, prefill_workers=1, decode_workers=1) for each in workers]
-    most, time = prefill_rate(estimator.times(workers), requests, scheduling, handover(estimator, alike, job.input_len.mean))
-    fits = np.asarray(estimator.memory(workers, float(job.input_len.most), job.speculation).sequences) >= 1.0
+    most, time = prefill_rate(estimator.times(columns), requests, scheduling, handover(estimator, alike, job.input_len.mean))
+    fits = np.asarray(estimator.memory(columns, float(job.input_len.most), job.speculation).sequences) >= 1.0
     return np.where(fits, most, 0.0), time
-
-
-def _answers(
-    estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, requests: Requests, limits: ServingLimits
-) -> tuple[Array, Array]:
-    """Requests a second of a worker of each layout with the largest batch that keeps the limit, and that batch."""
-    costs, scheduling = estimator.times(columns), estimator.scheduling(columns, job.speculation)
-    times = estimator.with_drafts(costs, columns, job.speculation)
-    memory = estimator.memory(columns, job.input_len.mean + job.output_len.mean, job.speculation)
-    capacity = estimator.capacity(columns, memory)
-    batch = largest_batch(times, requests, scheduling, tpot_limit=limits.aims().get("tpot", np.inf), capacity=capacity)
-    batch = np.where(memory.fits, batch, 0.0)
-    most, _ = decode_rate(times, requests, scheduling, batch=np.maximum(batch, 1.0))
-    return np.where(batch >= 1.0, most, 0.0), batch
 
 
 def _best_loads(

@@ -41,8 +41,6 @@ from perfmodel.workload.serving import ServingJob
 MOST_FRONT_POINTS = 64
 #: Plans of two pools that are shown.
 MOST_POOLS = 3
-#: Chips on which plans of two pools are tried though nobody asked for them: all their splits take half a second there.
-MOST_CHIPS_NAMED = 256
 #: Latencies of plans that are as good otherwise are told apart in steps of this share.
 _ALIKE = 0.005
 
@@ -66,7 +64,7 @@ def find_serving_plans(
     price_per_hour   of a chip; None: that of the table of prices, where it has one     [USD/h]
     with_pools       also plans of workers for prompts and others for answers, in the first format; they are the plans where no other meets
                      the limits
-    names_pools      where nothing else meets the limits, say whether those would, up to `MOST_CHIPS_NAMED`
+    names_pools      where nothing else meets the limits, say whether those would
     """
     started = time.process_time()
     space, limits = space or ServingSpace(), limits or ServingLimits()
@@ -84,7 +82,7 @@ def find_serving_plans(
     order = searched.ranked(table)
     apart: tuple[RankedPlan, ...] = ()
     if not len(order):
-        tried = bool(limits.given()) and (with_pools or (names_pools and cluster.num_chips <= MOST_CHIPS_NAMED)) and not job.is_static
+        tried = bool(limits.given()) and (with_pools or names_pools) and not job.is_static
         apart = searched.pools(found.columns) if tried else ()
         if not (with_pools and apart):
             raise InputError(searched.nothing_meets(table, cluster, apart if tried else None))

@@ -135,6 +135,7 @@ def test_the_largest_batch_keeps_the_limit_and_one_more_does_not():
     assert batch[3] == 300
     for one, limit in zip(batch[1:3], (6e-3, 8e-3), strict=True):
         assert TOY.decode(one, job.mean_cached) <= limit < TOY.decode(one + 1, job.mean_cached)
+    assert largest_batch(TOY, job, HOW, tpot_limit=np.inf, capacity=300) == 300
 
 
 def test_plans_are_columns():
