@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -130,16 +131,16 @@ def decode_rate(times: ServingTimes, requests: Requests, scheduling: Scheduling,
     return np.asarray(np.asarray(batch) / np.maximum(decode_steps(requests, scheduling) * step, 1e-12)), np.asarray(step)
 
 
+def decode_tpot(times: ServingTimes, requests: Requests, scheduling: Scheduling, batch: Num) -> Array:
+    """TPOT of so many sequences of a decode worker. [s]   D t_d(b) / (O - 1)"""
+    step = times.decode(batch, requests.mean_cached, scheduling.rows_per_step)
+    return np.asarray(step * decode_steps(requests, scheduling) / max(requests.output.mean - 1, 1.0))
+
+
 def largest_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, tpot_limit: Num, capacity: Num) -> Array:
     """The most sequences of a decode worker whose TPOT keeps a limit; 0 where one alone does not. [-]"""
-    D, after = decode_steps(requests, scheduling), max(requests.output.mean - 1, 1.0)
-
-    def tpot(batch: Array) -> Array:
-        return np.asarray(times.decode(batch, requests.mean_cached, scheduling.rows_per_step) * D / after)
-
+    tpot = partial(decode_tpot, times, requests, scheduling)
     top, limit, _ = np.broadcast_arrays(np.floor(np.maximum(np.asarray(capacity, dtype=float), 1.0)), tpot_limit, tpot(np.asarray(1.0)))
-    if np.isinf(limit).all():
-        return top  # every batch keeps it
     low, high = np.ones_like(top), top
     for _ in range(int(np.ceil(np.log2(max(float(np.max(top)), 2.0)))) + 1):
         middle = np.ceil((low + high) / 2)

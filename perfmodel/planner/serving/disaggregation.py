@@ -6,13 +6,13 @@ another with the largest batch that keeps the limit of a token); the best splits
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.serving.disaggregated import decode_rate, largest_batch, prefill_rate
+from perfmodel.cost.serving.disaggregated import decode_rate, decode_tpot, largest_batch, prefill_rate
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.pools import ServedPools, handover, predict_pools, serve_pools
 from perfmodel.cost.serving.requests import Requests, Scheduling
@@ -62,7 +62,7 @@ def find_pools(
     """
     limits = limits or ServingLimits()
     workers = None if job.is_static else _workers(estimator, job, columns, answering, num_chips)
-    splits = [] if workers is None else workers.splits(limits)
+    splits = [] if workers is None else workers.splits([limits])[0]
     if not splits:
         return ()
     found: list[tuple[float, int, int]] = []
@@ -96,8 +96,8 @@ def pools_front(
     if workers is None:
         return ()
     splits: dict[Pools, _Split] = {}
-    for pace in _PACES:
-        for split in workers.splits(ServingLimits(tpot=pace, headroom=0.0), most=_SPLITS_AT_A_PACE):
+    for found in workers.splits([ServingLimits(tpot=pace, headroom=0.0) for pace in _PACES], most=_SPLITS_AT_A_PACE):
+        for split in found:
             splits.setdefault(split.pools, split)
     if not splits:
         return ()
@@ -129,41 +129,59 @@ class _Workers:
     """How one worker of either kind may lie, and what it could do by itself, of which limits change little.
 
     asked       for prompts: `prompts` a second, 0 where one does not fit, and the time of one prompt   [1/s], [s]
-    answering   those for answers that fit: times of their steps, how these are filled, and sequences that run at once
+    answering   for answers, those that fit, and the sequences that one runs at once
     """
 
+    estimator: ServingEstimator
+    job: ServingJob
     num_chips: int
-    requests: Requests
     asked: list[ServingPlan]
     prompts: Array
     prompt_time: Array
     answering: ServingColumns
-    times: ServingTimes
-    scheduling: Scheduling
     capacity: Array
 
-    def splits(self, limits: ServingLimits, *, most: int = MOST_SPLITS) -> list[_Split]:
-        """Those with the highest rates, of all pairs of layouts and all numbers of workers that fit on the chips."""
-        aims = limits.aims()
-        most_p = np.where(self.prompt_time <= aims.get("ttft", np.inf), self.prompts, 0.0)
-        most_d, batch = self._answers(aims.get("tpot", np.inf))
-        best = _best_shares(self.answering, most_d)
+    def splits(self, under: Sequence[ServingLimits], *, most: int = MOST_SPLITS) -> list[list[_Split]]:
+        """Of each of the limits those with the highest rates, of all pairs of layouts and all numbers of workers that fit on the chips."""
+        aims = [limits.aims() for limits in under]
+        answers, batches = self._answers(np.array([each.get("tpot", np.inf) for each in aims]))
+        ttft = [each.get("ttft", np.inf) for each in aims]
+        return [self._best(*each, most=most) for each in zip(ttft, answers, batches, strict=True)]
+
+    def _best(self, ttft: float, answers: Array, batch: Array, *, most: int) -> list[_Split]:
+        """Where a prompt may take so long, and workers answer so many requests a second with such batches."""
+        prompts, best = np.where(self.prompt_time <= ttft, self.prompts, 0.0), _best_shares(self.answering, answers)
         chips_p = np.array([float(each.chips_per_replica) for each in self.asked])
         chips_d = self.answering.chips_per_replica[best].astype(float)
+        allowed = ttft if np.isfinite(ttft) else 0.0
         found: list[_Split] = []
-        for x, p, y, d, rate in _highest_rates(most_p, most_d[best], chips_p, chips_d, self.num_chips, most=most):
+        for x, p, y, d, rate in _highest_rates(prompts, answers[best], chips_p, chips_d, self.num_chips, most=most):
             decode = self.answering.plan(int(best[d]))
             pools = Pools(prefill=self.asked[p], decode=decode, prefill_workers=x, decode_workers=y)
-            before = max(4.0 * float(self.prompt_time[p]), aims.get("ttft", 0.0))  # that a request may be under way to its first token
+            before = max(4.0 * float(self.prompt_time[p]), allowed)  # as long as a request may be under way to its first token
             found.append(_Split(pools=pools, most_clients=max(int(y * batch[best[d]] + rate * before), 1)))
         return found
 
-    def _answers(self, tpot: float) -> tuple[Array, Array]:
-        """Requests a second of a worker of each layout with the largest batch that keeps the limit, and that batch."""
-        words = self.times, self.requests, self.scheduling
-        batch = largest_batch(*words, tpot_limit=tpot, capacity=self.capacity)
-        most, _ = decode_rate(*words, batch=np.maximum(batch, 1.0))
+    def _answers(self, tpot: Array) -> tuple[Array, Array]:
+        """[limits, layouts] Requests a second of a worker with the largest batch that keeps each of the limits, and that batch.
+
+        No step is quicker with more sequences (`ServingTimes`): it is looked for only where one sequence keeps the limit and all together do not.
+        """
+        steps, limit = self._steps(self.answering), tpot[:, None]
+        top = np.floor(np.maximum(self.capacity, 1.0))
+        one, every = (decode_tpot(*steps, batch=number) <= limit for number in (np.ones_like(top), top))
+        batch = np.where(every, top, 0.0)
+        which, row = np.nonzero(one & ~every)
+        if len(row):
+            some = self._steps(self.answering.take(row))
+            batch[which, row] = largest_batch(*some, tpot_limit=tpot[which], capacity=self.capacity[row])
+        most, _ = decode_rate(*steps, batch=np.maximum(batch, 1.0))
         return np.where(batch >= 1.0, most, 0.0), batch
+
+    def _steps(self, columns: ServingColumns) -> tuple[ServingTimes, Requests, Scheduling]:
+        """What workers that answer take for a step."""
+        of, drafts = self.estimator, self.job.speculation
+        return of.with_drafts(of.times(columns), columns, drafts), Requests.of_job(self.job), of.scheduling(columns, drafts)
 
 
 def _workers(
@@ -179,17 +197,15 @@ def _workers(
     capacity, answering = estimator.capacity(answering, memory)[fits], answering.take(fits)
     alike = replace(columns, dcp=np.ones_like(columns.dcp))  # those for prompts do not decode
     asked = list(dict.fromkeys(alike.plan(row) for row in range(len(alike))))
-    requests = Requests.of_job(job)
-    prompts, prompt_time = _prompts(estimator, job, asked, requests)
+    prompts, prompt_time = _prompts(estimator, job, asked)
     return _Workers(
+        estimator=estimator,
+        job=job,
         num_chips=num_chips,
-        requests=requests,
         asked=asked,
         prompts=prompts,
         prompt_time=prompt_time,
         answering=answering,
-        times=estimator.with_drafts(estimator.times(answering), answering, job.speculation),
-        scheduling=estimator.scheduling(answering, job.speculation),
         capacity=capacity,
     )
 
@@ -236,12 +252,13 @@ def _best_shares(columns: ServingColumns, most: Array) -> NDArray[np.int64]:
     return np.sort(order[is_first])
 
 
-def _prompts(estimator: ServingEstimator, job: ServingJob, workers: list[ServingPlan], requests: Requests) -> tuple[Array, Array]:
+def _prompts(estimator: ServingEstimator, job: ServingJob, workers: list[ServingPlan]) -> tuple[Array, Array]:
     """Prompts a second of a worker of each layout, 0 where it does not fit, and the time of one."""
     columns = ServingColumns.of(workers)
     scheduling = replace(estimator.scheduling(columns), prompts_together=columns.attention_dp.astype(float))
     alike = [Pools(prefill=each, decode=each, prefill_workers=1, decode_workers=1) for each in workers]
-    most, time = prefill_rate(estimator.times(columns), requests, scheduling, handover(estimator, alike, job.input_len.mean))
+    sent = handover(estimator, alike, job.input_len.mean)
+    most, time = prefill_rate(estimator.times(columns), Requests.of_job(job), scheduling, sent)
     fits = np.asarray(estimator.memory(columns, float(job.input_len.most), job.speculation).sequences) >= 1.0
     return np.where(fits, most, 0.0), time
 

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.resolve import choose_calibration
+from perfmodel.cost.serving.disaggregated import largest_batch
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.pools import predict_pools, serve_pools
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
-from perfmodel.planner.serving.disaggregation import MOST_SPLITS, _highest_rates, find_pools
+from perfmodel.planner.serving.disaggregation import MOST_SPLITS, _highest_rates, _workers, find_pools
 from perfmodel.planner.serving.result import ServingLimits, ServingObjective
 from perfmodel.planner.serving.space import ServingSpace, layouts
 from tests.planner.serving.serving_searches import searched, serving_job
@@ -178,3 +179,17 @@ def test_the_splits_with_the_highest_rates_are_those_of_all_pairs(num_chips, ali
     every = every_split(most_p, most_d, chips_p, chips_d, num_chips)
     assert list(_highest_rates(most_p, most_d, chips_p, chips_d, num_chips)) == every[:MOST_SPLITS]
     assert not list(_highest_rates(0 * most_p, most_d, chips_p, chips_d, num_chips))
+
+
+def test_the_largest_batches_under_many_limits_are_those_under_each():
+    job = serving_job("llama-3-70b", "bf16", input_len=4096, output_len=256)
+    of = estimator_of(job)
+    columns = layouts(job.model, of.cluster, of.engine, ServingSpace()).columns
+    workers = _workers(of, job, columns, None, CHIPS)
+    limits = np.array([1e-3, 0.02, 0.03, 0.05, np.inf])
+    _, batches = workers._answers(limits)
+    steps = workers._steps(workers.answering)
+    alone = [largest_batch(*steps, tpot_limit=limit, capacity=workers.capacity) for limit in limits]
+    assert np.array_equal(batches, alone)
+    assert not batches[0].any()
+    assert len(np.unique(batches)) > 10
