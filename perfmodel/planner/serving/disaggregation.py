@@ -165,7 +165,7 @@ class _Workers:
     def _answers(self, tpot: Array) -> tuple[Array, Array]:
         """[limits, layouts] Requests a second of a worker with the largest batch that keeps each of the limits, and that batch.
 
-        No step is quicker with more sequences (`ServingTimes`): it is looked for only where one sequence keeps the limit and all together do not.
+        No step is quicker with more sequences (`ServingTimes`): it is looked for only where one keeps the limit and all together do not.
         """
         steps, limit = self._steps(self.answering), tpot[:, None]
         top = np.floor(np.maximum(self.capacity, 1.0))
