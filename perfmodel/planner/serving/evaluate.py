@@ -21,6 +21,9 @@ Whole = NDArray[np.int64]
 #: A wait of a day is a queue that only grows: one of its stages is busy all the time. [s]
 _ENDLESS = 86400.0
 
+#: Rows that are timed at once: each has a column in tables of all operators, which need not lie in memory for every row of a search.
+_BLOCK = 4096
+
 #: Why a plan is rejected, in the order in which they are looked at; codes of `LoadTable.verdict` are places in it.
 FEASIBLE, NO_ROOM, SATURATED, TTFT, TPOT, LATENCY = range(6)
 REASONS = (
@@ -154,15 +157,15 @@ class Evaluator:
         nothing = np.full(count, np.nan)
         values = {name: nothing.copy() for name in ("ttft", "tpot", "latency", "per_chip")}
         limited = {name: nothing.copy() for name in LIMITED}
-        if len(timed):
-            chosen = rows.take(timed)
-            served = of.serve(job, chosen, concurrency=None if self.job.rate is not None else concurrency[timed])
+        for start in range(0, len(timed), _BLOCK):
+            block = timed[start : start + _BLOCK]
+            served = of.serve(job, rows.take(block), concurrency=None if self.job.rate is not None else concurrency[block])
             for name, found in self._figures(served).items():
-                values[name][timed] = found
+                values[name][block] = found
             for name, found in self.limits.times_of(served.load).items():
-                limited[name][timed] = found
+                limited[name][block] = found
             if self.job.rate is not None:
-                verdict[timed[np.logical_or(served.load.is_saturated, served.load.ttft > _ENDLESS)]] = SATURATED
+                verdict[block[np.logical_or(served.load.is_saturated, served.load.ttft > _ENDLESS)]] = SATURATED
         for code, name in ((TTFT, "ttft"), (TPOT, "tpot"), (LATENCY, "request_latency")):
             aim = self.limits.aims().get(name)
             if aim is not None:

@@ -227,3 +227,14 @@ def test_steps_without_a_row_warn_of_nothing(words):
 @pytest.mark.parametrize("engine", list_engines())
 def test_every_engine_has_room_for_a_small_model(engine):
     assert searched(serving_job(concurrency=1), engine=engine, chips=1).best.prediction.fits
+
+
+@pytest.mark.parametrize("load", [{}, {"rate": 4.0}], ids=["any load", "rate"])
+def test_rows_that_are_timed_in_blocks_are_those_of_one_block(monkeypatch, load):
+    job = serving_job("mixtral-8x7b", "fp8", **load)
+    words = {"space": ServingSpace(batches=(1, 16), max_tokens=(2048,)), "limits": ServingLimits(tpot=0.1)}
+    whole = searched(job, **words)
+    monkeypatch.setattr("perfmodel.planner.serving.evaluate._BLOCK", 7)
+    parts = searched(job, **words)
+    assert parts.plans == whole.plans
+    assert (parts.pareto, parts.baselines, parts.rejected) == (whole.pareto, whole.baselines, whole.rejected)
