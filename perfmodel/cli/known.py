@@ -301,10 +301,16 @@ def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
         profile.default_attention,
         f"{profile.accumulate_dtype}, reduced in {profile.reduce_dtype}",
         "shards" if profile.zero2_stores_shards else "whole copies",
-        "yes" if profile.overlaps_gradients else "no",
+        _overlapped(profile.overlaps_gradients),
         format_time(profile.host_launch_time) if profile.host_launch_time else "-",
         format_time(profile.step_time_constant) if profile.step_time_constant else "-",
     )
+
+
+def _overlapped(stages: tuple[int, ...]) -> str:
+    from perfmodel.parallel.layout import ZERO_STAGES
+
+    return "yes" if stages == ZERO_STAGES else f"ZeRO {', '.join(map(str, stages))} alone" if stages else "no"
 
 
 def _profile_facts(name: str, value: object) -> list[tuple[str, str]]:

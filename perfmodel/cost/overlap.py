@@ -43,7 +43,7 @@ def parameter_time(
     microbatch: m max(0, t - window) + s min(t, window). The first gather of a stage hides under nothing.
     """
     m = num_microbatches
-    overlaps = profile.overlaps_gradients
+    overlaps = terms.zero in profile.overlaps_gradients
     slowdown = profile.compute_slowdown_under_communication
     happens = terms.program.happens
     gather = m * waits.gather
@@ -132,14 +132,14 @@ def exposed_each_microbatch(
         gather, beat = longer - beat, longer
     if ("reduce", "microbatch") in happens:
         left, reduce = _left_by_gathers(terms, regions, profile), terms.reduce["microbatch"]
-        hides, slowdown = profile.overlaps_gradients, profile.compute_slowdown_under_communication
+        hides, slowdown = terms.zero in profile.overlaps_gradients, profile.compute_slowdown_under_communication
         shown: Ranks
         if hides and terms.zero == 0:
             # whole gradients leave in buckets, under the backward of any layer of their stage; the next microbatch hides their tail
             pairs = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
             shown = tuple(np.maximum(t - w, 0.0) for t, w in pairs)
         else:
-            share = min(profile.exposed_scatter_fraction + slowdown, 1.0) if terms.zero else slowdown
+            share = min(profile.late_share(terms.zero) + slowdown, 1.0)
             by_region = tuple(_exposed_under(t, w, hides=hides, share=share) for t, w in zip(reduce, left, strict=True))
             shown = stage_sums(by_region, stages)
         if is_mean:

@@ -3,15 +3,15 @@
     python -m perfmodel.lab.generic [--out strategies/frameworks/generic.yaml]
 
 Every family of frameworks weighs one. A habit (yes or no, or a word) is that of most; a number is their mean, of rates, factors and times
-of the host the geometric one, over those that know it: one that was lent to a framework is not known of it. So the point lies between the
-fused and the eager end, and a new framework moves it.
+of the host the geometric one. Only those count that know it: one that was lent to a framework is not known of it, and who cannot run a
+form of parallelism has no habit of it. So the point lies between the fused and the eager end, and a new framework moves it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -22,8 +22,9 @@ from perfmodel.foundation.resources import write_atomically
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.hardware.reader import list_calibrations, load_calibration
 from perfmodel.lab.command import command_parser, exits_on_errors
+from perfmodel.parallel.layout import ZERO_STAGES
 from perfmodel.parallel.profile import GENERIC, ExecutionProfile, list_profiles, load_profile, profile_text
-from perfmodel.parallel.runs import ANYTHING
+from perfmodel.parallel.runs import ANYTHING, Runs
 
 #: Properties of one cluster, not of a framework.
 _LENT_BY_NOBODY = frozenset({"host_layer_time_per_tp_across_nodes", "places_layers_by_cost"})
@@ -42,8 +43,22 @@ SAFE_MEMORY = {
 
 _HOST_TIMES = ("host_launch_time", "step_time_constant")
 
-#: Shares that code makes all or nothing: a habit of most, of which a fit may find something in between.
-_ALL_OR_NOTHING = ("exposed_scatter_fraction",)
+#: What fields concern of what a framework can run: an axis, or ZeRO stages, of a plan with a pipeline or of any. What pipelines keep
+#: whole of what ZeRO shards is a doubt about the memory instead (`parallel/memory_doubt.py`): one family alone runs that.
+_CONCERNS: Sequence[tuple[Callable[[Runs], bool], tuple[str, ...]]] = (
+    (
+        lambda runs: "tp" in runs.axes,
+        (
+            "saved_input_layout", "tp_overlap_fraction", "tp_backward_overlap_fraction", "reduces_tp_gradients_first",
+            "gathers_row_bias_gradients", "redistribution_copies",
+        ),
+    ),
+    (lambda runs: "cp" in runs.axes, ("context_chunks", "context_attention_rate_fraction")),
+    (lambda runs: "pp" in runs.axes, ("pp_overlap", "scatters_pipeline_sends", "pipeline_keeps_boundaries", "uneven_stage_weight")),
+    (lambda runs: not {2, 3}.isdisjoint(runs.zero), ("reduces_each_microbatch",)),
+    (lambda runs: 2 in runs.zero, ("zero2_stores_shards",)),
+    (lambda runs: 0 in runs.zero_in_pipeline, ("pipeline_reduces_each_microbatch",)),
+)  # fmt: skip
 
 #: Memory at a moment, of which a job dies: the most that a family needs, not the mean.
 _MOST = ("loss_peak_bytes",)
@@ -69,10 +84,10 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
     every = [profile for profiles in known.values() for profile in profiles]
     values: dict[str, object] = {}
     for field in fields(ExecutionProfile):
-        match "bool" if field.name in _ALL_OR_NOTHING else str(field.type):
+        match str(field.type):
             case "bool" | "str":
                 votes: Counter[object] = Counter()
-                for profiles in known.values():
+                for profiles in _who_can(known.values(), field.name):
                     for profile in profiles:
                         votes[getattr(profile, field.name)] += 1.0 / len(profiles)  # type: ignore[assignment]
                 # of two habits that are as common, the first by name: a rule, so that the order of files says nothing
@@ -80,6 +95,7 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
             case "float":
                 values[field.name] = _mean(known.values(), field.name)
     values["attention_rate_fraction"] = _attention_rate(known.values(), str(values["attention_kernel"]))
+    values["overlaps_gradients"] = ZERO_STAGES  # what waits of them is a share, which a fit may move
     values |= {name: _most(known.values(), name) for name in _MOST}
     values |= SAFE_MEMORY | {name: type(values[name])(0) for name in _LENT_BY_NOBODY}  # type: ignore[call-arg]
     names = ", ".join(f"{name} ({', '.join(profile.name for profile in profiles)})" for name, profiles in sorted(known.items()))
@@ -95,13 +111,22 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
     return replace(every[0], **values | own)  # type: ignore[arg-type]
 
 
+def _who_can(families: Iterable[Sequence[ExecutionProfile]], name: str) -> list[Sequence[ExecutionProfile]]:
+    """Of each family those that can run what the field concerns; all of all where nobody can."""
+    every = list(families)
+    concerned = [holds for holds, names in _CONCERNS if name in names]
+    able = [[profile for profile in profiles if all(holds(profile.runs) for holds in concerned)] for profiles in every]
+    return [profiles for profiles in able if profiles] or every
+
+
 def _is_ratio(name: str) -> bool:
     """Whether half and double are as far from one: hosts differ by factors, as they do in the priors of every fit."""
     return name.endswith(("rate_fraction", "_traffic", "_factor", "_weight")) or name in ("logit_bytes", *_HOST_TIMES)
 
 
 def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
-    found = [[value for profile in profiles if (value := _told(profile, name)) is not None] for profiles in families]
+    able = _who_can(families, name)
+    found = [[value for profile in profiles if (value := _told(profile, name)) is not None] for profiles in able]
     means = [float(np.mean(np.log(each) if _is_ratio(name) else each)) for each in found if each]
     if not means:
         return 1.0 if _is_ratio(name) and name not in _HOST_TIMES else 0.0
@@ -110,8 +135,13 @@ def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
 
 
 def _told(profile: ExecutionProfile, name: str) -> float | None:
-    """What a profile says of it; no time at all (C without a host that anybody waits for) says nothing of how long others take."""
+    """What a profile says of it; no time at all (C without a host that anybody waits for) says nothing of how long others take. Of the
+    ZeRO stages that it runs, all of a reduction shows in those that wait for the end of backward."""
     value = float(getattr(profile, name))
+    if name == "exposed_gradient_fraction":
+        stages = profile.runs.zero
+        waiting = sum(stage not in profile.overlaps_gradients for stage in stages) / len(stages)
+        return waiting + (1.0 - waiting) * value
     return None if name in profile.unknown or (name in _HOST_TIMES and not value) else value
 
 

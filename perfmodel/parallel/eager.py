@@ -7,6 +7,9 @@ Every kernel's inputs and outputs, at activations of two bytes; counted with tor
     rotary, rotate-half in the compute dtype   49                              8               5 + 7
     rotary, complex numbers in float32         42                              8               3 + 4
 
+AdamW's step in float32, one kernel for each line of its rule (foreach, as torch.optim takes it where nobody asks for fused), moves 80
+bytes a parameter; one kernel 28: parameter and moments read and written, the gradient read.
+
 LayerNorm, GELU and softmax have kernels of their own in torch: 1. Compiled (`torch.compile`), all of these are fused: 1.
 """
 
@@ -16,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 EAGER_RMS_NORM = 12.8
+EAGER_ADAMW = 80 / 28
 EAGER_ROTARY, EAGER_COMPLEX_ROTARY = 6.1, 5.2
 
 

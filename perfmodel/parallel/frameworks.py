@@ -31,6 +31,7 @@ NEUTRAL: Mapping[str, float] = MappingProxyType(
         "context_attention_rate_fraction": 1.0,
         "optimizer_bytes_factor": 1.0,
         "exposed_gradient_fraction": 0.0,
+        "exposed_scatter_fraction": 0.0,
         "tp_overlap_fraction": 0.0,
         "tp_backward_overlap_fraction": 0.0,
         "compute_slowdown_under_communication": 0.0,

@@ -21,6 +21,9 @@ class ZeroStage(IntEnum):
     PARAMETERS = 3
 
 
+ZERO_STAGES = tuple(map(int, ZeroStage))
+
+
 class Recompute(StrEnum):
     """What of a layer's forward pass backward computes again instead of keeping it: nothing, a set of operators, all."""
 

@@ -15,8 +15,9 @@ from perfmodel.foundation.values import check_path
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.parallel.fitted import NOTHING, FittedTo
 from perfmodel.parallel.frameworks import flattened, framework_names, shipped_fields, unit_of
+from perfmodel.parallel.layout import ZERO_STAGES, ZeroStage
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.runs import ANYTHING, Runs, not_runnable_reason, runs_from_dict
+from perfmodel.parallel.runs import ANYTHING, Runs, listed_choices, not_runnable_reason, runs_from_dict
 from perfmodel.parallel.settings import SEPARATOR, framework_named
 from perfmodel.parallel.stated import settings_in, with_stated
 
@@ -56,8 +57,9 @@ class ExecutionProfile:
     bucket_bytes                         gradients are reduced in buckets of this size, counted in the parameters' dtype and of whole
                                          tensors; 0: one collective per unit
     parameter_unit                       what one parameter gather or publish takes along: layer or tensor
-    overlaps_gradients, exposed_gradient_fraction   reduction runs under the last backward; the share of what could hide that does not
-    exposed_scatter_fraction             the share of a reduce-scatter (ZeRO-1 and above) that could hide and waits for the end of backward
+    overlaps_gradients                   ZeRO stages whose gradients are reduced under the last backward; others wait for its end
+    exposed_gradient_fraction            the share of what could hide there and does not
+    exposed_scatter_fraction             the share of a reduce-scatter (ZeRO-1 and 2) that could hide and waits for the end of backward
     prefetches_parameters                the next unit's gather runs under this unit's compute
     tp_overlap_fraction                  share of tensor-parallel communication that hides under compute
     tp_backward_overlap_fraction         the same of those in backward beside which a matmul runs that nothing waits for (Megatron:
@@ -138,7 +140,7 @@ class ExecutionProfile:
     pipeline_reduces_each_microbatch: bool
     bucket_bytes: float
     parameter_unit: str
-    overlaps_gradients: bool
+    overlaps_gradients: tuple[int, ...]
     exposed_scatter_fraction: float
     exposed_gradient_fraction: float
     prefetches_parameters: bool
@@ -215,8 +217,13 @@ class ExecutionProfile:
         return not_runnable_reason(plan, framework_named(self.name), self.runs, balanced_context=self.context_chunks == HEAD_TAIL)
 
     def exposed_share(self, zero: int) -> float:
-        """Of a gradient reduction once a step what could hide and does not: of whole gradients at ZeRO stage 0, of scattered ones above."""
-        return min(self.exposed_gradient_fraction + (self.exposed_scatter_fraction if zero else 0.0), 1.0)
+        """Of a gradient reduction once a step what could hide and does not: of whole gradients at ZeRO stage 0, of scattered ones above.
+        Those of stage 3 leave with their unit of parameters, wherever it lies in backward."""
+        return 0.0 if zero == ZeroStage.PARAMETERS else min(self.exposed_gradient_fraction + self.late_share(zero), 1.0)
+
+    def late_share(self, zero: int) -> float:
+        """Of scattered gradients that could hide what waits for the end of backward."""
+        return self.exposed_scatter_fraction if zero in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS) else 0.0
 
     @property
     def has_host_floor(self) -> bool:
@@ -289,6 +296,13 @@ def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
     return ExecutionProfile(**values)
 
 
+def _zero_stages(value: object) -> tuple[int, ...]:
+    """As a list, or yes or no for all of them."""
+    if isinstance(value, bool):
+        return ZERO_STAGES if value else ()
+    return listed_choices(value, ZERO_STAGES, "overlaps_gradients")
+
+
 def _names(value: object) -> tuple[str, ...]:
     known = [field.name for field in fields(ExecutionProfile) if str(field.type) == "float"]
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
@@ -302,6 +316,7 @@ def _names(value: object) -> tuple[str, ...]:
 #: What reads the fields that are groups of their own.
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "runs": runs_from_dict,
+    "overlaps_gradients": _zero_stages,
     "unknown": _names,
     "fitted": lambda data: record_from_data(FittedTo, data, where="fitted"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -85,6 +86,12 @@ _CHOICES: dict[str, tuple[int | str, ...]] = {
 }
 
 
+def listed_choices(value: object, choices: Sequence[Any], key: str) -> tuple[Any, ...]:
+    if not isinstance(value, list) or any(isinstance(each, bool) or each not in choices for each in value):
+        raise bad_field(key, shown(value), f"must be a list of {', '.join(map(str, choices))}", "correct it")
+    return tuple(value)
+
+
 def runs_from_dict(data: object) -> Runs:
     """The group `runs` of a profile's file. Raises InputError naming the first field that is wrong."""
     if not isinstance(data, dict):
@@ -106,10 +113,7 @@ def runs_from_dict(data: object) -> Runs:
                 raise bad_field("runs.flex", shown(value), "must be a list of what names of chips begin with", "correct it")
             values[key] = tuple(value)
         elif key in choices:
-            if not isinstance(value, list) or any(isinstance(v, bool) or v not in choices[key] for v in value):
-                rule = f"must be a list of {', '.join(map(str, choices[key]))}"
-                raise bad_field(f"runs.{key}", shown(value), rule, "correct it")
-            values[key] = tuple(value)
+            values[key] = listed_choices(value, choices[key], f"runs.{key}")
         elif not isinstance(value, str if key == "source" else bool):
             rule = "must be a text" if key == "source" else "must be true or false"
             raise bad_field(f"runs.{key}", shown(value), rule, "correct it")

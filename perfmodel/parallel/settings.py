@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.foundation.values import said_yes_or_no
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
-from perfmodel.parallel.eager import EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM
+from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM
+from perfmodel.parallel.layout import ZERO_STAGES
 
 if TYPE_CHECKING:
     from perfmodel.parallel.profile import ExecutionProfile
@@ -77,7 +78,13 @@ def _bucket(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
 
 
 def _bucketing(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, bucket_bytes=0.0, overlaps_gradients=False) if value is False else profile
+    if value is True:
+        return replace(profile, overlaps_gradients=ZERO_STAGES)
+    return replace(profile, bucket_bytes=0.0, overlaps_gradients=()) if value is False else profile
+
+
+def _fused_optimizer(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, optimizer_bytes_factor=1.0 if value else EAGER_ADAMW) if isinstance(value, bool) else profile
 
 
 def _accumulation(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -201,7 +208,16 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         says="a pass is launched as one graph: the host takes next to nothing for each kernel", change=_cuda_graphs
     ),
     "gradient_bucket_mb": StatedSetting(says="gradients are reduced in buckets of so many MiB", change=_bucket, values=(1e-3, 1e6)),
-    "gradient_bucketing": StatedSetting(says="no: gradients are reduced after backward, beside nothing", change=_bucketing),
+    "gradient_bucketing": StatedSetting(
+        says="gradients are reduced in buckets under the last backward, whatever the ZeRO stage (DeepSpeed's overlap_comm); no: after it, "
+        "beside nothing",
+        change=_bucketing,
+    ),
+    "fused_optimizer": StatedSetting(
+        says=f"the optimizer's step is one kernel (torch's fused=True); no: one for each line of its rule (foreach, torch's default), "
+        f"{EAGER_ADAMW:.2g} times the traffic",
+        change=_fused_optimizer,
+    ),
     "fp32_gradient_accumulation": StatedSetting(
         says="gradients of microbatches are added up in float32; no: in the dtype of the computation", change=_accumulation
     ),

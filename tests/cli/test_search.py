@@ -71,7 +71,7 @@ def test_flags_fix_and_bound_knobs(flags, holds, call_json):
 
 
 def test_top_and_objective(call_json):
-    plans = call_json("search", *JOB, "--objective", "memory", "--top", 3)["plans"]
+    plans = call_json("search", *JOB, "--objective", "memory", "--top", 3, "--ties", 0)["plans"]
     assert len(plans) == 3
     totals = [each["memory"]["total"] for each in plans]
     assert totals == sorted(totals)

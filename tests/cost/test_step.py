@@ -20,7 +20,7 @@ from perfmodel.cost.step import (
 )
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.fabric import Topology
-from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.layout import ZERO_STAGES, PipelineSchedule
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.graph import Region
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
@@ -184,7 +184,7 @@ def times(row, profile, **changes):
 def test_nothing_hides_without_overlap(profile):
     """All gathers and reductions of one microbatch, one after the other."""
     row = row_of(profile=profile, dp_shard=16, zero=3)
-    gather, reduction = times(row, profile_of(profile), prefetches_parameters=False, overlaps_gradients=False)
+    gather, reduction = times(row, profile_of(profile), prefetches_parameters=False, overlaps_gradients=())
     layers = row.plans.stages.total[LAYER]
 
     def whole(per_region):
@@ -212,7 +212,7 @@ def test_a_share_of_hidden_reduction_may_show():
     profile = profile_of("megatron")
     hidden, shown, none = (
         float(times(row, profile, overlaps_gradients=overlaps, exposed_gradient_fraction=share)[1][0])
-        for overlaps, share in ((True, 0.0), (True, 0.5), (False, 0.0))
+        for overlaps, share in ((ZERO_STAGES, 0.0), (ZERO_STAGES, 0.5), ((1, 2, 3), 0.0))
     )
     assert hidden < shown < none
 
@@ -223,6 +223,7 @@ def test_gradients_that_are_scattered_may_wait_for_the_end_of_backward():
     for row, waits in ((whole, False), (scattered, True)):
         hidden, partly, shown = (float(times(row, profile, exposed_scatter_fraction=share)[1][0]) for share in (0.0, 0.5, 1.0))
         assert (shown > partly > hidden) is waits
+        assert float(times(row, profile, overlaps_gradients=(0,))[1][0]) == pytest.approx(shown, rel=1e-12)
     everything = (
         stage_sums(scattered.plans.terms.reduce["step"], scattered.plans.stages)[0]
         + stage_sums(scattered.plans.terms.publish, scattered.plans.stages)[0]
@@ -256,7 +257,7 @@ def test_time_of_windows_is_spent_once(prefetches):
         profile_of("torch-fsdp2"), prefetches_parameters=prefetches, compute_slowdown_under_communication=0.0, exposed_gradient_fraction=0.0
     )
     exposed = sum(parameter_time_alone(terms, row.regions, row.plans.stages, num_microbatches=np.array([1.0]), profile=profile))
-    nothing = replace(profile, prefetches_parameters=False, overlaps_gradients=False)
+    nothing = replace(profile, prefetches_parameters=False, overlaps_gradients=())
     everything = sum(parameter_time_alone(terms, row.regions, row.plans.stages, num_microbatches=np.array([1.0]), profile=nothing))
     f, b = (stage_sums(x, row.plans.stages)[0] for x in (row.regions.forward, row.regions.backward))
     assert 0.0 <= everything - exposed <= (f + b) * (1 + 1e-9)

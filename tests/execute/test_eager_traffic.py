@@ -7,13 +7,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from perfmodel.parallel.eager import EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM, EAGER_ROTARY
+from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM, EAGER_ROTARY
+from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 
 ROWS, HEADS, WIDTH = 64, 4, 128
 
 
 class Traffic(TorchDispatchMode):
-    """Bytes of the inputs and outputs of every kernel. Views move nothing."""
+    """Bytes of the inputs, each once, and outputs of every kernel. Views move nothing."""
 
     def __init__(self):
         super().__init__()
@@ -21,8 +22,9 @@ class Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
-        tensors = [each for each in tree_leaves((args, kwargs or {})) if isinstance(each, torch.Tensor)]
-        outputs = [each for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
+        tensors = list({id(each): each for each in tree_leaves((args, kwargs or {})) if isinstance(each, torch.Tensor)}.values())
+        written = args[0] if made is None and function._schema.is_mutable else made  # lists that change in place are not given back
+        outputs = [each for each in tree_leaves(written) if isinstance(each, torch.Tensor)]
         places = {each.untyped_storage().data_ptr() for each in tensors}
         is_view = outputs and all(each.untyped_storage().data_ptr() in places for each in outputs) and not function._schema.is_mutable
         if not is_view:
@@ -73,3 +75,16 @@ def test_torchs_own_kernels_move_the_least():
     weight = [(ROWS, WIDTH), (WIDTH,), (WIDTH,)]
     assert counted(lambda x, w, b: torch.nn.functional.layer_norm(x, (WIDTH,), w, b), *weight) == pytest.approx(10.0, rel=0.1)
     assert counted(torch.nn.functional.gelu, (ROWS, WIDTH)) == pytest.approx(10.0)
+
+
+def test_an_optimizer_of_many_kernels_moves_as_much_as_the_setting_says():
+    weights = [torch.randn(ROWS, WIDTH, requires_grad=True) for _ in range(3)]
+    optimizer = torch.optim.AdamW(weights, lr=1e-3, weight_decay=0.1, foreach=True)
+    for _ in range(2):  # the first step makes the moments
+        for weight in weights:
+            weight.grad = torch.randn_like(weight)
+        with Traffic() as traffic:
+            optimizer.step()
+    elements = sum(weight.numel() for weight in weights)
+    fused = PRECISION_POLICIES[Precision.FP32].step_bytes_per_parameter(Optimizer.ADAMW)
+    assert traffic.num_bytes / elements / fused == pytest.approx(EAGER_ADAMW, rel=0.1)

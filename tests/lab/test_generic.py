@@ -56,6 +56,26 @@ def test_a_host_that_takes_no_time_says_nothing_of_others():
     assert generic_profile({"a": [FAST], "b": [replace(SLOW, step_time_constant=0.0)]}).step_time_constant == FAST.step_time_constant
 
 
+def test_what_waits_for_the_end_of_backward_is_a_share_of_what_shows():
+    """Of the ZeRO stages that a framework runs."""
+    waits = replace(SLOW, overlaps_gradients=(0, 3), runs=replace(SLOW.runs, zero=(0, 1, 2, 3)), exposed_gradient_fraction=0.2)
+    never = replace(FAST, overlaps_gradients=(0, 1, 2, 3), exposed_gradient_fraction=0.0)
+    assert generic_profile({"b": [waits]}).exposed_gradient_fraction == pytest.approx(0.5 + 0.5 * 0.2)
+    found = generic_profile({"a": [never], "b": [waits]})
+    assert (found.overlaps_gradients, found.exposed_gradient_fraction) == ((0, 1, 2, 3), pytest.approx(0.3))
+
+
+def test_who_cannot_run_a_form_of_parallelism_has_no_habit_of_it():
+    """Two that know ZeRO 1 alone say nothing of when gradients of ZeRO 2 and 3 leave."""
+    sharded = replace(SLOW, reduces_each_microbatch=True, runs=replace(SLOW.runs, zero=(0, 2, 3)))
+    whole = [replace(FAST, family=name, reduces_each_microbatch=False, runs=replace(FAST.runs, zero=(0, 1))) for name in "ab"]
+    known = {each.family: [each] for each in (*whole, sharded)}
+    assert generic_profile(known).reduces_each_microbatch
+    known["slow"] = [replace(sharded, runs=replace(SLOW.runs, zero=(0, 1)))]
+    assert not generic_profile(known).reduces_each_microbatch
+    assert load_profile(GENERIC).reduces_each_microbatch
+
+
 def test_a_framework_left_out_says_nothing():
     known = known_families(without={"nanotron"})
     assert "nanotron" in known_families()

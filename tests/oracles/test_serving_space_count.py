@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from perfmodel.cost.serving.context import cache_copies
 from perfmodel.cost.serving.estimate import check_plan
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
@@ -69,9 +70,12 @@ def by_hand(model, chips, engine, node=8):
 def test_every_layout_is_there_once(model, chips, engine):
     config, profile = load_model(model), load_engine(engine)
     columns = layouts(config, load_cluster("dgx-h100", num_chips=chips), profile, ServingSpace()).columns
-    rows = list(zip(columns.tp, columns.pp, columns.attention_dp, columns.ep, columns.replicas, strict=True))
+    rows = list(zip(columns.tp, columns.pp, columns.attention_dp, columns.ep, columns.replicas, columns.dcp, strict=True))
     assert len(rows) == len(set(rows))
-    assert set(rows) == by_hand(config, chips, profile)
+    assert {row[:-1] for row in rows} == by_hand(config, chips, profile)
+    cuts = {row for row in rows if row[-1] > 1}
+    assert bool(cuts) == (profile.has_decode_context and any(cache_copies(config, tp) > 1 for tp in columns.tp.tolist()))
+    assert all(cache_copies(config, tp) % dcp == 0 for tp, *_, dcp in cuts)
 
 
 def test_plans_are_layouts_times_tokens_times_loads():

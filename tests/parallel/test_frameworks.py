@@ -85,3 +85,23 @@ def test_a_field_in_a_wrong_group_is_refused(tmp_path, text, sentence):
     path.write_text(f"name: mine\nbase: generic\nsource: mine\n{text}\n", encoding="utf-8")
     with pytest.raises(InputError, match=sentence):
         load_profile(path)
+
+
+@pytest.mark.parametrize(("written", "stages"), [("true", (0, 1, 2, 3)), ("false", ()), ("[0, 3]", (0, 3)), ("[]", ())])
+def test_which_zero_stages_overlap_is_a_list_or_yes_or_no(tmp_path, written, stages):
+    path = Path(tmp_path, "p.yaml")
+    path.write_text(f"name: mine\nbase: generic\nsource: mine\noverlaps_gradients: {written}\n", encoding="utf-8")
+    assert load_profile(path).overlaps_gradients == stages
+
+
+def test_a_zero_stage_that_does_not_exist_overlaps_nothing(tmp_path):
+    path = Path(tmp_path, "p.yaml")
+    path.write_text("name: mine\nbase: generic\nsource: mine\noverlaps_gradients: [4]\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"overlaps_gradients=\[4\]: must be a list of 0, 1, 2, 3"):
+        load_profile(path)
+
+
+def test_deepspeed_hides_no_reduction_below_zero_3_unless_it_is_said():
+    """deepspeed/runtime/zero/config.py: overlap_comm."""
+    assert load_profile("deepspeed").overlaps_gradients == (3,)
+    assert load_profile("deepspeed+gradient_bucketing").overlaps_gradients == (0, 1, 2, 3)

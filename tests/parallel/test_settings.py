@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.eager import EAGER_RMS_NORM
+from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_RMS_NORM
 from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.settings import COMPILED_LAUNCH, GRAPH_LAUNCH, framework_named, with_settings
 from perfmodel.parallel.stated import settings_in
@@ -24,7 +24,8 @@ GENERIC = load_profile("generic")
         ("async_tp", "tp_overlap_fraction", 0.5),
         ("tp_async=false", "tp_backward_overlap_fraction", 0.0),
         ("fp32_gradient_accumulation", "accumulate_dtype", "fp32"),
-        ("gradient_bucketing=off", "overlaps_gradients", False),
+        ("gradient_bucketing=off", "overlaps_gradients", ()),
+        ("fused_optimizer=no", "optimizer_bytes_factor", EAGER_ADAMW),
         ("gradient_bucket_mb=25", "bucket_bytes", 25 * 2.0**20),
         ("attention_kernel=flash1", "attention_kernel", "flash1"),
         ("attention_kernel=cudnn", "attention_kernel", "cudnn"),

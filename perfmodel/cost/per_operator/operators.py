@@ -26,6 +26,7 @@ from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.parallel.algebra.derive import extent_amount
 from perfmodel.parallel.algebra.sharding import Sharding
 from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.layout import ZERO_STAGES
 from perfmodel.parallel.per_operator.mesh import MeshAxis, axes_mask
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.config import MAX_SIZE
@@ -34,8 +35,6 @@ from perfmodel.workload.job import Optimizer, PrecisionPolicy
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64]
-
-ZERO_STAGES = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True, kw_only=True)

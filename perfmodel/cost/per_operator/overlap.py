@@ -42,9 +42,9 @@ def _sides(*, reductions: Any, gathers: Any, forward: Any, backward: Any, settin
     profile = setting.profile
     hidden = 1.0 - profile.compute_slowdown_under_communication
     sides = [(reductions, reductions)]
-    if profile.overlaps_gradients:
-        late = profile.exposed_scatter_fraction if setting.zero else 0.0
-        least = profile.exposed_share(setting.zero) if setting.zero < 3 else late
+    if setting.zero in profile.overlaps_gradients:
+        late = profile.late_share(setting.zero)
+        least = profile.exposed_share(setting.zero)
         sides = [((1.0 - hidden * (1.0 - least)) * reductions, reductions - hidden * (1.0 - late) * backward)]
     if setting.gathers:
         hides = profile.prefetches_parameters
