@@ -204,10 +204,11 @@ def _after_routers(graph: Graph) -> set[str]:
 
 
 def _is_layer_weight(op: Operator, graph: Graph) -> bool:
-    """A linear of a layer, but for what decides where tokens go."""
+    """A linear of a layer, but for what decides where tokens go; a scan over a prompt multiplies activations, whatever rates it reads."""
     block = any(region.name == op.layer and region.is_block for region in graph.regions)
     reads = any(graph.tensors[each.tensor].role is TensorRole.PARAMETER for each in op.inputs)
-    return block and op.is_product and reads and op.name_in_layer not in ("router", "shared_gate", "index_weights_proj")
+    is_linear = op.is_product and op.kind not in _STATE_SCANS
+    return block and is_linear and reads and op.name_in_layer not in ("router", "shared_gate", "index_weights_proj")
 
 
 def _part(op: Operator, graph: Graph) -> WeightPart:
