@@ -18,7 +18,7 @@ from perfmodel.lab.fields import optional_count, stated_count
 from perfmodel.lab.frameworks import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.lab.published import config_from_case
 from perfmodel.parallel.crowding import stage_layers_by_cost
-from perfmodel.parallel.layout import even_stage_layers
+from perfmodel.parallel.layout import ZERO_STAGES, even_stage_layers
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.recompute_modules import operators_of, read_modules
@@ -244,7 +244,7 @@ def _stage_layers(model: TransformerConfig, profile: ExecutionProfile, *, pp: in
 
 def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, ways: int, assumed: list[str]) -> int:
     stage = inputs.get("zero_stage")
-    if stage is not None and (isinstance(stage, bool) or stage not in (0, 1, 2, 3)):
+    if stage is not None and (isinstance(stage, bool) or stage not in ZERO_STAGES):
         raise bad_field("zero_stage", one_line(stage), "must be 0, 1, 2 or 3", "correct it in the case")
     if stage is None:
         distributed = inputs.get("distributed_optimizer")

@@ -19,6 +19,7 @@ from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
+    ZERO_STAGES,
     AttentionKernel,
     Dispatcher,
     ParallelLayout,
@@ -477,7 +478,7 @@ def make_plan(
         dp_shard = rest
     if zero is None:
         zero = 3 if dp_shard > 1 else 0
-    if zero not in (0, 1, 2, 3):
+    if zero not in ZERO_STAGES:
         raise InputError(f"zero={zero}: must be 0, 1, 2 or 3; use 3 for FSDP")
     if zero == 0:
         # sharding nothing over dp_shard is plain data parallelism: one plan, one row

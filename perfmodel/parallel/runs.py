@@ -9,7 +9,7 @@ from typing import Any
 from perfmodel.foundation.errors import InputError, bad_field, shown, suggest
 from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet, list_rule_sets, present_axes
 from perfmodel.parallel.assignment import cuts_as
-from perfmodel.parallel.layout import USUAL_DISPATCHERS, Dispatcher, PipelineSchedule, Recompute
+from perfmodel.parallel.layout import USUAL_DISPATCHERS, ZERO_STAGES, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.config import TransformerConfig
 
@@ -63,8 +63,8 @@ class Runs:
 
 #: Where a profile says nothing.
 ANYTHING = Runs(
-    zero=(0, 1, 2, 3),
-    zero_in_pipeline=(0, 1, 2, 3),
+    zero=ZERO_STAGES,
+    zero_in_pipeline=ZERO_STAGES,
     zero_of_replicas=(1, 2, 3),
     axes=AXES,
     schedules=tuple(PipelineSchedule),
@@ -77,8 +77,8 @@ ANYTHING = Runs(
 )
 
 _CHOICES: dict[str, tuple[int | str, ...]] = {
-    "zero": (0, 1, 2, 3),
-    "zero_in_pipeline": (0, 1, 2, 3),
+    "zero": ZERO_STAGES,
+    "zero_in_pipeline": ZERO_STAGES,
     "zero_of_replicas": (1, 2, 3),
     "axes": AXES,
     "schedules": tuple(PipelineSchedule),

@@ -83,7 +83,7 @@ def search_in(
 
 def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tuple[Space, AttentionKernel]:
     """The part of the space that the knobs leave, and the attention kernel."""
-    from perfmodel.parallel.layout import AttentionKernel
+    from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel
     from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
     from perfmodel.parallel.recompute_modules import operators_of, useful_lists
     from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space
@@ -97,7 +97,7 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tupl
     rules = fixed.pop("rules", ())
     _check_rules(rules, fixed.get("sequence_parallel"))
     fixed |= {name: str(choice_of(kind, fixed[name], name)) for name, kind in choices_of().items() if name in fixed}
-    if fixed.get("zero", 0) not in (0, 1, 2, 3):
+    if fixed.get("zero", 0) not in ZERO_STAGES:
         raise InputError(f"zero={fixed['zero']}: must be 0, 1, 2 or 3; use 3 for FSDP")
     known = words_of(Knobs)
     words = [name for name in maximum if name in known and name not in bounded_knobs()]

@@ -26,6 +26,7 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
+from perfmodel.parallel.layout import ZERO_STAGES
 from perfmodel.parallel.profile import ExecutionProfile
 
 #: Axes over which every rank stores all that it computes with: copies of the whole model, and what tensor parallelism cuts itself.
@@ -88,7 +89,7 @@ def parameter_events(
     reduces_tp_first         where it stores shards, what is partial over tp is summed over it before it is scattered
     tied_across_stages       stored on the first and on the last pipeline stage: summed over both (R18)
     """
-    if zero not in (0, 1, 2, 3):
+    if zero not in ZERO_STAGES:
         raise InputError(f"zero={zero}: must be a ZeRO stage; use 0, 1, 2 or 3")
     cut = zero_axes(parameter) if zero else frozenset[str]()
     stores_shards = zero == 3 or (zero == 2 and stores_shards_zero2)

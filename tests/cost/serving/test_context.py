@@ -37,16 +37,21 @@ def attended(queries, keys, values):
     return weights @ values / weights.sum(axis=1, keepdims=True), (top + np.log(weights.sum(axis=1, keepdims=True)))[:, 0]
 
 
+def shared(queries, keys, values, ranks):
+    """Token i on rank i mod ranks: what each attends to, their log-sum-exps, and their outputs weighted by these."""
+    parts = [attended(queries, keys[rank::ranks], values[rank::ranks]) for rank in range(ranks)]
+    sums = np.stack([each for _, each in parts])
+    total = np.log(np.exp(sums).sum(axis=0))
+    return parts, sums, [out * np.exp(own - total)[:, None] for out, own in parts]
+
+
 def test_ranks_that_share_the_tokens_send_what_is_counted_and_attend_to_all_of_them():
     """Four ranks of two heads each, token i on rank i mod 4: every buffer of theirs has the bytes that `decode_exchange` says."""
     random = np.random.default_rng(0)
     ranks, heads, key_dim, value_dim, tokens = 4, 2, 8, 6, 13
     queries = random.normal(size=(ranks * heads, key_dim))
     keys, values = random.normal(size=(tokens, key_dim)), random.normal(size=(tokens, value_dim))
-    parts = [attended(queries, keys[rank::ranks], values[rank::ranks]) for rank in range(ranks)]
-    sums = np.stack([each for _, each in parts])
-    total = np.log(np.exp(sums).sum(axis=0))
-    outputs = [out * np.exp(own - total)[:, None] for out, own in parts]
+    parts, sums, outputs = shared(queries, keys, values, ranks)
     np.testing.assert_allclose(sum(outputs), attended(queries, keys, values)[0], rtol=1e-12)
     assert not np.allclose(np.mean([out for out, _ in parts], axis=0), attended(queries, keys, values)[0], rtol=1e-2)  # unweighted
 
@@ -68,10 +73,7 @@ def test_ranks_that_share_prompts_and_a_cache_add_up_the_heads_that_all_of_them_
     ranks, heads, key_dim, value_dim, tokens = 4, 2, 8, 6, 13
     queries = random.normal(size=(heads, key_dim))
     keys, values = random.normal(size=(tokens, key_dim)), random.normal(size=(tokens, value_dim))
-    parts = [attended(queries, keys[rank::ranks], values[rank::ranks]) for rank in range(ranks)]
-    sums = np.stack([each for _, each in parts])
-    total = np.log(np.exp(sums).sum(axis=0))
-    outputs = [out * np.exp(own - total)[:, None] for out, own in parts]
+    _, sums, outputs = shared(queries, keys, values, ranks)
     np.testing.assert_allclose(sum(outputs), attended(queries, keys, values)[0], rtol=1e-12)
     words = {"rows": np.ones(1), "heads": np.array([float(heads)]), "key_dim": key_dim, "value_dim": value_dim}
     sent = decode_exchange(**words, dcp=np.ones(1), cut=np.array([float(ranks)]))
