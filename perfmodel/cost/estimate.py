@@ -252,6 +252,7 @@ READ_LATE = frozenset(
         "host_launch_time",
         "host_layer_time_per_tp_across_nodes",
         "optimizer_bytes_factor",
+        "publish_factor",
         "step_time_constant",
         "tp_backward_overlap_fraction",
         "tp_overlap_fraction",

@@ -70,7 +70,7 @@ def parameter_time(
             once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, under, strict=True))
         reduction = reduction + slowest_stage(once)
     if ("publish", "step") in happens:
-        reduction = reduction + slowest_stage(stage_sums(terms.publish, stages))
+        reduction = reduction + profile.publish_factor * slowest_stage(stage_sums(terms.publish, stages))
     for times, sums in terms.tp_sum.items():
         # nothing hides a sum over tp: the reduction over the data axes waits for it where it was computed
         exposed_sums = slowest_stage(stage_sums(sums, stages))

@@ -13,6 +13,7 @@ from perfmodel.cost.assemble import step_columns
 from perfmodel.cost.estimate import RATE_FIELDS, READ_LATE, Estimator, with_rates_of
 from perfmodel.cost.link_rates import LINK_ROWS, LinkRates, tier_kind
 from perfmodel.cost.machine import Machine, StreamingRates
+from perfmodel.cost.step import element_bytes
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.fitted import FittedConstant
@@ -56,7 +57,7 @@ _NOTHING = 1e-6
 
 def log_change(estimator: Estimator, plan: Plan, profile: ExecutionProfile) -> float:
     """Of the step time, with another profile in place of the estimator's."""
-    return math.log(_step_time(_at(estimator, profile), plan) / _step_time(estimator, plan))
+    return math.log(_step_time(at_profile(estimator, profile), plan) / _step_time(estimator, plan))
 
 
 def _step_time(estimator: Estimator, plan: Plan) -> float:
@@ -88,9 +89,11 @@ def _moved(profile: ExecutionProfile, constant: FittedConstant) -> tuple[Executi
     return replace(profile, **{name: getattr(profile, name) * factor for name in constant.fields}), _TAKEN
 
 
-def _at(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
-    """With another profile, whose rates the machine has as multiples of the ones before."""
-    ratios = {name: getattr(profile, name) / getattr(estimator.profile, name) for name in RATE_FIELDS}
+def at_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
+    """The estimator with another profile, whose rates the machine has as multiples of the ones before: for times alone."""
+    own, generations = estimator.profile, estimator.machine.attention_generations
+    ratios = {name: getattr(profile, name) / getattr(own, name) for name in RATE_FIELDS}
+    ratios["attention_rate_fraction"] *= generations.get(profile.attention_kernel, 1.0) / generations.get(own.attention_kernel, 1.0)
     machine = with_rates_of(replace(profile, **ratios), replace(estimator.machine, attention_generations={}))
     return _with_profile(replace(estimator, machine=machine), profile)
 
@@ -137,7 +140,7 @@ def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
         cluster=estimator.cluster,
         machine=estimator.machine,
         profile=profile,
-        sizes=estimator.sizes,
+        sizes=element_bytes(estimator.job.policy, estimator.job.optimizer, profile),
         graphs=estimator.graphs,
     )
     if all(getattr(profile, name) == getattr(estimator.profile, name) for name in _PROFILE_FIELDS - READ_LATE):
@@ -212,6 +215,7 @@ _PARAMETERS: Mapping[str, tuple[str, Callable[[Estimator], Estimator | None]]] =
     "step constant": ("profile", _of_profile("step_time_constant")),
     "traffic of norms and rotary embeddings": ("profile", _of_profile("rms_norm_traffic", "rotary_traffic")),
     "share of the gradient reduction that shows": ("profile", _of_profile("exposed_gradient_fraction", "exposed_scatter_fraction")),
+    "time of parameters' gathers after the step": ("profile", _of_profile("publish_factor")),
     "tensor-parallel communication that hides": ("profile", _of_profile("tp_overlap_fraction", "tp_backward_overlap_fraction")),
     "slow-down of compute beside communication": ("profile", _of_profile("compute_slowdown_under_communication")),
     "weight of the slowest stage": ("profile", _of_profile("uneven_stage_weight")),

@@ -7,9 +7,10 @@ fit, which starts from `generic` as all other frameworks make it; the rest is pr
 draws; intervals are the 80 % ones that the fitted profile has.
 
 Plans: how much slower than the best measured one the plan is that a user would take, on average over draws and jobs (runs that differ in
-their plan only). Times of runs that were given are known, those of others predicted by the fit: he takes the plan whose time is least.
+their plan only). Times of runs that were given are known, those of others expected over what the fit leaves open, and before any fit over
+the frameworks that are known (`parallel/likely.py`, as a search does): he takes the plan whose time is least.
 Which runs are given decides how much they tell, so three ways are told apart: any of the framework's, of other models and numbers of chips
-for the most part; any of the job's own; and those of the job that are predicted to be fastest, which are the ones that a search puts first.
+for the most part; any of the job's own; and those of the job that are expected to be fastest, which are the ones that a search puts first.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.text import columns_text
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.command import command_parser, exits_on_errors
-from perfmodel.lab.own_runs.fit import LogTimes, OwnRun, fit_some, mean_error
+from perfmodel.lab.own_runs.fit import LogTimes, OwnFit, OwnRun, fit_some, mean_error
 from perfmodel.lab.own_runs.habits import HABITS
 from perfmodel.lab.plan_choice import LEAST_PLANS, Choice, PlanGroup, plan_choices
 from perfmodel.lab.strangers import GROUPS, Strangers, hidden, judged_group
+from perfmodel.parallel.likely import points_about
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.residuals import NORMAL
 from perfmodel.report.markdown import markdown_table
@@ -48,7 +50,7 @@ class GroupFigures:
 
     regrets      of the plan that would be chosen after any runs of the group, one a draw and job
     of_the_job   the same after any runs of the job; jobs that have no more plans than that are left out
-    tried_first  the same after those of the job that are predicted to be fastest, one a job
+    tried_first  the same after those of the job that are expected to be fastest, one a job
     first_three  of the best of the three plans that a stranger would try first, one a job
     """
 
@@ -103,17 +105,32 @@ def groups_of(cases: Sequence[Case]) -> dict[str, HiddenGroup]:
     return found
 
 
-def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, draws: int, seed: int) -> GroupFigures:
-    """Of one group, its framework starting from `base`."""
+def expected_log_times(every: LogTimes, fit: OwnFit, chosen: Sequence[int]) -> Array:
+    """log(time) of some of the runs, expected over what a fit leaves open."""
+    total = np.zeros(len(chosen))
+    for weight, point in points_about(fit.posterior.covariance):
+        values = {}
+        for constant, spreads in zip(every.constants, point.tolist(), strict=True):
+            moved = constant.value(constant.spreads(fit.values[constant.name]) + spreads)
+            values[constant.name] = min(max(moved, constant.lower), constant.upper)
+        total += weight * np.exp(every.at(values, chosen))
+    return np.asarray(np.log(total))
+
+
+def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, first: Array | None = None, draws: int, seed: int) -> GroupFigures:
+    """Of one group, its framework starting from `base`; first: times by which plans are chosen before any fit [s], those of
+    the base where none are given."""
     runs = group.runs
     every = LogTimes(runs=runs, base=base, habits=HABITS)
     measured = np.log([run.measured for run in runs])
-    start = every.at(every.start) - measured
+    at_base = every.at(every.start)
+    start = at_base - measured
+    first = np.exp(at_base) if first is None else first
     errors, coverages = {0: mean_error(start)}, {}
     jobs = group.jobs
-    at_first = [group.judged(job, every.at(every.start, job)) for job in jobs]
+    at_first = [group.judged(job, np.log(first[job])) for job in jobs]
     regrets = {0: [judged.regret for judged in at_first]}
-    of_the_job, tried_first = _given_of_the_job(group, every, jobs, draws=draws, seed=seed)
+    of_the_job, tried_first = _given_of_the_job(group, every, jobs, first=first, draws=draws, seed=seed)
     for given in GIVEN:
         if given >= len(runs):
             continue
@@ -126,7 +143,7 @@ def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, draws: 
             left = every.at(fit.values, rest) - measured[rest]
             off.append(mean_error(left))
             inside.append(float((np.abs(left) < NORMAL * fit.spread(every.slopes(fit.values, rest))).mean()))
-            regrets[given] += [group.judged(job, every.at(fit.values, job), known).regret for job in jobs]
+            regrets[given] += [group.judged(job, expected_log_times(every, fit, job), known).regret for job in jobs]
         errors[given], coverages[given] = float(np.mean(off)), float(np.mean(inside))
     return GroupFigures(
         name=name,
@@ -141,9 +158,9 @@ def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, draws: 
 
 
 def _given_of_the_job(
-    group: HiddenGroup, every: LogTimes, jobs: Sequence[Sequence[int]], *, draws: int, seed: int
+    group: HiddenGroup, every: LogTimes, jobs: Sequence[Sequence[int]], *, first: Array, draws: int, seed: int
 ) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
-    """Regrets after runs of the job itself: any, and those that are predicted to be fastest."""
+    """Regrets after runs of the job itself: any, and those that are expected to be fastest."""
     of_the_job: dict[int, list[float]] = {given: [] for given in GIVEN}
     tried_first: dict[int, list[float]] = {given: [] for given in GIVEN}
     for given in GIVEN:
@@ -152,10 +169,11 @@ def _given_of_the_job(
             if given >= len(job):
                 continue
             for draw in range(draws + 1):
-                order = random.permutation(len(job)) if draw < draws else np.argsort(every.at(every.start, job), kind="stable")
+                order = random.permutation(len(job)) if draw < draws else np.argsort(first[job], kind="stable")
                 known = [job[place] for place in order[:given]]
                 fit = fit_some(every, known)
-                (of_the_job if draw < draws else tried_first)[given].append(group.judged(job, every.at(fit.values, job), known).regret)
+                judged = group.judged(job, expected_log_times(every, fit, job), known)
+                (of_the_job if draw < draws else tried_first)[given].append(judged.regret)
     return of_the_job, tried_first
 
 
@@ -191,7 +209,7 @@ def mean_regrets(figures: Sequence[GroupFigures], kind: str = "regrets") -> dict
 _WAYS = (
     ("regrets", "any of the group's"),
     ("of_the_job", "any of the job's own"),
-    ("tried_first", "those of the job that are predicted fastest"),
+    ("tried_first", "those of the job that are expected to be fastest"),
 )
 
 
@@ -212,9 +230,9 @@ def regrets_text(figures: Sequence[GroupFigures]) -> str:
         return "choice of plan: no group of runs differs in its plan only"
     first = percent(float(np.mean([regret for each in figures for regret in each.first_three])))
     return (
-        "choice of plan: how much slower than the best the one is whose time is least, measured where it was given and predicted by the "
-        "fit elsewhere (in the lower lines jobs that have more plans than are given); the best of the three that are predicted to be "
-        f"fastest with none given, all of them measured, is {first} slower"
+        "choice of plan: how much slower than the best the one is whose time is least, measured where it was given and expected over what "
+        "the fit leaves open elsewhere (in the lower lines jobs that have more plans than are given); the best of the three that are "
+        f"expected to be fastest with none given, all of them measured, is {first} slower"
     )
 
 
@@ -224,9 +242,15 @@ def few_runs_figures(cases: Sequence[Case], *, draws: int = DRAWS, seed: int = S
     if not groups:
         raise InputError("cases: hold no primary training run of the groups; give the published ones")
     return [
-        figures_of(name, groups[name], strangers.profile_without(groups[name].profile), draws=draws, seed=seed)
-        for name, _ in GROUPS
-        if name in groups
+        figures_of(
+            name,
+            group,
+            strangers.profile_without(group.profile),
+            first=strangers.expected(group.profile, group.runs),
+            draws=draws,
+            seed=seed,
+        )
+        for name, group in ((name, groups[name]) for name, _ in GROUPS if name in groups)
     ]
 
 

@@ -23,7 +23,8 @@ from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.hardware.reader import list_calibrations, load_calibration
 from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.parallel.layout import ZERO_STAGES
-from perfmodel.parallel.profile import GENERIC, ExecutionProfile, list_profiles, load_profile, profile_text
+from perfmodel.parallel.likely import known_families
+from perfmodel.parallel.profile import GENERIC, ExecutionProfile, profile_text
 from perfmodel.parallel.runs import ANYTHING, Runs
 
 #: Properties of one cluster, not of a framework.
@@ -62,18 +63,6 @@ _CONCERNS: Sequence[tuple[Callable[[Runs], bool], tuple[str, ...]]] = (
 
 #: Memory at a moment, of which a job dies: the most that a family needs, not the mean.
 _MOST = ("loss_peak_bytes",)
-
-
-def known_families(*, without: Iterable[str] = ()) -> dict[str, list[ExecutionProfile]]:
-    """Family -> its profiles, all but those left out."""
-    left_out, families = set(without), dict[str, list[ExecutionProfile]]()
-    for name in list_profiles():
-        if name == GENERIC or name in left_out:  # the first is made here
-            continue
-        profile = load_profile(name)
-        if profile.family:
-            families.setdefault(profile.family, []).append(profile)
-    return families
 
 
 def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -> ExecutionProfile:

@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import Verdict
@@ -26,16 +27,19 @@ from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.frameworks import framework_of
-from perfmodel.lab.generic import generic_profile, known_families
+from perfmodel.lab.generic import generic_profile
 from perfmodel.lab.memory_outcomes import MemoryOutcome, outcome_of, reliability, reliability_line, reliability_rows
 from perfmodel.lab.open_habits import open_variance
 from perfmodel.lab.own_runs.habits import HABITS
 from perfmodel.lab.plan_choice import BROKEN_NVLINK, LEAST_PLANS, Choice, PlanChoices, choice_of, plan_choices
-from perfmodel.lab.step_times import StepTimes
+from perfmodel.lab.step_times import PlannedRun, StepTimes
 from perfmodel.lab.validate import CasePredictor
+from perfmodel.parallel.likely import family_weights, known_families
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.residuals import StrangerResiduals, stranger_interval
 from perfmodel.parallel.settings import with_settings
+
+Array = NDArray[np.float64]
 
 #: Groups of one framework and one regime.
 GROUPS: Sequence[tuple[str, rules.Rule]] = (
@@ -98,7 +102,8 @@ class Stranger:
     """A run as somebody would predict it who does not know its framework.
 
     profile   what was left out
-    choice    the same among the runs that differ from it in their plan only; None: not among any
+    choice    the same among the runs that differ from it in their plan only, by the time that is expected over the known frameworks;
+              None: not among any
     open      variance of log(step time), below and above, that habits which nobody told leave open
     """
 
@@ -140,13 +145,24 @@ class Strangers:
     def profile_without(self, name: str) -> ExecutionProfile:
         """`generic` from all frameworks but that one."""
         if name not in self._profiles:
-            known = known_families()
-            alike = {name}.union(*(names for names in _ALIKE if name in names))
-            for profiles in known.values() if self.leaves_family else ():
-                names = {profile.name for profile in profiles}
-                alike |= names if name in names else set()
-            self._profiles[name] = generic_profile(known_families(without=alike))
+            self._profiles[name] = generic_profile(self._families_without(name))
         return self._profiles[name]
+
+    def _families_without(self, name: str) -> dict[str, list[ExecutionProfile]]:
+        known = known_families()
+        alike = {name}.union(*(names for names in _ALIKE if name in names))
+        for profiles in known.values() if self.leaves_family else ():
+            names = {profile.name for profile in profiles}
+            alike |= names if name in names else set()
+        return known_families(without=alike)
+
+    def expected(self, name: str, runs: Sequence[PlannedRun]) -> Array:
+        """[s] of each run, over the frameworks that are known but that one: what a search of an unknown framework chooses by."""
+        total = np.zeros(len(runs))
+        for each in family_weights(self._families_without(name)):
+            loaded = dict.fromkeys((run.profile for run in runs), each.profile)
+            total += each.weight * StepTimes(runs=runs, load=loaded.__getitem__).predict(range(len(runs)), {})
+        return total
 
     def planned(self, case: Case) -> tuple[str, PlannedCase]:
         """Whose run it is, and the run as a stranger predicts it. Raises InputError where it cannot be predicted."""
@@ -167,11 +183,19 @@ class Strangers:
                 time = self.predictor.predict(planned).step_time
             except InputError:
                 continue
-            told = replace(choice, predicted=time)
-            found.append(Stranger(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time, choice=told))
+            found.append(Stranger(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time, choice=choice))
             runs.append(run)
-        for each, left_open in zip(found, self._open(runs), strict=True):
-            yield replace(each, open=left_open)
+        for each, left_open, expected in zip(found, self._open(runs), self._expected(runs), strict=True):
+            assert each.choice is not None
+            yield replace(each, open=left_open, choice=replace(each.choice, predicted=expected))
+
+    def _expected(self, runs: Sequence[HiddenRun]) -> list[float]:
+        every = [0.0] * len(runs)
+        for name in dict.fromkeys(run.profile for run in runs):
+            chosen = [index for index, run in enumerate(runs) if run.profile == name]
+            for index, time in zip(chosen, self.expected(name, [runs[index] for index in chosen]).tolist(), strict=True):
+                every[index] = time
+        return every
 
     def _open(self, runs: Sequence[HiddenRun]) -> list[tuple[float, float]]:
         """What habits that nobody told leave open in each."""
@@ -306,9 +330,9 @@ def choices_of(strangers: Iterable[Stranger]) -> PlanChoices:
 def choices_text(choices: PlanChoices) -> str:
     overall = choices.overall
     return (
-        f"choice of plan: the one that is predicted to be fastest is {overall.mean_regret:.1%} slower than the best on average over "
-        f"{overall.num_groups} groups of at least {LEAST_PLANS} plans, {overall.largest_regret:.0%} at most; rank correlation "
-        f"{overall.rank_correlation:.2f}"
+        "choice of plan: the one whose time is least as expected over the known frameworks, each family weighing one (as a search does), "
+        f"is {overall.mean_regret:.1%} slower than the best on average over {overall.num_groups} groups of at least {LEAST_PLANS} plans, "
+        f"{overall.largest_regret:.0%} at most; rank correlation {overall.rank_correlation:.2f}"
     )
 
 

@@ -32,6 +32,7 @@ NEUTRAL: Mapping[str, float] = MappingProxyType(
         "optimizer_bytes_factor": 1.0,
         "exposed_gradient_fraction": 0.0,
         "exposed_scatter_fraction": 0.0,
+        "publish_factor": 1.0,
         "tp_overlap_fraction": 0.0,
         "tp_backward_overlap_fraction": 0.0,
         "compute_slowdown_under_communication": 0.0,
@@ -70,7 +71,8 @@ GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
         "communication": frozenset(
             {
                 "reduce_dtype", "reduces_each_microbatch", "pipeline_reduces_each_microbatch", "bucket_bytes", "parameter_unit",
-                "overlaps_gradients", "exposed_scatter_fraction", "exposed_gradient_fraction", "prefetches_parameters",
+                "overlaps_gradients", "exposed_scatter_fraction", "exposed_gradient_fraction", "publish_factor",
+                "prefetches_parameters",
                 "tp_overlap_fraction", "tp_backward_overlap_fraction", "context_chunks", "pp_overlap", "scatters_pipeline_sends",
                 "hides_exchanges", "delays_weight_gradients", "hides_shared_experts", "sends_low_rows", "gathers_low_weights",
                 "reduces_tp_gradients_first", "gathers_row_bias_gradients", "compute_slowdown_under_communication",

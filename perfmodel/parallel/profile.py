@@ -60,6 +60,8 @@ class ExecutionProfile:
     overlaps_gradients                   ZeRO stages whose gradients are reduced under the last backward; others wait for its end
     exposed_gradient_fraction            the share of what could hide there and does not
     exposed_scatter_fraction             the share of a reduce-scatter (ZeRO-1 and 2) that could hide and waits for the end of backward
+    publish_factor                       time of the gathers that bring updated parameters back to all ranks after the step (ZeRO-1), over
+                                         that of the collectives by themselves
     prefetches_parameters                the next unit's gather runs under this unit's compute
     tp_overlap_fraction                  share of tensor-parallel communication that hides under compute
     tp_backward_overlap_fraction         the same of those in backward beside which a matmul runs that nothing waits for (Megatron:
@@ -180,6 +182,7 @@ class ExecutionProfile:
     gradient_pass_bytes: float = 0.0
     gradient_scaling_bytes: float = 0.0
     delays_weight_gradients: bool = False
+    publish_factor: float = 1.0
     runs: Runs = ANYTHING
     fitted: FittedTo = NOTHING
     family: str = ""
@@ -200,7 +203,7 @@ class ExecutionProfile:
             raise InputError(f"delays_weight_gradients=true: needs hides_exchanges=true; correct the profile {self.name}")
         for field in fields(self):
             value = getattr(self, field.name)
-            least, most = _bounds(field.name) if str(field.type) == "float" else (0.0, 0.0)
+            least, most = bounds_of(field.name) if str(field.type) == "float" else (0.0, 0.0)
             if str(field.type) == "float" and not least <= value <= most:
                 raise bad_field(
                     field.name,
@@ -354,13 +357,13 @@ def _value(key: str, kind: str, value: object) -> Any:
         return value
     if isinstance(value, str):
         value = parse_quantity(value, unit_of(key), field=key)
-    least, most = _bounds(key)
+    least, most = bounds_of(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         raise bad_field(key, shown(value), f"must be a number from {least:g} to {most:g}", "correct it")
     return float(value)
 
 
-def _bounds(key: str) -> tuple[float, float]:
+def bounds_of(key: str) -> tuple[float, float]:
     """What a number of a profile may be: shares lie in 0..1, the rest where no time or size leaves what can be counted."""
     if key in _SHARES:
         return 0.0, 1.0
@@ -371,7 +374,18 @@ def _bounds(key: str) -> tuple[float, float]:
     return 0.0, 1e15 if key in _SIZES else 3600.0 if "time" in key else 1e9
 
 
-_OPTIONAL = frozenset({"runs", "family", "unknown", "fitted", "gradient_pass_bytes", "gradient_scaling_bytes", "delays_weight_gradients"})
+_OPTIONAL = frozenset(
+    {
+        "runs",
+        "family",
+        "unknown",
+        "fitted",
+        "gradient_pass_bytes",
+        "gradient_scaling_bytes",
+        "delays_weight_gradients",
+        "publish_factor",
+    }
+)
 #: What a profile does not inherit.
 _OWN = frozenset({"name", "source", "unknown", "fitted"})
 _SHARES = frozenset(

@@ -47,6 +47,14 @@ class Certainty:
     prediction: tuple[Prediction, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """Times that are expected over what the framework may be: of the best plan, and of the one that comes first by its prediction. [s]"""
+
+    best: float
+    first: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SearchResult:
     """num_evaluated   plans of the written space, each with its time and memory
@@ -57,6 +65,7 @@ class SearchResult:
     plans           the plan to prefer, then the others by the objective, best first
     places          of the plans: those within `ties` of the best share the first place, and so on
     ties            share within which plans are ties
+    expectation     where the plan to prefer is not the one of the least predicted time
     least_time      of any plan that fits (infinite where none does)   [s]
     kinds           the best plans once more, those that are nearly the same once
     pareto          the front of time against memory among those that fit, fastest first
@@ -85,6 +94,7 @@ class SearchResult:
     interrupted: bool
     risk: float | None = None
     certainty: tuple[Certainty, ...] = ()
+    expectation: Expectation | None = None
 
     @property
     def best(self) -> Prediction:

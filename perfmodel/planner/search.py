@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import time as clock
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.expected import expected_times
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom, check_risk, memory_rule
 from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.likely import Likely
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.baselines import baselines
 from perfmodel.planner.reasons import layouts_left_out
-from perfmodel.planner.result import AlikePlans, Baseline, Certainty, Objective, SearchResult
+from perfmodel.planner.result import AlikePlans, Baseline, Certainty, Expectation, Objective, SearchResult
 from perfmodel.planner.ties import kind_of, preference, shared_places
 from perfmodel.planner.uniform.space import Space
 from perfmodel.planner.uniform.sweep import OUT_OF_MEMORY, OUT_OF_MEMORY_STATIC, TIGHT, Sweep, sweep
@@ -25,6 +27,9 @@ __all__ = ["OUT_OF_MEMORY", "OUT_OF_MEMORY_STATIC", "TIGHT", "Sweep", "search_pl
 
 #: Of ties as many of the best are compared, and all of the front of time against memory.
 CANDIDATES = 256
+
+#: Of the best as many are compared by the times that are expected over what the framework may be.
+EXPECTED = 64
 
 #: Risks of which a search with one says what they cost.
 CERTAINTY = (0.2, 0.05, 0.01)
@@ -41,12 +46,14 @@ def search_plans(
     ties: float = 0.0,
     attention: AttentionKernel | None = None,
     with_baselines: bool = True,
+    likely: Sequence[Likely] = (),
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """The best plans of the space. For a given number of chips the objectives time and chip-time rank alike.
 
     risk   probability of not fitting that a plan may have, in place of the headroom; the result then says what more certainty costs
     ties   plans within this share of the best are as good: the simplest of them comes first, of these the smallest; 0: the exact order
+    likely what the framework may be: where there are ties, the best is that of the times expected over these, of the best `EXPECTED`
     """
     try:
         objective = Objective(objective)
@@ -68,6 +75,9 @@ def search_plans(
     if with_baselines:
         known = baselines(estimator, space, memory_headroom=memory_headroom, risk=risk, attention=state.attention)
     ranking = _ranking(state, objective, ties, at_most=_best_cost(known, objective))
+    expectation = None
+    if likely and ties and ranking and objective is not Objective.MEMORY:
+        ranking, expectation = _by_expectation(ranking, known, estimator, likely, ties)
 
     predicted: dict[Plan, Prediction] = {}
 
@@ -80,6 +90,8 @@ def search_plans(
 
     best = ranking[:top]
     places = shared_places([cost for cost, _ in ranking], ties)
+    if expectation is not None:
+        places = (1, *places[1:])
     kinds = _kinds(ranking, places, ties)[:top]
     too_large = state.num_evaluated - state.num_feasible - state.num_tight
     rejected = {OUT_OF_MEMORY_STATIC: state.num_static, OUT_OF_MEMORY: too_large - state.num_static, TIGHT: state.num_tight}
@@ -93,6 +105,7 @@ def search_plans(
         plans=predict(plan for _, plan in best),
         places=places[:top],
         ties=ties,
+        expectation=expectation,
         least_time=float(state.best_time.values[0]) if len(state.best_time.values) else math.inf,
         kinds=tuple(
             AlikePlans(place=place, prediction=prediction, alike=alike)
@@ -153,6 +166,24 @@ def _ranking(state: Sweep, objective: Objective, ties: float, *, at_most: float)
         rows.remove(preferred)
         rows.insert(0, preferred)
     return [(cost, plan) for cost, _, plan in rows]
+
+
+def _by_expectation(
+    ranking: list[tuple[float, Plan]], known: Iterable[Baseline], estimator: Estimator, likely: Sequence[Likely], ties: float
+) -> tuple[list[tuple[float, Plan]], Expectation | None]:
+    """The ranking with the plan first that is expected to be fastest, of the best and the baselines that fit; the one that was first stays
+    there where it is within `ties` of that."""
+    compared = ranking[:EXPECTED]
+    told = {plan for _, plan in compared}
+    compared += [
+        (each.prediction[0].step_time, each.prediction[0].plan) for each in known if each.fits and each.prediction[0].plan not in told
+    ]
+    expected = expected_times(estimator, [plan for _, plan in compared], likely)
+    best = int(expected.argmin())
+    if expected[0] <= expected[best] * (1.0 + ties):
+        return ranking, None
+    chosen = compared[best]
+    return [chosen, *(row for row in ranking if row[1] != chosen[1])], Expectation(best=float(expected[best]), first=float(expected[0]))
 
 
 def _kinds(ranking: list[tuple[float, Plan]], places: tuple[int, ...], ties: float) -> list[tuple[int, Plan, tuple[Plan, ...]]]:

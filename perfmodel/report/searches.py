@@ -13,6 +13,8 @@ from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.profile import GENERIC
+from perfmodel.parallel.settings import framework_named
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
 from perfmodel.planner.result import AlikePlans, Baseline, Certainty, SearchResult
@@ -50,6 +52,7 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
         "certainty": [_certainty_object(each) for each in result.certainty],
         "least_time": result.least_time if math.isfinite(result.least_time) else None,
         "ties": result.ties,
+        "expectation": {"best": told.best, "first": told.first} if (told := result.expectation) else None,
         "plans": [each | {"place": place} for each, place in zip(described(result.plans), result.places, strict=True)],
         "baselines": {each.name: _baseline_object(each, tokens) for each in result.baselines},
         "pareto": described(result.pareto),
@@ -209,7 +212,14 @@ def _alike_cells(plan: Plan) -> dict[str, str]:
 
 
 def ties_line(result: SearchResult) -> str:
-    """What a shared place means, where there is one."""
+    """What a shared place means, where there is one, or why the plan to prefer is not of the first."""
+    if (told := result.expectation) is not None:
+        is_unknown = framework_named(result.plans[0].plan.profile) == GENERIC
+        known = "the frameworks that it may be" if is_unknown else "what your runs leave open of its habits"
+        return (
+            f"place: plan 1 by the time expected over {known}, {format_step(told.best)}; of the plan that is next, predicted to be "
+            f"faster, that is {format_step(told.first)}: it hangs on habits that some lack. The others by their predicted times"
+        )
     tied = sum(place == 1 for place in result.places)
     if tied < 2 or not result.ties:
         return ""

@@ -43,6 +43,7 @@ def search_in(
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """Search a setting; see `find_plans`."""
+    from perfmodel.parallel.likely import likely_profiles
     from perfmodel.planner.search import search_plans
 
     check_headroom(memory_headroom)
@@ -62,6 +63,7 @@ def search_in(
         risk=risk,
         ties=ties,
         attention=attention,
+        likely=likely_profiles(setting.estimator.profile) if ties else (),
         progress=progress,
     )
     if not (result.num_evaluated or result.interrupted):

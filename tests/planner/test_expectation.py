@@ -1,0 +1,58 @@
+"""Which plan comes first where the framework may be one of several."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.cost.expected import expected_times
+from perfmodel.parallel.likely import Likely
+from perfmodel.parallel.profile import load_profile
+from perfmodel.planner.search import EXPECTED, search_plans
+from perfmodel.planner.uniform.space import Space
+from perfmodel.report.searches import search_object, ties_line
+from perfmodel.verbs.setting import make_job, make_setting
+
+SPACE = Space(fixed={"cp": 1})
+SLOW = Likely(weight=1.0, profile=replace(load_profile("generic"), prefetches_parameters=False))
+
+
+@pytest.fixture(scope="module")
+def estimator():
+    return make_setting(make_job("llama-3-8b", global_batch=64, seq_len=2048), "dgx-h100", chips=64).estimator
+
+
+def plans(result):
+    return [each.plan for each in result.plans]
+
+
+def test_the_plan_that_is_expected_to_be_fastest_comes_first(estimator):
+    plain = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, with_baselines=False)
+    found = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, with_baselines=False, likely=[SLOW])
+    assert plain.plans[0].plan.zero >= 2, "or there are no gathers that may show"
+    assert found.plans[0].plan.zero < 2
+    assert plain.expectation is None
+    assert found.expectation is not None
+    times = expected_times(estimator, plans(plain)[:EXPECTED], [SLOW])
+    assert found.expectation.best == pytest.approx(times.min())
+    assert found.expectation.first == pytest.approx(times[0])
+    others = [each for each in plans(plain) if each != plans(found)[0]]
+    assert plans(found)[1:] == others, "the others stay in their order"
+    assert found.places[0] == 1
+    assert "plan 1 by the time expected over the frameworks that it may be" in ties_line(found)
+    told = search_object(found)["expectation"]
+    assert told == {"best": found.expectation.best, "first": found.expectation.first}
+
+
+def test_a_plan_that_is_expected_to_be_as_fast_stays(estimator):
+    same = Likely(weight=1.0, profile=load_profile("generic"))
+    plain = search_plans(estimator, SPACE, ties=0.01, with_baselines=False)
+    found = search_plans(estimator, SPACE, ties=0.01, with_baselines=False, likely=[same])
+    assert found.expectation is None
+    assert plans(found) == plans(plain)
+    assert search_object(found)["expectation"] is None
+
+
+def test_the_exact_order_and_memory_are_left_alone(estimator):
+    for asked in (dict(ties=0.0), dict(ties=0.01, objective="memory")):
+        plain = search_plans(estimator, SPACE, with_baselines=False, **asked)
+        assert plans(search_plans(estimator, SPACE, with_baselines=False, likely=[SLOW], **asked)) == plans(plain)
