@@ -115,7 +115,7 @@ HABITS: Sequence[Habit] = (
         spread=0.6,
         lower=0.3,
         upper=20.0,
-        says="time of the gathers of updated parameters (ZeRO 1) over that of the collectives",
+        says="time of the gathers of updated parameters (ZeRO 1) over the collectives'",
         touches=lambda planned: int(planned.plan.zero) in (1, 2),
     ),
     Habit(
