@@ -23,6 +23,10 @@ from perfmodel.parallel.stated import settings_in
 Array = NDArray[np.float64]
 
 
+_LEAST = 1e-6
+"""Variance of what is known exactly, in spreads."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likely:
     """weight   of its time in the expectation; those of all together are 1, that of the middle of a fit is negative"""
@@ -65,7 +69,9 @@ def points_about(covariance: Array) -> Iterator[tuple[float, Array]]:
 
     Source: Julier and Uhlmann, Proceedings of the IEEE 92 (2004), the unscented transformation with n + kappa = 1.
     """
-    columns = np.linalg.cholesky(covariance).T
+    variances, axes = np.linalg.eigh(covariance)
+    # a profile's file rounds: what is next to nothing may come out below it
+    columns = np.linalg.cholesky((axes * np.maximum(variances, _LEAST)) @ axes.T).T
     yield 1.0 - len(columns), np.zeros(len(columns))
     for column in columns:
         yield 0.5, column

@@ -52,6 +52,13 @@ def test_points_give_the_expectation_of_a_quadratic():
     assert found == pytest.approx(np.trace(a @ covariance) + c)
 
 
+def test_what_is_known_exactly_and_rounded_is_known():
+    """-1e-5: as a file rounds it."""
+    points = list(points_about(np.array([[1.0, 0.0], [0.0, -1e-5]])))
+    assert max(abs(point[1]) for _, point in points) < 0.01
+    assert max(abs(point[0]) for _, point in points) == pytest.approx(1.0)
+
+
 def test_a_fitted_profile_has_profiles_about_it():
     profile = fitted(exposed_gradient_fraction=0.3)
     likely = likely_profiles(profile)
