@@ -37,21 +37,33 @@ def test_the_next_plan_is_predicted_better(found):
     assert abs(after) < 0.4 * abs(before)
 
 
-@pytest.mark.slow
-def test_runs_say_whether_scatters_wait_for_the_end_of_backward():
+def runs_that_shard(profile):
+    """Steps of a job under ZeRO 1 and 0, as this profile predicts them."""
     job = dict(model="llama-3-8b", chip="h100-sxm-80gb", chips=256, global_batch=256, seq_len=4096)
-    late = replace(load_profile("megatron"), exposed_scatter_fraction=1.0)
-    plans = [dict(tp=8, zero=1, micro_batch=8), dict(tp=4, zero=1, micro_batch=4), dict(tp=8, zero=0, micro_batch=8)]
     runs = []
-    for plan in plans:
+    for plan in (dict(tp=8, zero=1, micro_batch=8), dict(tp=4, zero=1, micro_batch=4), dict(tp=8, zero=0, micro_batch=8)):
         asked = {**job, **plan, "dp": job["chips"] // plan["tp"]}
         told = {name: value for name, value in asked.items() if name != "chip"}
-        runs.append({**asked, "step_time": perfmodel.predict(**told, cluster=job["chip"], profile=late).step_time})
-    found = perfmodel.fit_runs(runs, profile="megatron")
+        runs.append({**asked, "step_time": perfmodel.predict(**told, cluster=job["chip"], profile=profile).step_time})
+    return runs
+
+
+@pytest.mark.slow
+def test_runs_say_whether_scatters_wait_for_the_end_of_backward():
+    found = perfmodel.fit_runs(runs_that_shard(replace(load_profile("megatron"), exposed_scatter_fraction=1.0)), profile="megatron")
     (habit,) = (each for each in found.habits if each.name == "exposed_scatter_fraction")
     assert (habit.prior, habit.determined) == (0.0, "in part")
-    assert habit.value > 0.3
-    assert found.error_after < 0.6 * found.error_before
+    assert habit.value > 0.2, "what of it is not said to be late is said to be gathers that take longer"
+    assert found.error_after < 0.4 * found.error_before
+
+
+@pytest.mark.slow
+def test_runs_say_how_long_the_gathers_of_updated_parameters_take():
+    found = perfmodel.fit_runs(runs_that_shard(replace(load_profile("megatron"), publish_factor=4.0)), profile="megatron")
+    (habit,) = (each for each in found.habits if each.name == "publish_factor")
+    assert (habit.prior, habit.determined) == (1.0, "by the runs")
+    assert 2.0 < habit.value < 5.0
+    assert found.error_after < 0.4 * found.error_before
 
 
 def test_runs_say_more_of_a_machine_that_nobody_measured():
