@@ -15,8 +15,8 @@ from perfmodel.workload.models import load_model
 from tests.cost.serving.test_executor import HERE
 from tests.execute.jobs import tiny
 
-#: How far a predicted step may be from what it took, on a machine that does nothing else. With states: their kernels are measured alone, and
-#: in a step find the caches as others leave them, so that steps are predicted too fast, by up to 23 % so far.
+#: How far a predicted step may be from what it took, on a machine that does nothing else. With states: their kernels are measured alone,
+#: and in a step find the caches as others leave them, so that steps are predicted too fast, by up to 23 % so far.
 TOLERANCE, TOLERANCE_WITH_STATES = 0.2, 0.3
 
 
