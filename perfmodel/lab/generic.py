@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -23,9 +23,9 @@ from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.hardware.reader import list_calibrations, load_calibration
 from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.parallel.layout import ZERO_STAGES
-from perfmodel.parallel.likely import known_families
+from perfmodel.parallel.likely import can_have, known_families
 from perfmodel.parallel.profile import GENERIC, ExecutionProfile, profile_text
-from perfmodel.parallel.runs import ANYTHING, Runs
+from perfmodel.parallel.runs import ANYTHING
 
 #: Properties of one cluster, not of a framework.
 _LENT_BY_NOBODY = frozenset({"host_layer_time_per_tp_across_nodes", "places_layers_by_cost"})
@@ -43,23 +43,6 @@ SAFE_MEMORY = {
 }
 
 _HOST_TIMES = ("host_launch_time", "step_time_constant")
-
-#: What fields concern of what a framework can run: an axis, or ZeRO stages, of a plan with a pipeline or of any. What pipelines keep
-#: whole of what ZeRO shards is a doubt about the memory instead (`parallel/memory_doubt.py`): one family alone runs that.
-_CONCERNS: Sequence[tuple[Callable[[Runs], bool], tuple[str, ...]]] = (
-    (
-        lambda runs: "tp" in runs.axes,
-        (
-            "saved_input_layout", "tp_overlap_fraction", "tp_backward_overlap_fraction", "reduces_tp_gradients_first",
-            "gathers_row_bias_gradients", "redistribution_copies",
-        ),
-    ),
-    (lambda runs: "cp" in runs.axes, ("context_chunks", "context_attention_rate_fraction")),
-    (lambda runs: "pp" in runs.axes, ("pp_overlap", "scatters_pipeline_sends", "pipeline_keeps_boundaries", "uneven_stage_weight")),
-    (lambda runs: not {2, 3}.isdisjoint(runs.zero), ("reduces_each_microbatch",)),
-    (lambda runs: 2 in runs.zero, ("zero2_stores_shards",)),
-    (lambda runs: 0 in runs.zero_in_pipeline, ("pipeline_reduces_each_microbatch",)),
-)  # fmt: skip
 
 #: Memory at a moment, of which a job dies: the most that a family needs, not the mean.
 _MOST = ("loss_peak_bytes",)
@@ -103,8 +86,7 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
 def _who_can(families: Iterable[Sequence[ExecutionProfile]], name: str) -> list[Sequence[ExecutionProfile]]:
     """Of each family those that can run what the field concerns; all of all where nobody can."""
     every = list(families)
-    concerned = [holds for holds, names in _CONCERNS if name in names]
-    able = [[profile for profile in profiles if all(holds(profile.runs) for holds in concerned)] for profiles in every]
+    able = [[profile for profile in profiles if can_have(profile, name)] for profiles in every]
     return [profiles for profiles in able if profiles] or every
 
 

@@ -159,7 +159,7 @@ class Strangers:
     def expected(self, name: str, runs: Sequence[PlannedRun]) -> Array:
         """[s] of each run, over the frameworks that are known but that one: what a search of an unknown framework chooses by."""
         total = np.zeros(len(runs))
-        for each in family_weights(self._families_without(name)):
+        for each in family_weights(self._families_without(name), self.profile_without(name)):
             loaded = dict.fromkeys((run.profile for run in runs), each.profile)
             total += each.weight * StepTimes(runs=runs, load=loaded.__getitem__).predict(range(len(runs)), {})
         return total

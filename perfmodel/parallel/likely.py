@@ -8,7 +8,7 @@ was fitted to runs of one's own by their expectation over what these leave open.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,11 +17,29 @@ from numpy.typing import NDArray
 
 from perfmodel.parallel.fitted import FittedConstant
 from perfmodel.parallel.profile import GENERIC, ExecutionProfile, bounds_of, list_profiles, load_profile
+from perfmodel.parallel.runs import Runs
 from perfmodel.parallel.settings import framework_named, with_settings
 from perfmodel.parallel.stated import settings_in
 
 Array = NDArray[np.float64]
 
+
+#: What fields concern of what a framework can run: an axis, or ZeRO stages, of a plan with a pipeline or of any. What pipelines keep
+#: whole of what ZeRO shards is a doubt about the memory instead (`parallel/memory_doubt.py`): one family alone runs that.
+_CONCERNS: Sequence[tuple[Callable[[Runs], bool], tuple[str, ...]]] = (
+    (
+        lambda runs: "tp" in runs.axes,
+        (
+            "saved_input_layout", "tp_overlap_fraction", "tp_backward_overlap_fraction", "reduces_tp_gradients_first",
+            "gathers_row_bias_gradients", "redistribution_copies",
+        ),
+    ),
+    (lambda runs: "cp" in runs.axes, ("context_chunks", "context_attention_rate_fraction")),
+    (lambda runs: "pp" in runs.axes, ("pp_overlap", "scatters_pipeline_sends", "pipeline_keeps_boundaries", "uneven_stage_weight")),
+    (lambda runs: not {2, 3}.isdisjoint(runs.zero), ("reduces_each_microbatch",)),
+    (lambda runs: 2 in runs.zero, ("zero2_stores_shards",)),
+    (lambda runs: 0 in runs.zero_in_pipeline, ("pipeline_reduces_each_microbatch",)),
+)  # fmt: skip
 
 _LEAST = 1e-6
 """Variance of what is known exactly, in spreads."""
@@ -55,11 +73,19 @@ def known_families(*, without: Iterable[str] = ()) -> dict[str, list[ExecutionPr
     return families
 
 
-def family_weights(families: dict[str, list[ExecutionProfile]]) -> Iterator[Likely]:
-    """Every family weighs one, and its profiles alike."""
+def can_have(profile: ExecutionProfile, name: str) -> bool:
+    """Whether the framework runs what this habit concerns."""
+    return all(holds(profile.runs) for holds, names in _CONCERNS if name in names)
+
+
+def family_weights(families: dict[str, list[ExecutionProfile]], generic: ExecutionProfile) -> Iterator[Likely]:
+    """Every family weighs one, and its profiles alike. What is not known of one, or concerns what it cannot run, is as in `generic`:
+    who has no tensor parallelism does not say that nothing hides of it."""
     for profiles in families.values():
         for each in profiles:
-            yield Likely(weight=1.0 / (len(families) * len(profiles)), profile=each)
+            open_ = {*each.unknown, *(name for _, names in _CONCERNS for name in names if not can_have(each, name))}
+            filled: dict[str, Any] = {name: getattr(generic, name) for name in open_}
+            yield Likely(weight=1.0 / (len(families) * len(profiles)), profile=replace(each, **filled))
 
 
 def points_about(covariance: Array) -> Iterator[tuple[float, Array]]:
@@ -80,7 +106,7 @@ def points_about(covariance: Array) -> Iterator[tuple[float, Array]]:
 
 def _known(profile: ExecutionProfile) -> Iterator[Likely]:
     settings = settings_in(profile.name)
-    for each in family_weights(known_families()):
+    for each in family_weights(known_families(), load_profile(GENERIC)):
         yield replace(each, profile=with_settings(each.profile, settings))
 
 

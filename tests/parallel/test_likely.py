@@ -36,6 +36,16 @@ def test_families_weigh_one_each():
     assert list(weights.values()) == pytest.approx([1 / len(weights)] * len(weights))
 
 
+def test_who_cannot_run_a_form_of_parallelism_says_nothing_of_it():
+    generic = load_profile("generic")
+    likely = {each.profile.name: each.profile for each in likely_profiles(generic)}
+    assert likely["llm-c"].host_launch_time == generic.host_launch_time, "C and CUDA say nothing of Python"
+    for name in ("composer-fsdp", "llm-c"):
+        assert likely[name].tp_backward_overlap_fraction == generic.tp_backward_overlap_fraction
+    assert likely["megatron"].tp_backward_overlap_fraction == load_profile("megatron").tp_backward_overlap_fraction
+    assert likely["composer-fsdp"].rms_norm_traffic == load_profile("composer-fsdp").rms_norm_traffic
+
+
 def test_what_is_stated_holds_for_all_that_it_may_be():
     plain = likely_profiles(load_profile("generic"))
     assert {each.profile.attention_kernel for each in plain} > {"flash1"}
