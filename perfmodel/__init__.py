@@ -48,6 +48,8 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.verbs.fitting": ("fit_runs",),
     "perfmodel.verbs.limits": ("find_limits",),
     "perfmodel.verbs.serving": ("find_serving", "serve", "serve_operators"),
+    "perfmodel.verbs.serving_requests": ("serve_several",),
+    "perfmodel.parallel.serving.engine": ("Engine", "list_engines", "load_engine"),
     "perfmodel.parallel.serving.plan": ("ServingPlan",),
     "perfmodel.parallel.serving.prediction": ("ServingPrediction",),
     "perfmodel.workload.serving": ("ServingJob",),

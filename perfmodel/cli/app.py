@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import signal
 import sys
+from functools import partial
 from importlib import import_module
 from keyword import iskeyword
+from os import environ
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     import typer
 
+_COMPLETION = "_PERFMODEL_COMPLETE"  # set by the script that `perfmodel --install-completion` writes
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_SIGNAL = 128  # and the signal's number, as shells have it
@@ -46,10 +49,9 @@ VERBS = {
     "models": ("known", "Known models: shape and exact parameter count, with their sources."),
     "networks": ("shard", "Built-in networks for `shard`: operators, parameters, sizes."),
     "profiles": ("known", "Known execution profiles: what a framework does with a plan."),
+    "engines": ("engines", "Known serving engines: releases, what each runs, and where that was read."),
     "calibrations": ("known", "Known calibrations: what was measured, and how well it fits."),
 }
-
-_MOST_DIGITS = 19  # of a whole number that is read without a check
 
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
@@ -62,13 +64,18 @@ class Ended(BaseException):
         self.number = number
 
 
-def make_app() -> typer.Typer:
-    """The command line before a verb is known: the verbs' names and what they do."""
-    app = _empty_app()
+def make_app(*, with_options: bool = False) -> typer.Typer:
+    """Return the command line before a verb is known: the verbs' names and what they do; for shell completion with their options."""
+    app = _empty_app(add_completion=True)
     app.callback()(_root())
-    for name, (_, summary) in VERBS.items():
-        app.command(name, short_help=summary)(_not_loaded(name))
+    for name, (module, summary) in VERBS.items():
+        function = _function(module, name) if with_options else _not_loaded(name)
+        app.command(name, short_help=summary)(function)
     return app
+
+
+def _function(module: str, verb: str) -> Any:
+    return getattr(import_module(f"perfmodel.cli.{module}"), _function_of(verb))
 
 
 def command_of(verb: str) -> Any:
@@ -78,7 +85,7 @@ def command_of(verb: str) -> Any:
     from perfmodel.cli.examples import epilog
 
     module, summary = VERBS[verb]
-    function = getattr(import_module(f"perfmodel.cli.{module}"), _function_of(verb))
+    function = _function(module, verb)
     app = _empty_app()
     app.command(verb, short_help=summary, epilog=epilog(verb), context_settings=_SETTINGS)(function)
     command = typer.main.get_command(app)
@@ -102,8 +109,8 @@ def _plainly(parameter: Any) -> Callable[[Any, Any], Any]:
             value = () if takes_many else None
         elif takes_many and annotation == list[str] and all(type(each) is str for each in value):
             value = list(value)
-        elif annotation is int and type(value) is str and value.isascii() and value.isdigit() and len(value) < _MOST_DIGITS:
-            value = int(value)
+        elif annotation in _NUMBERS and type(value) is str:
+            value = _number(value, parameter.opts[0], annotation)
         elif takes_many or annotation is not str or type(value) is not str:
             return checked(context, value)
         return value if parameter.callback is None else parameter.callback(context, parameter, value)
@@ -111,13 +118,31 @@ def _plainly(parameter: Any) -> Callable[[Any, Any], Any]:
     return process_value
 
 
-def _empty_app() -> typer.Typer:
+_NUMBERS: dict[Any, tuple[str, str]] = {int: (r"-?[0-9]{1,18}", "a whole number"), float: (r"-?[0-9.]+([eE]-?[0-9]{1,3})?", "a number")}
+
+
+def _number(text: str, name: str, kind: Any) -> Any:
+    """The number that a text writes; what is none is refused in a sentence of ours, not in pydantic's."""
+    import re
+
+    from perfmodel.foundation.errors import bad_field
+
+    pattern, rule = _NUMBERS[kind]
+    if re.fullmatch(pattern, text.strip()):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    raise bad_field(name, text, f"must be {rule}", f"write {name} 8")
+
+
+def _empty_app(*, add_completion: bool = False) -> typer.Typer:
     import typer
 
     return typer.Typer(
         name="perfmodel",
         help="Step time and memory of distributed training, for every parallel plan.",
-        add_completion=False,
+        add_completion=add_completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings=_SETTINGS,
@@ -157,16 +182,21 @@ def _root() -> Callable[..., None]:
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     verb = arguments[0] if arguments and arguments[0] in VERBS else ""
+    as_json = "--json" in arguments
     parameters: Sequence[Any] = ()
     try:
         import typer
         from typer.exceptions import TyperException
 
+        from perfmodel.cli.complaints import ErrorCode, complain
         from perfmodel.cli.streams import OutputError, abandon_output
         from perfmodel.foundation.errors import InputError, PerfModelError
     except KeyboardInterrupt:
         return _interrupted()
+    complain = partial(complain, as_json=as_json)
     try:
+        if _COMPLETION in environ:  # a shell asks what may come next
+            return int(typer.main.get_command(make_app(with_options=True))(arguments, prog_name="perfmodel", standalone_mode=False) or 0)
         if verb:
             command = command_of(verb)
             parameters = command.params
@@ -176,25 +206,25 @@ def run(arguments: list[str]) -> int:
             command = typer.main.get_command(make_app())
             code = command(arguments or ["--help"], prog_name="perfmodel", standalone_mode=False)
         if code == EXIT_INTERRUPTED:
-            _complain("interrupted")
+            complain("interrupted", code=ErrorCode.INTERRUPTED)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except OutputError as error:
         abandon_output()
         if error.is_unread:
             return EXIT_UNREAD
-        _complain(str(error))
+        complain(str(error), code=ErrorCode.FAILED)
         return EXIT_FAILED
     except TyperException as error:
         sentence = _meant(error, verb, parameters) if verb else ""
         sentence = sentence or error.format_message().rstrip(".")
-        _complain(f"{sentence}; see perfmodel {verb} --help")
+        complain(f"{sentence}; see perfmodel{f' {verb}' if verb else ''} --help", code=ErrorCode.BAD_INPUT)
         return EXIT_BAD_INPUT
     except InputError as error:
-        _complain(str(error))
+        complain(str(error), code=ErrorCode.BAD_INPUT)
         return EXIT_BAD_INPUT
     except PerfModelError as error:
-        _complain(str(error))
+        complain(str(error), code=ErrorCode.FAILED)
         return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):  # typer hands Ctrl-C on as its exit code, but not before the verb is looked up
         return _interrupted()
@@ -253,14 +283,15 @@ def _flags_of_plans() -> set[str]:
 
 
 def _interrupted() -> int:
-    _complain("interrupted")
+    _report("interrupted", was_stopped=True)
     return EXIT_INTERRUPTED
 
 
-def _complain(sentence: str) -> None:
-    from perfmodel.foundation.errors import presentable
+def _report(sentence: str, *, was_stopped: bool = False) -> None:
+    """An error outside of any verb."""
+    from perfmodel.cli.complaints import ErrorCode, complain
 
-    print(f"perfmodel: {' '.join(presentable(sentence).split())}", file=sys.stderr)
+    complain(sentence, code=ErrorCode.INTERRUPTED if was_stopped else ErrorCode.FAILED, as_json="--json" in sys.argv)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
@@ -283,11 +314,11 @@ def main() -> NoReturn:
         except OutputError as error:
             abandon_output()
             if not code:
-                _complain(str(error))
+                _report(str(error))
                 code = EXIT_FAILED
     except KeyboardInterrupt:
         code = _interrupted()
     except Ended as ended:
-        _complain(f"ended ({signal.Signals(ended.number).name})")
+        _report(f"ended ({signal.Signals(ended.number).name})", was_stopped=True)
         code = EXIT_SIGNAL + ended.number
     sys.exit(code)

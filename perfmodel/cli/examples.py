@@ -37,6 +37,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "models": ("models", "models llama-3-8b"),
     "networks": ("networks", "networks --json"),
     "profiles": ("profiles", "profiles megatron"),
+    "engines": ("engines", "engines vllm --json"),
     "calibrations": ("calibrations", "calibrations h100"),
     "limits": (
         "limits --model llama-3-8b --cluster dgx-h100 --chips 8 --seq-len 8k",

@@ -28,6 +28,7 @@ def explain(
         bool, typer.Option("--trust", help="What carries the uncertainty of the step time, and the cheapest thing that would halve it.")
     ] = False,
     assumed: Request,
+    any_framework: options.AnyFramework = False,
     json: options.Json = False,
 ) -> None:
     """Where a plan's time and memory go, what turning each knob would do, and why another plan was not chosen."""
@@ -40,7 +41,8 @@ def explain(
     found = load_plan(plan)
     asked = [parse_knobs(text) for text in why_not] or [{}]
     first, *others = (
-        explain_plan(found, why_not=knobs or None, trust=trust and knobs is asked[0], **given_words(assumed)) for knobs in asked
+        explain_plan(found, why_not=knobs or None, trust=trust and knobs is asked[0], any_framework=any_framework, **given_words(assumed))
+        for knobs in asked
     )
     answers = [*first.why_not, *(answer for other in others for answer in other.why_not)]
     if json:
@@ -63,6 +65,10 @@ def explain(
     print_facts(job_line(first.prediction.plan), headline(first.prediction))
     turned = [neighbours_table(first)] if first.neighbours else []
     print_tables([parts_table(first.prediction), memory_table(first.prediction), *turned])
+    if first.remedies:
+        from perfmodel.report.remedies import fitting_changes_table
+
+        print_tables([fitting_changes_table(first.remedies)])
 
 
 @command(assumed=options.ASSUMED, files=Words(options.Files, only="plot"))

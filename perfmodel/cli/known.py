@@ -46,7 +46,7 @@ def chips(
     elif name:
         print_facts(known[0].name, _chip_facts(known[0]))
     else:
-        _print_list(
+        print_list(
             ("chip", "year", "FLOP rate  ", "memory  ", "bandwidth  ", "source"),
             [(*_chip_row(chip), chip.source) for chip in known],
             title=f"Known chips: {len(known)}. FLOP rates are dense. * = recalled, not read.",
@@ -62,7 +62,7 @@ def read_template(name: str) -> str:
     return (resource_dir("hardware_specs") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _print_list(
+def print_list(
     headers: Sequence[str], rows: Sequence[Sequence[str]], *, sources: bool, title: str, right: Sequence[str] = (), fold: Sequence[str] = ()
 ) -> None:
     """A table whose last column is the source of each row: as a number in a list below, where somebody asks for it."""
@@ -148,7 +148,7 @@ def clusters(
     elif name:
         print_facts(known[0].name, _cluster_facts(known[0]))
     else:
-        _print_list(
+        print_list(
             ("cluster", "chip", "chips", "per node", "network tiers, innermost first", "source"),
             [(*_cluster_row(cluster), cluster.source) for cluster in known],
             title=f"Known clusters: {len(known)}. Link bandwidth is one direction of one chip.",
@@ -227,7 +227,7 @@ def models(
     elif name:
         print_facts(known[0].name, [(key, _fact(value)) for key, value in _model_object(known[0]).items() if key != "name"])
     else:
-        _print_list(
+        print_list(
             ("model", "parameters", "active", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions", "source"),
             [(*_model_row(model), model.source) for model in known],
             title=f"Known models: {len(known)}.",
@@ -283,7 +283,7 @@ def profiles(
         facts = [(name, value) for field in fields(known[0]) for name, value in _profile_facts(field.name, getattr(known[0], field.name))]
         print_facts(known[0].name, facts[1:])
     else:
-        _print_list(
+        print_list(
             ("profile", "attention", "gradients", "ZeRO-2 stores", "overlaps gradients", "host a kernel", "a step", "source"),
             [(*_profile_row(profile), profile.source) for profile in known],
             title=f"Known execution profiles: {len(known)}. One name shows everything about it.",
@@ -360,7 +360,7 @@ def calibrations(
     elif name:
         print_facts(known[0].name, calibration_facts(known[0]))
     else:
-        _print_list(
+        print_list(
             ("calibration", "date", "measured on", "lent to", "source"),
             [(*_calibration_row(calibration), calibration.source) for calibration in known],
             title=f"Known calibrations: {len(known)}. The user's own are in {', '.join(str(folder) for folder in folders) or 'no folder'}.",

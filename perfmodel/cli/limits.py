@@ -28,7 +28,8 @@ _WORDS = {
 @command(
     asked=Words(
         Request,
-        only="model cluster chips seq_len global_batch precision optimizer train profile settings calibration memory_headroom",
+        only="model cluster chips seq_len global_batch precision optimizer train profile settings cp_form offload calibration "
+        "memory_headroom risk",
         helps={
             "chips": "Chips to use; the fewest that fit if left out.",
             "global_batch": "Sequences in a step; if left out, a micro-batch for every chip.",
@@ -39,7 +40,9 @@ _WORDS = {
     knobs=Words(Knobs, several=True),
     after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "settings": "profile", "calibration": "settings"},
 )
-def limits(*, asked: Request, chip: options.ChipWords, knobs: Knobs, json: options.Json = False) -> None:
+def limits(
+    *, asked: Request, chip: options.ChipWords, knobs: Knobs, any_framework: options.AnyFramework = False, json: options.Json = False
+) -> None:
     """The largest micro-batch and global batch, the longest sequence and the fewest chips that fit, and what limits each.
 
     A knob that is given is held, but in the question that asks for it; others are searched.
@@ -53,7 +56,9 @@ def limits(*, asked: Request, chip: options.ChipWords, knobs: Knobs, json: optio
         ("--seq-len", asked.seq_len, "the tokens of a sequence"),
     )
     with Progress("limits") as progress:
-        found = limits_of(replace(asked, cluster=options.only_one(places, "cluster") or ""), knobs, progress=progress.share)
+        found = limits_of(
+            replace(asked, cluster=options.only_one(places, "cluster") or ""), knobs, any_framework=any_framework, progress=progress.share
+        )
     if json:
         print_json(_object(found))
         return
@@ -69,6 +74,7 @@ def _object(found: Limits) -> dict[str, Any]:
         "global_batch": found.given_batch,
         "memory_usable": machine.memory_usable,
         "memory_headroom": found.memory_headroom,
+        "risk": found.risk,
         "limits": {
             each.name: {
                 "value": each.value,
@@ -85,17 +91,18 @@ def _object(found: Limits) -> dict[str, Any]:
 def _show(found: Limits) -> None:
     from perfmodel.foundation.units import format_bytes, format_count
     from perfmodel.parallel.prediction import trained_text
-    from perfmodel.report.table import percent
+    from perfmodel.report.predictions import room_words
 
     setting = found.setting
     job, machine = setting.job, setting.estimator.machine
     batch = f"{found.given_batch:,} sequences" if found.given_batch else "any number of sequences"
     print(
         f"{job.model.name} ({format_count(job.transformer.num_parameters)} parameters), {batch} of {job.seq_len:,} tokens a step, "
-        f"{job.precision}, {job.optimizer}{trained_text(job)}, on {setting.cluster.num_chips:,} chips of {setting.reference}; "
+        f"{job.precision}, {job.optimizer}{trained_text(job)}, "
+        f"on {setting.cluster.num_chips:,} chip{'s' * (setting.cluster.num_chips > 1)} of {setting.reference}; "
         f"{setting.estimator.profile.name} as the framework"
     )
-    print(f"{format_bytes(machine.memory_usable)} of a chip usable, {percent(found.memory_headroom)} of it kept free")
+    print(f"{format_bytes(machine.memory_usable)} of a chip usable, {room_words(found.memory_headroom, found.risk)}")
     print_tables([_table(found)])
     print()
     for each in found:
@@ -104,6 +111,7 @@ def _show(found: Limits) -> None:
 
 def _table(found: Limits) -> Table:
     from perfmodel.foundation.units import format_bytes, format_step
+    from perfmodel.parallel.prediction import PROBABILITY, probability_cell
     from perfmodel.report.predictions import PLAN_HEADERS, plan_cells
     from perfmodel.report.table import Table
 
@@ -111,7 +119,7 @@ def _table(found: Limits) -> Table:
     for each in found:
         value = f"{each.value:,}" if each.value else "none"
         if not each.prediction:
-            rows.append((_WORDS[each.name], value, each.limited_by, "", "", *[""] * len(PLAN_HEADERS)))
+            rows.append((_WORDS[each.name], value, each.limited_by, "", "", "", *[""] * len(PLAN_HEADERS)))
             continue
         plan = each.prediction[0]
         rows.append(
@@ -120,13 +128,14 @@ def _table(found: Limits) -> Table:
                 value,
                 each.limited_by or "-",
                 format_bytes(plan.memory["total"]),
+                probability_cell(plan.fits_probability),
                 format_step(plan.step_time) if math.isfinite(plan.step_time) else "",
                 *plan_cells(plan.plan),
             )
         )
     return Table(
         title="How far it goes, and the fastest plan there",
-        headers=("what", "value", "limited by", "memory", "step time", *PLAN_HEADERS),
+        headers=("what", "value", "limited by", "memory", PROBABILITY, "step time", *PLAN_HEADERS),
         rows=tuple(rows),
-        right=("value", "memory", "step time", "tp", "cp", "pp", "dp", "zero", "micro"),
+        right=("value", "memory", PROBABILITY, "step time", "tp", "cp", "pp", "dp", "zero", "micro"),
     )

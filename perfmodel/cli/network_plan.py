@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli.options import only_one
 from perfmodel.cli.output import print_facts, print_json, print_tables
-from perfmodel.foundation.values import share
+from perfmodel.foundation.values import optional_share
 
 if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan
@@ -21,7 +21,7 @@ def predict_network_file(plan: Plan, asked: Request, *, network: str, json: bool
     from perfmodel.verbs.networks import network_of_plan, predict_network_plan
 
     own = network_of_plan(plan, named=network or None)
-    headroom = share(asked.memory_headroom, "memory_headroom")
+    headroom = optional_share(asked.memory_headroom, "memory_headroom")
     given: dict[str, Any] = {"profile": only_one(asked.profile, "profile"), "settings": asked.settings, "calibration": asked.calibration}
     every: list[str | None] = [*asked.cluster] or [None]
     found = [predict_network_plan(plan, network=own, cluster=cluster, memory_headroom=headroom, **given) for cluster in every]

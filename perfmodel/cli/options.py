@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,15 +22,15 @@ from perfmodel.parallel.request import Request
 class ChipWords:
     """A chip in place of a cluster, and what its node and links are where they are not the usual ones."""
 
-    chip: str = word(
-        "In place of --cluster: a chip (`perfmodel chips`) with its usual node and links", metavar="NAME|PATH", default=""
+    chip: Any = word(
+        "In place of --cluster: a chip (`perfmodel chips`) with its usual node and links", metavar="NAME|PATH", default="", several=True
     )  # fmt: skip
     per_node: str = word("With --chip: chips of a node", default="")
-    scale_up: str = word(
-        "With --chip: what a chip sends inside a node, one direction, such as 450GB/s", metavar="RATE", default=""
+    scale_up: Any = word(
+        "With --chip: what a chip sends inside a node, one direction, such as 450GB/s", metavar="RATE", default="", several=True
     )  # fmt: skip
-    scale_out: str = word(
-        "With --chip: what a chip sends between nodes, one direction, such as 400Gbit/s", metavar="RATE", default=""
+    scale_out: Any = word(
+        "With --chip: what a chip sends between nodes, one direction, such as 400Gbit/s", metavar="RATE", default="", several=True
     )  # fmt: skip
 
 
@@ -54,7 +55,7 @@ class Files:
 #: What verbs that take a plan's file assume beside it.
 ASSUMED = Words(
     Request,
-    only="profile settings calibration memory_headroom",
+    only="profile settings calibration memory_headroom risk",
     helps={"profile": "The framework that is assumed (`perfmodel profiles`); the plan's own if left out."},
 )
 TimeLimit = Annotated[
@@ -63,23 +64,34 @@ TimeLimit = Annotated[
         "--time-limit", metavar="SECONDS", help="End after it with the best so far, and say so; else work decides and load changes nothing."
     ),
 ]
-Tokens = Annotated[str, typer.Option("--tokens", metavar="COUNT", help="Tokens to train on, such as 15T: adds days and chip-hours.")]
+Tokens = Annotated[
+    str, typer.Option("--tokens", metavar="COUNT", help="Tokens to train on, such as 15T: adds days, chip-hours and their price.")
+]
+AnyFramework = Annotated[
+    bool,
+    typer.Option(
+        "--any-framework", help="Also plans that the framework cannot run (by default only what `perfmodel profiles NAME` lists)."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
 
 
-def with_chip(clusters: list[str], stated: ChipWords) -> list[str]:
-    """The clusters that were named and the one that --chip and its companions describe."""
+def with_chip(clusters: list[str], chips: ChipWords) -> list[str]:
+    """The clusters that were named and those that --chip and its companions describe, one for each combination."""
+    from perfmodel.foundation.values import several
     from perfmodel.hardware.chip_cluster import state_chip_cluster
     from perfmodel.hardware.reader import load_chip
 
-    given = {name: getattr(stated, name) for name in words_of(ChipWords) if getattr(stated, name)}
-    chip = given.pop("chip", "")
-    if not chip:
+    given = {name: getattr(chips, name) for name in words_of(ChipWords) if getattr(chips, name)}
+    if "chip" not in given:
         for name in given:
             raise InputError(f"{flag(name)}: goes with --chip NAME, in place of --cluster; see `perfmodel chips`")
         return clusters
-    load_chip(chip)  # the name of a cluster is none of a chip
-    return [*clusters, state_chip_cluster(chip, **given).text]
+    lists = {name: [value] if Path(str(value)).is_file() else several(value) for name, value in given.items()}
+    for chip in lists["chip"]:
+        load_chip(chip)  # the name of a cluster is none of a chip
+    stated = (dict(zip(lists, values, strict=True)) for values in product(*lists.values()))
+    return [*clusters, *(state_chip_cluster(**each).text for each in stated)]
 
 
 def parse_fraction(text: str, field: str) -> float:

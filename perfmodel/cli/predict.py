@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import print_facts, print_json, print_tables
+from perfmodel.cli.output import Progress, print_facts, print_json, print_tables
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, words_of
@@ -19,15 +19,22 @@ from perfmodel.parallel.request import Request
 
 if TYPE_CHECKING:
     from perfmodel.parallel.prediction import NotPredicted, Prediction
-    from perfmodel.verbs.footing import Footing
+    from perfmodel.parallel.residuals import StepInterval
+    from perfmodel.planner.result import FittingChange
     from perfmodel.verbs.overrides import Change
+    from perfmodel.verbs.requests import Answer
     from perfmodel.verbs.setting import Confidence
 
 #: What may be said beside a plan of `perfmodel shard`.
 _OF_NETWORK_PLANS = ("cluster", "profile", "settings", "calibration", "memory_headroom")
 
 
-@command(asked=Words(Request, several=True), chip=options.ChipWords, knobs=Knobs, files=options.Files)
+@command(
+    asked=Words(Request, several=True),
+    chip=Words(options.ChipWords, several=True),
+    knobs=Words(Knobs, varied=True),
+    files=options.Files,
+)
 def predict(
     plan: Annotated[
         str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name; flags beside it override what it says.")
@@ -35,7 +42,7 @@ def predict(
     *,
     asked: Request,
     chip: options.ChipWords,
-    knobs: Knobs,
+    knobs: tuple[Knobs, ...],
     interval: Annotated[
         bool,
         typer.Option("--interval", help="An 80 % interval of the step time, and the parameters that it hangs on most."),
@@ -53,9 +60,8 @@ def predict(
     A degree that is left out is 1; the rest of the chips go to dp_replicate (with --zero 1, 2 or 3: to dp_shard). Flags marked [*] take
     several values, as --seq-len 4k,8k or again and again. A plan that does not fit is predicted all the same.
     """
-    from perfmodel.verbs.footing import common_footing
-    from perfmodel.verbs.requests import make_requests, predict_requests
-    from perfmodel.verbs.setting import confidence_in, load_plan
+    from perfmodel.verbs.requests import make_requests, predict_requests, varied_knobs
+    from perfmodel.verbs.setting import load_plan
 
     files.check(json=json)
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
@@ -66,30 +72,47 @@ def predict(
 
         decided = {name: getattr(asked, name) for name in words_of(Request) if name not in _OF_NETWORK_PLANS}
         others = {"tokens": tokens, "plot": files.plot, "save": files.save, "csv": files.csv, "interval": interval or None}
-        _refuse_beside_a_network_plan(plan, **decided, **others, **knobs.given())
+        _refuse_beside_a_network_plan(plan, **decided, **others, **knobs[0].given())
         predict_network_file(found, asked, network=network, json=json)
         return
     if network:
         raise InputError("--network: is for plans of `perfmodel shard`; leave it out")
     requests = make_requests(asked, of_plan=bool(plan), spelled=flag)
-    if files.save is not None and len(requests) > 1:
+    is_one = len(requests) * len(knobs) == 1
+    if files.save is not None and not is_one:
         raise InputError("--save: can write one plan only; give one value of everything")
     answers, failures = predict_requests(requests, knobs, plan=found)
     predictions = [each.prediction for each in answers]
     _save_and_plot(predictions, files.save, files.plot)
+    confidences = _confidences(answers, interval=interval)
     if files.csv is not None:
-        _write_csv(predictions, failures, files.csv, tokens=num_tokens)
-    confidences = [confidence_in(each.setting, each.prediction.plan) for each in answers] if interval else []
+        intervals: list[StepInterval | None] = [bounds for bounds, _ in confidences]
+        intervals = intervals or [None] * len(predictions)
+        _write_csv(predictions, intervals, failures, files.csv, tokens=num_tokens)
     if str(files.csv) == "-":
         return
-    if len(requests) > 1:
-        footing = common_footing([(each.setting, each.prediction) for each in answers])
-        _show_several(predictions, failures, json=json, tokens=num_tokens, confidences=confidences, footing=footing)
+    if is_one:
+        remedies = _remedies(answers[0], requests[0])
+        _show_one(predictions[0], answers[0].changes, json=json, tokens=num_tokens, confidences=confidences, remedies=remedies)
     else:
-        _show_one(predictions[0], answers[0].changes, json=json, tokens=num_tokens, confidences=confidences)
+        varied = varied_knobs(knobs)
+        _show_several(predictions, failures, json=json, tokens=num_tokens, confidences=confidences, varied=varied)
     for what, path in (("figure", files.plot), ("table", files.csv), ("plan", files.save)):
         if path is not None and not json:
             print(f"\n{what}: {path}")
+
+
+def _confidences(answers: Sequence[Answer], *, interval: bool) -> list[Confidence]:
+    """The interval of every answer where it is asked for, or where the kernels of a chip were not measured."""
+    from perfmodel.verbs.setting import confidence_in, interval_in, is_measured
+    from perfmodel.workload.config import TransformerConfig
+
+    if interval:
+        return [confidence_in(each.setting, each.prediction.plan) for each in answers]
+    settings = [each.setting for each in answers if isinstance(each.prediction.plan.job.model, TransformerConfig)]
+    if len(settings) < len(answers) or all(is_measured(each) for each in settings):
+        return []
+    return [(interval_in(each.setting, each.prediction.plan), ()) for each in answers]
 
 
 def _refuse_beside_a_network_plan(plan: str, **flags: Any) -> None:
@@ -98,12 +121,13 @@ def _refuse_beside_a_network_plan(plan: str, **flags: Any) -> None:
             raise InputError(f"{flag(name)}: cannot be given beside the plan {plan} of `perfmodel shard`, which decides it; leave it out")
 
 
-def _write_csv(predictions: list[Prediction], failures: list[NotPredicted], path: Path, *, tokens: float) -> None:
+def _write_csv(
+    predictions: list[Prediction], intervals: Sequence[StepInterval | None], failures: list[NotPredicted], path: Path, *, tokens: float
+) -> None:
     from perfmodel.report.rows import csv_text, not_predicted_row, prediction_row
 
-    options.write_csv(
-        csv_text([*(prediction_row(each, tokens=tokens) for each in predictions), *(not_predicted_row(each) for each in failures)]), path
-    )
+    rows = [prediction_row(each, tokens=tokens, interval=bounds) for each, bounds in zip(predictions, intervals, strict=True)]
+    options.write_csv(csv_text([*rows, *map(not_predicted_row, failures)]), path)
 
 
 def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path | None) -> None:
@@ -117,7 +141,28 @@ def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path 
         plot_predictions(predictions, plot)
 
 
-def _show_one(prediction: Prediction, changes: Sequence[Change], *, json: bool, tokens: float, confidences: list[Confidence]) -> None:
+def _remedies(answer: Answer, request: Request) -> tuple[FittingChange, ...]:
+    """The smallest changes with which a plan that does not fit would; none of a network."""
+    from perfmodel.verbs.searching import remedies_in
+    from perfmodel.workload.config import TransformerConfig
+
+    plan = answer.prediction.plan
+    if answer.prediction.fits or not isinstance(plan.job.model, TransformerConfig) or plan.job.routing.counts is not None:
+        return ()
+    with Progress("looking for what would fit") as progress:
+        progress.share(0.0)
+        return remedies_in(answer.setting, plan, memory_headroom=request.memory_headroom, risk=request.risk)
+
+
+def _show_one(
+    prediction: Prediction,
+    changes: Sequence[Change],
+    *,
+    json: bool,
+    tokens: float,
+    confidences: list[Confidence],
+    remedies: tuple[FittingChange, ...],
+) -> None:
     from perfmodel.report.predictions import (
         confidence_lines,
         confidence_object,
@@ -128,18 +173,25 @@ def _show_one(prediction: Prediction, changes: Sequence[Change], *, json: bool, 
         prediction_object,
         sensitivity_table,
     )
+    from perfmodel.report.remedies import NOTHING_HELPS, fitting_changes_table, remedies_objects
 
     if json:
         more = [confidence_object(prediction, interval, named) for interval, named in confidences]
         content = prediction_object(prediction, tokens=tokens) | (more[0] if more else {})
         if changes:
             content["overridden"] = {each.knob: {"plan": each.before, "now": each.after, "follows": each.follows} for each in changes}
+        if not prediction.fits:
+            content["remedies"] = remedies_objects(remedies)
         print_json(content)
         return
     lines = [line for interval, _ in confidences for line in confidence_lines(prediction, interval)]
     told = [("overrides" if i == 0 else "", text) for i, text in enumerate(_changes_lines(changes))]
     print_facts(job_line(prediction.plan), told + headline(prediction, tokens=tokens) + lines)
-    print_tables([parts_table(prediction), memory_table(prediction), *(sensitivity_table(named) for _, named in confidences)])
+    print_tables([parts_table(prediction), memory_table(prediction), *(sensitivity_table(named) for _, named in confidences if named)])
+    if remedies:
+        print_tables([fitting_changes_table(remedies)])
+    elif not prediction.fits:
+        print(f"\n{NOTHING_HELPS}")
 
 
 def _changes_lines(changes: Sequence[Change]) -> list[str]:
@@ -164,25 +216,20 @@ def _show_several(
     json: bool,
     tokens: float,
     confidences: list[Confidence],
-    footing: Footing | None,
+    varied: Sequence[str],
 ) -> None:
     from perfmodel.report.predictions import confidence_object, convention_lines, prediction_object, settings_table, settings_title
-    from perfmodel.verbs.footing import column_of, footing_line, footing_object
 
     if json:
         objects = [prediction_object(each, tokens=tokens) for each in predictions]
         for content, prediction, (interval, named) in zip(objects, predictions, confidences, strict=bool(confidences)):
             content |= confidence_object(prediction, interval, named)
-        for row, content in enumerate(objects if footing else []):
-            content["footing"] = footing_object(footing, row)  # type: ignore[arg-type]  # no rows without one
         print_json({"predictions": objects, "not_predicted": [{**each.asked, "reason": each.reason} for each in failures]})
         return
     print(settings_title(predictions))
-    common = (column_of(footing), footing.step_times) if footing else None
-    print_tables([settings_table(predictions, tokens=tokens, intervals=[interval for interval, _ in confidences], footing=common)])
+    intervals = [interval for interval, _ in confidences]
+    print_tables([settings_table(predictions, tokens=tokens, intervals=intervals, varied=varied)])
     print()
-    if footing:
-        print(footing_line(footing, predictions))
     for line in convention_lines(predictions):
         print(line)
     for failure in failures:

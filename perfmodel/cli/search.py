@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.cli import options
+from perfmodel.cli.complaints import ErrorCode, complain
 from perfmodel.cli.output import Progress, first_interrupt, print_facts, print_json, print_tables
 from perfmodel.cli.words import command, flag, largest_of
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.words import Words
+from perfmodel.foundation.words import Words, word
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.knobs import Knobs, bounded_knobs
 from perfmodel.parallel.request import Request
@@ -21,7 +22,7 @@ from perfmodel.planner.ties import TIES
 
 if TYPE_CHECKING:
     from perfmodel.parallel.prediction import NotPredicted
-    from perfmodel.planner.result import SearchResult
+    from perfmodel.planner.result import FittingChange, SearchResult
     from perfmodel.verbs.setting import Setting
 
 EXIT_NOTHING_FITS = 2
@@ -31,9 +32,23 @@ EXIT_INTERRUPTED = 130
 _COUNTED = {"chips": "chips", "global_batch": "sequences", "seq_len": "tokens"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Ranking:
+    """How plans are ordered, and how many are shown."""
+
+    objective: str = word("time, memory or chip-time", metavar="NAME", default_text="time")
+    top: str = word("How many plans to show", kind=int, default_text="10")
+    ties: str = word(
+        "Plans so near the best are as good: the likeliest to fit, then the simplest first",
+        metavar="SHARE",
+        default_text=f"{100 * TIES:g}%",
+    )
+
+
 @command(
     asked=Words(Request, several=True),
-    chip=options.ChipWords,
+    chip=Words(options.ChipWords, several=True),
+    ranking=Ranking,
     knobs=Words(Knobs, several=True),
     maximum=largest_of(bounded_knobs()),
     files=options.Files,
@@ -43,16 +58,14 @@ def search(
     *,
     asked: Request,
     chip: options.ChipWords,
-    objective: Annotated[str, typer.Option("--objective", metavar="NAME", help="time, memory or chip-time.")] = "time",
-    top: Annotated[int, typer.Option("--top", metavar="N", help="How many plans to show.")] = 10,
+    ranking: Ranking,
     knobs: Knobs,
     maximum: dict[str, int],
-    ties: Annotated[
-        str, typer.Option("--ties", metavar="SHARE", help="Plans so near the best are as good: the simplest, then the smallest first.")
-    ] = f"{100 * TIES:g}%",
     only_runnable: Annotated[
-        bool, typer.Option("--only-runnable", help="Search only what the assumed framework can run (`perfmodel profiles NAME`).")
+        bool, typer.Option("--only-runnable", help="Search only what the framework can run (`perfmodel profiles NAME`): the default.")
     ] = False,
+    any_framework: options.AnyFramework = False,
+    interval: Annotated[bool, typer.Option("--interval", help="An 80 % interval of the step time of each plan that is shown.")] = False,
     tokens: options.Tokens = "",
     json: options.Json = False,
     files: options.Files,
@@ -62,12 +75,15 @@ def search(
     A knob that is given is fixed; --max-tp and the like bound the others. Flags marked [*] take several values, as --seq-len 4k,8k or again
     and again. Exit code 2 when nothing fits; Ctrl-C shows the best so far.
     """
+    from perfmodel.foundation.values import whole
     from perfmodel.parallel.prediction import NotPredicted, first_reasons
     from perfmodel.verbs.requests import check_names, make_requests, setting_of_request
+    from perfmodel.verbs.searching import check_frameworks
 
     files.check(json=json)
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
-    near = options.parse_fraction(ties, "ties")
+    check_frameworks(only_runnable=only_runnable, any_framework=any_framework)
+    near = options.parse_fraction(ranking.ties, "ties")
     num_tokens = options.parse_tokens(tokens)
     requests = make_requests(asked, spelled=flag)
     headroom, allowed = requests[0].memory_headroom, requests[0].risk
@@ -85,12 +101,13 @@ def search(
                 setting,
                 knobs,
                 maximum,
-                objective=objective,
-                top=top,
+                objective=ranking.objective,
+                top=whole(ranking.top, "top"),
                 headroom=headroom,
                 risk=allowed,
                 ties=near,
-                only_runnable=only_runnable,
+                any_framework=any_framework,
+                with_remedies=len(requests) == 1,
             )
         except InputError as error:
             failures.append(NotPredicted(asked=request.described(), reason=str(error)))
@@ -102,10 +119,10 @@ def search(
         raise InputError(first_reasons(failures))
     written = _write(found, files.save, files.plot)
     if files.csv is not None:
-        _write_csv(found, files.csv, tokens=num_tokens)
+        _write_csv(found, files.csv, tokens=num_tokens, interval=interval)
         written.append(f"table: {files.csv}")
     if str(files.csv) != "-":
-        _show(found, failures, json=json, tokens=num_tokens)
+        _show(found, failures, json=json, tokens=num_tokens, interval=interval)
     for line in written if not json and str(files.csv) != "-" else ():
         print(f"\n{line}")
     if was_interrupted:
@@ -113,8 +130,8 @@ def search(
     if any(result.num_feasible for _, result in found):
         return 0
     sys.stdout.flush()
-    setting, result = min(found, key=lambda pair: pair[1].least_memory[0].memory["total"])
-    print(f"perfmodel: {_nothing_fits(setting, result, knobs, maximum, headroom, allowed)}", file=sys.stderr)
+    _, result = min(found, key=lambda pair: pair[1].least_memory[0].memory["total"])
+    complain(_nothing_fits(result, given=bool(knobs.given() or maximum)), code=ErrorCode.NOTHING_FITS, as_json=json)
     return EXIT_NOTHING_FITS
 
 
@@ -128,12 +145,13 @@ def _search_once(
     headroom: float,
     risk: float | None,
     ties: float,
-    only_runnable: bool,
+    any_framework: bool,
+    with_remedies: bool,
 ) -> tuple[SearchResult, bool]:
     """The result, and whether Ctrl-C came meanwhile: the search then ends with what it has."""
     from perfmodel.verbs.searching import search_in
 
-    place = f"{setting.cluster.num_chips} chips of {short_name(setting.reference)}"
+    place = f"{setting.cluster.num_chips} chip{'s' * (setting.cluster.num_chips > 1)} of {short_name(setting.reference)}"
     with Progress(f"search on {place}") as progress, first_interrupt() as was_interrupted:
 
         def report(done: float) -> bool:
@@ -149,7 +167,8 @@ def _search_once(
             memory_headroom=headroom,
             risk=risk,
             ties=ties,
-            only_runnable=only_runnable,
+            any_framework=any_framework,
+            with_remedies=with_remedies,
             progress=report,
         )
         return result, was_interrupted()
@@ -175,38 +194,45 @@ def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: P
     return written
 
 
-def _write_csv(found: list[tuple[Setting, SearchResult]], path: Path, *, tokens: float) -> None:
+def _write_csv(found: list[tuple[Setting, SearchResult]], path: Path, *, tokens: float, interval: bool) -> None:
     from perfmodel.report.rows import csv_text, prediction_row
+    from perfmodel.verbs.setting import interval_in
 
     rows = []
-    for _, result in found:
+    for setting, result in found:
         named = [(str(place), each) for place, each in zip(result.places, result.plans, strict=True)]
         named += [(baseline.name, each) for baseline in result.baselines for each in baseline.prediction]
-        rows += [{"place": place, **prediction_row(each, tokens=tokens)} for place, each in named]
+        for place, each in named:
+            bounds = interval_in(setting, each.plan) if interval else None
+            rows.append({"place": place, **prediction_row(each, tokens=tokens, interval=bounds)})
     options.write_csv(csv_text(rows), path)
 
 
-def _show(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, json: bool, tokens: float) -> None:
+def _show(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, json: bool, tokens: float, interval: bool) -> None:
+    from perfmodel.report.predictions import confidence_object
     from perfmodel.report.searches import search_object
+    from perfmodel.verbs.setting import interval_in, is_measured
 
     if json:
         objects = [search_object(result, tokens=tokens) for _, result in found]
-        for place, (setting, _) in zip(objects, found, strict=True):
+        for place, (setting, result) in zip(objects, found, strict=True):
             place |= setting.described()
+            for content, each in zip(place["plans"] if interval else (), result.plans, strict=interval):
+                content |= confidence_object(each, interval_in(setting, each.plan), ())
         not_searched = [{**each.asked, "reason": each.reason} for each in failures]
         print_json({"searches": objects, "not_searched": not_searched} if len(found) + len(failures) > 1 else objects[0])
     elif len(found) + len(failures) > 1:
         from perfmodel.report.predictions import convention_lines, settings_table, settings_title
         from perfmodel.report.searches import search_line
-        from perfmodel.verbs.footing import column_of, common_footing, footing_line
 
         best = [result.plans[0] for _, result in found if result.plans]
         if best:
-            footing = common_footing([(setting, result.plans[0]) for setting, result in found if result.plans])
-            common = (column_of(footing), footing.step_times) if footing else None
+            settings = [setting for setting, result in found if result.plans]
+            asks = interval or not all(is_measured(each) for each in settings)
+            intervals = [interval_in(setting, each.plan) for setting, each in zip(settings, best, strict=True)] if asks else []
             print(f"{settings_title(best)}: the best plan of each")
-            print_tables([settings_table(best, tokens=tokens, footing=common)])
-            print("\n".join(["", *([footing_line(footing, best)] if footing else []), *convention_lines(best)]))
+            print_tables([settings_table(best, tokens=tokens, intervals=intervals)])
+            print("\n".join(["", *convention_lines(best)]))
         shared = [name for name, _ in setting_words(found[0][0]).items() if len({setting_words(each)[name] for each, _ in found}) == 1]
         for setting, result in found:
             told = [text for name, text in setting_words(setting).items() if name not in shared or name in ("cluster", "chips")]
@@ -214,7 +240,7 @@ def _show(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted
         for failure in failures:
             print(f"not searched: {failure}")
     else:
-        _show_one(found[0][1], tokens=tokens)
+        _show_one(*found[0], tokens=tokens, interval=interval)
 
 
 def setting_words(setting: Setting) -> dict[str, str]:
@@ -222,9 +248,10 @@ def setting_words(setting: Setting) -> dict[str, str]:
     return {name: f"{value:,} {_COUNTED[name]}" if name in _COUNTED else value for name, value in setting.described().items()}
 
 
-def _show_one(result: SearchResult, *, tokens: float) -> None:
-    from perfmodel.report.predictions import headline, job_line, parts_table, rests_on_lines
+def _show_one(setting: Setting, result: SearchResult, *, tokens: float, interval: bool) -> None:
+    from perfmodel.report.predictions import confidence_lines, headline, job_line, parts_table, rests_on_lines
     from perfmodel.report.searches import (
+        any_framework_line,
         baselines_lines,
         beside_lines,
         certainty_table,
@@ -235,6 +262,7 @@ def _show_one(result: SearchResult, *, tokens: float) -> None:
         search_line,
         ties_line,
     )
+    from perfmodel.verbs.setting import interval_in
 
     some = [*result.plans, *result.least_memory]
     if some:
@@ -245,39 +273,46 @@ def _show_one(result: SearchResult, *, tokens: float) -> None:
     print_tables([plans])
     for line in plans_legend(plans, shared):
         print(line)
-    for line in [*beside_lines(result), ties_line(result), *marked_lines(result), *baselines_lines(result)]:
+    for line in [*beside_lines(result), ties_line(result), *marked_lines(result), *baselines_lines(result), any_framework_line(result)]:
         if line:
             print(line)
     if result.plans:
         print()
         print_facts(
             "The best plan" if str(result.objective) != "memory" else "The plan that needs the least memory",
-            headline(result.plans[0], tokens=tokens),
+            headline(result.plans[0], tokens=tokens)
+            + (confidence_lines(result.plans[0], interval_in(setting, result.plans[0].plan)) if interval else []),
         )
         print_tables([parts_table(result.plans[0])])
     print_tables([*([certainty_table(result)] if any(each.prediction for each in result.certainty) else []), rejected_table(result)])
 
 
-def _nothing_fits(
-    setting: Setting, result: SearchResult, knobs: Knobs, maximum: dict[str, int], headroom: float, risk: float | None
-) -> str:
+def _nothing_fits(result: SearchResult, *, given: bool) -> str:
     """One sentence: how much is missing, and what would make it fit."""
     from perfmodel.foundation.units import format_bytes
-    from perfmodel.report.predictions import plan_line
-    from perfmodel.report.table import percent
-    from perfmodel.verbs.searching import least_chips_that_fit
+    from perfmodel.report.predictions import plan_line, room_words
 
     least = result.least_memory[0]
-    with Progress("looking for what would fit") as progress:
-        progress.share(0.0)
-        chips = least_chips_that_fit(setting, knobs, maximum, memory_headroom=headroom, risk=risk)
-    remedy = f"{chips:,} chips would be enough" if chips else "use chips with more memory, a smaller model or shorter sequences"
-    if knobs.given() or maximum:
+    remedies = list(map(_remedy_text, result.remedies))
+    remedy = "; or ".join(remedies) or "use chips with more memory, a smaller model or shorter sequences"
+    if given and not remedies:
         remedy += ", or free some of the knobs that were given"
-    free = f" at a risk of {percent(risk)}" if risk else f" less {percent(headroom)} kept free" if headroom else ""
-    ranks = "a larger --risk" if risk else "--memory-headroom 0"
+    free = f" {room_words(result.memory_headroom, result.risk)}" if result.memory_headroom or result.risk else ""
+    ranks = "a larger --risk" if result.risk else "--memory-headroom 0"
     tight = f" ({result.num_tight:,} plans are tight: they fit into all of it, {ranks} ranks them)" if result.num_tight else ""
     return (
         f"no plan fits: the least that any of {result.num_evaluated:,} plans needs is {format_bytes(least.memory['total'])} a chip, of "
         f"{format_bytes(result.memory_usable)} usable{free}{tight} ({plan_line(least.plan)}); {remedy}"
     )
+
+
+def _remedy_text(remedy: FittingChange) -> str:
+    from perfmodel.foundation.units import format_step
+    from perfmodel.report.remedies import flags_text
+
+    step = format_step(remedy.prediction.step_time)
+    knobs = {name: value for name, value in remedy.changes.items() if name != "chips"}
+    flags = flags_text(knobs)
+    if "chips" in remedy.changes:
+        return f"{remedy.changes['chips']:,} chips would be enough{f' with {flags}' if flags else ''} ({step} a step)"
+    return f"{flags} would fit ({step} a step)"

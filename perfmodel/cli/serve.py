@@ -12,8 +12,10 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Progress, print_facts, print_json, print_tables
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.words import word
+from perfmodel.foundation.words import Words, word
 from perfmodel.parallel.serving.request import ServingRequest
+
+EXIT_NOTHING_FITS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -28,13 +30,10 @@ class WantedWords:
         metavar="SHARE", otherwise="1.5 % if left out", takes="float | str",
     )  # fmt: skip
     objective: str = word(
-        "With --search: throughput (tokens/s a chip), latency, or cost",
-        otherwise="throughput if left out",
-        metavar="NAME",
-        default="throughput",
+        "With --search: throughput (tokens/s a chip), latency, or cost", otherwise="throughput if left out", metavar="NAME", default=""
     )
     allow: str = word("With --search: formats of weights that may be used, such as bf16,fp8", metavar="NAMES", default="")
-    top: int = word("With --search: plans to show", otherwise="10 if left out", kind=int, default=10)
+    top: int | None = word("With --search: plans to show", otherwise="10 if left out", kind=int)
 
     def limits(self) -> dict[str, str]:
         """Time -> its limit as it was written, those that were given."""
@@ -42,12 +41,24 @@ class WantedWords:
         return {name: limit for name, limit in times.items() if limit}
 
 
-@command(asked=ServingRequest, chip=options.ChipWords, wanted=WantedWords)
+#: What `serve` writes beside what it prints.
+_FILES = Words(
+    options.Files,
+    only="csv plot",
+    helps={
+        "csv": "Also write one line for each plan; - for standard output alone.",
+        "plot": "Also draw: with --operators the roofline, with --search the front.",
+    },
+)
+
+
+@command(asked=ServingRequest, chip=options.ChipWords, wanted=WantedWords, files=_FILES)
 def serve(
     *,
     asked: ServingRequest,
     chip: options.ChipWords,
     wanted: WantedWords,
+    files: options.Files,
     operators: Annotated[
         bool, typer.Option("--operators", help="Every operator of a decode step and of a prefill: work, time, and what bounds it.")
     ] = False,
@@ -55,7 +66,7 @@ def serve(
         bool,
         typer.Option(
             "--simulate",
-            help="Run the engine step by step: p50, p90 and p99 over requests, and goodput under the limits.",
+            help="Run the engine step by step, as --concurrency always does: p50, p90 and p99 over requests, and goodput under the limits.",
         ),
     ] = False,
     search: Annotated[bool, typer.Option("--search", help="The best plans under the limits; knobs that are given are held.")] = False,
@@ -68,40 +79,56 @@ def serve(
     run: Annotated[
         bool, typer.Option("--run", help="Run steps of the model (a small one of its make) here with torch, beside their prediction.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="With --simulate: of the requests that are drawn.")] = 0,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE.png", help="Also draw: with --operators the roofline, with --search the front."),
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="With --simulate: of the requests that are drawn; 0 if left out.")
     ] = None,
     json: options.Json = False,
-) -> None:
+) -> int:
     """Time to the first token and of each token, throughput, and how many requests fit, of one plan of serving.
 
     What is left out: tp is the smallest whose replicas have room for the requests, replicas fill the chips, the format is that in which the
     model is published. Without --concurrency and --rate as many requests run as fit. Limits (--ttft, --tpot, --latency) are compared
-    with what is predicted.
+    with what is predicted. --cluster, --chips, --tp, --concurrency and --rate take several values (16,64,256): a row for each combination.
     """
+    from perfmodel.foundation.values import several
     from perfmodel.verbs.serving import NEEDED
+    from perfmodel.verbs.serving_requests import serving_requests
 
-    options.check_figure(plot)
+    files.check(json=json)
+    csv, plot = files.csv, files.plot
+    if csv is not None and (run or operators):
+        raise InputError("--csv: writes predictions of services; leave out --run and --operators")
     _check_together(wanted, search=search, operators=operators, simulated=simulated, p99=p99, disaggregated=disaggregated)
+    if seed is not None and not simulated:
+        raise InputError("--seed: goes with --simulate; add it, or leave --seed out")
     if run:
         if search or operators or simulated or disaggregated or plot is not None or wanted.limits():
             raise InputError("--run: measures steps on this machine and nothing else; leave out what predicts a service")
         _run(asked, json=json)
-        return
-    asked = replace(asked, cluster=options.only_one(options.with_chip([asked.cluster] if asked.cluster else [], chip), "cluster"))
+        return 0
+    clusters = options.with_chip(several(asked.cluster), chip)
+    asked = replace(asked, cluster=clusters[0] if len(clusters) == 1 else clusters or None)
     is_sized = search and (asked.concurrency is not None or asked.rate is not None)
     absent = {name: meaning for name, meaning in NEEDED.items() if not (is_sized and name == "chips")}
     options.needed(*((flag(name), _given(getattr(asked, name)), meaning) for name, meaning in absent.items()))
+    requests = serving_requests(asked)
+    if len(requests) > 1:
+        if operators or simulated or plot is not None:
+            other = "--operators" if operators else "--simulate" if simulated else "--plot"
+            raise InputError(f"{other}: takes one cluster, one load and one of each degree; give one value of everything")
+        if search:
+            return _searches(requests, wanted, p99=p99, disaggregated=disaggregated, csv=csv, json=json)
+        return _several(requests, wanted, csv=csv, json=json)
+    asked = requests[0]
     if search:
-        _search(asked, wanted, p99=p99, disaggregated=disaggregated, plot=plot, json=json)
+        _search(asked, wanted, p99=p99, disaggregated=disaggregated, plot=plot, csv=csv, json=json)
     elif operators:
         _operators(asked, plot=plot, json=json)
     elif plot is not None:
         raise InputError("--plot: goes with --operators, whose roofline it draws, or with --search; add one of them")
     else:
-        _predict(asked, wanted, simulated=simulated, seed=seed, json=json)
+        return _predict(asked, wanted, simulated=simulated, seed=seed or 0, csv=csv, json=json)
+    return 0
 
 
 def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simulated: bool, p99: bool, disaggregated: bool) -> None:
@@ -111,6 +138,8 @@ def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simul
         "disaggregated": disaggregated,
         "limit_headroom": wanted.limit_headroom is not None,
         "allow": wanted.allow,
+        "objective": wanted.objective,
+        "top": wanted.top is not None,
     }
     for name in [name for name, given in for_search.items() if given and not search]:
         raise InputError(f"{flag(name)}: goes with --search; add it, or leave {flag(name)} out")
@@ -122,7 +151,52 @@ def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simul
         raise InputError(f"{limited}: --operators knows no limits; leave one of them out")
 
 
-def _predict(asked: ServingRequest, wanted: WantedWords, *, simulated: bool, seed: int, json: bool) -> None:
+def _several(requests: list[ServingRequest], wanted: WantedWords, *, csv: Path | None, json: bool) -> int:
+    from perfmodel.report.serving import lengths_line, limits_object, serving_object, verdict_text
+    from perfmodel.report.serving_rows import predicted_line, services_table, serving_row
+    from perfmodel.verbs.serving import limits_of
+    from perfmodel.verbs.serving_requests import served_several
+
+    found, limits = served_several(requests), limits_of(wanted.limits())
+    predicted = [each.prediction for each in found if each.prediction is not None]
+    code = 0 if any(each.fits for each in predicted) else EXIT_NOTHING_FITS
+    if csv is not None:
+        _write_csv([serving_row(each.prediction) if each.prediction else {**each.asked, "reason": each.reason} for each in found], csv)
+        if str(csv) == "-":
+            return code
+    if json:
+        print_json(
+            {
+                "predictions": [
+                    {"verdict": verdict_text(each, limits), **serving_object(each), "limits": limits_object(each, limits)}
+                    for each in predicted
+                ],
+                "not_predicted": [{**each.asked, "reason": each.reason} for each in found if each.prediction is None],
+            }
+        )
+        return code
+    job = predicted[0].job
+    print(f"{job.model.name} in {job.quantization.name}, {lengths_line(job)}, {predicted[0].plan.engine}")
+    print_tables([services_table([predicted_line(each.asked, each.prediction, limits) for each in found])])
+    for reason in dict.fromkeys(each.reason for each in found if each.reason):
+        print(f"\nnot predicted: {reason}")
+    _named(csv)
+    return code
+
+
+def _write_csv(rows: list[dict[str, Any]], path: Path) -> None:
+    from perfmodel.report.rows import csv_text
+
+    options.write_csv(csv_text(rows), path)
+
+
+def _named(csv: Path | None) -> None:
+    if csv is not None:
+        print(f"\ntable: {csv}")
+
+
+def _predict(asked: ServingRequest, wanted: WantedWords, *, simulated: bool, seed: int, csv: Path | None, json: bool) -> int:
+    from perfmodel.cost.serving.simulated import is_simulated
     from perfmodel.report.serving import (
         headline,
         launch_facts,
@@ -133,18 +207,33 @@ def _predict(asked: ServingRequest, wanted: WantedWords, *, simulated: bool, see
         parts_table,
         service_line,
         serving_object,
+        verdict_facts,
+        verdict_text,
     )
     from perfmodel.verbs.serving import launch_of, limits_of, serve_asked, simulated_in
 
     setting, prediction = serve_asked(asked)
-    if simulated:
+    if (simulated and prediction.fits) or (wanted.limits() and is_simulated(prediction)):
         prediction = simulated_in(setting, prediction, limits=wanted.limits(), seed=seed)
     launch, limits = launch_of(setting, prediction), limits_of(wanted.limits())
+    code = 0 if prediction.fits else EXIT_NOTHING_FITS
+    if csv is not None:
+        from perfmodel.report.serving_rows import serving_row
+
+        _write_csv([serving_row(prediction)], csv)
+        if str(csv) == "-":
+            return code
     if json:
-        print_json({**serving_object(prediction), "limits": limits_object(prediction, limits), "launch": launch_object(launch)})
-        return
-    print_facts(service_line(prediction), [*headline(prediction), *limits_facts(prediction, limits), *launch_facts(launch)])
-    print_tables([parts_table(prediction), memory_table(prediction)])
+        verdict = {"verdict": verdict_text(prediction, limits)}
+        print_json({**verdict, **serving_object(prediction), "limits": limits_object(prediction, limits), "launch": launch_object(launch)})
+        return code
+    facts = [*verdict_facts(prediction, limits), *headline(prediction)]
+    if prediction.fits:
+        facts += [*limits_facts(prediction, limits), *launch_facts(launch)]
+    print_facts(service_line(prediction), facts)
+    print_tables([*([parts_table(prediction)] if prediction.fits else []), memory_table(prediction)])
+    _named(csv)
+    return code
 
 
 def _operators(asked: ServingRequest, *, plot: Path | None, json: bool) -> None:
@@ -182,44 +271,96 @@ def _run(asked: ServingRequest, *, json: bool) -> None:
         print(f"\n{sentence}")
 
 
-def _search(asked: ServingRequest, wanted: WantedWords, *, p99: bool, disaggregated: bool, plot: Path | None, json: bool) -> None:
+def _search(
+    asked: ServingRequest, wanted: WantedWords, *, p99: bool, disaggregated: bool, plot: Path | None, csv: Path | None, json: bool
+) -> None:
     from perfmodel.report.serving import launch_facts, launch_object
     from perfmodel.report.serving_searches import (
+        baselines_meanings,
         baselines_table,
+        best_facts,
         front_table,
         plans_table,
-        pools_table,
+        pools_tables,
+        reasons_table,
         search_facts,
         search_line,
         search_object,
     )
     from perfmodel.verbs.serving import launch_of, search_asked
 
-    setting, found = search_asked(
-        asked,
-        limits=wanted.limits(),
-        p99=p99,
-        limit_headroom=wanted.limit_headroom,
-        objective=wanted.objective,
-        top=wanted.top,
-        quantizations=[name.strip() for name in wanted.allow.split(",") if name.strip()],
-        disaggregated=disaggregated,
-    )
+    setting, found = search_asked(asked, **_how(wanted, p99=p99, disaggregated=disaggregated))
     line, launch = search_line(setting.job, found, setting.reference), launch_of(setting, found.best.prediction)
     if plot is not None:
         from perfmodel.report.serving_figures import plot_front
 
         plot_front(found, line, plot)
+    if csv is not None:
+        from perfmodel.report.serving_rows import search_rows
+
+        _write_csv(search_rows(found), csv)
+        if str(csv) == "-":
+            return
     if json:
         print_json({**search_object(found), "launch": launch_object(launch)})
         return
     print_facts(line, [*search_facts(found), *(("note", note) for note in setting.notes)])
-    apart = [pools_table(found)] if disaggregated and found.num_feasible else []
-    print_tables([plans_table(found), *apart, baselines_table(found), front_table(found)])
+    apart = pools_tables(found) if disaggregated and found.num_feasible else []
+    why = reasons_table(found)
+    tables = [plans_table(found), *([why] if why else []), *apart, baselines_table(found), baselines_meanings(found), front_table(found)]
+    print_tables(tables)
     print()
-    print_facts("The best of them", [("plan", found.best.plan.label()), *launch_facts(launch)])
+    print_facts("The best of them", [*best_facts(found), *launch_facts(launch)])
     if plot is not None:
         print(f"\nfigure: {plot}")
+    _named(csv)
+
+
+def _how(wanted: WantedWords, *, p99: bool, disaggregated: bool) -> dict[str, Any]:
+    """What a search is asked for beside its request."""
+    return {
+        "limits": wanted.limits(),
+        "p99": p99,
+        "limit_headroom": wanted.limit_headroom,
+        "objective": wanted.objective or "throughput",
+        "top": 10 if wanted.top is None else wanted.top,
+        "quantizations": [name.strip() for name in wanted.allow.split(",") if name.strip()],
+        "disaggregated": disaggregated,
+    }
+
+
+def _searches(requests: list[ServingRequest], wanted: WantedWords, *, p99: bool, disaggregated: bool, csv: Path | None, json: bool) -> int:
+    """The best plan of each of several searches."""
+    from perfmodel.report.serving import lengths_line
+    from perfmodel.report.serving_rows import ranked_row, searched_line, services_table
+    from perfmodel.report.serving_searches import search_object
+    from perfmodel.verbs.serving import search_asked
+    from perfmodel.verbs.serving_requests import searched_several
+
+    how = _how(wanted, p99=p99, disaggregated=disaggregated)
+    found = searched_several(requests, lambda each: search_asked(each, **how)[1])
+    if csv is not None:
+        none = [{**asked, "reason": reason} for asked, result, reason in found if result is None]
+        best = [result.best for _, result, _ in found if result is not None]
+        kinds = ["aggregated" if each.plan.pools is None else "disaggregated" for each in best]
+        _write_csv([*(ranked_row(each, place=1, kind=kind) for each, kind in zip(best, kinds, strict=True)), *none], csv)
+        if str(csv) == "-":
+            return 0
+    if json:
+        results = [{**asked, **search_object(result)} for asked, result, _ in found if result is not None]
+        print_json({"searches": results, "not_found": [{**asked, "reason": reason} for asked, result, reason in found if result is None]})
+        return 0
+    first = next(result for _, result, _ in found if result is not None)
+    job = first.best.prediction.job
+    under = f", under {first.limits}" if str(first.limits) else ""
+    print(f"{job.model.name}, {lengths_line(job)}, the best plan of each{under}")
+    lines = [searched_line(asked, result) for asked, result, _ in found]
+    has_load = first.is_load_searched
+    print_tables([services_table(lines, shows_load=has_load, shows_chips=requests[0].chips is None)])
+    for reason in dict.fromkeys(reason for _, _, reason in found if reason):
+        print(f"\nno plan: {reason}")
+    _named(csv)
+    return 0
 
 
 def _given(value: object) -> str | None:

@@ -14,7 +14,7 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Progress, print_facts, print_json, print_table, print_tables
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import InputError, bad_field, whole_number
-from perfmodel.foundation.values import share, whole
+from perfmodel.foundation.values import optional_share, whole
 from perfmodel.foundation.words import Words, given_words, word, words_of
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
@@ -75,7 +75,8 @@ def shard(
     Networks are built in, or any torch.nn.Module. A dim cut "b 4x8" is cut 4 ways across nodes and 8 ways within one.
     """
     files.check(json=json)
-    save, batch, inputs = files.save, built.batch, list(built.inputs or ())
+    batch = None if built.batch is None else words_of(Built)["batch"].value(built.batch, "batch")
+    save, inputs = files.save, list(built.inputs or ())
     if cost not in (OWN, PASE):
         raise bad_field("cost", cost, "is not known", f"use {OWN} or {PASE}")
     sizes = parse_sizes(built.size or ())
@@ -100,7 +101,7 @@ def shard(
         ("--chips", may_have_chips or asked.chips, "how many chips the job runs on, for example 64"),
     )
     given: dict[str, Any] = given_words(asked) | {"cluster": cluster, "sizes": sizes, "zero": knobs.zero, "time_limit": time_limit}
-    given["memory_headroom"] = share(asked.memory_headroom, "memory_headroom")
+    given["memory_headroom"] = optional_share(asked.memory_headroom, "memory_headroom")
     if stages:
         _with_pipeline(network, batch, stages, microbatches, given, save=save, json=json)
         return
@@ -131,7 +132,7 @@ def shard(
         how = f"run it here with: perfmodel run {save}"
         if ":" in network or counts[0] > 1:  # what the executor does not run
             code = f" --network {shlex.quote(network)}" if ":" in network else ""
-            how = f"predict it again with: perfmodel predict {save}{code}"
+            how = f"it is predicted, not run; predict it again with: perfmodel predict {save}{code}"
         print(f"\nplan: {save}; {how}")
 
 
@@ -294,7 +295,7 @@ def _show_pipeline(network: str, batch: int, found: PipelineSearch, given: dict[
             f"fullest chip {memory_line(best.memory, best.memory_usable, best.verdict)}; {price_line(found.price * plan.num_microbatches)}",
         ),
     ]
-    print_facts(f"{network}, batch {batch}, on {plan.num_chips} chips of {given['cluster']}", facts)
+    print_facts(f"{network}, batch {batch}, on {plan.num_chips} chip{'s' * (plan.num_chips > 1)} of {given['cluster']}", facts)
     print_tables([stages_table(found.stages), parts_table(best.parts, best.step_time), operators_table(network_of_plan(plan), plan)])
 
 

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from perfmodel.lab.serving.judgement import ServingResult
 
 
-@command(assumed=Words(Request, only="calibration"))
+@command(
+    assumed=Words(
+        Request,
+        only="profile calibration",
+        helps={"profile": "Predict every training run with this framework, such as MINE.yaml of `fit`; its own if left out."},
+    )
+)
 def validate(
     cases: Annotated[list[Path], typer.Argument(metavar="CASES.jsonl...", help="Published runs, one JSON object a line (or packed, .gz).")],
     *,
@@ -46,6 +52,12 @@ def validate(
         typer.Option("--plots", metavar="FOLDER", help="Figures: predicted against measured, error by chips, its distribution."),
     ] = None,
     assumed: Request,
+    hide_framework: Annotated[
+        bool,
+        typer.Option(
+            "--hide-framework", help="Predict training runs without the names of their frameworks: generic, made from all others."
+        ),
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Predict published runs from their inputs alone: errors of time and memory, the choice of plans, and the fit / no-fit record."""
@@ -62,6 +74,8 @@ def validate(
             cases,
             out=out,
             calibration=assumed.calibration,
+            profile=assumed.profile,
+            hide_framework=hide_framework,
             by=fields,
             tier=tier,
             skip_broken_nvlink=skip_broken_nvlink,

@@ -15,7 +15,8 @@ Result = TypeVar("Result")
 
 #: In which order help lists the words of a record; what is not named here comes after them, in the order of the record.
 _ORDER = (
-    "model", "cluster", "chips", "nodes", "global_batch", "batch_tokens", "seq_len", "profile", "settings", "precision",
+    "model", "cluster", "chips", "nodes", "global_batch", "batch_tokens", "seq_len", "profile", "settings", "cp_form", "offload",
+    "precision",
     "input_len", "output_len", "concurrency", "rate", "prefix_hit", "engine", "quantization", "kv_precision", "draft_tokens",
     "acceptance", "draft_model", "optimizer", "train", "routing", "capacity_factor",
     "dp", "fsdp", "tp", "pp", "cp", "dp_replicate", "dp_shard", "ep", "etp", "dispatcher",
@@ -83,14 +84,14 @@ class Group:
         names = words.words()
         ordered = names if words.only else sorted(names, key=_place)
         options = {name: _parameter(names[name], name, words) for name in ordered}
-        return cls(options, lambda given: words.record(**{name: value for name, value in given.items() if value is not None}))
+        return cls(options, lambda given: words.make({name: value for name, value in given.items() if value is not None}))
 
 
 def largest_of(knobs: tuple[str, ...]) -> Group:
     """`--max-tp` and the like, as knob -> largest value of those that are given."""
     words = {f"max_{knob}": Word(help=f"Largest {flag(knob)} to try", kind=int) for knob in sorted(knobs, key=_place)}
     options = {name: _made(name, _typed(each, name, help=_help(each)), None) for name, each in words.items()}
-    return Group(options, lambda given: {name.removeprefix("max_"): value for name, value in given.items() if value is not None})
+    return Group(options, lambda given: {name[4:]: words[name].value(value, name) for name, value in given.items() if value is not None})
 
 
 def _place(name: str) -> int:
@@ -99,7 +100,7 @@ def _place(name: str) -> int:
 
 
 def _parameter(each: Word, name: str, words: Words) -> inspect.Parameter:
-    many = (words.several and each.several) or each.repeats
+    many = (words.several and each.several) or (words.varied and each.is_varied) or each.repeats
     default = words.defaults.get(name, each.default_text) or None
     if many and not each.repeats:
         help = each.several_help or f"{_help(each, each.otherwise)} [*]"
@@ -116,7 +117,8 @@ def _typed(each: Word, name: str, *, help: str, many: bool = False) -> Any:
     if each.kind is bool:
         plain = flag(each.option or name)
         return Annotated[bool | None, typer.Option(f"{plain}/--no-{plain[2:]}", help=help, show_default=False)]
-    kind = list[str] if many else each.kind | None
+    text = str if each.kind is int else each.kind  # a word reads its number itself: `8k`
+    kind = list[str] if many else text | None
     return Annotated[kind, typer.Option(flag(each.option or name), *each.aliases, metavar=each.metavar, help=help)]
 
 

@@ -62,7 +62,16 @@ def compute_part(batch: Num, m: Num, n: Num, k: Num, rates: MatmulRates) -> Any:
         for tile in rates.tiles[1:]:
             np.minimum(work, _tile_work(batch, m, n, depths, *tile, rates), out=work)
     scale = 2.0 * rates.compute_units / rates.flop_rate
-    return work * (scale if depths else (k + rates.depth_offset) * scale)
+    time = work * (scale if depths else (k + rates.depth_offset) * scale)
+    return np.minimum(time, few_rows_part(batch, m, n, k, rates)) if rates.few_rows else time
+
+
+def few_rows_part(batch: Num, m: Num, n: Num, k: Num, rates: MatmulRates) -> Any:
+    """C of a kernel for products of few rows, which pads nothing and reaches half of the rate. [s]
+
+    C = 2 batch n k max(2 m, mu) / R,   mu `MatmulModel.few_rows`
+    """
+    return np.maximum(2.0 * m, rates.few_rows) * (batch * n * k) * (2.0 / rates.flop_rate)
 
 
 def grouped_matmul_time(
@@ -214,6 +223,8 @@ def attention_time(
     rates = machine.attention[kernel]
     head_dim = head_dim if value_head_dim is None else forward_width(head_dim, value_head_dim)
     compute = _attention_compute(batch * heads, query_length, key_length, head_dim, causal_fraction, rates)
+    if rates.long is not None:
+        compute = _with_own_clock(compute, _seen(key_length, causal_fraction), rates.long[0], rates.flop_rate, rates)
     memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (2.0 / rates.bandwidth))
     return rates.floor_time + compute + memory
 
@@ -239,9 +250,13 @@ def attention_backward_time(
     rates = machine.attention[kernel]
     width = head_dim if value_head_dim is None else backward_width(head_dim, value_head_dim)
     compute = _attention_compute(batch * heads, query_length, key_length, width, causal_fraction, rates)
+    compute = compute * (rates.model.backward_flops / rates.model.backward_rate)
+    if rates.long is not None:
+        short_rate = rates.flop_rate * rates.model.backward_rate
+        compute = _with_own_clock(compute, _seen(key_length, causal_fraction), rates.long[1], short_rate, rates)
     head_dim = head_dim if value_head_dim is None else forward_width(head_dim, value_head_dim)
     memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (4.0 / rates.bandwidth))
-    return rates.floor_time + compute * (rates.model.backward_flops / rates.model.backward_rate) + memory
+    return rates.floor_time + compute + memory
 
 
 def forward_width(head_dim: Num, value_head_dim: Num) -> Num:
@@ -252,6 +267,37 @@ def forward_width(head_dim: Num, value_head_dim: Num) -> Num:
 def backward_width(head_dim: Num, value_head_dim: Num) -> Num:
     """In the mean of the five of its backward pass: scores again, gradients of queries and of keys; of values and of the weights."""
     return (3 * head_dim + 2 * value_head_dim) / 5
+
+
+LONG_KEYS = 2.0**16
+"""Keys at which attention is half way from the clock of a step's mean power, which the matrix multiplies around it set, to its own. Ours:
+published runs of up to 32k tokens show the first (torchtitan's, Composer's), those of 500k and more the second, and prime-rl's trainer at
+64k lies between (0.6B to 8B on H100 and H200; the value was chosen with these runs in view, later runs of that trainer among them)."""
+
+_LONG_HEAD_DIM = 128.0
+
+
+def _seen(key_length: Num, causal_fraction: Num) -> Any:
+    """Keys that the last query sees: twice the mean under a causal mask, a window's where there is one."""
+    return key_length * np.minimum(1.0, 2.0 * causal_fraction)
+
+
+def _with_own_clock(compute: Num, keys: Num, long_rate: float, short_rate: float, rates: AttentionRates) -> Any:
+    """C of attention over many keys, from that of few. [s]
+
+    C (1 - s(z / Z) (1 - r)),   s(x) = x^2 / (1 + x^2),   r = (R / L) 128 / (128 + d0)
+
+    keys  z   that the last query sees
+    R, L      rates over few and over many keys (`Calibration.long_attention`)     Z  `LONG_KEYS`     d0  as in `attention_time`
+
+    Where attention is most of a step the chip keeps the clock that attention has the power for, however ranks share the queries.
+    Source: the form is ours. Rates: what kernels reach in benchmarks of long sequences (Dao 2023, FlashAttention-2; Shah et al. 2024,
+    FlashAttention-3), under the sustained clock of an A100, .95. With them runs of a million tokens on H100 (TRL's with cuDNN and
+    FlashAttention-2, ArcticTraining's with FlashAttention-2) are predicted within 8 %, none of which these rates come from.
+    """
+    ratio = short_rate / long_rate * (_LONG_HEAD_DIM / (_LONG_HEAD_DIM + rates.model.head_dim_offset))
+    square = (keys / LONG_KEYS) ** 2
+    return compute * (1.0 - square / (1.0 + square) * (1.0 - ratio))
 
 
 SMOOTH_MAXIMUM = 4.0

@@ -39,12 +39,19 @@ def attention_habits(mask: CausalMask | None, profile: ExecutionProfile) -> Atte
     )
 
 
-def attention_share(habits: AttentionHabits, num_chunks: Array) -> Array:
+SHARED_BLOCK = 32768.0
+"""Keys of a rank's block in the runs that say how much slower attention is where ranks share queries (torchtitan's, December 2024)."""
+
+
+def attention_share(habits: AttentionHabits, num_chunks: Array, num_keys: Array) -> Array:
     """Scores that the slowest rank of fused attention computes, over the square of its queries and all keys. [-]
 
     num_chunks  ranks that share the queries of a sequence
+    num_keys    of the sequence
 
-    A kernel that reaches less of its rate where queries are shared is one that computes more of them at its own.
+    A kernel that reaches less of its rate where queries are shared is one that computes more of them at its own. What it does beside
+    (blocks are sent, partial results merged) grows with the length of a block, its scores with the square: long blocks hide it.
     """
     seen = 1.0 if habits.mask is None else habits.mask.seen_by_slowest(num_chunks, head_tail=habits.is_head_tail)
-    return np.asarray(np.where(num_chunks > 1.0, seen / habits.shared_rate_fraction, seen))
+    beside = (1.0 / habits.shared_rate_fraction - 1.0) * np.minimum(1.0, SHARED_BLOCK * num_chunks / num_keys)
+    return np.asarray(np.where(num_chunks > 1.0, seen * (1.0 + beside), seen))

@@ -14,6 +14,7 @@ from perfmodel.cost.assigned import handed_on, priced_graph, stage_blocks
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory import kept_by_moment, static_memory
 from perfmodel.cost.moments import At, activation_terms
+from perfmodel.cost.offload import on_chip
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.plan_memory import (
@@ -37,11 +38,12 @@ from perfmodel.cost.step import (
     hidden_exchanges,
     pace,
     recomputed_phases,
+    shown_communication,
     shown_exchanges,
 )
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import bad_field
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, MemoryRule, fit_probability, memory_rule
+from perfmodel.foundation.memory_room import MemoryRule, fit_probability, memory_rule
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.algebra.derive import derive
@@ -55,6 +57,7 @@ from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.releases import at_release
 from perfmodel.parallel.residuals import TAIL
 from perfmodel.workload.adapters import with_training
 from perfmodel.workload.graph import Graph
@@ -192,6 +195,7 @@ class Estimator:
                     keeps_copies=self.profile.keeps_low_copies,
                     sends_rows=self.profile.sends_low_rows,
                     gathers_weights=self.profile.gathers_low_weights,
+                    pads_rows=self.profile.pads_rows(dispatcher),
                     master_bytes=itemsize(policy.master),
                 )
             self.graphs[key] = graph
@@ -211,7 +215,7 @@ class Estimator:
             )
         return self.parameter_programs[key]
 
-    def predict(self, plan: Plan, *, memory_headroom: float = DEFAULT_HEADROOM, risk: float | None = None) -> Prediction:
+    def predict(self, plan: Plan, *, memory_headroom: float | None = None, risk: float | None = None) -> Prediction:
         """The plan's step, with every part named.
 
         memory_headroom   share of the usable memory that a plan that fits leaves free
@@ -228,6 +232,7 @@ def make_estimator(
     profile: ExecutionProfile,
     network_at: Callable[[int], Graph] | None = None,
 ) -> Estimator:
+    profile = at_release(profile, job, cluster.chip.name)
     machine = with_rates_of(profile, machine)
     if machine.low is not None:
         machine = replace(machine, low=with_rates_of(profile, machine.low))
@@ -269,6 +274,7 @@ def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
     if attention != 1.0:
         rates = {name: replace(kernel, flop_rate=kernel.flop_rate * attention) for name, kernel in machine.attention.items()}
         machine = replace(machine, attention=rates)
+    machine = with_long_attention(profile, machine)
     if machine.dtype is Dtype.FP8:
         matmul *= profile.fp8_matmul_rate_fraction
     if matmul == 1.0:
@@ -279,6 +285,15 @@ def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
         for rates in (machine.matmul, machine.grouped_matmul.matmul)
     )
     return replace(machine, matmul=plain, grouped_matmul=replace(machine.grouped_matmul, matmul=grouped))
+
+
+def with_long_attention(profile: ExecutionProfile, machine: Machine) -> Machine:
+    """The machine with what the framework's generation of fused attention reaches over many keys."""
+    rates = machine.long_attention.get(profile.attention_kernel)
+    long = None if rates is None else (rates[0] * profile.attention_rate_fraction, rates[1] * profile.attention_rate_fraction)
+    if all(kernel.long == long for kernel in machine.attention.values()):
+        return machine
+    return replace(machine, attention={name: replace(kernel, long=long) for name, kernel in machine.attention.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -339,7 +354,23 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, rule: MemoryRule
         verdict=rule.verdict(ranks, machine.memory_usable, doubt),
         rests_on=_rests_on(machine, parts),
         not_runnable=estimator.profile.not_runnable_reason(plan),
+        host_memory=host_memory(estimator, plan, row.memory_row),
+        price_per_hour=estimator.cluster.chip.price_per_hour,
     )
+
+
+def host_memory(estimator: Estimator, plan: Plan, row: MemoryRow) -> float:
+    """Bytes that the fullest chip would hold itself if nothing lay in the host's memory: what is kept, weights and optimizer states."""
+    profile = on_chip(estimator.profile)
+    if profile == estimator.profile:
+        return 0.0
+    job = estimator.job
+    alone = evaluate_memory(replace(estimator, profile=profile, sizes=element_bytes(job.policy, job.optimizer, profile)), plan)
+
+    def staying(of: MemoryRow, rank: int) -> float:
+        return scalar(sum(of.ranks[rank].static)) + scalar(of.kept[rank][At.BLOCKS][0])
+
+    return max(0.0, *(staying(alone, rank) - staying(row, rank) for rank in range(len(row.ranks))))
 
 
 def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
@@ -415,7 +446,6 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     detail = dict.fromkeys(PARTS, 0.0)
     again = recomputed_phases(plan.recompute, profile)
     works = ((micro.matmul + micro.attention) + micro.streaming)[:, 0].tolist()
-    sent = micro.communication[:, 0].tolist()
     shown = [exposed_communication(profile, name) for name in COMM]
     for region, it in enumerate(columns.plans.program.regions):
         if not weights[region]:
@@ -427,7 +457,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
             detail["backward" if phase == "backward" else "forward"] += work * weights[region]
             detail["recompute"] += work * (times - 1.0) * weights[region]
             for j, name in enumerate(COMM):
-                time = sent[segment * len(COMM) + j] * shown[j]
+                time = scalar(shown_communication(micro, profile, segment, j)) * shown[j]
                 if name == "regather":
                     time *= 0.0 if it.is_block and plan.recompute is Recompute.FULL else 1.0
                 if name in ("regather", "input_gradient"):

@@ -148,7 +148,7 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
             query_length=amount[at["queries"][row]],
             key_length=amount[at["keys"][row]],
             head_dim=at["head_dim"][row],
-            causal_fraction=attention_share(rows.attention_habits[at["habits"][row]], chunks),
+            causal_fraction=attention_share(rows.attention_habits[at["habits"][row]], chunks, amount[at["keys"][row]]),
             itemsize=rows.activation_bytes,
             machine=machine,
             kernel=LATENT_KERNEL if is_latent else rows.attention_kernel,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.cost.live import Kept, Moment, Term, always, entering, operand_bytes, undominated
+from perfmodel.cost.live import Kept, Moment, Term, always, entering, is_streamed, operand_bytes, streamed_terms, undominated
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation
 from perfmodel.parallel.layout import Recompute
@@ -125,7 +125,7 @@ class _Forward:
             self.reach(place - 0.5)
             if self.profile.redistribution_copies:
                 for operand in self.inputs(op):
-                    if (op.name, operand.tensor) in gathered:
+                    if (op.name, operand.tensor) in gathered and not is_streamed(op, operand):
                         self.note(gathered[op.name, operand.tensor])
             self.reach(place)
             if tensor in summed and tensor not in apart:
@@ -137,7 +137,7 @@ class _Forward:
                 # a view takes the place of what it views
                 times = len(reading) + (self.live[source][1] - 1 if source in self.live else 0)
                 self.live[source] = (reading[0] if reading else own, frozenset()), times
-            self.note(*self.beside[op.group])
+            self.note(*self.beside[op.group], *streamed_terms(self.derivation, op))
             handed = self.handed(op)
             for operand in self.inputs(op):
                 name = storage.get(operand.tensor, operand.tensor)

@@ -6,6 +6,7 @@ The host runs ahead of the chip, so a pass takes what the chip needs or what its
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from perfmodel.parallel.algebra.sharding import Sharding
 from perfmodel.parallel.eager import KERNELS, WrittenOut
 from perfmodel.parallel.habits import ENTRYWISE
 from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.settings import GRAPH_LAUNCH
 from perfmodel.workload.graph import FusedAttention, Graph, Operator, Stream, Work
 
 Array = NDArray[np.float64]
@@ -45,7 +47,37 @@ def kernels_of(op: Operator, graph: Graph, profile: ExecutionProfile) -> tuple[f
         forward, backward = forward * more[0], backward * more[1]
     if op.backward:
         backward += sum(map(graph.is_trained, op.inputs))
+    if profile.graph_scope and graph_part(op, graph) in profile.graph_scope:
+        share = min(GRAPH_LAUNCH / profile.host_launch_time, 1.0)
+        return share * forward, share * backward
     return forward, backward
+
+
+def graph_part(op: Operator, graph: Graph) -> str:
+    """The part of Megatron-LM's --cuda-graph-scope that launches the operator: `attn` up to the norm of the feed-forward, `moe_router` from
+    there to the choice of experts, `mlp` of a dense layer; empty outside of blocks and from the exchange of tokens on."""
+    names = _parts_of(graph)
+    return names.get(op.name, "")
+
+
+@lru_cache(maxsize=64)
+def _parts(operators: tuple[tuple[str, str, str, str], ...]) -> Mapping[str, str]:
+    """operators: (name, name in its layer, kind, region) in order."""
+    found: dict[str, str] = {}
+    behind: dict[str, str] = {}
+    has_experts = {region for _, _, kind, region in operators if kind == "route"}
+    for name, inner, kind, region in operators:
+        part = behind.get(region, "attn")
+        if inner == "mlp_norm":
+            part = "moe_router" if region in has_experts else "mlp"
+        found[name] = part
+        behind[region] = "" if kind == "route" or part == "" else part
+    return found
+
+
+def _parts_of(graph: Graph) -> Mapping[str, str]:
+    blocks = {region.name for region in graph.regions if region.is_block}
+    return _parts(tuple((op.name, op.name_in_layer, op.kind, op.layer) for op in graph.operators if op.layer in blocks))
 
 
 def _kernels(work: Work) -> int:

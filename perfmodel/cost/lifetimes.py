@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from perfmodel.cost.forward import walk_forward
-from perfmodel.cost.live import Kept, Moment, Term, always, entering, operand_bytes, undominated
+from perfmodel.cost.live import Kept, Moment, Term, always, entering, operand_bytes, streamed_terms, undominated
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation, extent_amount
 from perfmodel.parallel.layout import Recompute
@@ -204,6 +204,9 @@ class _Backward:
             if op.kind == "embedding":
                 # of tokens whose rows other ranks hold the gradient is masked, in a copy
                 extra.append((self.size(op, op.output), self.derivation.left[op.output.tensor].partial))
+            if op.streamed:
+                blocks = streamed_terms(self.derivation, op)
+                extra += [*blocks, *blocks]  # keys and values, and their gradients
             if op.name != graph.loss:  # the loss is a moment of its own: the execution profile knows its copies
                 self.note(weight_terms, again, extra, *(storage.terms for _, storage in made))
             for _, storage in made:
@@ -250,7 +253,8 @@ class _Backward:
         own = self.size(op, op.output)
         result = _Storage(((own, frozenset()),), is_arrived=True)
         copies: list[Term] = []
-        if self.profile.redistribution_copies:
+        is_streamed = any(i in reader.streamed for reader, i in self.derivation.graph.consumers(tensor))
+        if self.profile.redistribution_copies and not is_streamed:
             copies = [(t.amount, t.axes) for t in traffic if t.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)]
         # one copy of it where no axis has more than one rank: then nothing is redistributed
         self.note([(own, axes)], copies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -26,6 +27,20 @@ NEVER = 1e30
 
 DEFAULT_LINK_FRACTION = 0.8
 """Bandwidth that a collective reaches of a link nobody measured: NCCL on NVLink and InfiniBand, large messages, typically .75-.9."""
+
+CHANNEL_BANDWIDTH = 12.5e9
+"""[byte/s] Link bandwidth that one channel fills: 24 channels on an A100's NVLink of 300 GB/s, 12 on a V100's of 150, 2 on PCIe 3.0 x16."""
+
+MOST_CHANNELS = 24.0
+"""Channels of a ring over NVLink on A100, H100 and later."""
+
+FEWEST_CHANNELS = 2.0
+
+
+def channels_of(bandwidth: float) -> float:
+    """Return the channels of a communicator over links of this bandwidth, of one chip in one direction."""
+    return min(max(float(math.ceil(bandwidth / CHANNEL_BANDWIDTH)), FEWEST_CHANNELS), MOST_CHANNELS)
+
 
 # Where a collective was not measured on a tier: the one that is nearest.
 _NEAREST_COLLECTIVE: Mapping[CollectiveKind, tuple[CollectiveKind, ...]] = MappingProxyType(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from perfmodel.parallel.algebra.derive import Amount, Derivation, amount_of
-from perfmodel.workload.graph import Graph, Operand, Operator, Region, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Region, TensorRole
 
 #: (amount in bytes, axes): counted only where one of the axes has more than one rank; no axes: always.
 Term = tuple[Amount, frozenset[str]]
@@ -41,10 +41,33 @@ def operand_bytes(
     """
     maker = derivation.graph.producer(operand.tensor)
     dims = operand.dims
+    if maker is not None and is_streamed(op, operand):
+        scale = derivation.graph.tensors[operand.tensor].itemsize if itemsize is None else itemsize
+        return amount_of(maker, derivation.shardings[maker.name], maker.output.dims, scale=scale)
     if maker is not None and maker is not op and not (is_expanded and op.is_product):
         dims = tuple(name for name, made in zip(operand.dims, maker.output.dims, strict=True) if made not in maker.stretched)
     scale = derivation.graph.tensors[operand.tensor].itemsize if itemsize is None else itemsize
     return amount_of(op, derivation.shardings[op.name], dims, scale=scale)
+
+
+BLOCKS = 2.0
+"""Of keys, and of values, that a rank of a ring has beside its own: the one at work and the one that arrives."""
+
+
+def is_streamed(op: Operator, operand: Operand) -> bool:
+    """Whether the parts of other ranks pass by: the operator holds its own rank's."""
+    return any(op.inputs[place] == operand for place in op.streamed)
+
+
+def streamed_terms(derivation: Derivation, op: Operator) -> list[Term]:
+    """Blocks of other ranks that an operator holds while it runs."""
+    found = []
+    for place in op.streamed:
+        tensor = op.inputs[place].tensor
+        axes = frozenset(axis for traffic in derivation.traffic_of(tensor, Pass.FORWARD) for axis in traffic.axes)
+        if axes:
+            found.append((operand_bytes(derivation, op, op.inputs[place]).scaled(BLOCKS), axes))
+    return found
 
 
 def entering(graph: Graph, region: Region) -> frozenset[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.link_rates import NEVER, LinkRates, link_rates, tier_kind, tier_models
+from perfmodel.cost.link_rates import NEVER, LinkRates, channels_of, link_rates, tier_kind, tier_models
 from perfmodel.cost.serving.rates import ServingRates, serving_rates
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
@@ -28,6 +28,7 @@ from perfmodel.hardware.calibration import (
     Provenance,
     StreamingModel,
 )
+from perfmodel.hardware.chip import HOST_BANDWIDTH
 
 if TYPE_CHECKING:
     from perfmodel.hardware.chip import Chip
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 MEBIBYTE = 2.0**20
+
+HOST_MEMORY_BANDWIDTH = 50e9
+"""[byte/s] What an optimizer on a host gets through, all chips of the host together: 10 s a step where 72e9 parameters of 28 byte lie on
+four nodes (deepspeedai/DeepSpeed issue 6834, of 2024), about 2 s of 2.4 where 3.1e9 lie on one (pull request 7474, of 2025)."""
 """Unit of the host times that are counted by bytes, such as `gather_mebibyte`."""
 
 _UNMEASURED_DECODE_FLOOR = 11e-6
@@ -78,6 +83,7 @@ class MatmulRates:
     least_waves: float
     inverse_least_waves: float
     inverse_split_depth: float
+    few_rows: float
     fills_units: bool
     tiles: tuple[tuple[float, float, float], ...]
     tile_columns: tuple[Array, Array, Array]
@@ -108,13 +114,14 @@ class StreamingRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRates:
-    """`AttentionModel` in SI units."""
+    """`AttentionModel` in SI units. long: rates over many keys, forward and backward, heads of 128 entries; None: as over few."""
 
     model: AttentionModel
     flop_rate: float
     compute_units: float
     bandwidth: float
     floor_time: float
+    long: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,6 +156,8 @@ class Machine:
     errors: held-out median errors of the calibration, by part.
     serving: kernels of serving alone; no cost of a training step uses them.
     low: the same for products in fewer bits, of a job with a recipe for them.
+    communicator_bytes: buffers of a communicator whose ranks share a domain of each tier.
+    host_bandwidth: of a chip's link to its host's memory; host_memory_bandwidth: its share of that memory's. [byte/s]
     row_multiple: rows of each of several grouped products are padded to a multiple of it.
     """
 
@@ -170,9 +179,11 @@ class Machine:
     links: LinkRates
     sustained_clock_fraction: float
     attention_generations: Mapping[str, float]
+    long_attention: Mapping[str, tuple[float, float]]
     launch_time: float
     host_times: Mapping[str, float]
     context_bytes: float
+    communicator_bytes: tuple[float, ...]
     allocator_factor: float
     contention: Mapping[str, float]
     rests_on: Mapping[str, str]
@@ -180,6 +191,8 @@ class Machine:
     convolution: ConvolutionRates | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
     host_is_chip: bool = False
+    host_bandwidth: float = HOST_BANDWIDTH
+    host_memory_bandwidth: float = HOST_MEMORY_BANDWIDTH
     low: Machine | None = None
     row_multiple: float = 1.0
 
@@ -264,10 +277,14 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         links=link_rates(cluster, calibration),
         sustained_clock_fraction=clock,
         attention_generations=calibration.attention_generations,
+        long_attention={name: (peak * each.forward, peak * each.backward) for name, each in calibration.long_attention.items()},
         launch_time=calibration.launch_time * sharing,
         host_is_chip=chip.unit_kind == "core",
+        host_bandwidth=chip.host_bandwidth,
+        host_memory_bandwidth=HOST_MEMORY_BANDWIDTH / max(min(cluster.num_chips, chip.chips_per_node), 1),
         host_times=MappingProxyType({name: time * sharing for name, time in calibration.host_times.items()}),
         context_bytes=calibration.context_bytes,
+        communicator_bytes=tuple(channels_of(tier.link.bandwidth) * calibration.channel_bytes for tier in cluster.tiers),
         allocator_factor=calibration.allocator_factor,
         contention=calibration.contention,
         serving=serving_rates(
@@ -425,6 +442,7 @@ def _matmul_rates(model: MatmulModel, flop_rate: float, memory_bandwidth: float,
         least_waves=model.least_waves,
         inverse_least_waves=1.0 / model.least_waves if model.least_waves > 0 else NEVER,
         inverse_split_depth=1.0 / model.split_depth if model.split_depth > 0 else 0.0,
+        few_rows=model.few_rows,
         fills_units=model.least_waves == 0 and model.split_depth == 0,
         tiles=tiles,
         tile_columns=(columns[0], columns[1], columns[2]),

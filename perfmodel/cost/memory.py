@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.cost.communicators import communicator_bytes, world_communicator_bytes
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.pipeline import LiveLayers, live_microbatches
 from perfmodel.cost.stages import Stages, sum_of
 from perfmodel.cost.step import Bytes, ParameterTerms, frozen_bytes, held_elements
+from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.profile import ExecutionProfile
 
@@ -51,7 +53,9 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
     held = [held_bytes(terms.program, sizes, full=full[i], shard=sharded[i], states=states[i], copy=copy) for i in range(stages.num_ranks)]
     if terms.frozen is None:
         return held
-    stored = frozen_bytes(terms.frozen, stages, sharded=terms.program.holds_sharded_weights)
+    stored = [
+        on_chip * (not sizes.hosts_weights) for on_chip in frozen_bytes(terms.frozen, stages, sharded=terms.program.holds_sharded_weights)
+    ]
     whole = frozen_bytes(terms.frozen, stages, sharded=False)
     stays = float(keeps_gathered(terms.program))
     return [
@@ -76,7 +80,7 @@ def held_bytes(program: ParameterProgram, sizes: Bytes, *, full: Any, shard: Any
         weights, optimizer = full * sizes.gathered, states * (sizes.state + sizes.stored)
     else:
         weights, optimizer = full * sizes.stored, states * sizes.state
-    if not program.holds_sharded_weights:
+    if not program.holds_sharded_weights and not sizes.frees_gradients:
         share = shard * sizes.sharded_gradient if program.holds_sharded_gradients else full * sizes.whole_gradient
         gradients = share + full * copy
     return weights, gradients, optimizer, gathered
@@ -326,9 +330,14 @@ def reserve_factor(profile: ExecutionProfile, machine: Machine) -> float:
     return profile.reserve_factor * machine.allocator_factor
 
 
-def outside_bytes(profile: ExecutionProfile, machine: Machine) -> float:
-    """What a run needs beside its allocator."""
-    return machine.context_bytes + profile.framework_bytes
+def outside_bytes(profile: ExecutionProfile, machine: Machine, grid: LayoutGrid) -> Any:
+    """Return what a run needs in addition to its allocator: context, communicators of its process groups, the framework's own. [byte]"""
+    return (machine.context_bytes + profile.framework_bytes) + communicator_bytes(machine, grid)
+
+
+def sole_outside_bytes(profile: ExecutionProfile, machine: Machine, num_chips: int) -> float:
+    """Return the same where one process group has all ranks. [byte]"""
+    return (machine.context_bytes + profile.framework_bytes) + world_communicator_bytes(machine, num_chips)
 
 
 def waiting_memory(
@@ -366,6 +375,6 @@ def reserved_memory(kept: Any, base: Any, unreduced: Any) -> Any:
     return kept + (base + unreduced)
 
 
-def base_memory(moment: Any, fixed: Any, waiting: Any, *, factor: float, outside: float) -> Any:
+def base_memory(moment: Any, fixed: Any, waiting: Any, *, factor: float, outside: Any) -> Any:
     """What does not depend on the schedule: the largest moment with the allocator's gaps, what stays, what waits, what lies outside."""
     return ((moment * factor + fixed) + waiting) + outside

@@ -37,6 +37,7 @@ class MicrobatchCost:
     beside                         [segments, rows] seconds of work that may run beside exchanges; None where none does
     weight_gradients               [2 regions, rows] seconds of those that are computed apart, as `Program` has them; None where none are
     between_nodes                  of communication, how long it holds the links beyond the innermost network tier; None where none does
+    host_bandwidth                 of a chip's link to its host's memory, one direction [byte/s]
     host_is_chip                   nothing hides the host's time: what computes launches
     crosses_nodes                  1 where the pipeline leaves the innermost network tier, else 0
     """
@@ -53,6 +54,7 @@ class MicrobatchCost:
     logits: Array
     peaks: Array
     flops: Array
+    host_bandwidth: float
     host_is_chip: bool
     crosses_nodes: Array
     between_nodes: Array | None
@@ -92,6 +94,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         logits=amount[program.logits],
         peaks=_peaks(program, amount, sizes),
         flops=product_flops(program.rows, amount),
+        host_bandwidth=machine.host_bandwidth,
         host_is_chip=machine.host_is_chip,
         crosses_nodes=pipeline_crosses_nodes(grid),
         between_nodes=times.between_nodes,

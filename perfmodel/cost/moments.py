@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.microbatch import MicrobatchCost
+from perfmodel.cost.offload import IN_FLIGHT, carries_kept, kept_bytes
 from perfmodel.cost.parameters import ParameterProgram
-from perfmodel.cost.program import SAVED
 from perfmodel.cost.stages import Regions, Stages, beside, run_times, sum_of
-from perfmodel.cost.step import Bytes, ParameterTerms, exchanged_passes, run_ahead_fraction
+from perfmodel.cost.step import Bytes, ParameterTerms, exchanged_passes, held_elements, run_ahead_fraction
 from perfmodel.parallel.habits import FLOAT32_BYTES
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
@@ -50,17 +50,10 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
     kept: list[Any] = []
     peaks: list[tuple[Any, Any]] = []
     forward: list[Any] = []
-    rows, program = len(SAVED), micro.program
+    program = micro.program
     for region, it in enumerate(program.regions):
-        keep, dropped, boundary, entering = (micro.saved[region * rows + i] for i in range(rows))
         again = recompute if it.is_block else Recompute.NONE
-        match again:
-            case Recompute.NONE:
-                kept.append((keep + boundary) + dropped)
-            case Recompute.SELECTIVE:
-                kept.append(keep + boundary)
-            case Recompute.FULL:
-                kept.append(boundary + entering)
+        kept.append(kept_bytes(micro, again, region))
         first = program.peaks.backward[region, again]
         leaving, staying = micro.peaks[first], micro.peaks[first + 1]
         if it.is_block:
@@ -79,6 +72,10 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
             forward.append(micro.peaks[program.peaks.forward[region, again]])
         else:
             forward.append(0.0 * micro.boundary)
+        if it.is_block and carries_kept(profile, recompute):
+            # what waits in the host's memory is here when its layer runs, and that of the next layer is on its way
+            here = IN_FLIGHT * kept[-1]
+            leaving, staying, forward[-1], kept[-1] = leaving + here, staying + here, forward[-1] + here, 0.0 * kept[-1]
         peaks.append((leaving, staying))
     return ActivationTerms(
         kept=tuple(kept),
@@ -155,7 +152,8 @@ def rank_moments(
         activation_bytes=activation_bytes,
     )
     program = terms.program
-    return walk.sharded() if program.holds_sharded_weights and program.holds_sharded_gradients else walk.whole()
+    found = walk.sharded() if program.holds_sharded_weights and program.holds_sharded_gradients else walk.whole()
+    return [*found, walk.optimizer_step()] if sizes.optimizer_copy else found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -219,7 +217,7 @@ class _Moments:
         """Weights and gradients stay whole all through the step, or weights stay gathered."""
         a, runs, sizes, regions = self.a, self.runs, self.sizes, self.regions
         # unreduced gradients that wait in the dtype in which they are made are added to at once, others at the end of their unit
-        stays = int(keeps_gathered(self.t.program) and sizes.produced != sizes.whole_gradient)
+        stays = int(self.profile.steps_in_backward or (keeps_gathered(self.t.program) and sizes.produced != sizes.whole_gradient))
         gradient = 0.0 if self.profile.fuses_gradient_accumulation else self.tied * sizes.produced
         exchanged = self.exchanged()
         moments = []
@@ -246,6 +244,18 @@ class _Moments:
                     Moment(name=f"backward of {self.which(i)}", at=at, freed=gone, temporary=temporary, buffers=self.reduced_before(i))
                 )
         return moments
+
+    def optimizer_step(self) -> Moment:
+        """All gradients, no activations, and a tensor as large as a state of all parameters."""
+        is_sharded = self.t.program.holds_sharded_weights and self.t.program.holds_sharded_gradients
+        elements = held_elements(self.t, self.stages, sharded=self.t.zero >= 1)[self.rank]
+        freed = sum_of([run_times(runs, kept) for runs, kept in zip(self.runs, self.a.kept, strict=True)])
+        return Moment(
+            name="the optimizer's step",
+            freed=-freed,
+            temporary=elements * self.sizes.optimizer_copy,
+            gradients=elements * self.sizes.sharded_gradient if is_sharded else 0.0,
+        )
 
     def exchanged(self) -> Any:
         """Gradients of boundaries under torch's schedules: one that leaves stays for a while; one that has come lies in its buffer."""

@@ -27,6 +27,8 @@ from perfmodel.workload.graph import NO_CASTS, Region
 
 Array = NDArray[np.float64]
 
+_FLOAT32 = 4.0
+
 #: What a chip does with the parameters of a region, and how often.
 WHAT = ("gather_forward", "gather_backward", "sum", "reduce", "publish")
 TIMES = ("microbatch", "step")
@@ -351,7 +353,17 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         # copies in fewer bits lie beside whole weights; what is gathered layer by layer is cast as it comes
         copies = 0.0 if program.holds_sharded_weights else 1.0
         itemsize = np.array([[p.itemsize if p.is_frozen else copies * p.copy_bytes] for p in program.parameters])
-        held = _added_up(program, (local * itemsize, shard_elements * itemsize, gathered * itemsize), sizes.shape[1])
+        if profile.quantized_rest_float32 and any(p.is_frozen and p.itemsize < 2.0 for p in program.parameters):
+            itemsize = np.where(itemsize >= 2.0, np.maximum(itemsize, _FLOAT32), itemsize)
+        # of which a cast is gathered; formats in fewer bits are stored as they are
+        wide = (
+            profile.stores_frozen_float32
+            & (itemsize >= 2.0)
+            & (itemsize < _FLOAT32)
+            & np.array([[p.is_frozen] for p in program.parameters])
+        )
+        stored = np.where(wide, itemsize * (_FLOAT32 / 2.0), itemsize)
+        held = _added_up(program, (local * itemsize, shard_elements * stored, gathered * itemsize), sizes.shape[1])
         frozen = FrozenBytes(full=tuple(held[0]), shard=tuple(held[1]), padded=tuple(held[2]), tied=(held[3][0], held[3][1]))
     return ParameterCost(
         time=time,

@@ -65,7 +65,7 @@ class Holding:
     profile: ExecutionProfile
     sizes: Bytes
     factor: float
-    outside: float
+    outside: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,7 +78,7 @@ class RankHolding:
     unreduced: Unreduced
     waiting: Any
     factor: float
-    outside: float
+    outside: Any
 
     def base(self, at: At, times: Container[At]) -> Any:
         """What it needs while this runs, whatever is under way. times: what has passes of its own under way. [byte]"""
@@ -184,7 +184,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         profile=profile,
         sizes=sizes,
         factor=reserve_factor(profile, machine),
-        outside=outside_bytes(profile, machine),
+        outside=scalar(outside_bytes(profile, machine, columns.grid)),
     )
     pipelining = Pipelining(
         schedule=plan.schedule,
@@ -272,12 +272,15 @@ def memory_by_class(rank: RankHolding, kept: Kept) -> tuple[str, dict[str, float
             found.append((sum(under_way[at]) + scalar(moment.total) + (waits - gone), moment, at, waits, gone))
     _, moment, at, waits, gone = max(found, key=lambda case: case[0])
     kept_activations, received = under_way[at]
+    # activations of the chunks that were reduced may be more than those still kept: the rest is taken from the gradients
+    left = kept_activations + scalar(moment.freed) - gone
+    excess = max(-left, 0.0)
     weights, gradients, states, copies = (scalar(x) for x in rank.static)
     values = (
         weights,
-        gradients + scalar(moment.gradients) + waits,
+        gradients + scalar(moment.gradients) + (waits - excess),
         states,
-        kept_activations + scalar(moment.freed) - gone,
+        max(left, 0.0),
         copies + scalar(moment.gathered),
         scalar(moment.temporary),
         received + scalar(moment.buffers),

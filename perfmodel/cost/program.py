@@ -25,6 +25,7 @@ from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
 from perfmodel.parallel.habits import with_habits
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.tiles import logit_share
 from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Product, Region, TensorRole
 
 #: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
@@ -73,7 +74,8 @@ class Program:
     launches    [segments, 1] kernels that the host launches, of operators
     softmaxes   forward and backward segment of those that launch more where their matrices are no multiple; the amount of these
     peaks       moments of the backward passes (`cost/lifetimes.py`) and of a block's forward passes (`cost/forward.py`)
-    boundary    amount of what blocks hand on, or of each of `handed_on`; logits: of what the loss reads. Of a graph without them: nothing
+    boundary    amount of what blocks hand on, or of each of `handed_on`; logits: of what the loss reads at once. Of a graph without
+                them: nothing
     """
 
     derivation: Derivation
@@ -141,7 +143,7 @@ def compile_program(
     logits = NOTHING
     if graph.loss:
         loss = graph.operator(graph.loss)
-        logits = amount_of(loss, shardings[loss.name], loss.inputs[0].dims)
+        logits = amount_of(loss, shardings[loss.name], loss.inputs[0].dims).scaled(logit_share(derivation.graph, profile))
     softmaxes = tuple(
         (segment(place[op.layer], phases[op.name]), segment(place[op.layer], "backward"), compiler.amount(matrices))
         for op in graph.operators

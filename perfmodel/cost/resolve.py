@@ -23,6 +23,8 @@ from perfmodel.hardware.reader import calibrations_for, load_calibration, prior_
 from perfmodel.parallel.profile import GENERIC, ExecutionProfile, load_profile
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
+from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.networks import is_language_model
 
 ACCELERATOR_PROFILE, CPU_PROFILE = GENERIC, "torch-gloo"
 _PROFILE_OF_VENDOR = {"amd": "megatron-rocm", "google": "xla", "aws": "xla", "intel": "xla"}
@@ -74,7 +76,18 @@ def resolve_estimator(
             raise bad_field("precision", job.precision, rule, "use another chip or bf16-mixed")
         low = replace(resolve_machine(cluster, calibration, dtype=recipe.product), row_multiple=recipe.row_multiple)
         machine = replace(machine, low=low)
-    return make_estimator(job, cluster, machine, profile, network_at)
+    return make_estimator(job, cluster, machine, profile_for(job, profile), network_at)
+
+
+def profile_for(job: TrainingJob, profile: ExecutionProfile) -> ExecutionProfile:
+    """Return the profile as far as it holds for the job.
+
+    The constant of a step was measured in the training loops of language models; a network of another kind is charged the launches of its
+    kernels alone.
+    """
+    if not isinstance(job.model, NetworkModel) or (not job.model.is_imported and is_language_model(job.model.name)):
+        return profile
+    return replace(profile, step_time_constant=0.0)
 
 
 def user_folders() -> tuple[Path, ...]:

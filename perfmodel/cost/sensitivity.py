@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from perfmodel.cost.assemble import step_columns
-from perfmodel.cost.estimate import RATE_FIELDS, READ_LATE, Estimator, with_rates_of
+from perfmodel.cost.estimate import RATE_FIELDS, READ_LATE, Estimator, with_long_attention, with_rates_of
 from perfmodel.cost.link_rates import LINK_ROWS, LinkRates, tier_kind
 from perfmodel.cost.machine import Machine, StreamingRates
 from perfmodel.cost.step import element_bytes
@@ -95,7 +95,7 @@ def at_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
     ratios = {name: getattr(profile, name) / getattr(own, name) for name in RATE_FIELDS}
     ratios["attention_rate_fraction"] *= generations.get(profile.attention_kernel, 1.0) / generations.get(own.attention_kernel, 1.0)
     machine = with_rates_of(replace(profile, **ratios), replace(estimator.machine, attention_generations={}))
-    return _with_profile(replace(estimator, machine=machine), profile)
+    return _with_profile(replace(estimator, machine=with_long_attention(profile, machine)), profile)
 
 
 def _source(estimator: Estimator, part: str) -> str:

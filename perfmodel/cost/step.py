@@ -6,7 +6,7 @@ dimension for each independent choice. The same code serves both, so their bits 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.launches import FORWARD
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.microbatch import MicrobatchCost
+from perfmodel.cost.offload import carried_bytes, hosted_bytes
 from perfmodel.cost.parameters import CastTimes, FrozenBytes, ParameterCost, ParameterProgram
 from perfmodel.cost.pipeline import pipeline_time, send_delay
 from perfmodel.cost.program import PHASES, Program
@@ -25,6 +26,7 @@ from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
+from perfmodel.parallel.context_forms import RINGS
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.profile import ExecutionProfile
@@ -44,7 +46,11 @@ class Bytes:
     optimizer_kernel   one that adds where the optimizer has no state, as that is a pass over weights and gradients
     accumulate traffic of adding one microbatch's gradient to the accumulator, for one element
     gradient_copy   whole gradients beside the accumulator
+    optimizer_copy  what a step of several kernels holds for itself
+    hosts_weights     weights lie in the host's memory, frozen ones too
+    frees_gradients   a gradient is gone as soon as its parameter is updated
     passed, scaled  traffic once a step of passes over a whole gradient, and of those only over one that data axes reduce
+    hosted     of a step that the host does, what it moves in its own memory; carried: what travels between it and the chip
     """
 
     stored: float
@@ -62,6 +68,11 @@ class Bytes:
     sharded_gradient: float
     passed: float
     scaled: float
+    optimizer_copy: float = 0.0
+    frees_gradients: bool = False
+    hosts_weights: bool = False
+    hosted: float = 0.0
+    carried: float = 0.0
 
 
 def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: ExecutionProfile) -> Bytes:
@@ -76,12 +87,14 @@ def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: Execut
     master = itemsize(policy.master)
     stores_master = profile.stores_master_weights and policy.has_master_copy
     accumulates_apart = gradient > itemsize(policy.gradient)
-    return Bytes(
+    # states of a paged optimizer are no memory of the allocator, and leave the chip where it is full
+    paged = optimizer.state_bytes(itemsize(policy.optimizer_state)) if optimizer.is_paged else 0.0
+    sizes = Bytes(
         stored=master if stores_master else itemsize(policy.parameter),
         gathered=itemsize(policy.parameter),
         gradient=gradient,
         reduced=reduced,
-        state=policy.state_bytes_per_parameter(optimizer) - (master if stores_master else 0.0),
+        state=policy.state_bytes_per_parameter(optimizer) - paged - (master if stores_master else 0.0),
         step=policy.step_bytes_per_parameter(optimizer) * profile.optimizer_bytes_factor,
         optimizer_kernel=KernelClass.OPTIMIZER if optimizer.num_states else KernelClass.ADD,
         accumulate=(2 * gradient - compute if profile.fuses_gradient_accumulation else 2 * gradient + compute)
@@ -95,7 +108,34 @@ def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: Execut
         sharded_gradient=master if stores_master else gradient,
         passed=profile.gradient_pass_bytes,
         scaled=profile.gradient_scaling_bytes,
+        frees_gradients=profile.steps_in_backward,
+        optimizer_copy=itemsize(policy.optimizer_state) if profile.optimizer_copies and optimizer.num_states else 0.0,
     )
+    is_hosted = profile.offloads_optimizer or profile.offloads_parameters
+    return _on_host(sizes, profile, policy.step_bytes_per_parameter(optimizer)) if is_hosted else sizes
+
+
+_NOTHING: Mapping[str, Any] = dict.fromkeys(
+    ("state", "gradient", "whole_gradient", "sharded_gradient", "step", "accumulate", "passed", "scaled"), 0.0
+)
+
+
+def _on_host(sizes: Bytes, profile: ExecutionProfile, step: float) -> Bytes:
+    """Without what lies in the host's memory: the optimizer's state and gradients, weights.
+
+    step  traffic of the optimizer's step, which is the host's then
+    """
+    found, gone = sizes, _NOTHING
+    if profile.offloads_optimizer:
+        found = replace(
+            found,
+            **gone,
+            stored=min(sizes.stored, sizes.gathered),
+            keeps_compute_copy=False,
+            hosted=step,
+            carried=hosted_bytes(sizes.produced, sizes.gathered),
+        )
+    return replace(found, stored=0.0, keeps_compute_copy=False, hosts_weights=True) if profile.offloads_parameters else found
 
 
 # --- time -------------------------------------------------------------------------------------------------------
@@ -148,6 +188,20 @@ def exposed_communication(profile: ExecutionProfile, name: str) -> float:
     return 1.0
 
 
+def shown_communication(micro: MicrobatchCost, profile: ExecutionProfile, segment: int, which: int) -> Any:
+    """A segment's time of the `which`-th class of communication as far as attention does not hide it. [s]
+
+    Keys and values that pass from rank to rank travel beside the products of the block before: what sticks out is max(s - a, 0).
+    """
+    sent = micro.communication[segment * len(COMM) + which]
+    if profile.context_form not in RINGS or COMM[which] != "context_parallel":
+        return sent
+    region, phase = divmod(segment, len(PHASES))
+    first, backward = region * len(PHASES), PHASES.index("backward")
+    beside = micro.attention[segment] if phase == backward else sum(micro.attention[first + i] for i in range(len(PHASES)) if i != backward)
+    return np.maximum(sent - beside, 0.0)
+
+
 def phase_times(micro: MicrobatchCost, profile: ExecutionProfile, region: int) -> dict[str, Any]:
     """Work and exposed communication of each phase of a region; re-gathers apart."""
     times: dict[str, Any] = {}
@@ -156,7 +210,7 @@ def phase_times(micro: MicrobatchCost, profile: ExecutionProfile, region: int) -
         total = (micro.matmul[segment] + micro.attention[segment]) + micro.streaming[segment]
         for j, name in enumerate(COMM):
             if name != "regather":
-                total = total + micro.communication[segment * len(COMM) + j] * exposed_communication(profile, name)
+                total = total + shown_communication(micro, profile, segment, j) * exposed_communication(profile, name)
         times[phase] = total
     regather = (region * len(PHASES) + PHASES.index("backward")) * len(COMM) + COMM.index("regather")
     times["regather"] = micro.communication[regather] * exposed_communication(profile, "regather")
@@ -186,7 +240,8 @@ def passes_of(phase: Mapping[str, Any], it: Region, profile: ExecutionProfile, r
 
 
 def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> RegionTimes:
-    """Forward and backward of each region, with what is recomputed in blocks, and the host's floor under both."""
+    """Forward and backward of each region, with what is recomputed in blocks, and the host's floor under both, and no less than what is
+    carried to the host's memory and back takes."""
     forward, backward = [], []
     alone: tuple[list[Any], list[Any]] = ([], [])
     for region, it in enumerate(micro.program.regions):
@@ -209,11 +264,18 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
         forward, backward = (_with_host(micro, times, *of_pass[i]) for i, times in enumerate((forward, backward)))
         if profile.hides_exchanges:
             alone = (_with_host(micro, alone[0], *of_pass[0]), _with_host(micro, alone[1], *of_pass[1]))
+    carried = [carried_bytes(micro, profile, recompute, region) for region in range(len(forward))]
+    forward, backward = (_no_less_than(times, carried, micro.host_bandwidth) for times in (forward, backward))
     ends: tuple[Any, ...] = ()
     if profile.hides_exchanges:
         ends = tuple(np.maximum(sum(own) - (f + b), 0.0) for own, f, b in zip(zip(*alone, strict=True), forward, backward, strict=True))
     times = RegionTimes(forward=tuple(forward), backward=tuple(backward), ends=ends)
     return times if micro.between_nodes is None else _without_links(times, micro, micro.between_nodes, profile, recompute)
+
+
+def _no_less_than(times: list[Any], carried: Sequence[Any], bandwidth: float) -> list[Any]:
+    """Passes that take as long as what they carry to the host's memory, or from there; None: they carry nothing."""
+    return [time if num_bytes is None else np.maximum(time, num_bytes / bandwidth) for time, num_bytes in zip(times, carried, strict=True)]
 
 
 TRANSFER_UNITS = 20.0 / 132.0
@@ -583,7 +645,9 @@ def optimizer_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine:
 
 
 def update_time(elements: Any, sizes: Bytes, machine: Machine) -> Any:
-    """The optimizer's step of so many elements. [s]"""
+    """The optimizer's step of so many elements: the chip's, or the host's with what travels there and back. [s]"""
+    if sizes.hosted:
+        return elements * (sizes.hosted / machine.host_memory_bandwidth + sizes.carried / machine.host_bandwidth)
     return streaming_time(num_bytes=elements * sizes.step, num_elements=elements, kernel_class=sizes.optimizer_kernel, machine=machine)
 
 

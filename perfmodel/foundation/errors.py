@@ -32,7 +32,7 @@ def suggest(value: object, known: Iterable[str]) -> str:
     names = sorted({str(name) for name in known})
     if not names:
         return ""
-    wanted = _text(value).lower()
+    wanted = plain_text(value).lower()
     by_lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.5)
     holding = [lower for lower in by_lower if len(wanted) > 2 and wanted in lower]
@@ -60,7 +60,8 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} too long to show"
 
 
-def _text(value: object) -> str:
+def plain_text(value: object) -> str:
+    """`str(value)`, of whatever Python cannot write its kind."""
     try:
         return str(value)
     except (ValueError, RecursionError):  # an integer of more digits than Python writes
@@ -82,6 +83,6 @@ def presentable(message: str) -> str:
 
 def one_line(value: object, width: int = 80) -> str:
     """What somebody wrote, fit for a message: white space collapsed, no control characters, cut at `width`."""
-    text = "".join(char if char.isprintable() else " " for char in _text(value)[: 4 * width])
+    text = "".join(char if char.isprintable() else " " for char in plain_text(value)[: 4 * width])
     text = " ".join(text.split())
     return text if len(text) <= width else text[: width - 3] + "..."

@@ -182,8 +182,25 @@ def dump_yaml(data: Mapping[str, Any], *, inline_leaves: bool = False) -> str:
 
 
 def listed(sentences: Sequence[str]) -> str:
-    """What is wrong with a file: one fault as it is, of several the first ten with their numbers."""
-    if len(sentences) == 1:
-        return sentences[0]
-    first = "; ".join(f"({number}) {sentence}" for number, sentence in enumerate(sentences[:MOST_FAULTS], 1))
-    return f"{len(sentences)} faults: {first}" + (f"; and {len(sentences) - MOST_FAULTS} more" if len(sentences) > MOST_FAULTS else "")
+    """Return what is wrong with a file as one text: a fault as it is, of several the first ten with their numbers.
+
+    Fields with the same fault are named together: "vendor, launch_year: required field is missing; add it".
+    """
+    fields: dict[str, list[str]] = {}
+    for sentence in sentences:
+        field, colon, fault = sentence.partition(": ")
+        is_of_field = bool(colon) and "=" not in field
+        fields.setdefault(fault if is_of_field else sentence, []).extend([field] if is_of_field else [])
+    faults = [f"{_named(names)}: {fault}" if names else fault for fault, names in fields.items()]
+    if len(faults) == 1:
+        return faults[0]
+    first = "; ".join(f"({number}) {fault}" for number, fault in enumerate(faults[:MOST_FAULTS], 1))
+    return f"{len(sentences)} faults: {first}" + (f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else "")
+
+
+_MOST_NAMED = 8
+
+
+def _named(fields: Sequence[str]) -> str:
+    more = f" and {len(fields) - _MOST_NAMED} more" if len(fields) > _MOST_NAMED else ""
+    return ", ".join(fields[:_MOST_NAMED]) + more

@@ -14,8 +14,14 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError
 
+DEFAULT_RISK = 0.05
+"""Probability of running out of memory that a plan that fits may have."""
+
+
 DEFAULT_HEADROOM = 0.05
-"""Share of the usable memory that a plan that fits leaves free.
+"""Share of the usable memory that stays free of a plan whose outcome is predicted as a yes or no: of published runs, and of networks.
+
+A risk of 5 % would call too many runs that ran unlikely to: whoever ran them was near the limit.
 
 Of published runs (tests/golden), 845 primary ones that ran and 340 that ran out of memory: with nothing kept free .9 % and 1.2 % are
 judged wrongly, with 5 % 1.7 % and .6 %, with 10 % 2.8 % and none. From 4 to 7 % neither is above 3 % within any source of ten runs or
@@ -23,8 +29,8 @@ more. A plan that dies costs more than one that is a little slower, so the secon
 """
 
 
-DEFAULT_RISK = 0.3
-"""Probability of not fitting that a plan of a framework that nobody knows may have, beside the headroom.
+OUTCOME_RISK = 0.3
+"""Probability of not fitting that a plan of an unknown framework may have, beside that headroom.
 
 It refuses what would be too full if layers were dealt out otherwise, or gradients or shards lay there whole, and next to nothing else:
 of 340 runs of nanotron that ran out of memory, its name hidden, none is told to fit, and not 29. Of a known framework the headroom stands
@@ -115,11 +121,11 @@ def fit_probability(ranks: Iterable[RankNeed], usable: float, doubt: MemoryDoubt
 class MemoryRule:
     """When a plan is said to fit: so much of the usable memory stays free, and it does not fit with so much probability at most.
 
-    risk   1: whatever the probability; None: the default, of frameworks that nobody knows
+    risk   1: whatever the probability
     """
 
-    headroom: float = DEFAULT_HEADROOM
-    risk: float | None = None
+    headroom: float
+    risk: float
 
     def room(self, usable: float) -> float:
         """What a plan that fits may be predicted to need, whatever of that is sure. [byte]"""
@@ -127,8 +133,7 @@ class MemoryRule:
 
     def ratio(self, doubt: MemoryDoubt) -> float | None:
         """What is not sure of a plan that fits may be so many times what is predicted; None: any number of times."""
-        risk = self.risk if self.risk is not None else DEFAULT_RISK if doubt.of_stranger else 1.0
-        return doubt.ratio_at(1.0 - risk) if risk < 1.0 else None
+        return doubt.ratio_at(1.0 - self.risk) if self.risk < 1.0 else None
 
     def verdict(self, ranks: Sequence[RankNeed], usable: float, doubt: MemoryDoubt) -> Verdict:
         """Tight: it would fit, but too little stays free, or too much is unsure."""
@@ -139,18 +144,28 @@ class MemoryRule:
         return Verdict.TIGHT if needed <= usable else Verdict.DOES_NOT_FIT
 
 
-def memory_rule(memory_headroom: float = DEFAULT_HEADROOM, risk: float | None = None) -> MemoryRule:
-    """What somebody asked for: whoever says one of the two means that alone; whoever says nothing gets both defaults."""
-    if risk is None:
-        return MemoryRule(headroom=memory_headroom, risk=None if memory_headroom == DEFAULT_HEADROOM else 1.0)
-    return MemoryRule(headroom=0.0 if memory_headroom == DEFAULT_HEADROOM else memory_headroom, risk=risk)
+def memory_rule(memory_headroom: float | None = None, risk: float | None = None) -> MemoryRule:
+    """Return the rule that is asked for: a headroom or a risk alone, or both; `DEFAULT_RISK` where neither is given."""
+    if memory_headroom is None:
+        return MemoryRule(headroom=0.0, risk=DEFAULT_RISK if risk is None else risk)
+    return MemoryRule(headroom=memory_headroom, risk=1.0 if risk is None else risk)
+
+
+def outcome_rule(doubt: MemoryDoubt) -> MemoryRule:
+    """Return the rule that predicts whether a run will fit, yes or no, with as few errors of either kind as published runs allow."""
+    return MemoryRule(headroom=DEFAULT_HEADROOM, risk=OUTCOME_RISK if doubt.of_stranger else 1.0)
+
+
+#: Below it, one minus the risk is one in float64.
+_LEAST_RISK = 1e-9
 
 
 def check_risk(risk: float) -> None:
-    if not 0.0 < risk < 1.0:
-        raise InputError(f"risk={risk}: must be a probability between 0 and 1; write 5% or 0.05")
+    """Refuse what is no probability that a plan may be chosen by."""
+    if not _LEAST_RISK <= risk < 1.0:
+        raise InputError(f"risk={risk}: must be a probability between 0 and 1, at least {_LEAST_RISK:g}; write 5% or 0.05")
 
 
-def check_headroom(memory_headroom: float) -> None:
-    if not 0.0 <= memory_headroom < 1.0:
+def check_headroom(memory_headroom: float | None) -> None:
+    if memory_headroom is not None and not 0.0 <= memory_headroom < 1.0:
         raise InputError(f"memory_headroom={memory_headroom}: must be a share from 0 to below 1; write 0.1 for a tenth")

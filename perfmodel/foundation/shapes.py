@@ -14,6 +14,13 @@ from perfmodel.foundation.units import parse_quantity
 _MOST_CHIPS = 2**31
 
 
+#: Remedies of required fields whose name alone does not say what they take.
+_WHAT_TO_WRITE = {
+    "source": "say where the numbers are from, such as source: 'data sheet, read 2026-01-15'",
+    "provenance": "write read, recalled, mixed or measured",
+}
+
+
 class Fault(NamedTuple):
     """One thing that is wrong with a file: field, value, rule, remedy."""
 
@@ -149,7 +156,7 @@ def record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None =
                 yield Fault(f"{_below(field, name)}: unknown field{nearest}", is_misspelt=True)
         for name in required:
             if name not in value:
-                yield Fault(f"{_below(field, name)}: required field is missing; add it")
+                yield Fault(f"{_below(field, name)}: required field is missing; {_WHAT_TO_WRITE.get(name, 'add it')}")
 
     return check
 

@@ -11,6 +11,11 @@ def columns_text(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
+def flop_rate_text(teraflops: float) -> str:
+    """A rate in TFLOP/s to the whole number, a small one to two digits: 423, 0.31."""
+    return f"{teraflops:,.0f}" if teraflops >= 9.5 else f"{teraflops:.2g}"
+
+
 def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table for notebooks."""
     from html import escape  # with its tables it is slow to load

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from perfmodel.foundation.errors import bad_field, shown, suggest
+from perfmodel.foundation.errors import bad_field, plain_text, shown, suggest
 from perfmodel.foundation.units import QuantityKind, parse_quantity
 
 MAX_WHOLE = 2**31 - 1
@@ -21,12 +21,12 @@ _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _WHOLE = re.compile(r"\s*(\d{1,3}(?:_\d{3})+|\d{1,12})(\.\d{1,9})?\s*([kKmMgG]?)i?\s*", re.ASCII)
 
 
-def whole(value: object, field: str, *, least: int = 1, most: int = MAX_WHOLE) -> int:
+def whole(value: object, field: str, *, least: int = 1, most: int = MAX_WHOLE, remedy: str = "write 64 or 8k (8192)") -> int:
     """A whole number from `least` to `most`; text may count in binary steps: `8k`, `1M`."""
     number = _number(value)
     if number is None or not least <= number <= most:
         bound = f"at least {least}" if number is None or number < least else f"at most {most}"
-        raise bad_field(field, _quoted(value), f"must be a whole number of {bound}", "write 64 or 8k (8192)")
+        raise bad_field(field, _quoted(value), f"must be a whole number of {bound}", remedy)
     return number
 
 
@@ -57,6 +57,11 @@ def share(value: object, field: str) -> float:
     if found >= 1.0:
         raise bad_field(field, _quoted(value), "must be less than the whole", "write 10% or 0.1")
     return found
+
+
+def optional_share(value: object, field: str) -> float | None:
+    """A share, or None where none is given."""
+    return None if value is None or value == "" else share(value, field)
 
 
 def seconds(value: object, field: str) -> float:
@@ -128,8 +133,14 @@ def check_path(value: object, field: str) -> None:
 
 def is_path(name: str | Path) -> bool:
     """Whether somebody means a file and not a name."""
-    text = str(name)
+    text = plain_text(name)
     return "/" in text or "\\" in text or text.endswith((".yaml", ".yml", ".json"))
+
+
+def check_progress(progress: object) -> None:
+    """A function that is called with the share that is done, or None."""
+    if progress is not None and not callable(progress):
+        raise bad_field("progress", shown(progress), "must be a function of the share that is done", "leave it out")
 
 
 def several(value: object) -> list[Any]:
@@ -141,6 +152,28 @@ def several(value: object) -> list[Any]:
     if isinstance(value, Iterable) and isinstance(value, (list, tuple, range, set, frozenset)):
         return [each for item in value for each in (several(item) if isinstance(item, str) else [item])]
     return [value]
+
+
+def several_numbers(value: object, field: str) -> list[Any]:
+    """As `several`, of numbers: `8,192` may be one number or two and is refused, `64,128` are two."""
+    for text in [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else ():
+        if isinstance(text, str) and _THOUSANDS.fullmatch(text.strip()) and _is_one_number(text.strip()):
+            one, apart = text.strip().replace(",", ""), text.strip().replace(",", ", ")
+            rule = f"may be {one} or {len(apart.split())} values"
+            raise bad_field(field, text, rule, f"write {one}, or '{apart}' with spaces for several")
+    return several(value)
+
+
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+", re.ASCII)
+_MOST_ODD = 15
+"""Of round sizes (4,096, 12,288, 131,072) the part that is no power of two is at most this."""
+
+
+def _is_one_number(text: str) -> bool:
+    """Whether a text with commas is likelier a number with thousands than a list: a round size, or parts that start with 0."""
+    number = int(text.replace(",", ""))
+    odd = number // (number & -number) if number else 0
+    return odd <= _MOST_ODD or any(part.startswith("0") for part in text.split(",")[1:])
 
 
 def _quoted(value: object) -> str:

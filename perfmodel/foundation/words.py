@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from functools import cache, wraps
+from itertools import product
 from typing import Any, TypeAlias, TypeVar, cast
 
 from perfmodel.foundation.errors import suggest
@@ -36,7 +37,7 @@ class Word:
                       the word's name
     least             the smallest number
     several           several values may be given where a verb takes several; several_help: what is said there, where that is not `help`
-    split             the values in what was given, where not commas and lists tell them apart
+    split             the values in what was given (the second argument is the word's name), where not commas and lists tell them apart
     default_text      its default as a command line shows it
     missing           what to give, where no answer is possible without it
     choices           the values that there are, of a closed choice
@@ -57,7 +58,7 @@ class Word:
     least: int = 1
     several: bool = False
     several_help: str = ""
-    split: Callable[[Any], list[Any]] | None = None
+    split: Callable[[Any, str], list[Any]] | None = None
     default_text: str = ""
     missing: str = ""
     choices: type[StrEnum] | None = None
@@ -65,13 +66,26 @@ class Word:
     is_shorthand: bool = False
     in_files: Any = None
 
+    @property
+    def is_varied(self) -> bool:
+        """Whether a verb that varies knobs takes several values of it."""
+        return self.is_searched and self.kind is not bool
+
+    def values(self, given: Any, name: str) -> list[Any]:
+        """What was given, one value or several, not yet read."""
+        from perfmodel.foundation.values import several, several_numbers
+
+        if self.split is not None:
+            return self.split(given, name)
+        return several_numbers(given, name) if self.kind is int else several(given)
+
     def value(self, given: Any, name: str) -> Any:
         """What was given, read; InputError where it cannot be."""
         if self.read is not None:
             return self.read(given, name)
         whole, yes_or_no, text_of = _readers()
         if self.kind is int:
-            return whole(given, name, least=self.least)
+            return whole(given, name, least=self.least, remedy="write 8")
         return yes_or_no(given, name) if self.kind is bool else text_of(given, name, "its name")
 
 
@@ -110,6 +124,7 @@ class Words:
     only, without   names, separated by spaces: the only ones, or all but these
     needed          those that cannot be left out
     several         whether the verb takes several values of the words that may have several
+    varied          whether it takes several values of searched words: its argument is then a tuple, one record for each combination
     helps           what is said of a word of this verb in place of its own help
     defaults        defaults of this verb, as they are shown
     """
@@ -119,6 +134,7 @@ class Words:
     without: str = ""
     needed: str = ""
     several: bool = False
+    varied: bool = False
     helps: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
 
@@ -126,6 +142,15 @@ class Words:
         found = words_of(self.record)
         names = self.only.split() or [name for name in found if name not in self.without.split()]
         return {name: found[name] for name in names}
+
+    def make(self, given: Mapping[str, Any]) -> Any:
+        """The record of what was given by name, or a tuple of them, the last word varying fastest."""
+        if not self.varied:
+            return self.record(**given)
+        words = words_of(self.record)
+        several = {name: words[name].values(value, name) for name, value in given.items() if words[name].is_varied}
+        once = {name: list(dict.fromkeys(values)) or [None] for name, values in several.items()}
+        return tuple(self.record(**{**given, **dict(zip(once, values, strict=True))}) for values in product(*once.values()))
 
 
 def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
@@ -163,7 +188,7 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
             absent = [name for name in needed if name not in given]
             if absent:
                 raise TypeError(f"{function.__name__}() needs {', '.join(absent)}; give it by name: {absent[0]}=...")
-            return function(*args, **rest, **{group: words.record(**parts[group]) for group, words in chosen.items()})
+            return function(*args, **rest, **{group: words.make(parts[group]) for group, words in chosen.items()})
 
         call.__signature__ = _spelled_out(own, chosen)  # type: ignore[attr-defined]
         return call
@@ -186,7 +211,7 @@ def _arguments(words: Words) -> list[inspect.Parameter]:
         kind, default = each.takes or str(by_name[name].type).removesuffix(" | None"), by_name[name].default
         if name in words.needed.split():
             annotation, default = kind, MISSING
-        elif words.several and each.several:
+        elif (words.several and each.several) or (words.varied and each.is_varied):
             annotation = f"Several[{kind}]"
         else:
             annotation = f"{kind} | None" if default is None else kind

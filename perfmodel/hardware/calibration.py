@@ -94,6 +94,8 @@ class MatmulModel:
     small_tile_penalty  m0  extra time of a small tile, times its exponent in `tiles`
     least_waves         w0  time of a tile among few over that of a tile in a full wave: no product takes less; 0: it takes its share
     split_depth         D   contraction length from which idle units share it (split-k); 0: they never do
+    few_rows            mu  a product of fewer rows than half of its tile is computed by a kernel for few rows, at half of the rate, and
+                            pays for no fewer rows than this; 0: only whole tiles were measured
     tiles               (rows, columns, penalty exponent) that the library chooses from
     """
 
@@ -106,6 +108,7 @@ class MatmulModel:
     small_tile_penalty: float = 0.0
     least_waves: float = 0.0
     split_depth: float = 0.0
+    few_rows: float = 0.0
     tiles: tuple[tuple[float, float, float], ...] = NO_TILES
 
     def __post_init__(self) -> None:
@@ -113,7 +116,7 @@ class MatmulModel:
         require_share("memory_fraction", self.memory_fraction)
         require(0 <= self.wave_softness <= 1, "wave_softness", self.wave_softness, "must lie in 0..1")
         require(self.sharpness >= 1, "sharpness", self.sharpness, "must be at least 1 (the sum)")
-        offsets = (self.depth_offset, self.floor_time, self.small_tile_penalty, self.least_waves, self.split_depth)
+        offsets = (self.depth_offset, self.floor_time, self.small_tile_penalty, self.least_waves, self.split_depth, self.few_rows)
         require(min(offsets) >= 0, "matmul", offsets, "must not be negative")
         require(bool(self.tiles) and all(min(t[0], t[1]) > 0 for t in self.tiles), "tiles", self.tiles, "must be positive sizes")
 
@@ -200,6 +203,25 @@ class AttentionModel:
         require(self.backward_flops > 0 and self.backward_rate > 0, "backward_rate", self.backward_rate, "must be positive")
         offsets = (self.head_dim_offset, self.sequence_offset, self.floor_time)
         require(min(offsets) >= 0, "attention", offsets, "must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongAttention:
+    """What a generation of fused attention sustains over many keys (`cost/compute.py`), as shares of the dense peak.
+
+    forward, backward   heads of 128 entries, long sequences
+    """
+
+    forward: float
+    backward: float
+
+    def __post_init__(self) -> None:
+        require_share("long_attention.forward", self.forward)
+        require_share("long_attention.backward", self.backward)
+
+    def at_clock(self, fraction: float) -> "LongAttention":
+        """On a chip whose clock is that share of this one's."""
+        return LongAttention(forward=min(1.0, self.forward * fraction), backward=min(1.0, self.backward * fraction))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +345,7 @@ _MAPPINGS = (
     "contention",
     "clock_fractions",
     "attention_generations",
+    "long_attention",
     "points",
     "errors",
 )
@@ -353,6 +376,7 @@ class Calibration:
     attention_clock_fraction   the same of fused attention, which draws less power where its softmax waits
     attention_generations      rate of an older generation of fused attention (ATTENTION_KERNELS) over the measured one; one that is not
                         named runs at its rate
+    long_attention             by generation, what its kernel sustains over many keys; one that is not named runs as over few
     exposed_floor_fraction     share of a kernel's floor that still shows when kernels follow one another
     launch_time         [s] host time for each operator where nothing hides it (CPUs; 0 on GPUs)
     host_times          [s] by name: `dtensor_op` an operator pass on distributed tensors, beyond the launch; `redistribution` a collective
@@ -360,7 +384,8 @@ class Calibration:
                         the collective of a parameter unit; `pipeline_send` one pass of a microbatch through a stage; `step` once
                         a step; and for copies of buffers, each MiB of them: `redistribution_mebibyte`, `gather_mebibyte`,
                         `reduce_mebibyte`, `gradient_mebibyte`
-    context_bytes       memory that the framework's context takes
+    context_bytes       memory that the driver's context and libraries take on a chip
+    channel_bytes       memory of the buffers of one channel of a communicator (NCCL, RCCL)
     allocator_factor    memory reserved over memory allocated
     contention          slow-down factors by name. `matmul`, `streaming`, `attention`: all the cores compute, over one alone;
                         `cores`: how many processes that is; `compute_under_communication`
@@ -389,10 +414,12 @@ class Calibration:
     clock_fractions: Mapping[Dtype, float] = field(default_factory=dict)
     attention_clock_fraction: float = 1.0
     attention_generations: Mapping[str, float] = field(default_factory=dict)
+    long_attention: Mapping[str, LongAttention] = field(default_factory=dict)
     exposed_floor_fraction: float = 1.0
     launch_time: float = 0.0
     host_times: Mapping[str, float] = field(default_factory=dict)
     context_bytes: float = 0.0
+    channel_bytes: float = 0.0
     allocator_factor: float = 1.0
     contention: Mapping[str, float] = field(default_factory=dict)
     points: Mapping[str, int] = field(default_factory=dict)
@@ -413,10 +440,14 @@ class Calibration:
             if kernel not in ATTENTION_KERNELS:
                 raise InputError(f"attention_generations.{kernel}: must be one of {', '.join(ATTENTION_KERNELS)}; correct it")
             require(0 < rate <= 1, f"attention_generations.{kernel}", rate, "must lie in 0..1")
+        for kernel in self.long_attention:
+            if kernel not in ATTENTION_KERNELS:
+                raise InputError(f"long_attention.{kernel}: must be one of {', '.join(ATTENTION_KERNELS)}; correct it")
         require(0 <= self.exposed_floor_fraction <= 1, "exposed_floor_fraction", self.exposed_floor_fraction, "must lie in 0..1")
         require(self.launch_time >= 0, "launch_time", self.launch_time, "must not be negative")
         require(1 <= self.allocator_factor <= 1000, "allocator_factor", self.allocator_factor, "must lie from 1 to 1000")
         require(self.context_bytes >= 0, "context_bytes", self.context_bytes, "must not be negative")
+        require(self.channel_bytes >= 0, "channel_bytes", self.channel_bytes, "must not be negative")
         require(0 <= self.busy_fraction <= 1, "busy_fraction", self.busy_fraction, "must lie in 0..1")
         for tier in self.collectives:
             if tier not in (SCALE_UP, SCALE_OUT):
@@ -467,7 +498,8 @@ SPEC_SHEET = Calibration(
     source=(
         "matmul .8: best achieved matrix multiplies of seven NVIDIA GPUs lie at .73-.87 of the dense peak (Bekman, ML Engineering, MAMF "
         "table); memory .8 and 3 us a kernel: aiconfigurator system files; links .8: NCCL tests on NVLink and InfiniBand; attention: "
-        "aiconfigurator tables of A100 to B200"
+        "aiconfigurator tables of A100 to B200; sustained clock: what training runs on A100, H100 and B200 reach of their best matrix "
+        "multiply (fits to whole kernel tables times their sustained clocks, geometric mean)"
     ),
     date="2026-11-21",
     provenance=Provenance.SPEC_SHEET,
@@ -480,9 +512,16 @@ SPEC_SHEET = Calibration(
     attention={
         "flash": AttentionModel(peak_fraction=0.7, head_dim_offset=30.0, sequence_offset=5e4, floor_time=15e-6, memory_fraction=0.5)
     },
+    sustained_clock_fraction=0.785,
     exposed_floor_fraction=0.5,
 )
 """What a prediction uses where nothing was measured on the chip or a relative of it. Collectives: alpha-beta on the cluster's own links."""
+
+
+def typical_fractions() -> str:
+    """What `SPEC_SHEET` assumes of matrix products, in words."""
+    matmul = SPEC_SHEET.matmul[Dtype.BF16]
+    return f"{matmul.peak_fraction:.0%} of the data sheet's FLOP rate and {matmul.memory_fraction:.0%} of its memory bandwidth are assumed"
 
 
 def default_calibration(chip: str, calibrations: Iterable[Calibration]) -> Calibration:

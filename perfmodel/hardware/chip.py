@@ -17,6 +17,12 @@ USABLE_FRACTIONS: Mapping[str, float] = MappingProxyType({"nvidia": 0.97, "amd":
 #: Of another maker's chip: the least of all.
 USABLE_FRACTION_ELSE = min(USABLE_FRACTIONS.values())
 
+MAX_MATMUL_FRACTION = 1.5
+"""Clocks above the one that a data sheet counts with leave no more."""
+
+HOST_BANDWIDTH = 25e9
+"""[byte/s] From a chip to its host's pinned memory where its file does not say: PCIe 4.0 x16, 31.5 GB/s less its protocol."""
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class MemoryTier:
@@ -61,6 +67,8 @@ class Chip:
     devices_per_chip  devices that torch or JAX sees (MI250X: 2)
     any_operand_order products in 8 bits take operands in either order; else both must run along what is summed over
     tdp_watts         0 = not published                                                     [W]
+    matmul_fraction   of the dense 16-bit peak that the best of many measured products reached; 0: none was measured   [-]
+    host_bandwidth    of the link to the host's memory, one direction         [byte/s]
     price_per_hour    indicative, from the dated price table; 0 = unknown                   [USD/h]
     provenance        group of numbers -> read | recalled | mixed | measured
     chips_per_node    and `default_tiers`: the usual surroundings of this chip, for `cluster_of`
@@ -78,6 +86,8 @@ class Chip:
     devices_per_chip: int = 1
     any_operand_order: bool = False
     tdp_watts: float = 0.0
+    host_bandwidth: float = HOST_BANDWIDTH
+    matmul_fraction: float = 0.0
     price_per_hour: float = 0.0
     provenance: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
@@ -98,6 +108,13 @@ class Chip:
                     "must be positive, 1 FLOP/s at least",
                     "leave out a dtype that the chip does not multiply",
                 )
+        if not 0 <= self.matmul_fraction <= MAX_MATMUL_FRACTION:
+            rule = f"must be a share of the peak, {MAX_MATMUL_FRACTION:g} at most"
+            raise bad_field("matmul_fraction", self.matmul_fraction, rule, "leave it out where it is unknown")
+        if not 1 <= self.host_bandwidth < math.inf:
+            raise bad_field(
+                "host_link", self.host_bandwidth, "must be positive, 1 byte a second at least", "leave it out where it is unknown"
+            )
         for name in ("compute_units", "devices_per_chip", "chips_per_node"):
             if getattr(self, name) < 1:
                 raise bad_field(name, getattr(self, name), "must be at least 1", "correct it")

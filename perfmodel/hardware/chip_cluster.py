@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perfmodel.foundation.errors import InputError, bad_field, shown
+from perfmodel.foundation.errors import InputError, bad_field, plain_text, shown
 from perfmodel.foundation.units import exact_quantity, parse_quantity
 from perfmodel.foundation.values import is_path
 
@@ -49,7 +49,7 @@ def state_chip_cluster(
     chip: str | Path, *, per_node: int | str | None = None, scale_up: str | float | None = None, scale_out: str | float | None = None
 ) -> ChipCluster:
     """From what a person writes: a chip, and rates with their units (a bare number is byte/s, in Python alone)."""
-    name = str(chip).strip()
+    name = plain_text(chip).strip()
     if not name:
         raise InputError("chip: is missing; give a name from `perfmodel chips` or the path of a chip file")
     return ChipCluster(

@@ -78,8 +78,21 @@ class Cluster:
         return tier.size > self.chips_per_node and self.tiers[-2].size >= self.chips_per_node
 
     def with_chips(self, num_chips: int) -> "Cluster":
-        """The same cluster with another number of chips: a part of a node, or whole nodes, up to `max_chips`."""
-        return dataclasses.replace(self, num_chips=_count(num_chips, "num_chips"))
+        """Return the same cluster with another number of chips: a part of a node, or whole nodes.
+
+        A fat tree takes more than its size: it is assumed to go on with the same bandwidth for each chip and the same latency, and
+        `largest_job` keeps the size that its source states. Other outermost tiers end at `max_chips`.
+        """
+        count, fabric = _count(num_chips, "num_chips"), self.tiers[-1]
+        if count <= fabric.size or count % self.chips_per_node or fabric.topology is not Topology.FAT_TREE:
+            return dataclasses.replace(self, num_chips=count)
+        inner = self.tiers[-2].size if len(self.tiers) > 1 else 1
+        larger = dataclasses.replace(fabric, size=fabric.size * -(-count // fabric.size) if fabric.size % inner == 0 else count)
+        largest = self.largest_job or fabric.size
+        return dataclasses.replace(self, num_chips=count, tiers=(*self.tiers[:-1], larger), largest_job=largest)
+
+
+_UNUSED_RATE = 1e9  # byte/s, of the network of one chip, which carries nothing
 
 
 def make_cluster(
@@ -127,6 +140,8 @@ def make_cluster(
         raise bad_field("chip", chip.name, "does not say how the chips of a node are joined", "give scale_up too, such as '64 GB/s'")
     if inter_node_bandwidth_per_chip is not None:
         fabric = _fabric(fabric, inter_node_bandwidth_per_chip)
+    if fabric is None and not tiers and wanted == 1:  # a chip by itself needs no network: a node of one
+        tiers.append(_stated_scale_up(1, scale_up_bandwidth or _UNUSED_RATE))
     if fabric is None and wanted > (tiers[-1].size if tiers else 0):
         raise bad_field("chip", chip.name, "does not say how nodes are joined", "give scale_out too, such as '400 Gbit/s'")
     if fabric is not None:

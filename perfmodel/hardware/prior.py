@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.hardware.calibration import AttentionModel, Calibration, Provenance
+from perfmodel.hardware.calibration import AttentionModel, Calibration, LongAttention, Provenance
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.power import matrix_rate, power_clock_ratio
 
@@ -63,7 +63,7 @@ def prior_calibration(chip: Chip, known: Sequence[tuple[Calibration, Chip]]) -> 
         return None
     carried = [_carried(calibration, source, chip) for calibration, source in near]
     names = " and ".join(calibration.name for calibration in carried)
-    mean = _mean(carried)
+    mean = as_measured(_mean(carried), chip)
     return dataclasses.replace(
         mean,
         name=f"mean of {names}" if len(carried) > 1 else names,
@@ -89,7 +89,44 @@ def _carried(calibration: Calibration, source: Chip, chip: Chip) -> Calibration:
         sustained_clock_fraction=min(1.0, calibration.sustained_clock_fraction * power),
         clock_fractions={dtype: min(1.0, clock * power) for dtype, clock in calibration.clock_fractions.items()},
         attention_clock_fraction=min(1.0, calibration.attention_clock_fraction * power),
+        long_attention=_long_attention(calibration, source, chip),
     )
+
+
+def as_measured(mean: Calibration, chip: Chip) -> Calibration:
+    """With the best product that was measured on `chip` in the place of its neighbours', and attention that much nearer to the peak.
+
+    The clock that a data sheet counts with is below the one that chips of a workstation sustain: none is lost on it.
+    """
+    model = mean.matmul.get(Dtype.BF16)
+    if not chip.matmul_fraction or model is None:
+        return mean
+    growth = chip.matmul_fraction / model.peak_fraction
+    return dataclasses.replace(
+        mean,
+        matmul={**mean.matmul, Dtype.BF16: dataclasses.replace(model, peak_fraction=min(chip.matmul_fraction, 1.0))},
+        attention={
+            name: dataclasses.replace(each, peak_fraction=min(each.peak_fraction * growth, chip.matmul_fraction, 1.0))
+            for name, each in mean.attention.items()
+        },
+        # without products of warp groups the second FlashAttention is their own kernel
+        attention_generations={name: rate for name, rate in mean.attention_generations.items() if name != "flash2"},
+        long_attention={},
+        grouped_matmul={
+            dtype: dataclasses.replace(each, rate_fraction=min(each.rate_fraction, 1.0)) for dtype, each in mean.grouped_matmul.items()
+        },
+        sustained_clock_fraction=1.0,
+        clock_fractions=dict.fromkeys(mean.clock_fractions, 1.0),
+        attention_clock_fraction=1.0,
+    )
+
+
+def _long_attention(calibration: Calibration, source: Chip, chip: Chip) -> Mapping[str, LongAttention]:
+    """Of the same silicon. On another one softmax takes another share of the time: what is known of few keys holds for many too."""
+    if matrix_rate(chip) != matrix_rate(source):
+        return {}
+    clock = min(1.0, power_clock_ratio(chip, source))
+    return {kernel: rates.at_clock(clock) for kernel, rates in calibration.long_attention.items()}
 
 
 def _unit_rate(chip: Chip) -> float:

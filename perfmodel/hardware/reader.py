@@ -17,7 +17,15 @@ from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.shapes import check_shape, count, list_of, map_of, number, one_of, quantity, record, text, yes_or_no
 from perfmodel.foundation.units import parse_quantity
 from perfmodel.foundation.values import check_name, check_path, is_path
-from perfmodel.hardware.chip import PROVENANCES, USABLE_FRACTION_ELSE, USABLE_FRACTIONS, Chip, MemoryTier
+from perfmodel.hardware.chip import (
+    HOST_BANDWIDTH,
+    MAX_MATMUL_FRACTION,
+    PROVENANCES,
+    USABLE_FRACTION_ELSE,
+    USABLE_FRACTIONS,
+    Chip,
+    MemoryTier,
+)
 from perfmodel.hardware.chip_cluster import ChipCluster, chip_cluster, state_chip_cluster
 from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
@@ -30,7 +38,10 @@ LOCALHOST = "localhost"
 """The cluster that is this machine, found at run time."""
 
 # Groups of a chip's numbers; each has a provenance and a source of its own (a network tier states its own beside its numbers).
-FACT_GROUPS = ("launch_year", "peak_flop_rate", "memory_capacity", "memory_usable", "memory_bandwidth", "on_chip", "node", "tdp")
+FACT_GROUPS = (
+    "launch_year", "peak_flop_rate", "memory_capacity", "memory_usable", "memory_bandwidth", "on_chip", "node", "tdp", "host_link",
+    "matmul_fraction",
+)  # fmt: skip
 
 
 def list_chips() -> tuple[str, ...]:
@@ -225,12 +236,18 @@ def _at_power_of(chip_name: str, calibration: "Calibration") -> "Calibration":
     if chip_name not in calibration.relatives or not set(calibration.chips) & set(list_chips()):
         return calibration
     measured = next(load_chip(name) for name in calibration.chips if name in list_chips())
-    power = power_limited_fraction(load_chip(chip_name), measured)
+    from perfmodel.hardware.prior import as_measured
+
+    chip = load_chip(chip_name)
+    if chip.matmul_fraction:
+        return as_measured(calibration, chip)
+    power = power_limited_fraction(chip, measured)
     return dataclasses.replace(
         calibration,
         sustained_clock_fraction=calibration.sustained_clock_fraction * power,
         clock_fractions={dtype: clock * power for dtype, clock in calibration.clock_fractions.items()},
         attention_clock_fraction=calibration.attention_clock_fraction * power,
+        long_attention={kernel: rates.at_clock(power) for kernel, rates in calibration.long_attention.items()},
     )
 
 
@@ -362,6 +379,8 @@ def _chip(data: Mapping[str, Any]) -> Chip:
         devices_per_chip=data.get("devices_per_chip", 1),
         any_operand_order=data.get("any_operand_order", False),
         tdp_watts=parse_quantity(data.get("tdp", "0 W"), "power", field="tdp"),
+        host_bandwidth=parse_quantity(data["host_link"], "bandwidth", field="host_link") if "host_link" in data else HOST_BANDWIDTH,
+        matmul_fraction=float(data.get("matmul_fraction", 0.0)),
         price_per_hour=price.per_hour if price else 0.0,
         provenance=(
             {group: fact["provenance"] for group, fact in facts.items()}
@@ -403,6 +422,7 @@ def _stated_groups(data: Mapping[str, Any]) -> list[str]:
     """The groups of facts that this chip file states numbers of."""
     groups = ["launch_year", "peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip"]
     groups += ["memory_usable"] if "usable_capacity" in data["memory"] else []
+    groups += [name for name in ("host_link", "matmul_fraction") if name in data]
     return groups + (["tdp"] if "tdp" in data else []) + (["node"] if "chips_per_node" in data else [])
 
 
@@ -513,6 +533,8 @@ _CHIP_FILE = record(
         "devices_per_chip": _COUNT,
         "any_operand_order": yes_or_no(),
         "tdp": quantity("power"),
+        "host_link": quantity("bandwidth"),
+        "matmul_fraction": number(0, MAX_MATMUL_FRACTION),
         "chips_per_node": _COUNT,
         "scale_up": list_of(_TIER_FILE, most=8),
         "scale_out": _TIER_FILE,

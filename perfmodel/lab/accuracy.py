@@ -418,17 +418,23 @@ def _intervals(report: AccuracyReport) -> str:
             return ""
         unseen = [f"{error_summary(name, left).coverage:.0%}" if left else "-"] if others else []
         rows.append((name, f"{summary.num_intervals:,}", f"{summary.coverage:.0%}", _width(own), *unseen))
+    rows.append(("mean over sources", "", _mean_coverage(report.scored), "", *([_mean_coverage(others)] if others else [])))
     text = """## Intervals
 
-`perfmodel predict --interval` and the columns `step_time_low, step_time_high` of `validate` give an 80 % interval: quantiles of
-log(measured / predicted) of published runs of the same framework at the same scale, widened by the scatter between models and between
-chips; of a framework without runs of its own those of all groups of the section on frameworks that nobody knows, each group weighing one
-(`strategies/residuals.yaml`; `perfmodel/parallel/residuals.py`). Each run is judged with the quantiles of the *other* models.
-Width: high / low - 1. The quantiles are of predictions by fits that did not see their model where the file's `source` says so; then
-*left out* is the coverage to look at, and the other column is too high.
+`perfmodel predict --interval` and the columns `step_time_low, step_time_high` of `validate` give an 80 % interval. It comes from the
+errors of those published runs of the same framework that are most alike (chip, number of chips, bits of the products); unseen frameworks
+count as three runs, and what no run has widens it (docs/trust.md, `strategies/residuals.yaml`). Width: high / low - 1. Each run is judged
+with the quantiles of the *other* models. Where the quantiles are of predictions by fits that did not see the model, *left out* is the
+coverage to look at, and the other column is too high.
 
 """
     return text + markdown_table(Table(title="", headers=tuple(headers), rows=tuple(rows), right=tuple(headers[1:])))
+
+
+def _mean_coverage(rows: Sequence[ValidationRow]) -> str:
+    """Share of runs in their interval, each source weighing one."""
+    shares = [error_summary(name, [row for row in rows if row.group == name]).coverage for name in sorted({row.group for row in rows})]
+    return f"{sum(shares) / len(shares):.0%}"
 
 
 def _width(rows: Sequence[ValidationRow]) -> str:

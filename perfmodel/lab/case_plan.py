@@ -13,19 +13,30 @@ from typing import Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import is_path
-from perfmodel.lab.expert_cases import as_recipes_run, check_expert_ranks, expert_knobs, megatron_flags, stated_stages
+from perfmodel.lab.case_settings import context_of_case, settings_of_case
+from perfmodel.lab.expert_cases import (
+    as_framework_has_it,
+    as_recipes_run,
+    assumed_layers,
+    check_expert_ranks,
+    expert_knobs,
+    megatron_flags,
+    recipe_of_case,
+    stated_stages,
+)
 from perfmodel.lab.fields import optional_count, stated_count
+from perfmodel.lab.fine_tuning import stated_optimizer, stated_training
 from perfmodel.lab.frameworks import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.lab.published import config_from_case
 from perfmodel.parallel.crowding import stage_layers_by_cost
-from perfmodel.parallel.layout import ZERO_STAGES, even_stage_layers
+from perfmodel.parallel.layout import ZERO_STAGES, ZeroStage, even_stage_layers
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.recompute_modules import operators_of, read_modules
 from perfmodel.parallel.settings import with_settings
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
-from perfmodel.workload.training import FULL_TRAINING, Method, Training, training_of
+from perfmodel.workload.training import Method, Training, training_of
 
 _GBIT = 1e9 / 8
 
@@ -74,7 +85,7 @@ def plan_of_case(
     inputs: Mapping[str, Any],
     *,
     hardware: HardwareOfCase | None = None,
-    optimizer: Optimizer = Optimizer.ADAMW,
+    optimizer: Optimizer | None = None,
     dp_shard: int | None = None,
 ) -> PlannedCase:
     """The plan of the run that `inputs` describe. Reads nothing but its arguments.
@@ -83,35 +94,42 @@ def plan_of_case(
     """
     _check_model(inputs)
     assumed: list[str] = []
-    framework = framework_of(inputs.get("framework"))
-    settings = framework.setup(inputs.get("settings"))
+    framework = framework_of(inputs.get("framework")).when_sharded(inputs.get("zero_stage"))
+    settings = framework.setup(settings_of_case(inputs.get("settings")), inputs.get("method"))
     seq_len = stated_count(inputs, "sequence_length")
     tp, pp, cp = (stated_count(inputs, name, default=1) for name in ("tp", "pp", "cp"))
+    if settings.get("device_map") and tp * pp * cp == 1:
+        # layers one after another on all chips, of which one works at a time
+        pp = stated_count(inputs, "num_chips")
     num_chips, dp = _chips(inputs, tp * pp * cp, assumed)
     _check_optimizer(settings)
     profile = with_settings(_profile(framework.profile), settings)
-    policy, dtype = _precision(inputs, assumed)
-    model = _model(inputs, settings, seq_len=seq_len, tp=tp)
-    experts = None
+    policy, dtype = _precision(inputs, settings, assumed)
+    model = as_framework_has_it(_model(inputs, settings, seq_len=seq_len, tp=tp), inputs["model"], framework, settings)
+    profile, rules = context_of_case(profile, cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads, assumed=assumed)
+    experts, recipe = None, None
     if model.experts is not None:
-        experts = expert_knobs(inputs, framework, tp=tp, ep=stated_count(inputs, "ep", default=1), assumed=assumed)
+        assumed += assumed_layers(inputs["model"], model)
+        recipe = recipe_of_case(inputs, framework, model)
+        experts = expert_knobs(inputs, framework, recipe, tp=tp, ep=stated_count(inputs, "ep", default=1), assumed=assumed)
         check_expert_ranks(num_chips, pp=pp, knobs=experts)
     global_batch = stated_count(inputs, "global_batch")
     micro_batch = _micro_batch(inputs, framework, global_batch=global_batch, dp=dp, pp=pp, assumed=assumed)
     train = _train(inputs, framework, assumed)
+    optimizer = optimizer or stated_optimizer(inputs) or Optimizer.ADAMW
     job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer, train=train)
     layers, num_microbatches = model.num_hidden_layers, global_batch // max(dp * micro_batch, 1)
-    stage_layers = stated_stages(inputs)
+    stage_layers = stated_stages(inputs, recipe)
     if stage_layers:
         virtual_stages = len(stage_layers) // pp
     else:
         virtual_stages = _virtual_stages(inputs, framework, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed)
     if experts is not None:
         eager = _profile("megatron")
-        profile = as_recipes_run(profile, framework, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
+        profile = as_recipes_run(profile, framework, recipe, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
     zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
     shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=optional_count(inputs, "chips_per_node") or 8)
-    recompute, operators = _recompute(inputs, framework, settings, zero, assumed)
+    recompute, operators = _recompute(inputs, framework, settings, zero, assumed, () if recipe is None else recipe.recompute)
     hardware = hardware or _hardware(inputs, num_chips)
     plan = make_plan(
         job,
@@ -127,12 +145,16 @@ def plan_of_case(
         micro_batch=micro_batch,
         recompute=recompute,
         recompute_operators=operators,
+        rules=rules,
         virtual_stages=virtual_stages,
         stage_layers=stage_layers or _stage_layers(model, profile, pp=pp, virtual_stages=virtual_stages),
         attention=_attention(inputs, framework, settings, assumed),
         profile=profile.name,
         **({} if experts is None else asdict(experts)),
     )
+    if inputs.get("zero_stage") == ZeroStage.PARAMETERS and dp * cp * pp == 1:
+        # nothing is sharded, but weights are stored, cast and freed by units all the same
+        plan = replace(plan, zero=ZeroStage.PARAMETERS)
     return PlannedCase(hardware=hardware, framework=framework, profile=profile, matmul_dtype=dtype, plan=plan, assumed=tuple(assumed))
 
 
@@ -174,14 +196,15 @@ def _chips(inputs: Mapping[str, Any], ways: int, assumed: list[str]) -> tuple[in
 _CURRENT = ("tensorwise", "rowwise", "current")
 
 
-def _precision(inputs: Mapping[str, Any], assumed: list[str]) -> tuple[Precision, Dtype]:
+def _precision(inputs: Mapping[str, Any], settings: Mapping[str, Any], assumed: list[str]) -> tuple[Precision, Dtype]:
     value = inputs.get("precision")
     if value is None:
         assumed.append("precision")
         value = "bf16"
     found = PRECISIONS.get(value) if isinstance(value, str) else None
-    settings = inputs.get("settings")
-    if value == "fp8" and isinstance(settings, Mapping) and settings.get("fp8_recipe") in _CURRENT:
+    if value == "bf16" and settings.get("pure_bf16") is True:
+        found = Precision.BF16, Dtype.BF16
+    if value == "fp8" and settings.get("fp8_recipe") in _CURRENT:
         found = Precision.FP8_CURRENT, Dtype.FP8
     if found is None:
         raise bad_field("precision", one_line(value), "not known", f"use one of {', '.join(PRECISIONS)}")
@@ -192,7 +215,7 @@ def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) 
     """Stated, such as `lora:16`; of a run that only says that it trains adapters (`lora`) what its framework's recipes do."""
     value = inputs.get("train")
     if value is None:
-        return FULL_TRAINING
+        return stated_training(inputs)
     if value in (Method.LORA, Method.QLORA):
         assumed.append("train")
         return replace(training_of(framework.adapters), method=Method(value))
@@ -255,6 +278,8 @@ def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str
         else:
             assumed.append("zero_stage")
             stage = framework.zero
+    if stage == ZeroStage.PARAMETERS and settings.get("reshard_after_forward") is False:
+        stage = ZeroStage.GRADIENTS  # parameters stay gathered
     return int(stage) if ways > 1 else 0  # sharded over the replicas and over the sequence
 
 
@@ -264,23 +289,35 @@ def _flags(settings: Mapping[str, Any]) -> list[Any]:
 
 
 def _shard_ways(settings: Mapping[str, Any], *, dp: int, zero: int, chips_per_node: int) -> int:
-    """Ranks that ZeRO cuts over: all replicas, those of a node where the run says HSDP, or those that Megatron-LM's flags say."""
+    """Ranks that ZeRO cuts over: all replicas, as many as the run states, those of a node where it says HSDP, or those of Megatron-LM's
+    flags."""
     if zero == 0:
         return 1
     instances = megatron_flags(settings).get("num-distributed-optimizer-instances", "1")
     if instances.isdecimal() and int(instances) > 1 and dp % int(instances) == 0:
         return dp // int(instances)
+    group = settings.get("zero_group")
+    if isinstance(group, int) and not isinstance(group, bool) and 0 < group <= dp and dp % group == 0:
+        return group
     if str(settings.get("sharding") or "").upper() in ("HSDP", "HYBRID_SHARD") and dp % chips_per_node == 0:
         return chips_per_node
     return dp
 
 
 def _recompute(
-    inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], zero: int, assumed: list[str]
+    inputs: Mapping[str, Any],
+    framework: Framework,
+    settings: Mapping[str, Any],
+    zero: int,
+    assumed: list[str],
+    of_recipe: tuple[str, ...],
 ) -> tuple[str, tuple[str, ...]]:
+    """of_recipe: modules that the recipe of its release recomputes, where the run states nothing."""
     value = inputs.get("recompute")
     if value is None:
         assumed.append("recompute")
+        if of_recipe:
+            return "selective", operators_of(read_modules(of_recipe, "recompute"))
         value = framework.recompute
     if value == "minimal_offloaded":
         value = "selective"

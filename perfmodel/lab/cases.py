@@ -19,6 +19,7 @@ from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import open_input
 from perfmodel.lab.expert_cases import has_experts
 from perfmodel.lab.fields import positive
+from perfmodel.lab.fine_tuning import states_training, trains_adapters
 from perfmodel.lab.serving.measured import Served, is_serving, served_of
 from perfmodel.workload.training import Method
 
@@ -125,12 +126,12 @@ def parse_case(line: bytes | str, number: int) -> Case:
     measured = data.get("measured")
     time, memory = _measured(data, measured if isinstance(measured, dict) else {})
     inputs = inputs_of(data)
-    if "train" not in inputs and _is_lora(data):
+    if not states_training(inputs) and _is_lora(data):
         inputs["train"] = str(Method.LORA)
     return Case(
         id=identity,
         inputs=inputs,
-        trains_adapters=inputs.get("train") not in (None, str(Method.FULL)),
+        trains_adapters=trains_adapters(inputs),
         has_experts=has_experts(inputs.get("model")),
         group=_group(data, identity),
         measured_time=time,
@@ -170,6 +171,9 @@ def inputs_of(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _measured(data: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[float, float]:
     """(step time, memory); a run that prints tokens/s instead of a time has the time that follows from them."""
+    if data.get("packed") is False:
+        # sequences are cut at the stated length, and shorter than it: memory is that of the longest, a time is over all of them
+        return math.nan, positive(measured.get("peak_memory_gib")) * _GIB
     time = positive(measured.get("step_time_s"))
     if math.isnan(time):
         rate = positive(measured.get("tokens_per_s_per_chip"))

@@ -17,7 +17,8 @@ from perfmodel.lab.own_runs.habits import ELEMENTWISE, HABITS, Habit
 from perfmodel.parallel.doubts import Carrier, Remedy, TrustAccount, doubts_of, remedy, variance_of, with_rest
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.residuals import Residuals, StepInterval, interval, scale_of, shape_of
+from perfmodel.parallel.residuals import Residuals, StepInterval, interval, shape_of
+from perfmodel.parallel.run_features import features_of
 
 _OF_NORMAL = 0.6745
 """Median of |x| of a normal distribution of standard deviation 1: errors of calibrations are medians."""
@@ -185,10 +186,9 @@ def _remedies(
 
 def _of_the_known(estimator: Estimator, plan: Plan, residuals: Residuals) -> float:
     """Variance of a prediction whose framework is known: the median over those that have runs."""
-    chip = estimator.cluster.chip.name
+    features = features_of(plan, estimator.cluster.chip.name)
     return median(
-        variance_of(interval(residuals, family=family, chip=chip, scale=scale_of(plan.num_chips)))
-        for family in sorted({each.family for each in residuals.models})
+        variance_of(interval(residuals, features, family=family)) for family in sorted({each.family for each in residuals.models})
     )
 
 

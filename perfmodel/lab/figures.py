@@ -163,7 +163,7 @@ def _by_source(rows: Sequence[ValidationRow]) -> list[tuple[str, list[Validation
     rest = [row for name in others for row in groups[name]]
     if rest:
         style = dict(color=_GREY, marker=".", markersize=6, linestyle="none", zorder=1.5)
-        drawn.append((f"{len(others)} others ({len(rest):,})", rest, style))
+        drawn.append((f"{len(others)} other{'s' * (len(others) > 1)} ({len(rest):,})", rest, style))
     return drawn
 
 

@@ -10,10 +10,10 @@ form of parallelism has no habit of it. So the point lies between the fused and 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,17 +30,20 @@ from perfmodel.parallel.runs import ANYTHING
 #: Properties of one cluster, not of a framework.
 _LENT_BY_NOBODY = frozenset({"host_layer_time_per_tp_across_nodes", "places_layers_by_cost"})
 
-#: What a job needs beside its tensors where nobody says: an allocator that holds a fifth more of what comes and goes, NCCL's groups and the
-#: spread of its buffers. Half of the frameworks publish what is in tensors and say nothing of these; a job dies of
-#: them all the same. Source: reserved memory and failures of nanotron (434 and 342 runs), reserved memory of torchtitan.
+#: What only one framework's allocator was seen to do: waits that its own collectives and accumulators cause.
 SAFE_MEMORY = {
-    "reserve_factor": 1.2,
-    "framework_bytes": 6e9,
-    "workspace_bytes": 85e6,
     "delayed_collectives": 0.0,
     "waiting_gradient_fraction": 0.0,
     "gradient_copy_bytes": 0.0,
 }
+
+#: Habits that decide together what weights, gradients and optimizer states take: those of one framework, because a mixture of several takes
+#: more or less than any of them. torch's own, in which most training loops are written; where it is left out, as most have each.
+MEMORY_ACCOUNT = "torch-fsdp2"
+ACCOUNTED = ("stores_master_weights", "accumulate_dtype", "zero2_stores_shards")
+
+#: Numbers of which a mean means nothing, because 0 is another habit: taken as most have them.
+_VOTED = ("bucket_bytes",)
 
 _HOST_TIMES = ("host_launch_time", "step_time_constant")
 
@@ -58,27 +61,25 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
     for field in fields(ExecutionProfile):
         match str(field.type):
             case "bool" | "str":
-                votes: Counter[object] = Counter()
-                for profiles in _who_can(known.values(), field.name):
-                    for profile in profiles:
-                        votes[getattr(profile, field.name)] += 1.0 / len(profiles)  # type: ignore[assignment]
-                # of two habits that are as common, the first by name: a rule, so that the order of files says nothing
-                values[field.name] = max(sorted(votes, key=str), key=lambda habit: votes[habit])
+                values[field.name] = _most_common(known.values(), field.name)
             case "float":
-                values[field.name] = _mean(known.values(), field.name)
+                vote = _most_common if field.name in _VOTED else _mean
+                values[field.name] = vote(known.values(), field.name)
     values["attention_rate_fraction"] = _attention_rate(known.values(), str(values["attention_kernel"]))
+    values |= {name: getattr(profile, name) for profile in every if profile.name == MEMORY_ACCOUNT for name in ACCOUNTED}
     values["overlaps_gradients"] = ZERO_STAGES  # what waits of them is a share, which a fit may move
     values |= {name: _most(known.values(), name) for name in _MOST}
     values |= SAFE_MEMORY | {name: type(values[name])(0) for name in _LENT_BY_NOBODY}  # type: ignore[call-arg]
     names = ", ".join(f"{name} ({', '.join(profile.name for profile in profiles)})" for name, profiles in sorted(known.items()))
+    has_account = any(profile.name == MEMORY_ACCOUNT for profile in every)
+    account = f"; what weights, gradients and states take as in {MEMORY_ACCOUNT}" if has_account else ""
     own = {
         "name": GENERIC,
         "family": "",
         "unknown": (),
         "default_attention": "flash",
         "runs": ANYTHING,
-        "source": f"the mean of {len(known)} families, each weighing one, of what each knows: {names}; memory beside tensors as "
-        "allocators and NCCL need it (perfmodel.lab.generic)",
+        "source": f"the mean of {len(known)} families, each weighing one, of what each knows: {names}{account} (perfmodel.lab.generic)",
     }
     return replace(every[0], **values | own)  # type: ignore[arg-type]
 
@@ -88,6 +89,22 @@ def _who_can(families: Iterable[Sequence[ExecutionProfile]], name: str) -> list[
     every = list(families)
     able = [[profile for profile in profiles if can_have(profile, name)] for profiles in every]
     return [profiles for profiles in able if profiles] or every
+
+
+def _most_common(families: Iterable[Sequence[ExecutionProfile]], name: str) -> Any:
+    """Return the habit that most families have, of two as common the first by name.
+
+    Of what only some families can run (tensor parallelism), two or three are left: there the habit of more frameworks goes first.
+    """
+    every = list(families)
+    able = _who_can(every, name)
+    votes: dict[Any, tuple[float, int]] = {}
+    for profiles in able:
+        for profile in profiles:
+            habit = getattr(profile, name)
+            weight, number = votes.get(habit, (0.0, 0))
+            votes[habit] = (round(weight + 1.0 / len(profiles), 9), number + (len(able) < len(every)))
+    return max(sorted(votes, key=str), key=lambda habit: votes[habit])
 
 
 def _is_ratio(name: str) -> bool:

@@ -14,6 +14,7 @@ from perfmodel.lab.fields import UNKNOWN
 from perfmodel.lab.plan_choice import Choice, PlanChoices, plan_choices
 from perfmodel.lab.run_labels import RunLabels, order_of_labels
 from perfmodel.lab.serving.judgement import ServingResult
+from perfmodel.parallel.residuals import RunFeatures
 
 NO_TIMES = ("mcore",)
 """Sources whose step times mean nothing: continuous integration of toy models in deterministic mode, bound by launches. Memory counts."""
@@ -29,7 +30,7 @@ class ValidationRow:
     step_time_low, step_time_high         80 % interval
     trains_adapters the run trains adapters only
     has_experts     its model has experts; setting: the same for runs that differ in the release of the framework alone
-    shape, is_framework_known             the model's sizes; whether the framework is one with a profile of its own
+    shape, features, is_framework_known   the model's sizes; by what errors differ; whether the framework is one with a profile of its own
     passed_over     what it states of its setup that is not read
     choice_group, choice_plan             runs with the same group differ in their plan only; `noted_all_reduce` chooses among them
     """
@@ -53,6 +54,7 @@ class ValidationRow:
     reason: str = ""
     assumed: tuple[str, ...] = ()
     shape: str = ""
+    features: RunFeatures | None = None
     is_framework_known: bool = True
     choice_group: str = ""
     choice_plan: str = ""

@@ -1,10 +1,11 @@
 """The model of a published training run, from the few sizes that such runs state."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.lab.expert_cases import has_experts, megatron_flags, named_model, with_experts
+from perfmodel.lab.expert_cases import has_experts, megatron_flags, named_model, shipped_model, with_experts
 from perfmodel.lab.fields import stated_size
 from perfmodel.workload.config import TransformerConfig, printable
 
@@ -20,6 +21,9 @@ _NOT_MODELLED: Mapping[str, str] = {
     "cnn": "convolutional models are not modelled yet",
 }
 
+
+#: A run that states none of these means the shipped model of its name.
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 
 #: Kinds of models of which every layer, or most, has experts.
 _WITH_EXPERTS = ("moe", "moe-mla")
@@ -47,8 +51,13 @@ def config_from_case(
         if known is not None:
             return known
 
+    if not any(model.get(size) is not None for size in _SIZES) and (known := shipped_model(model)) is not None:
+        return known
     hidden, heads = stated_size(model, "hidden_size", name), stated_size(model, "num_attention_heads", name)
-    if hidden % heads:
+    head_dim = stated_size(model, "head_dim", name) if model.get("head_dim") is not None else 0
+    if head_dim and (known := shipped_model(model)) is not None:
+        return known
+    if hidden % heads and not head_dim:
         raise bad_field("model.num_attention_heads", heads, f"must divide hidden_size={hidden}", "the run does not state a head_dim")
     gated = model.get("gated_mlp")
     if not isinstance(gated, bool):
@@ -70,7 +79,7 @@ def config_from_case(
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=heads if model.get("num_key_value_heads") is None else model["num_key_value_heads"],
-        head_dim=hidden // heads,
+        head_dim=head_dim or hidden // heads,
         intermediate_size=stated_size(model, "intermediate_size", name),
         vocab_size=vocabulary,
         max_position_embeddings=seq_len,
@@ -83,7 +92,22 @@ def config_from_case(
         mlp_bias=not gated,
         norm_bias=not gated,
         tie_word_embeddings=tied,
+        **_windows(model),
         dropout=0.0 if gated else dropout,
         source="sizes of a published run" + (f"; assumed: {', '.join(assumed)}" if assumed else ""),
     )
     return with_experts(made, model, megatron_flags(settings)) if has_experts(model) else made
+
+
+def _windows(model: Mapping[str, Any]) -> dict[str, Any]:
+    """`sliding_window`, in all layers or in those that `sliding_layers` says: `3 of 4`."""
+    if model.get("sliding_window") is None:
+        return {}
+    window = stated_size(model, "sliding_window", str(model.get("name")))
+    share = model.get("sliding_layers")
+    if share is None:
+        return {"sliding_window": window}
+    found = re.fullmatch(r"(\d{1,3}) of (\d{1,3})", share) if isinstance(share, str) else None
+    if found is None or int(found[2]) - int(found[1]) != 1:
+        raise bad_field("model.sliding_layers", printable(share), "must be all but one of a turn", "write 3 of 4")
+    return {"sliding_window": window, "full_attention_every": int(found[2])}

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import MemoryDoubt
@@ -31,7 +31,7 @@ from perfmodel.lab.plan_choice import BROKEN_NVLINK
 from perfmodel.lab.strangers import SWEPT, Strangers, quantiles_of, residuals_of_strangers
 from perfmodel.lab.validate import CasePredictor
 from perfmodel.parallel.memory_doubt import KNOWN, UNKNOWN
-from perfmodel.parallel.residuals import ModelResiduals, Residuals, StrangerResiduals, scale_of, stranger_interval
+from perfmodel.parallel.residuals import ModelResiduals, Residuals, StrangerResiduals, stranger_interval
 
 _FEWEST_OF_A_MODEL = 3
 """Runs that a model's or a source's median is taken of."""
@@ -50,13 +50,14 @@ class Residual:
     model: str
     chip: str
     scale: str
+    bits: int
     is_primary: bool
     value: float
 
 
 def residual_of(row: ValidationRow) -> Residual | None:
     """None where there is no time, or one that means nothing (tests bound by launches, broken NVLink), or one of training adapters only."""
-    if row.is_apart or math.isnan(row.time_error) or row.group in NO_TIMES or row.noted_all_reduce < BROKEN_NVLINK or not row.shape:
+    if row.is_apart or math.isnan(row.time_error) or row.group in NO_TIMES or row.noted_all_reduce < BROKEN_NVLINK or not row.features:
         return None
     return Residual(
         id=row.id,
@@ -64,7 +65,8 @@ def residual_of(row: ValidationRow) -> Residual | None:
         source=row.group,
         model=row.shape,
         chip=row.labels.chip,
-        scale=scale_of(row.labels.num_chips),
+        scale=row.features.scale,
+        bits=row.features.bits,
         is_primary=row.tier == "primary",
         value=math.log(row.measured_step_time / row.predicted_step_time),
     )
@@ -88,15 +90,16 @@ def residuals_of(
     between_calibrations: float,
     strangers: tuple[StrangerResiduals, ...] = (),
     experts: tuple[StrangerResiduals, ...] = (),
+    features: tuple[tuple[str, float], ...] = (),
 ) -> Residuals:
     """What ships of them."""
     primary = [each for each in kept if each.is_primary]
-    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    groups: dict[tuple[str, str, str, str, int], list[float]] = {}
     for each in kept:
-        groups.setdefault((each.family, each.model, each.chip, each.scale), []).append(each.value)
+        groups.setdefault((each.family, each.model, each.chip, each.scale, each.bits), []).append(each.value)
     models = tuple(
-        ModelResiduals(family=family, model=model, chip=chip, scale=scale, num_runs=len(values), quantiles=quantiles_of(values))
-        for (family, model, chip, scale), values in sorted(groups.items())
+        ModelResiduals(family=family, model=model, chip=chip, scale=scale, bits=bits, num_runs=len(values), quantiles=quantiles_of(values))
+        for (family, model, chip, scale, bits), values in sorted(groups.items())
     )
     return Residuals(
         source=source,
@@ -108,7 +111,21 @@ def residuals_of(
         models=models,
         strangers=strangers,
         experts=experts,
+        features=features,
     )
+
+
+def spreads_of_features(rows: Iterable[ValidationRow]) -> tuple[tuple[str, float], ...]:
+    """Root mean square of log(measured / predicted) of runs with one rare feature or with products of few bits, sources weighing alike."""
+    squares: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        if row.features is None or math.isnan(row.time_error) or row.group in NO_TIMES or row.has_experts:
+            continue
+        names = list(row.features.rare or row.features.named())
+        if len(names) == 1:
+            value = math.log(row.measured_step_time / row.predicted_step_time)
+            squares.setdefault(names[0], {}).setdefault(row.group, []).append(value**2)
+    return tuple((name, math.sqrt(fmean([fmean(values) for values in sources.values()]))) for name, sources in sorted(squares.items()))
 
 
 def residuals_of_experts(rows: Iterable[ValidationRow]) -> tuple[StrangerResiduals, ...]:
@@ -187,6 +204,7 @@ def residuals_text(residuals: Residuals) -> str:
         f"between_models: {residuals.between_models:.4f}",
         f"between_chips: {residuals.between_chips:.4f}",
         f"between_calibrations: {residuals.between_calibrations:.4f}",
+        *(["features:", *(f"  {name}: {value:.4f}" for name, value in residuals.features)] if residuals.features else []),
         "families:",
     ]
     families: dict[str, list[ModelResiduals]] = {}
@@ -195,7 +213,8 @@ def residuals_text(residuals: Residuals) -> str:
     for family, models in families.items():
         lines.append(f"  {family}:")
         for each in models:
-            head = f"model: {_quoted(each.model)}, chip: {each.chip}, scale: {each.scale}, num_runs: {each.num_runs}"
+            bits = f"bits: {each.bits}, " if each.bits != 16 else ""
+            head = f"model: {_quoted(each.model)}, chip: {each.chip}, scale: {each.scale}, {bits}num_runs: {each.num_runs}"
             lines.append(f"    - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in each.quantiles)}]}}")
     if residuals.strangers:
         lines.append("# The same of groups of runs as predicted by who does not know their framework: `generic` without it.")
@@ -279,6 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         between_calibrations=scatter_of_medians(calibrations),
         strangers=residuals_of_strangers(Strangers().times(cases)),
         experts=residuals_of_experts(rows),
+        features=spreads_of_features(rows),
     )
     write_atomically(options.out, residuals_text(residuals))
     if options.out_of_memory is not None:

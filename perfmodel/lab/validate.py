@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,14 @@ from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories
 from perfmodel.cost.plan_memory import RankMemory
 from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.foundation.memory_room import outcome_rule
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.values import check_path
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET_NAME
 from perfmodel.hardware.reader import load_calibration
-from perfmodel.lab.case_plan import PlannedCase, plan_of_case
+from perfmodel.lab.assumed_framework import PlanCase, plan_as_stated
+from perfmodel.lab.case_plan import PlannedCase
+from perfmodel.lab.case_settings import READ_APART, settings_of_case
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.doubts import open_in
 from perfmodel.lab.fields import UNKNOWN
@@ -31,8 +34,10 @@ from perfmodel.lab.serving.columns import SERVING_COLUMNS, serving_cells
 from perfmodel.lab.serving.judgement import summarise_serving
 from perfmodel.lab.serving.predict import ServingCasePredictor
 from perfmodel.lab.serving.rows import SERVING_BY, ServingRow
+from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of, with_experts
+from perfmodel.parallel.residuals import interval, load_residuals, shape_of, with_experts
+from perfmodel.parallel.run_features import features_of
 from perfmodel.parallel.stated import passed_over
 
 COLUMNS = (
@@ -71,6 +76,7 @@ def validate_cases(
     tier: str = "",
     skip_broken_nvlink: bool = False,
     plots: str | Path | None = None,
+    plan_case: PlanCase = plan_as_stated,
     progress: Callable[[int], None] | None = None,
 ) -> ValidationResult:
     """Predict every case of a file (or of several, one after the other), one JSON object a line; write the table to `out` if given.
@@ -81,6 +87,7 @@ def validate_cases(
     tier         only cases of this tier; "": all
     skip_broken_nvlink   leave runs whose notes tell of broken NVLink out of the judged choice of plans
     plots        a folder for the figures; it is made where its parent is there
+    plan_case    how training runs are planned: under the framework that each names, or another (`lab/assumed_framework.py`)
     progress     called with the number of cases done, after each
     """
     fields = check_fields(by, SUMMED_BY) if by else ()
@@ -88,12 +95,13 @@ def validate_cases(
         _check_folder(Path(plots))
     if calibration is not None and str(calibration) not in (SPEC_SHEET_NAME, PRIOR_NAME):
         load_calibration(calibration)  # a wrong name is a mistake of the call, not of each case
-    predictor, serving = CasePredictor(calibration=calibration), ServingCasePredictor(calibration=calibration)
+    predictor = CasePredictor(calibration=calibration, plan_case=plan_case)
+    serving = ServingCasePredictor(calibration=calibration)
     rows: list[ValidationRow | ServingRow] = []
     files: Sequence[Any] = path if isinstance(path, (list, tuple)) else [path]
     for each in files:
         check_path(each, "cases")
-        for case in read_cases(each):
+        for case in _cases_of(each):
             if tier and case.tier != tier:
                 continue
             rows.append(predictor.row(case) if case.served is None else serving.row(case))
@@ -109,6 +117,18 @@ def validate_cases(
     if out is not None:
         write_atomically(out, table_of(rows))
     return result
+
+
+def _cases_of(path: str | Path) -> Iterator[Case]:
+    """The cases of a file. One of which no line is a JSON object is refused: the errors of no case are an empty table."""
+    fault, has_case = "it is empty", False
+    for case in read_cases(path):
+        if not has_case and fault == "it is empty":
+            fault = case.reason.rpartition(";")[0]
+        has_case = has_case or bool(case.inputs) or not case.reason
+        yield case
+    if not has_case:
+        raise InputError(f"cases={one_line(path, 80)}: holds no case ({one_line(fault, 90)}); give JSON lines, one run each")
 
 
 def _summarised(rows: Sequence[ValidationRow | ServingRow], fields: Sequence[str], *, skip_broken_nvlink: bool) -> ValidationResult:
@@ -173,6 +193,7 @@ class CasePredictor:
 
     calibration: str | Path | None = None
     has_intervals: bool = True
+    plan_case: PlanCase = plan_as_stated
     estimators: dict[Any, Estimator] = field(default_factory=dict)
 
     def row(self, case: Case) -> ValidationRow:
@@ -190,12 +211,12 @@ class CasePredictor:
             trains_adapters=case.trains_adapters,
             has_experts=case.has_experts,
             setting=setting_of(case),
-            passed_over=tuple(passed_over(case.inputs.get("settings"))),
+            passed_over=tuple(name for name in passed_over(settings_of_case(case.inputs.get("settings"))) if name not in READ_APART),
         )
         if case.reason:
             return row
         try:
-            planned = plan_of_case(case.inputs)
+            planned = self.plan_case(case)
             prediction = self.predict(planned)
             memory = memory_figure(self.estimator(planned), planned)
         except InputError as error:
@@ -218,6 +239,7 @@ class CasePredictor:
             step_time_low=time * low,
             step_time_high=time * high,
             shape=shape,
+            features=features_of(planned.plan, planned.hardware.chip),
             is_framework_known=not planned.framework.borrows,
             predicted_memory=memory,
             predicted_fits=prediction.fits,
@@ -231,9 +253,8 @@ class CasePredictor:
         framework, chip = planned.framework, planned.hardware.chip
         found = interval(
             load_residuals(),
+            features_of(planned.plan, chip),
             family=framework.profile,
-            chip=chip,
-            scale=scale_of(planned.plan.num_chips),
             borrows=framework.borrows,
             is_calibrated=is_calibrated(self.estimator(planned).machine),
             is_usual=self.calibration is None,
@@ -246,7 +267,10 @@ class CasePredictor:
         return found.low, found.high
 
     def predict(self, planned: PlannedCase) -> Prediction:
-        return self.estimator(planned).predict(planned.plan)
+        """Return its prediction; whether it fits by the rule for outcomes (`outcome_rule`), whatever a search asks of a plan."""
+        estimator = self.estimator(planned)
+        rule = outcome_rule(memory_doubt(estimator.profile))
+        return estimator.predict(planned.plan, memory_headroom=rule.headroom, risk=rule.risk)
 
     def estimator(self, planned: PlannedCase) -> Estimator:
         """The estimator of the case's job, whatever its batch, on its cluster; programs are shared across clusters whose chips take

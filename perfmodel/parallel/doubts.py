@@ -109,7 +109,9 @@ def doubts_of(carriers: Iterable[Carrier]) -> tuple[Doubt, ...]:
     small = [each for each in found if each.variance < _WORTH_NAMING * total]
     if small:
         together = sum(each.variance for each in small)
-        named.append(Carrier(name=SMALLER, variance=together, rests_on=f"{len(small)} others, {small[0].name} the largest"))
+        named.append(
+            Carrier(name=SMALLER, variance=together, rests_on=f"{len(small)} other{'s' * (len(small) > 1)}, {small[0].name} the largest")
+        )
     return tuple(
         Doubt(name=each.name, spread=math.sqrt(each.variance), share=each.variance / total, rests_on=each.rests_on) for each in named
     )

@@ -40,7 +40,12 @@ def not_executable_reason(plan: Plan) -> str:
         return f"network={network.name}: is code of one's own, whose operators are not imported" if network.is_imported else ""
     train = plan.job.train
     if train.quantizes_base:
-        return f"train={train}: the executor has no weights of four bits; use train={replace(train, method=Method.LORA)}"
+        plain = replace(train, method=Method.LORA, base="")
+        return f"train={train}: the executor has no weights in {train.base}; use train={plain}"
+    if train.num_adapters > 1:
+        return f"train={train}: the executor has one adapter at a time; use train={replace(train, num_adapters=1)}"
+    if not plan.job.optimizer.is_plain:
+        return f"optimizer={plan.job.optimizer}: the executor has torch's own; use sgd, momentum, adam or adamw"
     reason = not_modules_reason(plan)
     if not reason or plan.has_experts or (network.latent is not None and network.latent.index_heads):
         return reason  # the interpreter has no experts and no indexer

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.parallel.residuals import NORMAL, Residuals, StepInterval
+from perfmodel.parallel.residuals import NORMAL, Residuals, RunFeatures, StepInterval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,7 @@ class FittedTo:
     noise           |log(measured / predicted)| of a further run with the best of constants
     left_out_error  mean of |predicted / measured - 1| of each run by the others
     models, chips   of the runs: shapes (`residuals.shape_of`) and names
+    features        of the runs that few published ones have, `8-bit products` among them (`residuals.RunFeatures.named`)
     covariance      of the constants, in spreads of their priors
     """
 
@@ -44,6 +45,7 @@ class FittedTo:
     left_out_error: float = 0.0
     models: tuple[str, ...] = ()
     chips: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
     constants: tuple[FittedConstant, ...] = ()
     covariance: tuple[tuple[float, ...], ...] = ()
 
@@ -58,22 +60,25 @@ class FittedTo:
 NOTHING = FittedTo()
 
 
-def own_interval(fitted: FittedTo, slopes: tuple[float, ...], *, residuals: Residuals, chip: str, model: str) -> StepInterval:
-    """Around a prediction with a profile that was fitted to one's own runs.
+def own_interval(fitted: FittedTo, slopes: tuple[float, ...], features: RunFeatures, *, residuals: Residuals, model: str) -> StepInterval:
+    """Interval around a prediction with a profile that was fitted to the user's own runs.
 
     slopes      of log(step time) in each fitted constant, a spread of its prior
 
-    The variance is that of the constants as far as the runs leave it open, and of a run about the best of them; a chip, or a model, of
-    which the runs show nothing adds what these differ by in published ones.
+    The variance is that of the constants as far as the runs leave it open, and of a run about the best of them; a chip, a model or a rare
+    feature of which the runs show nothing adds what these differ by in published ones.
     """
     open_ = sum(slopes[i] * slopes[j] * value for i, row in enumerate(fitted.covariance) for j, value in enumerate(row))
     widened, words = 0.0, []
-    if chip not in fitted.chips:
+    if features.chip not in fitted.chips:
         widened += residuals.between_chips**2
-        words.append(f"none on {chip}")
+        words.append(f"none on {features.chip}")
     if model not in fitted.models:
         widened += residuals.between_models**2
         words.append("none of this model")
+    for feature in sorted(features.named() - set(fitted.features)):
+        widened += residuals.spread_of(feature) ** 2
+        words.append(f"none with {feature}")
     reach = NORMAL * math.sqrt(max(open_, 0.0) + fitted.noise**2 + widened)
     runs = f"{fitted.num_runs} run{'s' if fitted.num_runs > 1 else ''} of your own"
     return StepInterval(

@@ -2,7 +2,8 @@
 
 habits.yaml   what its source code does, in groups by kind, each with its source; `base:` takes over another framework's habits
 fitted.yaml   what its runs say: written by `python -m perfmodel.lab.fitted` and by nothing else; no other framework inherits it
-A constant that neither of them has is not known of this framework, and taken as neutral. A framework of one file, `NAME.yaml`, is a
+A constant that neither of them has is not known of this framework, and taken as neutral, or as another framework has it that
+`unknown_as:` names (`generic`: the mean of all families). A framework of one file, `NAME.yaml`, is a
 profile as people write them (`generic`, which `python -m perfmodel.lab.generic` writes).
 """
 
@@ -56,13 +57,18 @@ GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
                 "saved_input_layout", "loss_peak_bytes", "accumulate_dtype", "stores_master_weights", "gradient_copy_bytes",
                 "zero2_stores_shards", "softmax_keeps_float32", "keeps_unrotated_qk", "keeps_low_copies", "keeps_added_rows",
                 "pipeline_keeps_boundaries", "pipeline_keeps_parameters", "recompute_stops_early",
+                "query_gradient_bytes", "loss_form", "tiles_mlp", "recomputes_gated_product",
+                "offloads_checkpoints", "offloads_activations", "offloads_optimizer", "offloads_parameters",
+                "stores_frozen_float32", "steps_in_backward", "optimizer_copies", "norms_keep_float32", "adapter_dropout",
+                "quantized_rest_float32",
                 "waiting_gradient_fraction", "reserve_factor", "delayed_collectives", "workspace_bytes", "framework_bytes",
             }
         ),
         "kernels": frozenset(
             {
                 "dropout", "fused_cross_entropy", "logit_bytes", "fuses_elementwise", "rms_norm_traffic", "rotary_traffic",
-                "fuses_gradient_accumulation", "redistribution_copies", "default_attention", "optimizer_bytes_factor",
+                "fuses_gradient_accumulation", "fuses_experts", "adds_expert_bias_apart", "pads_expert_rows",
+                "redistribution_copies", "default_attention", "optimizer_bytes_factor",
                 "gradient_pass_bytes", "gradient_scaling_bytes",
                 "attention_kernel", "attention_rate_fraction", "matmul_rate_fraction",
                 "fp8_matmul_rate_fraction", "context_attention_rate_fraction",
@@ -74,14 +80,16 @@ GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
                 "overlaps_gradients", "exposed_scatter_fraction", "exposed_gradient_fraction", "publish_factor",
                 "prefetches_parameters",
                 "tp_overlap_fraction", "tp_backward_overlap_fraction", "context_chunks", "pp_overlap", "scatters_pipeline_sends",
-                "hides_exchanges", "delays_weight_gradients", "hides_shared_experts", "sends_low_rows", "gathers_low_weights",
+                "hides_exchanges", "delays_weight_gradients", "permutes_in_exchange",
+                "hides_shared_experts", "sends_low_rows", "gathers_low_weights",
                 "reduces_tp_gradients_first", "gathers_row_bias_gradients", "compute_slowdown_under_communication",
+                "context_form",
             }
         ),
         "stages": frozenset({"places_layers_by_cost", "uneven_stage_weight"}),
         "host": frozenset(
             {
-                "host_launch_time", "host_layer_time_per_tp_across_nodes", "step_time_constant",
+                "host_launch_time", "host_layer_time_per_tp_across_nodes", "step_time_constant", "graph_scope",
             }
         ),
     }
@@ -135,7 +143,8 @@ def shipped_fields(name: str) -> dict[str, Any] | None:
         return None
     fitted = _fitted_data(name)
     known = habits | {constant: number["value"] for constant, number in fitted.items()}
-    neutral = {constant: value for constant, value in NEUTRAL.items() if constant not in known}
+    others = shipped_fields(known.pop("unknown_as", "")) or {}
+    neutral = {constant: others.get(constant, value) for constant, value in NEUTRAL.items() if constant not in known}
     lent = [constant for constant, number in fitted.items() if number.get("lent")]
     return {**neutral, **known, "unknown": [*habits.get("unknown", ()), *neutral, *lent]}
 

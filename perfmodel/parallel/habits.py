@@ -15,8 +15,12 @@ from dataclasses import dataclass, replace
 
 from perfmodel.parallel.algebra.derive import Derivation
 from perfmodel.parallel.algebra.parameters import with_gathered_bias_gradients
+from perfmodel.parallel.context_forms import RINGS
+from perfmodel.parallel.loss_forms import UPCAST_LOSS, WHOLE_LOSS
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import Data, Extent, Graph, Operator, Stream, TensorRole, Work
+from perfmodel.parallel.tiles import NO_TILES, tiled
+from perfmodel.workload.activations import ACTIVATIONS
+from perfmodel.workload.graph import Data, Extent, Graph, Operator, Product, Stream, TensorRole, Work
 
 FLOAT32_BYTES = 4.0
 
@@ -47,6 +51,13 @@ class Fusions:
     apart: Graph
 
 
+#: How the names of an adapter's first product end (`workload/adapters.py`).
+ADAPTER_INPUT = "_lora_a"
+
+#: A copy in 16 bits and a mask. [byte]
+_DROPPED_BYTES = 3.0
+
+
 def all_fused(graph: Graph, profile: ExecutionProfile) -> Fusions:
     """The graph as the framework runs it where no layout comes in between."""
     operators = _by_kind(graph, profile)
@@ -62,14 +73,24 @@ def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
     operators = {op.name: _OF_KIND[op.kind](op, graph, profile) if op.kind in _OF_KIND else op for op in graph.operators}
     if profile.fused_cross_entropy:
         operators |= _gradient_in_logits(graph, operators)
+    if profile.recomputes_gated_product:
+        operators |= _gated_products_again(graph, operators)
     traffic = {"rms_norm": profile.rms_norm_traffic, "rotary": profile.rotary_traffic}
     operators = {
         name: _more_traffic(op, graph, traffic[op.kind]) if traffic.get(op.kind, 1.0) != 1.0 else op for name, op in operators.items()
     }
+    if profile.adapter_dropout:
+        operators = {name: _after_dropout(op) if name.endswith(ADAPTER_INPUT) else op for name, op in operators.items()}
+    if profile.norms_keep_float32:
+        operators = {name: _in_float32(op) if op.kind == "rms_norm" else op for name, op in operators.items()}
     if profile.fuses_gradient_accumulation:
         # the products of backward add into the accumulators; a table's rows are scattered into a gradient first
         operators = {name: op if _looks_up(op) else replace(op, makes_weight_gradients=False) for name, op in operators.items()}
-    return operators
+    return {**operators, **tiled(graph, operators, profile).operators} if _has_tiles(profile) else operators
+
+
+def _has_tiles(profile: ExecutionProfile) -> bool:
+    return profile.tiles_mlp or profile.loss_form not in (WHOLE_LOSS, UPCAST_LOSS)
 
 
 def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Operator], epilogues: set[str], internal: set[str]) -> Graph:
@@ -78,11 +99,17 @@ def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Ope
     epilogues   biases that the product before them adds; internal: tensors between operators of one kernel, if there are such kernels
     """
     joined = {**operators, **{name: replace(operators[name], forward=()) for name in epilogues}}
+    if profile.fuses_experts:
+        joined |= {op.name: replace(operators[op.name], forward=(), backward=()) for op in _expert_output_biases(graph)}
+    elif profile.adds_expert_bias_apart:
+        joined |= {op.name: _weighted_pieces(operators[op.name], graph) for op in _expert_output_biases(graph)}
     if not profile.fuses_elementwise:
         internal = set()
     if internal:
         joined = {name: _without(op, internal, graph) for name, op in joined.items()}
     tensors = {name: replace(tensor, is_stored=False) if name in internal else tensor for name, tensor in graph.tensors.items()}
+    shares = tiled(graph, operators, profile).shares if _has_tiles(profile) else NO_TILES
+    tensors |= {name: replace(tensors[name], itemsize=tensors[name].itemsize * share) for name, share in shares.items()}
     return replace(graph, operators=tuple(joined.values()), tensors=tensors)
 
 
@@ -94,6 +121,17 @@ def _cross_entropy(op: Operator, graph: Graph, profile: ExecutionProfile) -> Ope
     logits = _in_memory(op, 0, graph)
     work = (Stream(kernel="cross_entropy", elements=logits, accesses=(Data(extent=logits, itemsize=profile.logit_bytes / 2),)),)
     return replace(op, forward=work, backward=work, saved=(Data(extent=logits, itemsize=FLOAT32_BYTES),))
+
+
+def _after_dropout(op: Operator) -> Operator:
+    """The first product of an adapter, which keeps what dropout left of its input, and dropout its mask of a byte an entry."""
+    operand = op.operands[0]
+    return replace(op, saved=(*op.saved, Data(extent=op.extent(operand.dims), itemsize=_DROPPED_BYTES)))
+
+
+def _in_float32(op: Operator) -> Operator:
+    """Written out, a norm keeps the float32 copy of its input that it works on, and what lies between is float32 too."""
+    return replace(op, saved=tuple(replace(data, itemsize=FLOAT32_BYTES) if data.of == 0 else data for data in op.saved))
 
 
 def _rotary(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
@@ -125,8 +163,31 @@ def _unpermute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operato
     return replace(op, saved=(*op.saved, Data(extent=_in_memory(op, 0, graph), of=0))) if profile.keeps_added_rows and op.is_linear else op
 
 
+def _attention(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
+    """Blocks of keys add to the gradient of all queries, in a buffer of its own; in a ring those of other ranks pass by."""
+    if profile.context_form in RINGS:
+        op = replace(op, streamed=(1, 2))
+    if not profile.query_gradient_bytes:
+        return op
+    return replace(op, scratch=(*op.scratch, Data(extent=_in_memory(op, 0, graph), itemsize=profile.query_gradient_bytes)))
+
+
+def _permute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
+    """Nothing where the kernels that exchange rows put them in order themselves: of rows that come or go as copies."""
+    is_exchanged = any(graph.tensors[operand.tensor].copies is not None for operand in (op.inputs[0], op.output))
+    return replace(op, forward=(), backward=()) if profile.permutes_in_exchange and is_exchanged else op
+
+
+def _gated(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
+    """Part of the products beside it where these are one kernel."""
+    return replace(op, forward=(), backward=()) if profile.fuses_experts else op
+
+
 _OF_KIND: Mapping[str, Callable[[Operator, Graph, ExecutionProfile], Operator]] = {
+    "attention": _attention,
     "cross_entropy": _cross_entropy,
+    "gated": _gated,
+    "permute": _permute,
     "rotary": _rotary,
     "softmax": _softmax,
     "unpermute": _unpermute,
@@ -149,6 +210,32 @@ def _gradient_in_logits(graph: Graph, operators: Mapping[str, Operator]) -> dict
     return found
 
 
+def _gated_products_again(graph: Graph, operators: Mapping[str, Operator]) -> dict[str, Operator]:
+    """Return gates and the products that read them, where the gate's backward kernel writes its result again instead of keeping it.
+
+    The product then holds it for the time of its own backward pass alone.
+    """
+    found: dict[str, Operator] = {}
+    for reader in operators.values():
+        maker = graph.producer(reader.inputs[0].tensor) if reader.is_product and reader.backward else None
+        if maker is None or not _is_gate(maker, graph):
+            continue
+        gate = operators[maker.name]
+        result = Data(extent=_in_memory(gate, len(gate.inputs), graph), itemsize=graph.tensors[gate.output.tensor].itemsize)
+        backward = tuple(replace(work, accesses=(*work.accesses, result)) if isinstance(work, Stream) else work for work in gate.backward)
+        kept = tuple(data for data in reader.saved if data.of != 0)
+        found |= {gate.name: replace(gate, backward=backward), reader.name: replace(reader, saved=kept, scratch=(*reader.scratch, result))}
+    return found
+
+
+def _is_gate(op: Operator, graph: Graph) -> bool:
+    """Whether it multiplies two activations, one of them through an activation function."""
+    if op.kind != "elementwise" or op.settings.get("function") != "mul" or len(op.inputs) != 2:
+        return False
+    makers = [graph.producer(operand.tensor) for operand in op.inputs]
+    return any(maker is not None and maker.settings.get("function") in ACTIVATIONS for maker in makers)
+
+
 def _epilogues(graph: Graph) -> Iterator[Operator]:
     """Biases that the matrix multiplication before them adds itself, if nothing is redistributed in between."""
     for op in graph.operators:
@@ -162,6 +249,33 @@ def _is_bias(op: Operator, graph: Graph) -> bool:
     if op.kind != "elementwise" or len(op.inputs) != 2 or op.is_linear or not op.passes_gradient:
         return False
     return graph.tensors[op.inputs[1].tensor].role is TensorRole.PARAMETER
+
+
+PIECES_FORWARD, PIECES_BACKWARD = 28.0, 40.0
+"""Bytes of an entry that Megatron-Core's sum of experts' outputs and weighted biases moves (`TEGroupedMLP._apply_bias`): the bias times the
+float32 weight of its row (4 written), the sum (6 read, 4 written), torch.cat (4 and 4), the cast to 16 bits (4 and 2); backward the cast (2
+and 4), the gradient of the addend (4 and 2), the bias's product and its sum (4, 4 and 4), the weight's (4, 4 and 4), the pieces' cat (2 and
+2)."""
+
+
+def _expert_output_biases(graph: Graph) -> Iterator[Operator]:
+    """Biases of grouped products whose rows then go back to their tokens."""
+    for op in graph.operators:
+        producer = graph.producer(op.inputs[0].tensor) if _is_bias(op, graph) else None
+        if producer is None or not any(isinstance(work, Product) and work.is_grouped for work in producer.forward):
+            continue
+        if any(reader.kind in ("permute", "unpermute") for reader, _ in graph.consumers(op.output.tensor)):
+            yield op
+
+
+def _weighted_pieces(op: Operator, graph: Graph) -> Operator:
+    """The sum with its bias as kernels of their own."""
+    rows = _in_memory(op, len(op.inputs), graph)
+
+    def moved(num_bytes: float) -> tuple[Work, ...]:
+        return (Stream(kernel="add", elements=rows, accesses=(Data(extent=rows, itemsize=num_bytes),)),)
+
+    return replace(op, forward=moved(PIECES_FORWARD), backward=moved(PIECES_BACKWARD))
 
 
 def _internal(graph: Graph, epilogues: set[str]) -> Iterator[tuple[str, tuple[Operator, int]]]:

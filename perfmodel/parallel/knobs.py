@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.words import given_words, word, words_of
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, PipelineSchedule, Recompute, check_order
 
@@ -40,6 +40,16 @@ def read_order(value: Any, name: str) -> tuple[str, ...]:
         plain = value.replace("dp-shard", "dp_shard").replace("dp-replicate", "dp_replicate").replace(",", "-")
         value = [axis.strip() for axis in plain.split("-")]
     return check_order(value)
+
+
+def _zero(value: Any, name: str) -> int:
+    from perfmodel.foundation.values import whole
+
+    try:
+        found = whole(value, name, least=0, most=3)
+    except InputError:
+        raise bad_field(name, shown(value) if not isinstance(value, str) else value, "must be 0, 1, 2 or 3", "use 3 for FSDP") from None
+    return found
 
 
 def _modules(value: Any, name: str) -> tuple[str, ...]:
@@ -79,7 +89,7 @@ class Knobs:
         "How tokens reach experts: alltoall, allgather or flex (once to each node and rank: DeepEP, HybridEP)",
         choices=Dispatcher, is_searched=True, in_files="alltoall",
     )  # fmt: skip
-    zero: int | None = _searched("ZeRO stage; 3 is FSDP", metavar="0-3", least=0, in_files=0)
+    zero: int | None = _searched("ZeRO stage; 3 is FSDP", metavar="0-3", least=0, in_files=0, read=_zero)
     rules: Sequence[RuleSet] | None = word(
         "How operators are cut by the axes (docs/rules.md)", otherwise="megatron, or megatron-sp with tp, if left out",
         metavar="NAME|FILE", takes="Name | RuleSet", read=read_rules, several=True,

@@ -271,6 +271,10 @@ def check_plan(plan: Plan) -> None:
             raise InputError(f"{field}={getattr(plan, field)}: must be at least 1; use 1")
     _check_degrees(plan)
     per_step = layout.data_parallel * plan.micro_batch
+    if job.global_batch % per_step and job.global_batch % layout.data_parallel == 0:
+        share = job.global_batch // layout.data_parallel
+        rule = f"must divide the {share} sequences of each data-parallel rank"
+        raise bad_field("micro_batch", plan.micro_batch, rule, f"use {_choices(share)}")
     if job.global_batch % per_step:
         raise InputError(
             f"dp_replicate*dp_shard*micro_batch={per_step}: must divide global_batch={job.global_batch}; "
@@ -287,7 +291,8 @@ def check_plan(plan: Plan) -> None:
             "leave it out for even stages"
         )
     _check_schedule(plan)
-    if plan.zero is not ZeroStage.NONE and layout.dp_shard * layout.cp == 1:
+    # fully_shard on one chip stores float32 weights and casts them layer by layer
+    if plan.zero not in (ZeroStage.NONE, ZeroStage.PARAMETERS) and layout.dp_shard * layout.cp == 1:
         raise InputError(f"zero={int(plan.zero)}: needs dp_shard*cp of at least 2; use --dp-shard or --zero 0")
     if plan.zero is ZeroStage.NONE and layout.dp_shard > 1:
         raise InputError(f"dp_shard={layout.dp_shard}: shards nothing with zero=0; use dp_replicate={layout.dp_shard}, or --zero 1, 2 or 3")
@@ -405,13 +410,19 @@ def _check_degrees(plan: Plan) -> None:
     raise InputError(f"{found.named}={ways}: must divide {found.field}={found.size}; use {_choices(found.size)}")
 
 
+def check_expert_knobs(knobs: Mapping[str, Any], job: TrainingJob) -> None:
+    """Refuse knobs of experts other than their defaults for a model without experts."""
+    if isinstance(job.model, TransformerConfig) and job.model.experts is None:
+        for name in EXPERT_KNOBS:
+            if knobs.get(name) not in (None, 1, Dispatcher.ALL_TO_ALL):
+                raise bad_field(name, knobs[name], f"{job.model.name} has no experts", f"leave out {name}")
+
+
 def _check_experts(plan: Plan) -> None:
     """Experts are dealt out evenly, and their mesh is the other one folded."""
     layout, experts = plan.layout, plan.job.transformer.experts
     if experts is None:
-        for name in ("ep", "etp"):
-            if getattr(plan, name) != 1:
-                raise bad_field(name, getattr(plan, name), f"{plan.job.model.name} has no experts", f"leave out {name}")
+        check_expert_knobs({"ep": plan.ep, "etp": plan.etp}, plan.job)
         return
     if plan.ep > 1 and "ep" not in plan.rules.axes:
         raise bad_field("ep", plan.ep, f"the rule set {plan.rule_set} does not cut experts", "use ep=1 or other rules")

@@ -176,6 +176,8 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
         )
     if kind != _KIND:
         raise InputError(f"{where}: kind={one_line(repr(kind), 80)}: must be {_KIND}; correct it or leave it out")
+    if not {"schema_version", "layout", "job"} & set(data):
+        raise InputError(f"{where}: is no plan; give the file that `perfmodel predict ... --save plan.yaml` or a search writes")
     version = data.get("schema_version")
     if version != SCHEMA_VERSION:
         raise InputError(

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from perfmodel.foundation.memory_room import Verdict
-from perfmodel.foundation.text import columns_text, html_table
+from perfmodel.foundation.text import columns_text, flop_rate_text, html_table
 from perfmodel.foundation.units import format_bytes, format_count, format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, expert_words
+from perfmodel.parallel.stated import settings_in
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED
 from perfmodel.workload.training import num_trained_parameters
+from perfmodel.workload.truncation import layers_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class Prediction:
     rests_on        part -> spec sheet, prior or calibrated, with the name of the calibration
     calibration     what the prediction rests on, as a plan file may name it; the plan names one only where somebody asked for it
     not_runnable    why the assumed framework cannot run the plan; empty if it can
+    price_per_hour  of one chip; 0: not known   [USD/h]
+    host_memory     what lies in the host's memory for each chip in place of its own: activations, weights, optimizer states   [byte]
     warnings        sentences about what this prediction stretches or leaves aside
     """
 
@@ -75,6 +79,8 @@ class Prediction:
     calibration: str = ""
     warnings: tuple[str, ...] = ()
     not_runnable: str = ""
+    price_per_hour: float = 0.0
+    host_memory: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -149,9 +155,10 @@ def summary(prediction: Prediction) -> list[tuple[str, str]]:
     knobs = f"{_degrees(plan)}{zero}; micro-batch {plan.micro_batch}; recompute {plan.recompute}"
     return [
         ("job", f"{job.model.name}, {batch_text(job)}, {job.precision}, {job.optimizer}{trained_text(job)}{routed_text(job)}"),
-        ("plan", f"{plan.num_chips:,} chips of {plan.cluster}: {knobs}"),
+        *layers_row(job),
+        ("plan", f"{plan.num_chips:,} chip{'s' * (plan.num_chips > 1)} of {plan.cluster}: {knobs}"),
         ("step time", f"{format_step(prediction.step_time)}; {prediction.tokens_per_second_per_chip:,.0f} {job.unit}/s a chip"),
-        ("utilisation", f"{prediction.tflops_per_chip:,.0f} TFLOP/s a chip, MFU {prediction.mfu_palm:.1%}"),
+        ("utilisation", f"{flop_rate_text(prediction.tflops_per_chip)} TFLOP/s a chip, MFU {prediction.mfu_palm:.1%}"),
         ("memory", _room(prediction)),
         ("rests on", f"{prediction.rests_on['forward']}; {plan.profile} as the framework"),
         *(("note", warning) for warning in notes(prediction)),
@@ -160,14 +167,33 @@ def summary(prediction: Prediction) -> list[tuple[str, str]]:
 
 def notes(prediction: Prediction) -> list[str]:
     """What a person should know beside the numbers."""
-    return [*prediction.warnings, *([f"not a plan for this framework: {prediction.not_runnable}"] if prediction.not_runnable else [])]
+    unable = [f"not a plan for this framework: {prediction.not_runnable}"] if prediction.not_runnable else []
+    return [*prediction.warnings, *unable, *_logits_note(prediction)]
+
+
+#: The moment of the peak at which logits are there (`cost/moments.py`).
+LOSS_MOMENT = "loss"
+
+
+def _logits_note(prediction: Prediction) -> list[str]:
+    """That the vocabulary is why a plan does not fit, where its peak is the loss: small models have as many logits as large ones."""
+    job, plan = prediction.plan.job, prediction.plan
+    at_loss = prediction.verdict is Verdict.DOES_NOT_FIT and prediction.memory_moment == LOSS_MOMENT
+    if not at_loss or isinstance(job.model, NetworkModel) or settings_in(plan.profile).get("loss"):
+        return []
+    vocabulary, tokens = job.transformer.vocab_size, plan.micro_batch * job.seq_len / plan.layout.cp
+    half = tokens * vocabulary / plan.layout.tp * 2.0
+    return [
+        f"memory peaks at the loss: {tokens:,.0f} tokens by a vocabulary of {vocabulary:,} are {format_bytes(half)} of logits in 16 bits, "
+        "copies aside; a loss in chunks keeps few of them (--setting loss=chunked)"
+    ]
 
 
 def batch_text(job: TrainingJob) -> str:
     """What a step trains on."""
     if isinstance(job.model, NetworkModel):
         return f"{job.global_batch:,} {job.unit}"
-    return f"{job.global_batch:,} sequences of {job.seq_len:,} tokens"
+    return f"{job.global_batch:,} sequence{'s' * (job.global_batch > 1)} of {job.seq_len:,} tokens"
 
 
 def trained_text(job: TrainingJob) -> str:
@@ -176,6 +202,12 @@ def trained_text(job: TrainingJob) -> str:
         return ""
     trained = num_trained_parameters(job.transformer, job.train)
     return f", {job.train} ({format_count(trained)} of {format_count(job.transformer.num_parameters + trained)} parameters trained)"
+
+
+def layers_row(job: TrainingJob) -> list[tuple[str, str]]:
+    """Layers by kind, of a model of which some have experts and some have none."""
+    text = "" if isinstance(job.model, NetworkModel) else layers_text(job.transformer)
+    return [("layers", text)] if text else []
 
 
 def routed_text(job: TrainingJob) -> str:
@@ -194,7 +226,16 @@ def _degrees(plan: Plan) -> str:
     return ", ".join([*axes, *expert_words(plan)]) or "one chip"
 
 
-_HEADERS = ("model", "cluster", "chips", "batch", "seq_len", "framework", "step time", "TFLOP/s/chip", "MFU", "memory", "plan")
+#: The header of the column of `probability_cell`.
+PROBABILITY = "P(fits)"
+
+
+def probability_cell(probability: float) -> str:
+    """The probability to fit in a column; nothing is said to be certain."""
+    return ">99 %" if probability > 0.99 else "<1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
+
+
+_HEADERS = ("model", "cluster", "chips", "batch", "seq_len", "framework", "step time", "TFLOP/s/chip", "MFU", "memory", PROBABILITY, "plan")
 
 
 def _cells(prediction: Prediction) -> tuple[str, ...]:
@@ -208,9 +249,10 @@ def _cells(prediction: Prediction) -> tuple[str, ...]:
         f"{plan.job.seq_len}",
         plan.profile,
         format_step(prediction.step_time),
-        f"{prediction.tflops_per_chip:,.0f}",
+        flop_rate_text(prediction.tflops_per_chip),
         f"{prediction.mfu_palm:.1%}",
         _room(prediction),
+        probability_cell(prediction.fits_probability),
         _degrees(plan),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,9 +14,11 @@ from perfmodel.foundation.records import record_from_data, record_to_data
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.values import check_path
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
+from perfmodel.parallel.context_forms import read_context_form
 from perfmodel.parallel.fitted import NOTHING, FittedTo
 from perfmodel.parallel.frameworks import flattened, framework_names, shipped_fields, unit_of
-from perfmodel.parallel.layout import ZERO_STAGES, ZeroStage
+from perfmodel.parallel.layout import ZERO_STAGES, Dispatcher, ZeroStage
+from perfmodel.parallel.loss_forms import LOSS_FORMS, WHOLE_LOSS
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.runs import ANYTHING, Runs, listed_choices, not_runnable_reason, runs_from_dict
 from perfmodel.parallel.settings import SEPARATOR, framework_named
@@ -24,6 +27,8 @@ from perfmodel.parallel.stated import settings_in, with_stated
 GENERIC = "generic"
 """The profile of a framework that nobody named."""
 
+#: Parts of a layer that CUDA graphs may launch by themselves (Megatron-LM's --cuda-graph-scope).
+GRAPH_SCOPES = ("attn", "mamba", "moe_router", "moe_preprocess", "mlp")
 CONTEXT_CHUNKS = HEAD_TAIL, CONTIGUOUS = ("head_tail", "contiguous")
 
 
@@ -84,6 +89,16 @@ class ExecutionProfile:
     sends_low_rows                       rows go to experts in the bits in which they are multiplied, where the recipe can (DeepEP)
     gathers_low_weights                  so are weights gathered, and they live in no more (TransformerEngine's primary weights, torchao)
     scatters_pipeline_sends              tp-equal copies at a stage boundary are sent in tp parts and gathered (Megatron's scatter-gather)
+    permutes_in_exchange                 kernels that send tokens once to each place (`flex`) put rows in the order of experts, and back
+                                         (HybridEP); else a pass of its own does (DeepEP)
+    fuses_experts                        products of experts apply the activation and cast as they write (one kernel)
+    adds_expert_bias_apart               the bias of experts' outputs is added expert by expert, weighted, in float32, and the pieces are
+                                         put together again (torch.cat); else by the product before it
+    pads_expert_rows                     rows of experts are copied to multiples that products in few bits take, and back, where the kernels
+                                         of the exchange do not pad them (Transformer Engine's Fp8Padding)
+    graph_scope                          parts of a layer that CUDA graphs launch, where the host launches the others: attn, mamba,
+                                         moe_router, moe_preprocess, mlp (Megatron-LM's --cuda-graph-scope)
+    release                              of the framework, whose recipes set more for models with experts; "": not stated
     recompute_stops_early                recomputation ends with the last tensor that backward needs, without the last collectives of a
                                          layer and the last product of unfused attention (torch); else it runs to the end (Megatron)
     host_launch_time                     what its host needs for each kernel or collective of a backward pass, and half of what it needs for
@@ -102,6 +117,8 @@ class ExecutionProfile:
     gradient_scaling_bytes               the same of dividing them by the number of ranks, where data axes reduce them
     pipeline_keeps_boundaries            a stage has a buffer for each microbatch of a step that it receives, and keeps what it sent until
                                          that microbatch's backward (torch); else two buffers, and what was sent is freed (Megatron)
+    recomputes_gated_product             the product of a gated feed-forward is not kept for the projection that reads it: the gate's
+                                         backward kernel writes it again (fused SwiGLU of xformers)
     softmax_keeps_float32                unfused attention keeps the softmax in float32 beside its cast (torch), or the cast alone (the
                                          fused kernel of Megatron)
     keeps_low_copies                     products in fewer bits keep the cast copies of what they multiply, and weights have theirs beside
@@ -109,6 +126,22 @@ class ExecutionProfile:
     keeps_added_rows                     rows that come back from experts stay for the backward of their sum (torch's index_add, which
                                          deterministic runs take)
     keeps_unrotated_qk                   q and k stay as they were before the rotary embedding too: v is cut from the same tensor (Megatron)
+    context_form                         how ranks share a sequence (`parallel/context_forms.py`), where it is stated; "": as the framework
+                                         does, keys and values gathered
+    query_gradient_bytes                 an element of queries that fused attention adds its gradient up in, beside the gradient itself
+    loss_form                            how the logits lie in memory (`parallel/tiles.py`): whole; chunked: a few tokens at a time, and
+                                         again in backward; fused: with the product before it, gradients made on the way (Liger)
+    tiles_mlp                            dense feed-forwards run over tiles of the sequence, and again in backward
+    offloads_checkpoints                 inputs of recomputed layers wait for backward in the host's memory
+    offloads_activations                 so does all that layers keep, whatever is recomputed
+    offloads_optimizer                   the optimizer's state and its step are the host's, gradients go there (ZeRO-Offload)
+    stores_frozen_float32                sharded weights that adapters leave frozen are stored in float32, and cast when they are gathered
+    steps_in_backward                    a parameter is updated when its gradient is there, and the gradient is freed
+    optimizer_copies                     an optimizer of several kernels holds one tensor as large as a state of all parameters (foreach)
+    norms_keep_float32                   RMSNorm written out keeps a float32 copy of its input for backward
+    adapter_dropout                      adapters drop a part of their input: a copy and a mask of it are kept
+    quantized_rest_float32               next to a quantised base all other weights are cast to float32 (PEFT)
+    offloads_parameters                  weights lie in the host's memory and come a layer at a time (ZeRO-Infinity, FSDP's CPU offload)
     redistribution_copies                collectives along an inner dim copy their buffer into one piece first (DTensor)
     places_layers_by_cost                pipeline stages are cut by the layers' and the head's running cost (nanotron); else evenly
     family                               frameworks of one family share code, and weigh as one among frameworks (`lab/generic.py`); "": none
@@ -182,7 +215,28 @@ class ExecutionProfile:
     gradient_pass_bytes: float = 0.0
     gradient_scaling_bytes: float = 0.0
     delays_weight_gradients: bool = False
+    recomputes_gated_product: bool = False
+    permutes_in_exchange: bool = False
+    fuses_experts: bool = False
+    adds_expert_bias_apart: bool = False
+    pads_expert_rows: bool = False
+    graph_scope: tuple[str, ...] = ()
+    release: str = ""
     publish_factor: float = 1.0
+    context_form: str = ""
+    query_gradient_bytes: float = 0.0
+    loss_form: str = WHOLE_LOSS
+    tiles_mlp: bool = False
+    offloads_checkpoints: bool = False
+    offloads_activations: bool = False
+    offloads_optimizer: bool = False
+    offloads_parameters: bool = False
+    stores_frozen_float32: bool = False
+    steps_in_backward: bool = False
+    optimizer_copies: bool = False
+    norms_keep_float32: bool = False
+    adapter_dropout: bool = False
+    quantized_rest_float32: bool = False
     runs: Runs = ANYTHING
     fitted: FittedTo = NOTHING
     family: str = ""
@@ -196,9 +250,18 @@ class ExecutionProfile:
         if self.attention_kernel not in ATTENTION_KERNELS:
             rule = f"must be one of {', '.join(ATTENTION_KERNELS)}"
             raise InputError(f"attention_kernel={one_line(self.attention_kernel)}: {rule}; correct the profile {self.name}")
+        for scope in self.graph_scope:
+            if scope not in GRAPH_SCOPES:
+                raise bad_field(
+                    "graph_scope", one_line(scope), f"must be one of {', '.join(GRAPH_SCOPES)}", f"correct the profile {self.name}"
+                )
         if self.context_chunks not in CONTEXT_CHUNKS:
             rule = f"must be {' or '.join(CONTEXT_CHUNKS)}"
             raise InputError(f"context_chunks={self.context_chunks}: {rule}; correct the profile {self.name}")
+        if self.context_form:
+            read_context_form(self.context_form, "context_form")
+        if self.loss_form not in LOSS_FORMS:
+            raise bad_field("loss_form", one_line(self.loss_form), f"must be {', '.join(LOSS_FORMS)}", f"correct the profile {self.name}")
         if self.delays_weight_gradients and not self.hides_exchanges:
             raise InputError(f"delays_weight_gradients=true: needs hides_exchanges=true; correct the profile {self.name}")
         for field in fields(self):
@@ -219,6 +282,11 @@ class ExecutionProfile:
         """Why the framework cannot run this plan; empty if it can."""
         return not_runnable_reason(plan, framework_named(self.name), self.runs, balanced_context=self.context_chunks == HEAD_TAIL)
 
+    def pads_rows(self, dispatcher: Dispatcher) -> bool:
+        """Whether a pass of its own pads the rows of experts for products in few bits."""
+        is_exchanged = self.permutes_in_exchange and dispatcher is Dispatcher.FLEX
+        return self.pads_expert_rows and not is_exchanged and not self.fuses_experts
+
     def exposed_share(self, zero: int) -> float:
         """Of a gradient reduction once a step what could hide and does not: of whole gradients at ZeRO stage 0, of scattered ones above.
         Those of stage 3 leave with their unit of parameters, wherever it lies in backward."""
@@ -237,11 +305,17 @@ def list_profiles() -> list[str]:
     return framework_names()
 
 
+#: `nemo@26.06`: a framework and its release.
+_RELEASED = re.compile(r"^([\w.-]+)@([\d.]+)(?=$|\+)", re.ASCII)
+
+
 def load_profile(name: str | Path) -> ExecutionProfile:
-    """The profile of that name, or in that file; `NAME+compile+fused_rmsnorm=false`: with these settings (docs/settings.md)."""
+    """The profile of that name, or in that file; `NAME+compile+fused_rmsnorm=false`: with these settings (docs/settings.md); `NAME@26.06`:
+    of that release."""
     from perfmodel.foundation.files import read_yaml
 
     check_path(name, "profile")
+    name = _RELEASED.sub(rf"\1{SEPARATOR}release=\2", str(name))
     settings, whole = settings_in(str(name)), framework_named(str(name))
     if settings:
         return with_stated(load_profile(whole), settings)
@@ -321,6 +395,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "runs": runs_from_dict,
     "overlaps_gradients": _zero_stages,
     "unknown": _names,
+    "graph_scope": lambda data: listed_choices(data, GRAPH_SCOPES, "graph_scope"),
     "fitted": lambda data: record_from_data(FittedTo, data, where="fitted"),
 }
 
@@ -383,11 +458,32 @@ _OPTIONAL = frozenset(
         "gradient_pass_bytes",
         "gradient_scaling_bytes",
         "delays_weight_gradients",
+        "recomputes_gated_product",
+        "permutes_in_exchange",
+        "fuses_experts",
+        "adds_expert_bias_apart",
+        "pads_expert_rows",
+        "graph_scope",
+        "release",
         "publish_factor",
+        "context_form",
+        "query_gradient_bytes",
+        "loss_form",
+        "tiles_mlp",
+        "offloads_checkpoints",
+        "offloads_activations",
+        "offloads_optimizer",
+        "offloads_parameters",
+        "stores_frozen_float32",
+        "steps_in_backward",
+        "optimizer_copies",
+        "norms_keep_float32",
+        "adapter_dropout",
+        "quantized_rest_float32",
     }
 )
 #: What a profile does not inherit.
-_OWN = frozenset({"name", "source", "unknown", "fitted"})
+_OWN = frozenset({"name", "source", "unknown", "fitted", "release"})
 _SHARES = frozenset(
     {
         "waiting_gradient_fraction",

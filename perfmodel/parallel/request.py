@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM
+from perfmodel.foundation.memory_room import DEFAULT_RISK
 from perfmodel.foundation.words import word, words_of
 
 
@@ -40,7 +40,7 @@ def _routing(value: Any, name: str) -> Any:
     return routing_of(value, name)
 
 
-def _routings(value: Any) -> list[Any]:
+def _routings(value: Any, name: str) -> list[Any]:
     from perfmodel.workload.routing import routings_in
 
     return routings_in(value)
@@ -52,8 +52,26 @@ def _capacity(value: Any, name: str) -> Any:
     return BALANCED.with_capacity(value, name).capacity_factor
 
 
+def _context_form(value: Any, name: str) -> Any:
+    from perfmodel.parallel.context_forms import read_context_form
+
+    return read_context_form(value, name)
+
+
+def _offloads(value: Any, name: str) -> Any:
+    from perfmodel.parallel.offloads import read_offloads
+
+    return read_offloads(value, name)
+
+
 #: Words of which several values give one answer for each combination.
 _several = partial(word, several=True)
+
+
+def _numbers(value: Any, name: str) -> list[Any]:
+    from perfmodel.foundation.values import several_numbers
+
+    return several_numbers(value, name)
 
 
 def _sizes(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
@@ -62,7 +80,7 @@ def _sizes(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
 
         return whole(value, name, most=most)
 
-    return _several(help, takes="int | str", read=read, **more)
+    return _several(help, takes="int | str", read=read, split=_numbers, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -70,7 +88,8 @@ class Request:
     """One value of everything, or several; None is the default, or what the plan says."""
 
     model: Any = _several(
-        "A model's name (`perfmodel models`) or a config.json", metavar="NAME|PATH", takes="Name | TransformerConfig",
+        "A model's name (`perfmodel models`), its Hugging Face hub id or a config.json", metavar="NAME|PATH",
+        takes="Name | TransformerConfig",
         missing="a name from `perfmodel models` or the path of a config.json",
     )  # fmt: skip
     cluster: Any = _several(
@@ -92,7 +111,8 @@ class Request:
         otherwise="bf16-mixed if left out", metavar="NAME", takes="str", read=_precision,
     )  # fmt: skip
     optimizer: Any = _several(
-        "sgd, momentum, adam or adamw", otherwise="adamw if left out", metavar="NAME", takes="str", read=_optimizer
+        "sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit",
+        otherwise="adamw if left out", metavar="NAME", takes="str", read=_optimizer,
     )  # fmt: skip
     routing: Any = _several(
         "How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: "
@@ -105,29 +125,51 @@ class Request:
         takes="float | str", read=_capacity,
     )  # fmt: skip
     train: Any = _several(
-        "What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these)",
+        "What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; "
+        "qlora:16:all-linear:int8: base in int8)",
         otherwise="full if left out", metavar="HOW", takes="str | Training", read=_train,
     )  # fmt: skip
     profile: Any = _several(
         "The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile",
         otherwise="generic, the mean of those known, if left out", metavar="NAME|PATH", takes="Name | ExecutionProfile",
+        aliases=("--framework",),
     )  # fmt: skip
     settings: Any = word(
         "What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again",
         metavar="NAME[=VALUE]", takes="Mapping[str, bool | float | str]", option="setting", repeats=True,
+    )  # fmt: skip
+    cp_form: Any = word(
+        "How ranks of --cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form)",
+        otherwise="as the framework does", metavar="NAME", takes="str", read=_context_form,
+    )  # fmt: skip
+    offload: Any = word(
+        "What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas",
+        otherwise="nothing", metavar="NAMES", takes="Sequence[str] | str", read=_offloads,
     )  # fmt: skip
     calibration: Any = word(
         "A calibration, spec-sheet for none, prior for its maker's other chips", otherwise="the best known if left out",
         metavar="NAME|PATH", takes="Name | Calibration",
     )  # fmt: skip
     memory_headroom: Any = word(
-        "Share of the usable memory that a plan that fits leaves free; 0: none",
-        metavar="SHARE", takes="float | str", default=DEFAULT_HEADROOM, default_text=f"{DEFAULT_HEADROOM:.0%}",
-    )  # fmt: skip
-    risk: Any = word(
-        "Probability of not fitting that a plan that fits may have, such as 5%, in place of --memory-headroom",
+        "In place of --risk: share of the usable memory that a plan that fits leaves free; 0: none",
         metavar="SHARE", takes="float | str",
     )  # fmt: skip
+    risk: Any = word(
+        "Probability of running out of memory that a plan that fits may have", otherwise=f"{DEFAULT_RISK:.0%} if left out",
+        metavar="SHARE", takes="float | str",
+    )  # fmt: skip
+
+    def stated(self) -> dict[str, Any]:
+        """What is known of the setup, in the words of settings."""
+        from perfmodel.parallel.offloads import OFFLOADS, read_offloads
+        from perfmodel.parallel.stated import read_settings
+
+        found: dict[str, Any] = read_settings(self.settings)
+        if self.cp_form is not None:
+            found |= {"cp_form": _context_form(self.cp_form, "cp_form")}
+        if self.offload is not None:
+            found |= {OFFLOADS[name]: True for name in read_offloads(self.offload)}
+        return read_settings(found)
 
     def described(self) -> dict[str, Any]:
         """What was asked for, as plain values; what was left out is not in it."""

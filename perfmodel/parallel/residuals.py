@@ -1,7 +1,8 @@
 """How far published runs were from their predictions: what an interval of a step time is made from.
 
 A family is an execution profile. It keeps, of each model that was published with it, quantiles of r = log(measured / predicted), by
-chip and scale. Only these ship, not the runs (`strategies/residuals.yaml`, written by `python -m perfmodel.lab.residuals`).
+chip, scale and bits of the products. Only these ship, not the runs (`strategies/residuals.yaml`, written by
+`python -m perfmodel.lab.residuals`).
 """
 
 from __future__ import annotations
@@ -32,9 +33,32 @@ _ENOUGH = 10
 """Runs that quantiles are taken of; with fewer the next wider set is taken."""
 
 
+_PRIOR_RUNS = 3
+"""Runs that the spread of unseen frameworks counts as, next to a framework's own runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFeatures:
+    """Features of a run by which prediction errors differ.
+
+    scale   `scale_of` its chips
+    bits    of its matrix products: 16 (also fp32 and tf32), 8 or 4
+    rare    features that few published runs have (`run_features.py`)
+    """
+
+    chip: str
+    scale: str
+    bits: int = 16
+    rare: frozenset[str] = frozenset()
+
+    def named(self) -> frozenset[str]:
+        """The rare features, and the bits of the products where they are fewer than 16."""
+        return self.rare if self.bits >= 16 else self.rare | {f"{self.bits}-bit products"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelResiduals:
-    """Residuals of the runs of one model on one chip and scale.
+    """Residuals of the runs of one model on one chip, at one scale, with products of as many bits.
 
     model       its shape (`shape_of`), whatever its name        num_runs  how many
     quantiles   of log(measured / predicted), at (i + 1/2) / n; as many as there are runs where those are few
@@ -46,6 +70,7 @@ class ModelResiduals:
     scale: str
     num_runs: int
     quantiles: tuple[float, ...]
+    bits: int = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +96,7 @@ class Residuals:
     between_chips      the same of a chip about its family, each with a calibration of its own
     experts            of models with experts, by source: no constant is fitted to any of these runs
     between_calibrations   the same of a chip that is predicted with another chip's calibration, about 0: a chip without one
+    features           root mean square of the residuals of runs with a feature that nothing was fitted to, each source weighing one
     """
 
     source: str
@@ -82,6 +108,17 @@ class Residuals:
     models: tuple[ModelResiduals, ...]
     strangers: tuple[StrangerResiduals, ...] = ()
     experts: tuple[StrangerResiduals, ...] = ()
+    features: tuple[tuple[str, float], ...] = ()
+
+    def spread_of(self, feature: str) -> float:
+        """Standard deviation of log(step time) of a run with a feature that its framework's runs lack.
+
+        A feature without any published run has that of those with runs, in the root mean square.
+        """
+        spreads = dict(self.features)
+        if feature in spreads or not spreads:
+            return spreads.get(feature, 0.0)
+        return math.sqrt(sum(value**2 for value in spreads.values()) / len(spreads))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,60 +147,94 @@ def shape_of(model: TransformerConfig) -> str:
     )
 
 
-@lru_cache(maxsize=4096)
 def interval(
     residuals: Residuals,
+    features: RunFeatures,
     *,
     family: str,
-    chip: str,
-    scale: str,
     borrows: bool = False,
     is_calibrated: bool = True,
     is_usual: bool = True,
     unseen: str = "",
     open_habits: tuple[float, float] = (0.0, 0.0),
 ) -> StepInterval:
-    """Quantiles of the family's runs at that scale, widened by what those runs cannot show.
+    """Quantiles of the family's runs that are most alike, widened by what those runs cannot show.
 
-    borrows         the framework is not the family's: it has its profile for want of one, and is a stranger
+    borrows         the framework has the family's profile for want of its own, and is an unseen framework
     is_calibrated   the chip has a calibration of its own
     is_usual        the calibration is the one that the runs on this chip were predicted with
     unseen          shape of a model whose runs are not looked at
-    open_habits     of a stranger: variance of log(step time), below and above, that habits which nobody told leave open in this plan
+    open_habits     of an unseen framework: variance of log(step time), below and above, that settings which were not given leave open
 
-    The runs of k models show how runs of a model differ and, between them, how models do; a further model lies about their mean, itself
-    known to sigma^2 / k, so 2 sigma^2 / k of the variance between models is not in the pooled quantiles. It is added in quadrature to each
-    side; so is that between chips for a chip without. A framework without runs is a stranger (`stranger_interval`).
+    Either side of n runs has the half-width w = sqrt((n w_own^2 + n0 w_unseen^2) / (n + n0)): with few runs it is nearly that of an
+    unseen framework, which counts as n0 = 3 runs. The runs of k models show how runs of a model differ and, between them, how models do;
+    a further model lies about their mean, itself known to sigma^2 / k, so 2 sigma^2 / k of the variance between models is not in the
+    pooled quantiles. It is added in quadrature to each side; so are the variances of chips and of rare features without runs.
     """
     known = [each for each in residuals.models if each.model != unseen]
     own = [each for each in known if each.family == family]
-    widened, words = 0.0, []
     if borrows or not own:
-        return _of_a_stranger(residuals, chip=chip, known=known, is_calibrated=is_calibrated, is_usual=is_usual, open_habits=open_habits)
-    chosen = [each for each in own if each.scale == scale]
-    if _count(chosen) < _ENOUGH:
-        chosen = own
-    if not chosen:
-        raise InputError("residuals: hold no runs; write them with `python -m perfmodel.lab.residuals`")
-    num_models = len({each.model for each in chosen})
+        return _of_a_stranger(residuals, features, known=known, is_calibrated=is_calibrated, is_usual=is_usual, open_habits=open_habits)
+    chosen, alike = _most_alike(own, features)
+    num_runs, num_models = _count(chosen), len({each.model for each in chosen})
+    widened, words = _beyond_runs(residuals, features, seen=own, is_calibrated=is_calibrated, is_usual=is_usual)
     widened += 2.0 / num_models * residuals.between_models**2
+    below, middle, above = (_quantile(chosen, share) for share in (TAIL, 0.5, 1.0 - TAIL))
+    unseen_below, unseen_above = (abs(math.log(factor)) for factor in stranger_interval(residuals.strangers))
+    more = NORMAL * math.sqrt(widened)
+    low = math.hypot(_shrunk(middle - below, unseen_below, num_runs), more)
+    high = math.hypot(_shrunk(above - middle, unseen_above, num_runs), more)
+    if num_runs <= _FEW:
+        words.append(f"only {num_runs} run{'s' if num_runs > 1 else ''}")
+    return StepInterval(
+        low=math.exp(min(middle - low, 0.0)),
+        high=math.exp(max(middle + high, 0.0)),
+        rests_on=f"{num_runs:,} run{'s' if num_runs > 1 else ''} of {num_models} model{'s' if num_models > 1 else ''} of {family}{alike}"
+        + (f"; widened: {', '.join(words)}" if words else ""),
+        num_runs=num_runs,
+    )
+
+
+_FEW = 5
+"""Runs up to which it is said that they are few."""
+
+
+def _shrunk(own: float, unseen: float, num_runs: int) -> float:
+    return math.sqrt((num_runs * own**2 + _PRIOR_RUNS * unseen**2) / (num_runs + _PRIOR_RUNS))
+
+
+def _most_alike(own: Sequence[ModelResiduals], features: RunFeatures) -> tuple[Sequence[ModelResiduals], str]:
+    """The family's runs that share most with the features, of the sets that hold enough, and in words what they share."""
+    of_bits = [each for each in own if each.bits == features.bits]
+    of_chip = [each for each in of_bits if each.chip == features.chip]
+    bits = "" if features.bits == 16 else f" in {features.bits} bits"
+    at_scale = f" on {features.scale}"
+    choices = (
+        ([each for each in of_chip if each.scale == features.scale], f"{bits} on {features.chip},{at_scale}"),
+        (of_chip, f"{bits} on {features.chip}"),
+        ([each for each in of_bits if each.scale == features.scale], f"{bits}{at_scale}"),
+        (of_bits, bits),
+        ([each for each in own if each.scale == features.scale], at_scale),
+    )
+    return next(((found, alike) for found, alike in choices if _count(found) >= _ENOUGH), (own, ""))
+
+
+def _beyond_runs(
+    residuals: Residuals, features: RunFeatures, *, seen: Sequence[ModelResiduals], is_calibrated: bool, is_usual: bool
+) -> tuple[float, list[str]]:
+    """Variance of log(step time) by what the runs that were seen do not have, and in words what that is."""
+    words, widened = [], 0.0
     if not is_usual:
         widened += residuals.between_calibrations**2
         words.append("another calibration than theirs")
-    elif all(each.chip != chip for each in own):
+    elif all(each.chip != features.chip for each in seen):
         widened += (residuals.between_chips if is_calibrated else residuals.between_calibrations) ** 2
-        words.append(f"none on {chip}{'' if is_calibrated else ', which has no calibration of its own'}")
-    low, middle, high = (_quantile(chosen, share) for share in (TAIL, 0.5, 1.0 - TAIL))
-    more = NORMAL * math.sqrt(widened)
-    families = family if any(each.family == family for each in chosen) else "all families"
-    at_scale = f" on {scale}" if chosen is not own else ""
-    return StepInterval(
-        low=math.exp(min(middle - math.hypot(middle - low, more), 0.0)),
-        high=math.exp(max(middle + math.hypot(high - middle, more), 0.0)),
-        rests_on=f"{_count(chosen):,} runs of {num_models} model{'s' if num_models > 1 else ''} of {families}{at_scale}"
-        + (f"; widened: {', '.join(words)}" if words else ""),
-        num_runs=_count(chosen),
-    )
+        words.append(f"none on {features.chip}{'' if is_calibrated else ', which has no calibration of its own'}")
+    has_bits = any(each.bits == features.bits for each in seen)
+    for feature in sorted(features.rare if has_bits else features.named()):
+        widened += residuals.spread_of(feature) ** 2
+        words.append(f"none with {feature}")
+    return widened, words
 
 
 def stranger_interval(
@@ -212,28 +283,23 @@ _WORTH_SAYING = 0.05
 
 def _of_a_stranger(
     residuals: Residuals,
+    features: RunFeatures,
     *,
-    chip: str,
-    known: Iterable[ModelResiduals],
+    known: Sequence[ModelResiduals],
     is_calibrated: bool,
     is_usual: bool,
     open_habits: tuple[float, float],
 ) -> StepInterval:
     """Runs of the profile that was lent say nothing about who borrows it: how far off others' runs were when their framework was hidden."""
     low, high = stranger_interval(residuals.strangers, open_habits=open_habits)
-    more, words = 0.0, []
-    if not is_usual:
-        more = residuals.between_calibrations
-        words.append("another calibration than theirs")
-    elif all(each.chip != chip for each in known):
-        more = residuals.between_chips if is_calibrated else residuals.between_calibrations
-        words.append(f"none on {chip}{'' if is_calibrated else ', which has no calibration of its own'}")
+    widened, words = _beyond_runs(residuals, features, seen=known, is_calibrated=is_calibrated, is_usual=is_usual)
+    more = NORMAL * math.sqrt(widened)
     if max(_beyond(residuals.strangers, open_habits)) > _WORTH_SAYING**2:
         words.append("this step hangs more than theirs on what frameworks differ in")
     frameworks, runs = len({each.family for each in residuals.strangers}), sum(each.num_runs for each in residuals.strangers)
     return StepInterval(
-        low=math.exp(-math.hypot(math.log(low), NORMAL * more)),
-        high=math.exp(math.hypot(math.log(high), NORMAL * more)),
+        low=math.exp(-math.hypot(math.log(low), more)),
+        high=math.exp(math.hypot(math.log(high), more)),
         rests_on=f"{runs:,} runs of {frameworks} frameworks, each predicted as if nobody knew it"
         + (f"; widened: {', '.join(words)}" if words else ""),
         num_runs=runs,
@@ -285,6 +351,7 @@ def _load(path: Path) -> Residuals:
                 scale=str(row["scale"]),
                 num_runs=int(_within(row["num_runs"], 1, 1e9)),
                 quantiles=_quantiles(row["quantiles"]),
+                bits=int(_within(row.get("bits", 16), 1, 64)),
             )
             for family, rows in data["families"].items()
             for row in rows
@@ -312,6 +379,7 @@ def _load(path: Path) -> Residuals:
             models=models,
             strangers=strangers,
             experts=experts,
+            features=tuple((str(name), _within(value, 0, 20)) for name, value in data.get("features", {}).items()),
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown, suggest
@@ -11,7 +11,12 @@ from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet, lis
 from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.layout import USUAL_DISPATCHERS, ZERO_STAGES, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan
+from perfmodel.workload.base_formats import BASE_FORMATS
 from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.training import Training
+
+#: ZeRO stages that leave the parameters of a model whole.
+_WHOLE_BASE = (0, 1)
 
 #: Axes that a framework may or may not have; data parallelism every one has.
 AXES = ("tp", "cp", "pp")
@@ -31,6 +36,9 @@ class Runs:
     rules                names of shipped rule sets; none: any rules
     recompute_modules    parts of a layer may be recomputed by name
     flex                 beginnings of names of chips on which a library sends rows once to each place (DeepEP, HybridEP)
+    sharded_bases        formats of a quantised base that ZeRO 2 and 3 can shard; others are whole on every data rank
+    axes_of_bases        of tp, cp, pp beside a quantised base
+    zero_beside_axes     ZeRO stages beside tp or cp where the state could be sharded over data ranks or cp
     source               where that is said
     """
 
@@ -47,6 +55,9 @@ class Runs:
     rules: tuple[str, ...] = (MEGATRON, MEGATRON_SP)
     flex: tuple[str, ...] = ()
     recompute_modules: bool = False
+    sharded_bases: tuple[str, ...] = tuple(BASE_FORMATS)
+    axes_of_bases: tuple[str, ...] = AXES
+    zero_beside_axes: tuple[int, ...] = ZERO_STAGES
 
     def cuts_alike(self, rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> bool:
         """Whether one of its rule sets cuts this model alike where only these fine axes have more than one rank."""
@@ -55,6 +66,20 @@ class Runs:
     def admits_zero(self, zero: int, *, pipelined: bool, replicated: bool) -> bool:
         stages = set(self.zero) & set(self.zero_in_pipeline if pipelined else self.zero)
         return zero in stages and (zero == 0 or not replicated or zero in self.zero_of_replicas)
+
+    def for_training(self, train: Training) -> Runs:
+        """Return what it runs of a job that trains so: a quantised base limits ZeRO and the axes."""
+        if not train.quantizes_base:
+            return self
+        stages = self.zero if train.base in self.sharded_bases else tuple(stage for stage in self.zero if stage in _WHOLE_BASE)
+        return replace(self, zero=stages, axes=tuple(axis for axis in self.axes if axis in self.axes_of_bases))
+
+    @property
+    def has_flex(self) -> bool:
+        return bool(self.flex) or self == ANYTHING
+
+    def refuses_beside_axes(self, zero: int, *, tp: int, cp: int, data: int) -> bool:
+        return (tp > 1 or cp > 1) and data * cp > 1 and zero not in self.zero_beside_axes
 
     def dispatchers(self, chip: str) -> tuple[Dispatcher, ...]:
         """How tokens may reach experts on this chip."""
@@ -83,7 +108,13 @@ _CHOICES: dict[str, tuple[int | str, ...]] = {
     "axes": AXES,
     "schedules": tuple(PipelineSchedule),
     "recompute": tuple(Recompute),
+    "sharded_bases": tuple(BASE_FORMATS),
+    "axes_of_bases": AXES,
+    "zero_beside_axes": ZERO_STAGES,
 }
+
+#: What a file may leave out: the rules of every framework with tensor parallelism; no library, no lists; nothing said of bases.
+_MAY_BE_LEFT_OUT = ("rules", "flex", "recompute_modules", "sharded_bases", "axes_of_bases", "zero_beside_axes")
 
 
 def listed_choices(value: object, choices: Sequence[Any], key: str) -> tuple[Any, ...]:
@@ -103,8 +134,8 @@ def runs_from_dict(data: object) -> Runs:
     values: dict[str, Any] = {}
     choices = {**_CHOICES, "rules": tuple(list_rule_sets())}
     for key in known:
-        if key in ("rules", "flex", "recompute_modules") and key not in data:
-            continue  # those of every framework with tensor parallelism; no library, no lists
+        if key in _MAY_BE_LEFT_OUT and key not in data:
+            continue
         if key not in data:
             raise InputError(f"runs.{key}: is missing; give it (see strategies/frameworks/megatron/habits.yaml)")
         value = data[key]
@@ -122,18 +153,30 @@ def runs_from_dict(data: object) -> Runs:
     return Runs(**values)
 
 
+def _listed(values: Sequence[int | str]) -> str:
+    *first, last = map(str, values) if values else ("none",)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_context: bool) -> str:
     """Why the framework cannot run a plan of this form; empty if it can. balanced_context: it cuts a sequence in 2 cp chunks."""
     layout = plan.layout
     if plan.assignment is not None:
         return ""  # what is assumed are its habits: no framework has such plans but the executor here
+    every, runs = runs, runs.for_training(plan.job.train)
     for axis in AXES:
         if layout.degree(axis) > 1 and axis not in runs.axes:
-            return f"{axis}={layout.degree(axis)}: {framework} has no {axis}"
+            beside = f" beside a base in {plan.job.train.base}" if axis in every.axes else ""
+            return f"{axis}={layout.degree(axis)}: {framework} has no {axis}{beside}"
     zero, pipelined = int(plan.zero), layout.pp > 1
+    if zero in every.zero and zero not in runs.zero:
+        return f"zero={zero}: {framework} cannot shard a base in {plan.job.train.base}, of which every data rank has a whole copy"
+    if runs.refuses_beside_axes(zero, tp=layout.tp, cp=layout.cp, data=layout.data_parallel):
+        axis = "tp" if layout.tp > 1 else "cp"
+        return f"zero={zero}: {framework} has ZeRO {_listed(runs.zero_beside_axes)} only beside {axis}={layout.degree(axis)}"
     if not runs.admits_zero(zero, pipelined=pipelined, replicated=False):
         beside, stages = (" beside a pipeline", runs.zero_in_pipeline) if zero in runs.zero else ("", runs.zero)
-        return f"zero={zero}: {framework} has ZeRO {' and '.join(map(str, stages))} only{beside}"
+        return f"zero={zero}: {framework} has ZeRO {_listed(stages)} only{beside}"
     replicated = layout.dp_replicate > 1 and layout.dp_shard > 1
     if not runs.admits_zero(zero, pipelined=pipelined, replicated=replicated):
         return f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}: {framework} shards ZeRO {zero} over all data ranks only"
@@ -144,15 +187,15 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     if not runs.cuts_alike(plan.rules, model, str(plan.attention), axes):
         return f"rules={plan.rule_set}: {framework} cuts operators as one of {', '.join(runs.rules)} does"
     if str(plan.recompute) not in runs.recompute:
-        return f"recompute={plan.recompute}: {framework} has recompute {' and '.join(runs.recompute)} only"
+        return f"recompute={plan.recompute}: {framework} has recompute {_listed(runs.recompute)} only"
     if layout.cp > 1 and balanced_context and plan.job.seq_len % (2 * layout.cp):
         return f"cp={layout.cp}: {framework} cuts a sequence in 2 cp equal chunks, and {2 * layout.cp} does not divide {plan.job.seq_len}"
-    if plan.dispatcher is Dispatcher.FLEX and plan.ep > 1 and runs != ANYTHING and not runs.flex:
+    if plan.dispatcher is Dispatcher.FLEX and plan.ep > 1 and not runs.has_flex:
         return f"dispatcher=flex: {framework} has no library that sends rows once to each place"
     if not pipelined:
         return ""
     if str(plan.schedule) not in runs.schedules:
-        return f"schedule={plan.schedule}: {framework} has {' and '.join(runs.schedules)} only"
+        return f"schedule={plan.schedule}: {framework} has {_listed(runs.schedules)} only"
     if not runs.uneven_stages and len(set(plan.stage_layers)) > 1:
         return f"pp={layout.pp}: {framework} needs as many layers in every stage"
     if not runs.few_microbatches and plan.num_microbatches < layout.pp:

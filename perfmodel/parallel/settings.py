@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.foundation.values import said_yes_or_no
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
+from perfmodel.parallel.context_forms import CONTEXT_FORMS, RING, ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM
 from perfmodel.parallel.layout import ZERO_STAGES
+from perfmodel.parallel.loss_forms import FUSED_LOSS, LOSS_FORMS, UPCAST_LOSS, WHOLE_LOSS
 
 if TYPE_CHECKING:
     from perfmodel.parallel.profile import ExecutionProfile
@@ -84,7 +86,9 @@ def _bucketing(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
 
 
 def _fused_optimizer(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, optimizer_bytes_factor=1.0 if value else EAGER_ADAMW) if isinstance(value, bool) else profile
+    if not isinstance(value, bool):
+        return profile
+    return replace(profile, optimizer_bytes_factor=1.0 if value else EAGER_ADAMW, optimizer_copies=not value)
 
 
 def _accumulation(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -108,6 +112,18 @@ def _delayed_weight_gradients(profile: ExecutionProfile, value: Any) -> Executio
     return replace(profile, delays_weight_gradients=value) if isinstance(value, bool) else profile
 
 
+def _release(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, release=str(value))
+
+
+def _permutes(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, permutes_in_exchange=value) if isinstance(value, bool) else profile
+
+
+def _fused_experts(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, fuses_experts=value) if isinstance(value, bool) else profile
+
+
 def _shared_experts(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return replace(profile, hides_shared_experts=value) if isinstance(value, bool) else profile
 
@@ -125,23 +141,116 @@ def _mixed_precision(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return replace(profile, reduce_dtype="fp32") if value == "DEFAULT" else profile
 
 
+def _kernels(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """Libraries that a run names: Transformer Engine's norms, rotary embeddings and attention are one kernel each."""
+    names = {str(name).lower() for name in value} if isinstance(value, list) else set()
+    if "te" not in names:
+        return profile
+    return replace(profile, rms_norm_traffic=1.0, rotary_traffic=1.0, attention_kernel="flash3", attention_rate_fraction=1.0)
+
+
 def _tp_async(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     """Collectives of tensor parallelism in backward run beside the other gradient's product, or nothing does."""
     return replace(profile, tp_backward_overlap_fraction=TP_ASYNC_OVERLAP if value else 0.0) if isinstance(value, bool) else profile
 
 
 def _attention_kernel(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    """By generation: the first, the second, or the one that was written for the chip."""
-    return replace(profile, attention_kernel=value, attention_rate_fraction=1.0) if value in ATTENTION_KERNELS else profile
+    """By generation: the first, the second, or the one that was written for the chip; of a release that lets one choose it where ranks
+    share queries too, which those did not that the framework's own rate there comes from."""
+    if value not in ATTENTION_KERNELS:
+        return profile
+    return replace(
+        profile,
+        attention_kernel=value,
+        attention_rate_fraction=1.0,
+        context_attention_rate_fraction=1.0,
+        query_gradient_bytes=QUERY_GRADIENT_BYTES,
+    )
+
+
+def _loss(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """In pieces, of which none of the logits are kept; or whole, as torch's cross-entropy has them."""
+    if value == WHOLE_LOSS:
+        peak = max(profile.loss_peak_bytes, EAGER_LOSS_PEAK)
+        return replace(profile, loss_form=value, fused_cross_entropy=False, loss_peak_bytes=peak)
+    if value == UPCAST_LOSS:
+        return replace(profile, loss_form=value, fused_cross_entropy=True, loss_peak_bytes=FLOAT32_LOSS_PEAK)
+    if value == FUSED_LOSS:
+        return replace(profile, loss_form=value, logit_bytes=min(profile.logit_bytes, FUSED_LOGIT_BYTES))
+    return replace(profile, loss_form=value) if value in LOSS_FORMS else profile
+
+
+def _float32_logits(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    if value is not True:
+        return profile
+    traffic = max(profile.logit_bytes, FLOAT32_LOGIT_BYTES)
+    return replace(profile, fused_cross_entropy=False, loss_peak_bytes=max(profile.loss_peak_bytes, FLOAT32_LOSS_PEAK), logit_bytes=traffic)
+
+
+def _loss_traffic(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, logit_bytes=float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
+
+
+def _loss_memory(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """Of which the saved float32 log-probabilities and the 16-bit logits are counted with the activations."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return profile
+    return replace(profile, fused_cross_entropy=False, loss_peak_bytes=max(float(value) - _COUNTED_LOGIT_BYTES, 0.0))
+
+
+def _allocator(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, reserve_factor=float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
+
+
+def _frozen_weights(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, stores_frozen_float32=value == "float32")
+
+
+def _switch(field: str) -> Callable[[ExecutionProfile, Any], ExecutionProfile]:
+    """A setting that is a field of the profile."""
+
+    def change(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+        changed: dict[str, Any] = {field: value}
+        return replace(profile, **changed) if isinstance(value, bool) else profile
+
+    return change
+
+
+def _context_form(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """With a framework that can run it."""
+    if value not in CONTEXT_FORMS:
+        return profile
+    chunks = profile.context_chunks if value == ULYSSES else "contiguous" if value == RING else "head_tail"
+    runs = profile.runs
+    rules = (*runs.rules, *ULYSSES_RULES) if value == ULYSSES and runs.rules else runs.rules
+    runs = replace(runs, rules=tuple(dict.fromkeys(rules)), axes=tuple(dict.fromkeys((*runs.axes, "cp"))))
+    return replace(profile, context_form=value, context_chunks=chunks, runs=runs)
 
 
 def _async_tp(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return replace(profile, tp_overlap_fraction=ASYNC_TP_OVERLAP) if value is True else profile
 
 
+QUERY_GRADIENT_BYTES = 4.0
+"""Of an element of queries: FlashAttention-2 and -3 and cuDNN add up their gradient in float32 (`dq_accum` in flash-attention 2.8,
+`csrc/flash_attn/flash_api.cpp`)."""
+
+EAGER_LOSS_PEAK = 8.0
+"""Of a logit, beside the logits and their softmax in float32: the gradients that nll_loss and log_softmax make, in float32."""
+
 #: Their fused loss saves traffic, not memory: the softmax is kept in float32, its gradient made from it (Megatron-Core,
 #: `fusions/fused_cross_entropy.py`).
 _KEEPS_FLOAT32_SOFTMAX = ("megatron", "nemo")
+
+_COUNTED_LOGIT_BYTES = 6.0
+
+FLOAT32_LOGIT_BYTES = 44.0
+"""Traffic of a loss on a float32 copy of the logits, a logit: the copy reads 2 and writes 4 bytes, log_softmax reads and writes 4, its
+gradient is filled, read and written, and cast back; masks and shifted copies read and write 4 more (transformers 4.57, loss_utils.py)."""
+
+FLOAT32_LOSS_PEAK = 12.0
+"""Memory at the peak of that loss beyond saved log-probabilities and 16-bit logits, a logit: the float32 copy, the gradient that the
+loss hands back and the one that log_softmax makes of it. [byte]"""
 
 FUSED_LOGIT_BYTES = 14.0
 """Traffic of a fused loss, a logit: read once and overwritten by the gradient, in bf16, and its float32 intermediate."""
@@ -171,6 +280,9 @@ _FILE = re.compile(r"(.*\.ya?ml)(?=\+|$)", re.DOTALL)
 #: How else the generations of FlashAttention and their like are called, without the signs between.
 _SPELLINGS: Mapping[str, str] = {
     **{f"{name}{sign}{n}": f"flash{n}" for n in (1, 2, 3) for name in ("fa", "flash", "flashattn", "flashattention") for sign in ("", "v")},
+    **dict.fromkeys(
+        ("fa4", "flash4", "flashattn4", "flashattention4", "flashattentionv4"), "flash3"
+    ),  # the chip's own, as the third on Hopper
     **dict.fromkeys(("cudnnattention", "cudnnfused", "fusedcudnn"), "cudnn"),
 }
 
@@ -181,20 +293,100 @@ class StatedSetting:
 
     says     what it changes, for people
     change   what it does to the profile; None: the plan says it in words of its own
-    values   the words that it may have, or the least and the most of a number; empty: yes or no; None: a list of a framework's own flags
+    values   the words that it may have, a pattern of them, or the least and the most of a number; empty: yes or no; None: a list of a
+             framework's own flags
     """
 
     says: str
     change: Callable[[ExecutionProfile, Any], ExecutionProfile] | None
-    values: tuple[str, ...] | tuple[float, float] | None = ()
+    values: tuple[str, ...] | tuple[float, float] | re.Pattern[str] | None = ()
 
+
+RELEASE = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}", re.ASCII)
+"""How a release is written: 26.02 or 26.02.01."""
 
 #: In the order in which they change a profile.
 _SETTINGS: Mapping[str, StatedSetting] = {
+    "release": StatedSetting(
+        says="the framework's release, whose own recipes say how models with experts run on the chips at hand (CUDA graphs, HybridEP, "
+        "overlap, fused experts: strategies/releases); NAME@26.06 is the same",
+        change=_release,
+        values=RELEASE,
+    ),
     "megatron_args": StatedSetting(says="Megatron-LM's own flags", change=_megatron_arguments, values=None),
+    "kernels": StatedSetting(
+        says="libraries of kernels: te (Transformer Engine), deepep (experts are reached by `flex`)", change=_kernels, values=None
+    ),
     "fused_cross_entropy": StatedSetting(
         says="softmax, loss and gradient are one kernel: less traffic, and no float32 copy of the logits where the framework keeps none",
         change=_fused_cross_entropy,
+    ),
+    "loss": StatedSetting(
+        says="logits lie in memory whole, with torch's cross-entropy in float32; whole in 16 bits, and copied to float32 an eighth at a "
+        "time (upcast: torchtune's CEWithChunkedOutputLoss); in chunks of a few hundred tokens that are computed again in backward (TRL's "
+        "chunked_nll, torchtune's chunked loss); or fused with the product before them (Liger's and Unsloth's fused linear cross-entropy)",
+        change=_loss,
+        values=LOSS_FORMS,
+    ),
+    "float32_logits": StatedSetting(
+        says="the loss works on a float32 copy of all logits, which lives through its backward (Hugging Face's models)",
+        change=_float32_logits,
+    ),
+    "loss_traffic": StatedSetting(
+        says="memory traffic of the loss for a logit, forward and backward together, in bytes", change=_loss_traffic, values=(1.0, 1000.0)
+    ),
+    "loss_memory": StatedSetting(
+        says="memory of the loss at its peak for a logit, in bytes: the logits, their copies and their gradients",
+        change=_loss_memory,
+        values=(2.0, 100.0),
+    ),
+    "allocator_factor": StatedSetting(
+        says="what the allocator holds over what is in tensors, of all that comes and goes within a step",
+        change=_allocator,
+        values=(1.0, 4.0),
+    ),
+    "frozen_weights": StatedSetting(
+        says="with adapters: the dtype in which sharded weights that are not trained are stored, that of the computation or float32, of "
+        "which each unit is cast when it is gathered",
+        change=_frozen_weights,
+        values=("compute", "float32"),
+    ),
+    "float32_norms": StatedSetting(
+        says="RMSNorm written out keeps a float32 copy of its input for backward (Hugging Face's models, LitGPT)",
+        change=_switch("norms_keep_float32"),
+    ),
+    "adapter_dropout": StatedSetting(
+        says="adapters drop a part of their input (lora_dropout above 0): a copy and a mask of it are kept",
+        change=_switch("adapter_dropout"),
+    ),
+    "float32_rest": StatedSetting(
+        says="with a quantised base: embeddings, norms and the output matrix are cast to float32 (PEFT's prepare_model_for_kbit_training)",
+        change=_switch("quantized_rest_float32"),
+    ),
+    "optimizer_in_backward": StatedSetting(
+        says="each parameter is updated as soon as its gradient is there, so that gradients do not lie in memory together",
+        change=_switch("steps_in_backward"),
+    ),
+    "tiled_mlp": StatedSetting(
+        says="dense feed-forwards run over tiles of the sequence, so that nothing of their width lies in memory whole, and once more in "
+        "backward (ALST's TiledMLP)",
+        change=_switch("tiles_mlp"),
+    ),
+    "checkpoint_offload": StatedSetting(
+        says="with recompute full: what a layer keeps, its input, waits for backward in the host's memory",
+        change=_switch("offloads_checkpoints"),
+    ),
+    "activation_offload": StatedSetting(
+        says="all that layers keep waits for backward in the host's memory, whatever is recomputed",
+        change=_switch("offloads_activations"),
+    ),
+    "optimizer_offload": StatedSetting(
+        says="the optimizer's state lies in the host's memory, gradients go there and the host runs the step (ZeRO-Offload)",
+        change=_switch("offloads_optimizer"),
+    ),
+    "parameter_offload": StatedSetting(
+        says="weights lie in the host's memory and come when their layer runs (DeepSpeed's offload_param)",
+        change=_switch("offloads_parameters"),
     ),
     "fused_rmsnorm": StatedSetting(
         says=f"RMSNorm is one kernel; no: written out in float32, {EAGER_RMS_NORM:g} times its traffic", change=_fused_norm
@@ -239,6 +431,15 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         "too, and what they need is kept until then (Megatron-LM's --delay-wgrad-compute, DualPipe)",
         change=_delayed_weight_gradients,
     ),
+    "hybridep": StatedSetting(
+        says="kernels that send tokens once to each place put rows in the order of experts themselves (HybridEP); no: a pass of its own "
+        "does (DeepEP)",
+        change=_permutes,
+    ),
+    "fused_experts": StatedSetting(
+        says="products of experts, their activation and casts are one kernel (Megatron-LM's --use-transformer-engine-op-fuser)",
+        change=_fused_experts,
+    ),
     "moe_shared_overlap": StatedSetting(
         says="shared experts run beside what tokens send to the others and back (Megatron-LM's --moe-shared-expert-overlap)",
         change=_shared_experts,
@@ -253,9 +454,16 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         change=_low_weights,
     ),
     "attention_kernel": StatedSetting(
-        says="the rate of fused attention, by generation of its kernel; FlashAttention-2 is written as flash_attention_2 too",
+        says="the rate of fused attention, by generation of its kernel, and its buffer for gradients of queries; FlashAttention-2 is "
+        "written as flash_attention_2 too",
         change=_attention_kernel,
         values=ATTENTION_KERNELS,
+    ),
+    "cp_form": StatedSetting(
+        says="how ranks of --cp share a sequence: keys and values gathered, passed on in a ring in order or balanced (zigzag), or heads "
+        "exchanged (Ulysses)",
+        change=_context_form,
+        values=CONTEXT_FORMS,
     ),
     "fp8_recipe": StatedSetting(
         says=f"scales of fp8 for each tensor, or for each row: {ROWWISE_FP8:g} of the rate",
@@ -269,6 +477,15 @@ _SETTINGS: Mapping[str, StatedSetting] = {
     ),
     "sharding": StatedSetting(
         says="how FSDP cuts", change=None, values=("FULL_SHARD", "FSDP", "HSDP", "HYBRID_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "DDP")
+    ),
+    "reshard_after_forward": StatedSetting(
+        says="no: FSDP keeps gathered parameters until the last microbatch's backward (ZeRO 2 of a run that states 3)", change=None
+    ),
+    "zero_group": StatedSetting(
+        says="ranks over which ZeRO shards; the rest of the data ranks are replicas", change=None, values=(1.0, 1e6)
+    ),
+    "balanced_routing": StatedSetting(
+        says="tokens are forced to spread evenly over experts (where: as the framework's code does it)", change=None, values=("forced",)
     ),
     "tp_mode": StatedSetting(says="sequence parallelism, or not", change=None, values=("REDUCE_SCATTER", "ALL_REDUCE")),
 }
@@ -329,6 +546,11 @@ def _read(name: str, setting: StatedSetting, value: object) -> Any:
         if value not in (True, False):
             raise bad_field(field, one_line(value), "must be true or false", "write one of them")
         return bool(value)
+    if isinstance(known, re.Pattern):
+        text = f"{value:.2f}" if isinstance(value, float) else value
+        if not isinstance(text, str) or not known.fullmatch(text):
+            raise bad_field(field, one_line(value), "must be a release such as 26.02 or 26.02.01", "write one in quotes")
+        return text
     if isinstance(known[0], str):
         said = value.lower() if isinstance(value, str) else ""
         word = _SPELLINGS.get(re.sub("[^a-z0-9]", "", said), next((each for each in known if str(each).lower() == said), ""))

@@ -27,13 +27,19 @@ BACKWARD_ATTENTION = 2.5
 """Products of fused attention backward over those forward: it computes the scores again (Dao et al. 2022)."""
 
 
+USUAL_SEQUENCE, LONG_SEQUENCE = 4096, 32768
+"""[tokens] Stages are balanced at the first of these lengths, beyond the second at the job's own: a layer that moves to another rank takes
+its optimizer states along, so that a longer sequence could come out faster."""
+
+
 def default_stage_layers(job: TrainingJob, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
     """Of each virtual stage, in model order: stage k is on rank k % num_ranks."""
     model, num_stages = job.transformer, num_ranks * virtual_stages
     even = even_stage_layers(model.num_hidden_layers, num_stages)
     if num_stages == 1 or are_alike(model):
         return even
-    return _by_cost(model, job.seq_len, job.precision, num_ranks, virtual_stages)
+    length = job.seq_len if job.seq_len > LONG_SEQUENCE else USUAL_SEQUENCE
+    return _by_cost(model, length, job.precision, num_ranks, virtual_stages)
 
 
 def are_alike(model: TransformerConfig) -> bool:

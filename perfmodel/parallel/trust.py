@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from perfmodel.parallel.fitted import FittedTo
+from perfmodel.parallel.profile import GENERIC, list_profiles
 from perfmodel.parallel.residuals import ModelResiduals, Residuals, shape_of
 from perfmodel.workload.config import TransformerConfig
 
@@ -24,6 +25,7 @@ class Grade(StrEnum):
     OTHER_CHIP = "framework known, on other chips"
     NO_CALIBRATION = "framework known, chip not measured"
     STRANGER = "framework unknown"
+    NOT_COMPARED = "framework known, no run of it compared"
     OUTSIDE = "outside of anything seen"
 
 
@@ -59,6 +61,9 @@ def trust_in(
         reasons = [f"{fitted.num_runs} of them on {', '.join(fitted.chips)}, {fitted.left_out_error:.1%} off left out"]
         if chip not in fitted.chips:
             reasons.append(f"none on {chip}")
+    elif not own and family != GENERIC and family in list_profiles():
+        grade = Grade.NOT_COMPARED
+        reasons = [f"{family} is as its source code says; the interval is that of frameworks whose names were hidden"]
     elif not own:
         grade, reasons = Grade.STRANGER, ["predicted as the mean of those known, with how far off that was for each of them"]
     elif seen:

@@ -30,7 +30,7 @@ MEANINGS = {
 
 
 def baselines(
-    estimator: Estimator, space: Space, *, memory_headroom: float, risk: float | None = None, attention: AttentionKernel
+    estimator: Estimator, space: Space, *, memory_headroom: float | None, risk: float | None = None, attention: AttentionKernel
 ) -> tuple[Baseline, ...]:
     """Plain data parallelism, FSDP over all chips, the Megatron rule of thumb, and what a model's makers published, within the space."""
     within = _Within(estimator=estimator, space=space, headroom=memory_headroom, risk=risk, attention=attention)
@@ -54,7 +54,7 @@ class _Within:
 
     estimator: Estimator
     space: Space
-    headroom: float
+    headroom: float | None
     risk: float | None
     attention: AttentionKernel
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.foundation.errors import InputError, bad_field, shown, suggest, whole_number
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, memory_rule
+from perfmodel.foundation.memory_room import Verdict, memory_rule
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, rule_set_of, told_rules
 from perfmodel.parallel.doubts import TrustAccount
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.parallel.layout import USUAL_DISPATCHERS, PipelineSchedule, Recompute
-from perfmodel.parallel.plan import Plan, make_plan, plan_facts
+from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, plan_facts
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.reasons import layouts_left_out
-from perfmodel.planner.uniform.space import KNOBS, Space
-from perfmodel.planner.uniform.sweep import sweep
+from perfmodel.planner.result import FittingChange
+from perfmodel.planner.uniform.space import KNOBS, Space, runnable_space, unlimited_space
+from perfmodel.planner.uniform.sweep import Sweep, sweep
 
 _WHOLE = frozenset(bounded_knobs())
 #: What is said of the plan itself where it does not fit with the headroom.
@@ -38,6 +39,7 @@ class Alternative:
     reason       why it is not the plan of choice, as a sentence with numbers
     slower_by    seconds a step over the plan in question (0 where there is no prediction)
     parts        part -> seconds more (or less) than in the plan in question
+    changed      the other knobs in which it differs from the plan in question
     """
 
     knobs: Mapping[str, int | str | bool]
@@ -45,17 +47,20 @@ class Alternative:
     reason: str
     slower_by: float
     parts: Mapping[str, float]
+    changed: Mapping[str, int | str | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation:
-    """neighbours: the same plan with one knob turned; why_not: the answers to what was asked; trust: where it was asked for."""
+    """neighbours: the same plan with one knob turned; why_not: the answers to what was asked; trust: where it was asked for;
+    remedies: of a plan that does not fit the smallest changes with which it would."""
 
     prediction: Prediction
     bottleneck: str
     neighbours: tuple[Alternative, ...]
     why_not: tuple[Alternative, ...]
     trust: TrustAccount | None = None
+    remedies: tuple[FittingChange, ...] = ()
 
     def __str__(self) -> str:
         asked = [f"why not {each.reason}" for each in self.why_not]
@@ -129,17 +134,66 @@ def _space_of(plan: Plan, knobs: Mapping[str, int | str | bool], **more: Any) ->
     return Space(fixed=fixed, rules=_rules_to_try(plan, knobs), dispatchers=dispatchers, **more)
 
 
+def changed_knobs(plan: Plan, other: Plan) -> dict[str, int | str | bool]:
+    """Return the knobs in which `other` differs from `plan`, with the values of `other`."""
+    before, after = plan_knobs(plan), plan_knobs(other)
+    changed = {knob: after[knob] if knob != "rules" else other.rule_set for knob in after if after[knob] != before.get(knob)}
+    if {"sequence_parallel", "rules"} <= changed.keys() and other.rules in default_rule_sets():
+        del changed["rules"]  # the switch names the rule set
+    if other.order != plan.order:
+        changed["order"] = "-".join(other.order)
+    return changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Comparison:
+    """What other plans are compared with, and how.
+
+    own             the plan in question
+    any_framework   the other plans may be ones that the framework cannot run
+    """
+
+    estimator: Estimator
+    own: Prediction
+    memory_headroom: float | None
+    risk: float | None
+    any_framework: bool
+
+    def sweep(self, space: Space) -> Sweep:
+        plan = self.own.plan
+        return sweep(
+            self.estimator,
+            unlimited_space(space) if self.any_framework else runnable_space(space, self.estimator.profile, self.estimator.job),
+            top=1,
+            memory_headroom=self.memory_headroom,
+            risk=self.risk,
+            attention=plan.attention,
+            recompute_operators=plan.recompute_operators,
+        )
+
+    def predict(self, plan: Plan) -> Prediction:
+        return self.estimator.predict(plan, memory_headroom=self.memory_headroom, risk=self.risk)
+
+
 def explain(
-    estimator: Estimator, plan: Plan, *, why_not: Mapping[str, int | str | bool] | None = None, memory_headroom: float = DEFAULT_HEADROOM
+    estimator: Estimator,
+    plan: Plan,
+    *,
+    why_not: Mapping[str, int | str | bool] | None = None,
+    memory_headroom: float | None = None,
+    risk: float | None = None,
+    any_framework: bool = False,
 ) -> Explanation:
     """What decides this plan's time and memory, what turning one knob would do, and why a plan with other knobs was not chosen."""
-    own = estimator.predict(plan, memory_headroom=memory_headroom)
+    own = estimator.predict(plan, memory_headroom=memory_headroom, risk=risk)
     if plan.assignment is not None and why_not:
         rule = "asks for knobs, which a plan whose operators have shardings of their own does not have"
         raise bad_field("why_not", ",".join(why_not), rule, "leave it out, or use a plan of `perfmodel search`")
+    check_expert_knobs(why_not or {}, plan.job)
+    against = _Comparison(estimator=estimator, own=own, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
     turns = _turns(plan) if plan.assignment is None else []
-    neighbours = tuple(_compare(estimator, own, turned, memory_headroom, space=_around(plan, turned)) for turned in turns)
-    asked = (_answer(estimator, own, dict(why_not), memory_headroom),) if why_not else ()
+    neighbours = tuple(each for turned in turns for each in _turned(against, turned))
+    asked = (_answer(against, dict(why_not)),) if why_not else ()
     return Explanation(prediction=own, bottleneck=max(own.parts, key=lambda part: own.parts[part]), neighbours=neighbours, why_not=asked)
 
 
@@ -164,79 +218,99 @@ def _turns(plan: Plan) -> list[dict[str, int | str | bool]]:
     return turns
 
 
-def _around(plan: Plan, turned: Mapping[str, int | str | bool]) -> Space:
-    """The plan's own knobs with those turned; data axes, micro-batch and schedule adapt where a degree was turned."""
+#: Knobs that other degrees may need to change, the most particular first: each step frees some of them too.
+_FREED = (("dp_replicate", "dp_shard"), ("virtual_stages",), ("schedule", "sequence_parallel"), ("zero",))
+
+
+def _turned(against: _Comparison, turned: Mapping[str, int | str | bool]) -> tuple[Alternative, ...]:
+    """The plan with these knobs turned and as few others changed as the rest needs; none where the framework runs no such plan."""
+    plan, changes = against.own.plan, set(turned)
     fixed = {**plan_knobs(plan), **turned}
-    if set(turned) & {"tp", "pp", "cp"}:
-        for knob in ("dp_replicate", "dp_shard", "zero", "virtual_stages", "schedule", "sequence_parallel"):
-            if knob not in turned:
-                fixed.pop(knob)
+    fixed.pop("rules")
     if "schedule" in turned:
         fixed.pop("virtual_stages")
-    fixed.pop("rules")
+    if changes & {"tp", "pp", "cp"}:
+        layout = plan.layout
+        fixed.pop("dp_shard" if layout.dp_replicate == 1 else "dp_replicate")
+        if layout.dp_replicate > 1 and layout.dp_shard > 1:
+            fixed.pop("dp_shard")
     rules = default_rule_sets() if plan.rules in default_rule_sets() else (plan.rules,)
-    return Space(fixed=fixed, orders=(plan.order,), stage_layers=plan.stage_layers, rules=rules)
+    around = Space(fixed=fixed, orders=(plan.order,), stage_layers=plan.stage_layers, rules=rules)
+    found = against.sweep(around)
+    for freed in _FREED if changes & {"tp", "pp", "cp"} else ():
+        if found.num_evaluated:
+            break
+        fixed = {knob: value for knob, value in fixed.items() if knob not in freed or knob in turned}
+        found = against.sweep(replace(around, fixed=fixed))
+    if not found.num_evaluated and not against.any_framework:
+        if replace(against, any_framework=True).sweep(replace(around, fixed=fixed)).num_evaluated:
+            return ()
+        against = replace(against, any_framework=True)
+    return (_compared(against, dict(turned), found),)
 
 
-def _answer(estimator: Estimator, own: Prediction, knobs: dict[str, int | str | bool], headroom: float) -> Alternative:
+def _answer(against: _Comparison, knobs: dict[str, int | str | bool]) -> Alternative:
     """The best plan with these knobs, the others free; where the plan has them already, or is beaten, the answer says so."""
-    plan = own.plan
-    found = _compare(estimator, own, knobs, headroom, space=_space_of(plan, knobs))
-    has_it = all(plan_knobs(plan)[knob] == value for knob, value in knobs.items() if knob != "rules")
+    own, plan = against.own, against.own.plan
+    found = _compared(against, knobs, against.sweep(_space_of(plan, knobs)))
+    has_it = all(plan_knobs(plan).get(knob) == value for knob, value in knobs.items() if knob != "rules")
     has_it = has_it and ("rules" not in knobs or plan.rules == rule_set_of(knobs["rules"]))
     if not found.prediction or not found.prediction[0].fits:
         return replace(found, reason=f"{found.reason}; the plan itself has that") if has_it else found
     other = found.prediction[0]
-    others = [
-        f"{knob}={_text(value) or other.plan.rule_set}"
-        for knob, value in plan_knobs(other.plan).items()
-        if value != plan_knobs(plan)[knob] and knob not in knobs
-    ]
-    if other.plan.order != plan.order:
-        others.append(f"order={'-'.join(other.plan.order)}")
     _, _, numbers = found.reason.partition(": ")
-    beside = f", with {', '.join(others)}" if others else ""
     if has_it:
-        best = f"the best such plan is {numbers}{beside}" if others else "no such plan is better"
+        best = f"the best such plan is {numbers}" if found.changed else "no such plan is better"
         return replace(found, reason=f"{_named(knobs)}: the plan has that; {best}")
     if not own.fits:
-        return replace(found, reason=f"{_named(knobs)}: it would fit, and the plan {_UNFIT[own.verdict]}: {numbers}{beside}")
-    return replace(found, reason=f"{_named(knobs)}: it would be better: {numbers}{beside}") if other.step_time < own.step_time else found
+        return replace(found, reason=f"{_named(knobs)}: it would fit, and the plan {_UNFIT[own.verdict]}: {numbers}")
+    return replace(found, reason=f"{_named(knobs)}: it would be better: {numbers}") if other.step_time < own.step_time else found
 
 
 def _named(knobs: Mapping[str, int | str | bool]) -> str:
     return ", ".join(f"{knob}={_text(value)}" for knob, value in knobs.items())
 
 
-def _compare(estimator: Estimator, own: Prediction, knobs: Mapping[str, int | str | bool], headroom: float, *, space: Space) -> Alternative:
-    state = sweep(
-        estimator,
-        space,
-        top=1,
-        memory_headroom=headroom,
-        attention=own.plan.attention,
-        recompute_operators=own.plan.recompute_operators,
-    )
-    named = _named(knobs)
+def _no_plan(against: _Comparison, knobs: dict[str, int | str | bool], space: Space) -> Alternative:
+    """Why the space has no such plan: what the framework lacks, or the rule that the knobs break."""
+    reason = _rule(against, knobs)
+    if not against.any_framework:
+        lifted = replace(against, any_framework=True).sweep(space)
+        if lifted.num_evaluated:
+            lacking = against.predict(lifted.plan(int(lifted.least.ids[0]))).not_runnable or "other knobs of the plan rule it out"
+            reason = f"not a plan for this framework: {lacking}; --any-framework compares it all the same"
+    return Alternative(knobs=knobs, prediction=(), reason=f"{_named(knobs)}: {reason}", slower_by=0.0, parts={})
+
+
+def _compared(against: _Comparison, knobs: dict[str, int | str | bool], state: Sweep) -> Alternative:
+    """The best plan of a sweep beside the plan in question."""
+    own, named = against.own, _named(knobs)
     if state.num_evaluated == 0:
-        return Alternative(
-            knobs=dict(knobs), prediction=(), reason=f"{named}: {_rule(estimator, own.plan, knobs)}", slower_by=0.0, parts={}
-        )
+        return _no_plan(against, knobs, state.space)
     ids = state.best_time.ids if state.num_feasible else state.least.ids
-    other = estimator.predict(state.plan(int(ids[0])), memory_headroom=headroom)
+    other = against.predict(state.plan(int(ids[0])))
     difference = {part: other.parts[part] - own.parts[part] for part in own.parts}
+    changed = {knob: value for knob, value in changed_knobs(own.plan, other.plan).items() if knob not in knobs}
+    beside = f", with {_named(changed)}" if changed else ""
     if not other.fits:
-        lacking = other.memory["total"] - memory_rule(headroom).room(own.memory_usable)
+        lacking = other.memory["total"] - memory_rule(against.memory_headroom, against.risk).room(other.memory_usable)
         largest = other.largest_memory_class
         none = "does not fit; it" if state.num_evaluated == 1 else f"none of {state.num_evaluated:,} such plans fits; the smallest"
         much = f"{format_bytes(lacking)} too much" if lacking > 0 else f"which fits with {other.fits_probability:.0%} only"
         reason = (
             f"{named}: {none} needs {format_bytes(other.memory['total'])}, "
-            f"{much} (mostly {largest.replace('_', ' ')}: {format_bytes(other.memory[largest])})"
+            f"{much} (mostly {largest.replace('_', ' ')}: {format_bytes(other.memory[largest])}){beside}"
         )
     else:
-        reason = f"{named}: {_change(other, own, difference)}"
-    return Alternative(knobs=dict(knobs), prediction=(other,), reason=reason, slower_by=other.step_time - own.step_time, parts=difference)
+        reason = f"{named}: {_change(other, own, difference)}{beside}"
+    return Alternative(
+        knobs=knobs,
+        prediction=(other,),
+        reason=reason,
+        slower_by=other.step_time - own.step_time,
+        parts=difference,
+        changed=changed,
+    )
 
 
 def _change(other: Prediction, own: Prediction, difference: Mapping[str, float]) -> str:
@@ -255,8 +329,9 @@ def _text(value: int | str | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _rule(estimator: Estimator, plan: Plan, knobs: Mapping[str, int | str | bool]) -> str:
-    """The rule that the knobs break, from the plan's own checks or from the layouts that are left out."""
+def _rule(against: _Comparison, knobs: Mapping[str, int | str | bool]) -> str:
+    """The rule that the knobs break, from the plan's own checks, the framework or the layouts that are left out."""
+    estimator, plan = against.estimator, against.own.plan
     wanted: dict[str, Any] = {**plan_knobs(plan), **knobs}
     if set(knobs) & {"tp", "pp", "cp", "dp_replicate", "dp_shard"}:
         for axis in ("dp_replicate", "dp_shard", "zero"):

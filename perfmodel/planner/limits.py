@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.cost.estimate import Estimator, evaluate_memory
+from perfmodel.cost.plan_memory import MemoryRow
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import memory_rule
 from perfmodel.foundation.units import format_bytes
 from perfmodel.hardware.chip_cluster import chips_text
 from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.plan import Plan, divisors
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.uniform.space import Space
@@ -80,7 +82,8 @@ class Prober:
     global_batch: int
     space: Space
     attention: AttentionKernel
-    headroom: float
+    headroom: float | None
+    risk: float | None
     estimators: dict[tuple[int, int], Estimator] = field(default_factory=dict)
     passes: dict[tuple[object, ...], Sweep] = field(default_factory=dict)
     tables: dict[int, KeptTables] = field(default_factory=dict)
@@ -123,6 +126,7 @@ class Prober:
                     space,
                     top=1,
                     memory_headroom=self.headroom,
+                    risk=self.risk,
                     attention=self.attention,
                     needless=needless,
                     kept_tables=self.tables.setdefault(chips, {}),
@@ -134,29 +138,39 @@ class Prober:
 
     def need(self, plan: Plan, question: Question) -> float:
         """Memory of the plan stretched to what is asked; nan where it cannot be. [byte]"""
+        found = self._stretched(plan, question)
+        return math.nan if found is None else max(found[1].total)
+
+    def spare(self, plan: Plan, question: Question) -> float:
+        """Memory that the plan stretched to what is asked leaves of what it may take; nan where it cannot be. [byte]"""
+        found = self._stretched(plan, question)
+        if found is None:
+            return math.nan
+        stretched, row = found
+        estimator = next(iter(self.estimators.values()))
+        rule, doubt, usable = memory_rule(self.headroom, self.risk), memory_doubt(estimator.profile), estimator.machine.memory_usable
+        ratio, ranks = rule.ratio(doubt), row.needs(stretched, doubt)
+        left = rule.room(usable) - max(rank.total for rank in ranks)
+        return left if ratio is None else min(left, usable - max(rank.at_most(ratio) for rank in ranks))
+
+    def _stretched(self, plan: Plan, question: Question) -> tuple[Plan, MemoryRow] | None:
         estimator = self.estimator(question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch)
         try:
             stretched = replace(plan, job=estimator.job, micro_batch=question.knobs.get("micro_batch", plan.micro_batch))
         except InputError:
-            return math.nan
-        return max(evaluate_memory(estimator, stretched).total)
-
-    @property
-    def allowed(self) -> float:
-        """Memory that a plan that fits may take. [byte]"""
-        machine = next(iter(self.estimators.values())).machine
-        return memory_rule(self.headroom).room(machine.memory_usable)
+            return None
+        return stretched, evaluate_memory(estimator, stretched)
 
     def fastest(self, state: Sweep) -> tuple[Prediction, ...]:
         ids = state.best_time.ids[: min(1, state.num_feasible)]
-        return tuple(state.estimator.predict(state.plan(int(i)), memory_headroom=self.headroom) for i in ids)
+        return tuple(state.estimator.predict(state.plan(int(i)), memory_headroom=self.headroom, risk=self.risk) for i in ids)
 
     def beyond(self, what: str, state: Sweep) -> tuple[str, str, str]:
         """Why nothing fits there: (limited by, sentence, class of memory)."""
         if not len(state.least.ids):
             return "divisibility", f"no plan has {what}: no degrees that were left divide it", ""
-        least = state.estimator.predict(state.plan(int(state.least.ids[0])), memory_headroom=self.headroom)
-        allowed, largest = memory_rule(self.headroom).room(least.memory_usable), least.largest_memory_class
+        least = state.estimator.predict(state.plan(int(state.least.ids[0])), memory_headroom=self.headroom, risk=self.risk)
+        allowed, largest = memory_rule(self.headroom, self.risk).room(least.memory_usable), least.largest_memory_class
         lacking = least.memory["total"] - allowed
         much = f"would need {format_bytes(lacking)} more than" if lacking > 0 else f"fits with {least.fits_probability:.0%} only into"
         sentence = (
@@ -269,7 +283,7 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
         return states[chips]
 
     estimator = prober.estimator(prober.seq_len, candidates[0], prober.global_batch or micro)
-    least = _least_state(estimator) / memory_rule(prober.headroom).room(estimator.machine.memory_usable)
+    least = _least_state(estimator) / memory_rule(prober.headroom, prober.risk).room(estimator.machine.memory_usable)
     possible = [count for count in candidates if count >= least and count % given == 0]
     found = next((count for count in possible[:_MOST_PROBES] if probe(count).num_feasible), 0)
     rest = possible[_MOST_PROBES:]
@@ -375,7 +389,7 @@ def _stretched(plan: Plan, values: Sequence[int], prober: Prober, ask: Callable[
 
     def spare(place: int) -> float:
         if place not in known:
-            known[place] = prober.allowed - prober.need(plan, ask(values[place]))
+            known[place] = prober.spare(plan, ask(values[place]))
         return known[place]
 
     if low + 1 >= high or not spare(low + 1) >= 0.0:

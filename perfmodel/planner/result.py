@@ -31,6 +31,14 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FittingChange:
+    """A change with which it fits: knobs (and `chips`) with their new values, and the prediction of what results."""
+
+    changes: Mapping[str, int | str | bool]
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlikePlans:
     """A plan, and those beside it that are nearly the same and as good: see `perfmodel.planner.ties`. place: shared by ties."""
 
@@ -71,6 +79,8 @@ class SearchResult:
     pareto          the front of time against memory among those that fit, fastest first
     risk            that was asked for; certainty: what others would cost, where one was
     least_memory    the plan that needs the least (none where the space is empty)
+    remedies        where no plan fits, the smallest changes with which one would
+    any_framework   the best plan that fits and that the assumed framework cannot run; none where it is no better
     """
 
     objective: Objective
@@ -95,6 +105,8 @@ class SearchResult:
     risk: float | None = None
     certainty: tuple[Certainty, ...] = ()
     expectation: Expectation | None = None
+    any_framework: tuple[Prediction, ...] = ()
+    remedies: tuple[FittingChange, ...] = ()
 
     @property
     def best(self) -> Prediction:

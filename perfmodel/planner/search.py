@@ -7,12 +7,13 @@ import time as clock
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.estimate import Estimator, evaluate_memory
 from perfmodel.cost.expected import expected_times
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom, check_risk, memory_rule
+from perfmodel.foundation.memory_room import check_headroom, check_risk, fit_probability, memory_rule
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.likely import Likely
+from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.baselines import baselines
@@ -31,6 +32,9 @@ CANDIDATES = 256
 #: Of the best as many are compared by the times that are expected over what the framework may be.
 EXPECTED = 64
 
+#: Of the tied plans so many are asked how likely they fit, the simplest first.
+MOST_LIKELIHOODS = 32
+
 #: Risks of which a search with one says what they cost.
 CERTAINTY = (0.2, 0.05, 0.01)
 
@@ -41,7 +45,7 @@ def search_plans(
     *,
     objective: Objective | str = Objective.TIME,
     top: int = 10,
-    memory_headroom: float = DEFAULT_HEADROOM,
+    memory_headroom: float | None = None,
     risk: float | None = None,
     ties: float = 0.0,
     attention: AttentionKernel | None = None,
@@ -52,7 +56,8 @@ def search_plans(
     """The best plans of the space. For a given number of chips the objectives time and chip-time rank alike.
 
     risk   probability of not fitting that a plan may have, in place of the headroom; the result then says what more certainty costs
-    ties   plans within this share of the best are as good: the simplest of them comes first, of these the smallest; 0: the exact order
+    ties   plans within this share of the best are as good: the likeliest to fit comes first, of these the simplest, then the smallest;
+           0: the exact order
     likely what the framework may be: where there are ties, the best is that of the times expected over these, of the best `EXPECTED`
     """
     try:
@@ -93,6 +98,7 @@ def search_plans(
     if expectation is not None:
         places = (1, *places[1:])
     kinds = _kinds(ranking, places, ties)[:top]
+    rule = memory_rule(memory_headroom, risk)
     too_large = state.num_evaluated - state.num_feasible - state.num_tight
     rejected = {OUT_OF_MEMORY_STATIC: state.num_static, OUT_OF_MEMORY: too_large - state.num_static, TIGHT: state.num_tight}
     return SearchResult(
@@ -117,8 +123,8 @@ def search_plans(
         num_tight=state.num_tight,
         memory_capacity=estimator.machine.memory_capacity,
         memory_usable=estimator.machine.memory_usable,
-        memory_headroom=memory_rule(memory_headroom, risk).headroom,
-        risk=risk,
+        memory_headroom=rule.headroom,
+        risk=rule.risk if rule.risk < 1.0 else None,
         certainty=() if risk is None or state.interrupted else _certainty(estimator, space, attention=state.attention),
         interrupted=state.interrupted,
     )
@@ -162,10 +168,28 @@ def _ranking(state: Sweep, objective: Objective, ties: float, *, at_most: float)
     if ties and rows:
         least = rows[0][0]
         tied = [row for row in rows if row[0] <= max(least, min(least * (1.0 + ties), at_most))]
-        preferred = min(tied, key=lambda row: (preference(row[2], row[1]), row[0]))
+        tied.sort(key=lambda row: (preference(row[2], row[1]), row[0]))
+        preferred = tied[0] if by_memory else _likeliest(state.estimator, tied)
         rows.remove(preferred)
         rows.insert(0, preferred)
     return [(cost, plan) for cost, _, plan in rows]
+
+
+def _likeliest(estimator: Estimator, tied: Sequence[tuple[float, float, Plan]]) -> tuple[float, float, Plan]:
+    """Return the first (time, memory, plan), in order of preference, that is as likely to fit as the one of the least memory."""
+    smallest = min(tied, key=lambda row: row[1])
+    least_risk = likelihood(estimator, smallest[2])
+    for row in tied[:MOST_LIKELIHOODS]:
+        if row is smallest or likelihood(estimator, row[2]) >= least_risk:
+            return row
+    return smallest
+
+
+def likelihood(estimator: Estimator, plan: Plan) -> int:
+    """Return the probability that the plan fits, in whole percent as tables show it; what is over 99 % is all the same."""
+    doubt = memory_doubt(estimator.profile)
+    needs = evaluate_memory(estimator, plan).needs(plan, doubt)
+    return min(math.floor(100.0 * fit_probability(needs, estimator.machine.memory_usable, doubt) + 0.5), 99)
 
 
 def _by_expectation(

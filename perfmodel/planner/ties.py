@@ -18,7 +18,10 @@ TIES = 0.01
 
 
 def num_forms(plan: Plan) -> int:
-    """How much there is to set up: axes in use, interleaving, recomputation, an order of axes that is not the default."""
+    """How much there is to set up: axes in use, interleaving, recomputation, an order of axes that is not the default.
+
+    Sequence parallelism comes with tp and is none by itself.
+    """
     axes = sum(plan.layout.degree(axis) > 1 for axis in DEFAULT_ORDER)
     extras = (plan.virtual_stages > 1, plan.recompute is not Recompute.NONE, plan.order != DEFAULT_ORDER)
     return axes + sum(extras)

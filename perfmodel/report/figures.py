@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.foundation.memory_room import memory_rule
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.prediction import Prediction
@@ -156,7 +155,7 @@ def search_figure(result: SearchResult) -> Figure:
             label=f"{baseline.name}{fits}",
             zorder=4,
         )
-    capacity = memory_rule(result.memory_headroom).room(result.memory_usable) / GIB
+    capacity = (1.0 - result.memory_headroom) * result.memory_usable / GIB
     axes.axvline(capacity, color="black", linewidth=1.2, linestyle="--")
     axes.annotate(
         f"{capacity:.3g} GiB may be used ",

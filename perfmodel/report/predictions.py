@@ -7,12 +7,22 @@ from typing import Any
 
 from perfmodel.cost.sensitivity import STEP, Sensitivity
 from perfmodel.foundation.memory_room import Verdict
+from perfmodel.foundation.text import flop_rate_text
 from perfmodel.foundation.units import format_bytes, format_count, format_flop_rate, format_step
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.algebra.rules import MEGATRON, told_rules
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import Plan, expert_words, plan_facts, plan_to_dict
-from perfmodel.parallel.prediction import Prediction, batch_text, notes, routed_text, trained_text
+from perfmodel.parallel.prediction import (
+    PROBABILITY,
+    Prediction,
+    batch_text,
+    layers_row,
+    notes,
+    probability_cell,
+    routed_text,
+    trained_text,
+)
 from perfmodel.parallel.profile import GENERIC
 from perfmodel.parallel.recompute_modules import recompute_words
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
@@ -36,6 +46,11 @@ def training_time(prediction: Prediction, tokens: float) -> tuple[float, float]:
     return seconds / SECONDS_OF_A_DAY, seconds * prediction.plan.num_chips / SECONDS_OF_AN_HOUR
 
 
+def training_cost(prediction: Prediction, tokens: float) -> float:
+    """Price of `training_time`'s chip-hours; 0 where no price of the chip is known. [USD]"""
+    return training_time(prediction, tokens)[1] * prediction.price_per_hour
+
+
 def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[str, Any]:
     """The prediction as `--json` has it (DESIGN.md section 7); SI units."""
     content: dict[str, Any] = {
@@ -54,6 +69,7 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
         "memory_moment": prediction.memory_moment,
         "memory_capacity": prediction.memory_capacity,
         "memory_usable": prediction.memory_usable,
+        "host_memory": prediction.host_memory,
         "memory_spare": prediction.memory_spare,
         "memory_interval": [prediction.memory_low, prediction.memory_high],
         "fits": prediction.fits,
@@ -63,6 +79,7 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
     if tokens:
         content["tokens"] = tokens
         content["days"], content["chip_hours"] = training_time(prediction, tokens)
+        content["cost"] = training_cost(prediction, tokens) or None
     plan = prediction.plan
     model, train = plan.job.model, plan.job.train
     if isinstance(model, TransformerConfig):
@@ -181,6 +198,13 @@ def fits_text(probability: float) -> str:
     return f"fits with {share}"
 
 
+def room_words(headroom: float, risk: float | None) -> str:
+    """What a plan that fits leaves free, and how sure it is."""
+    at_risk = f"at a risk of {percent(risk)} of running out of memory" if risk is not None else ""
+    free = f"less {percent(headroom)} kept free" if headroom or not at_risk else ""
+    return " and ".join(text for text in (free, at_risk) if text)
+
+
 def fits_cell(verdict: Verdict) -> str:
     """The verdict in a column `fits`."""
     return {Verdict.FITS: "yes", Verdict.TIGHT: "tight", Verdict.DOES_NOT_FIT: "NO"}[verdict]
@@ -190,6 +214,7 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
     """The few lines that answer most questions: (name, value)."""
     plan = prediction.plan
     lines = [
+        *layers_row(plan.job),
         ("plan", plan_line(plan)),
         ("assumes", _assumed(plan)),
         ("step time", f"{format_step(prediction.step_time)} for {format_count(plan.job.tokens_per_step)} {plan.job.unit}"),
@@ -207,6 +232,9 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
     if tokens:
         days, chip_hours = training_time(prediction, tokens)
         lines.append(("training", f"{format_count(tokens)} tokens take {days:,.1f} days, {format_count(chip_hours)} chip-hours"))
+        if prediction.price_per_hour:
+            cost, price = training_cost(prediction, tokens), prediction.price_per_hour
+            lines.append(("", f"{cost:,.0f} USD at {price:.2f} USD a chip-hour (indicative; see `perfmodel chips`)"))
     lines += [("rests on" if i == 0 else "", line) for i, line in enumerate(rests_on_lines(prediction))]
     return lines + [("note", warning) for warning in notes(prediction)]
 
@@ -223,7 +251,7 @@ def _assumed(plan: Plan) -> str:
 
 
 def _utilisation(prediction: Prediction) -> list[tuple[str, str]]:
-    rate, mfu = f"{prediction.tflops_per_chip:,.0f} TFLOP/s a chip", f"MFU {percent(prediction.mfu_palm)}"
+    rate, mfu = f"{flop_rate_text(prediction.tflops_per_chip)} TFLOP/s a chip", f"MFU {percent(prediction.mfu_palm)}"
     if isinstance(prediction.plan.job.model, NetworkModel):
         return [("utilisation", f"{rate}, {mfu} (model FLOPs: three times those of a forward pass)")]
     frozen = "" if prediction.plan.job.train.is_full else ", 4 of 6 parts for a frozen weight"
@@ -276,17 +304,18 @@ def settings_table(
     *,
     tokens: float = 0.0,
     intervals: Sequence[StepInterval] = (),
-    footing: tuple[str, Sequence[float]] | None = None,
+    varied: Sequence[str] = (),
 ) -> Table:
-    """One line for each combination; of model, batch and the like only what differs. intervals: none, or one for each prediction.
+    """One line for each combination; of model, batch and the like only what differs.
 
-    footing: a heading and the step times on ground that all rows have in common
+    intervals   none, or one for each prediction
+    varied      knobs of which several values were given: those that the degrees do not show have a column
     """
     varying = _varying(predictions)
+    knobs = [name for name in _KNOB_COLUMNS if name in varied]
     step, room = times_like(min(each.step_time for each in predictions)), bytes_like(predictions[0].memory_usable)
-    days = ("days", "chip-hours") if tokens else ()
+    days = ("days", "chip-hours", "USD") if tokens else ()
     held = (f"{COVERAGE:.0%} interval",) if intervals else ()
-    common, common_times = ((footing[0],), footing[1]) if footing else ((), ())
     rows = []
     for place, each in enumerate(predictions):
         bounds = tuple(
@@ -295,20 +324,22 @@ def settings_table(
         cost: tuple[str, ...] = ()
         if tokens:
             taken, hours = training_time(each, tokens)
-            cost = (f"{taken:,.1f}", format_count(hours))
+            price = training_cost(each, tokens)
+            cost = (f"{taken:,.1f}", format_count(hours), f"{price:,.0f}" if price else "-")
         rows.append(
             (
                 short_name(each.plan.cluster),
                 f"{each.plan.num_chips:,}",
                 *(_JOB_COLUMNS[name](each) for name in varying),
+                *(_KNOB_COLUMNS[name](each.plan) for name in knobs),
                 step(each.step_time),
-                *(step(time) for time in common_times[place : place + 1]),
                 *bounds,
                 f"{each.tokens_per_second_per_chip:,.0f}",
-                f"{each.tflops_per_chip:,.0f}",
+                flop_rate_text(each.tflops_per_chip),
                 percent(each.mfu_palm),
                 room(each.memory["total"]),
                 fits_cell(each.verdict),
+                probability_cell(each.fits_probability),
                 *cost,
                 degrees_line(each.plan),
                 rests_on_lines(each)[0],
@@ -316,12 +347,20 @@ def settings_table(
         )
     return Table(
         title="",
-        headers=("cluster", "chips", *varying, "step time", *common, *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", "fits", *days,
-                 "plan", "rests on"),
+        headers=("cluster", "chips", *varying, *map(words, knobs), "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory",
+                 "fits", PROBABILITY, *days, "plan", "rests on"),
         rows=tuple(rows),
-        right=("chips", "batch", "seq", "step time", *common, *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", *days),
+        right=("chips", "batch", "seq", "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", PROBABILITY, *days),
     )  # fmt: skip
 
+
+_KNOB_COLUMNS: Mapping[str, Callable[[Plan], str]] = {
+    "zero": lambda plan: f"{int(plan.zero)}",
+    "micro_batch": lambda plan: f"{plan.micro_batch:,}",
+    "recompute": lambda plan: recompute_words(plan.recompute, plan.recompute_operators),
+    "schedule": lambda plan: str(plan.schedule),
+    "virtual_stages": lambda plan: f"{plan.virtual_stages}",
+}
 
 _JOB_COLUMNS: Mapping[str, Callable[[Prediction], str]] = {
     "model": lambda each: each.plan.job.model.name,
@@ -409,9 +448,10 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
         *([row("against the fastest", [_more(each.step_time / best) for each in predictions])] if same_job else []),
         row(f"{predictions[0].plan.job.unit}/s/chip", [f"{each.tokens_per_second_per_chip:,.0f}" for each in predictions]),
         *([] if same_job else [row("against the most", [_less(each.tokens_per_second_per_chip / most) for each in predictions])]),
-        row("TFLOP/s/chip", [f"{each.tflops_per_chip:,.0f}" for each in predictions]),
+        row("TFLOP/s/chip", [flop_rate_text(each.tflops_per_chip) for each in predictions]),
         row("MFU (PaLM)", [percent(each.mfu_palm) for each in predictions]),
         row("fits", [fits_cell(each.verdict) for each in predictions]),
+        row("probability that it fits", [probability_cell(each.fits_probability) for each in predictions]),
         row("memory to spare", [room(each.memory_spare) for each in predictions]),
     ]
     parts = [

@@ -9,13 +9,14 @@ from typing import Any
 
 from perfmodel.parallel.plan import plan_facts
 from perfmodel.parallel.prediction import NotPredicted, Prediction
-from perfmodel.report.predictions import training_time
+from perfmodel.parallel.residuals import StepInterval
+from perfmodel.report.predictions import training_cost, training_time
 
 _JOB = ("model", "cluster", "chips", "global_batch", "seq_len", "precision", "optimizer", "train", "profile", "settings")
 
 
-def prediction_row(prediction: Prediction, *, tokens: float = 0.0) -> dict[str, Any]:
-    """The job, the knobs, the results, the parts of the step and the classes of memory."""
+def prediction_row(prediction: Prediction, *, tokens: float = 0.0, interval: StepInterval | None = None) -> dict[str, Any]:
+    """Return the job, the knobs, the results, the parts of the step and the classes of memory; with an interval its ends [s]."""
     row: dict[str, Any] = plan_facts(prediction.plan) | {
         "order": "-".join(prediction.plan.order),
         "calibration": prediction.calibration,
@@ -34,9 +35,12 @@ def prediction_row(prediction: Prediction, *, tokens: float = 0.0) -> dict[str, 
         "fits_probability": prediction.fits_probability,
         "verdict": str(prediction.verdict),
     }
+    if interval is not None:
+        row |= {"step_time_low": prediction.step_time * interval.low, "step_time_high": prediction.step_time * interval.high}
     if tokens:
         row["tokens"] = tokens
         row["days"], row["chip_hours"] = training_time(prediction, tokens)
+        row["cost"] = training_cost(prediction, tokens) or None
     row |= {f"time_{part}": time for part, time in prediction.parts.items()}
     row |= {f"memory_{kind}": size for kind, size in prediction.memory.items() if kind != "total"}
     return row | {"warnings": "; ".join(prediction.warnings), "reason": ""}

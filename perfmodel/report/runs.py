@@ -22,6 +22,14 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
     }
 
 
+def _uncalibrated(comparison: Comparison) -> list[tuple[str, str]]:
+    """What to do first where the prediction of this machine rests on no measurement of it."""
+    if not any(source.startswith("spec sheet") for source in comparison.prediction.rests_on.values()):
+        return []
+    machine = f"no calibration of {comparison.measurement.chip}: the prediction rests on a spec sheet and may be many times too fast"
+    return [("not calibrated", machine), ("", "run `perfmodel calibrate` (under two minutes), then this again")]
+
+
 def measurement_facts(comparison: Comparison) -> list[tuple[str, str]]:
     measured = comparison.measurement
     ranks = "1 process" if measured.num_ranks == 1 else f"{measured.num_ranks} processes"
@@ -32,6 +40,7 @@ def measurement_facts(comparison: Comparison) -> list[tuple[str, str]]:
         else f"equal to one process within {measured.gradient_error:.1e}"
     )
     return [
+        *_uncalibrated(comparison),
         ("ran on", f"{ranks} of {measured.chip} ({measured.device}); {software}"),
         ("gradients", gradients),
         ("steps", f"{measured.steps} timed after {measured.warmup}; interquartile range {format_time(measured.step_time_spread)}"),

@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.parallel.algebra.rules import told_rules
-from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
-from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
 from perfmodel.parallel.profile import GENERIC
 from perfmodel.parallel.settings import framework_named
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
 from perfmodel.planner.result import AlikePlans, Baseline, Certainty, SearchResult
-from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, fits_cell, fits_text, plan_cells, plan_line, prediction_object
+from perfmodel.report.predictions import (
+    PLAN_HEADERS,
+    PLAN_LEGEND,
+    fits_cell,
+    fits_text,
+    plan_cells,
+    plan_line,
+    prediction_object,
+    room_words,
+)
+from perfmodel.report.remedies import remedies_objects
 from perfmodel.report.table import Table, bytes_like, percent, times_like
 from perfmodel.report.trust import trust_object
 
 #: Of how many values of a knob the line of plans that are nearly the same names.
 _ALIKE_VALUES = 3
 #: Where a reason breaks, so that its table is no wider than 120 columns.
-_REASON_WIDTH = 60
-#: Beside the name of a plan that the assumed framework cannot run, or that `perfmodel run` refuses.
+_REASON_WIDTH = 46
+#: Where the knobs of a neighbour break.
+_KNOBS_WIDTH = 28
+#: Beside the name of a plan that the assumed framework cannot run.
 _MARK = "*"
 
 
@@ -56,6 +67,8 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
         "plans": [each | {"place": place} for each, place in zip(described(result.plans), result.places, strict=True)],
         "baselines": {each.name: _baseline_object(each, tokens) for each in result.baselines},
         "pareto": described(result.pareto),
+        **({} if result.plans else {"remedies": remedies_objects(result.remedies)}),
+        "any_framework": described(result.any_framework)[0] if result.any_framework else {},
         "least_memory": described(result.least_memory)[0] if result.least_memory else {},
     }
 
@@ -109,10 +122,8 @@ def _rate_text(result: SearchResult) -> str:
 def search_line(result: SearchResult) -> str:
     rate = _rate_text(result)
     room = f"{format_bytes(result.memory_usable)} usable"
-    if result.risk is not None:
-        room += f" at a risk of {percent(result.risk)} at most"
-    elif result.memory_headroom:
-        room += f" less {percent(result.memory_headroom)} kept free"
+    if result.risk is not None or result.memory_headroom:
+        room += f" {room_words(result.memory_headroom, result.risk)}"
     return (
         f"{result.num_evaluated:,} plans evaluated in {format_time(result.search_time)}{rate}; "
         f"{result.num_feasible:,} fit in {room}; ranked by {result.objective}"
@@ -132,7 +143,7 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
     with_rules = any(told_rules(each.plan.rules) for _, each in shown)
     rows = [
         (
-            f"{name}{_MARK}" if each.not_runnable or not_executable_reason(each.plan) else name,
+            f"{name}{_MARK}" if each.not_runnable else name,
             *((_of_row(places, row),) if with_places else ()),
             step(each.step_time),
             _against(each.step_time, best),
@@ -140,12 +151,13 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
             percent(each.mfu_palm),
             room(each.memory["total"]),
             fits_cell(each.verdict),
+            probability_cell(each.fits_probability),
             *plan_cells(each.plan),
             *((each.plan.rule_set,) if with_rules else ()),
         )
         for row, (name, each) in enumerate(shown)
     ]
-    results = ("plan", *(("place",) if with_places else ()), "step time", "vs 1", "TFLOP/s", "MFU", "memory", "fits")
+    results = ("plan", *(("place",) if with_places else ()), "step time", "vs 1", "TFLOP/s", "MFU", "memory", "fits", PROBABILITY)
     headers = (*results, *PLAN_HEADERS, *(("rules",) if with_rules else ()))
     knobs = range(len(results), len(headers))
     shared = [i for i in knobs if len({row[i] for row in rows}) == 1] if len(rows) > 1 else []
@@ -154,7 +166,7 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
         title="Best plans, and what one would use without a search",
         headers=tuple(headers[i] for i in kept),
         rows=tuple(tuple(row[i] for i in kept) for row in rows),
-        right=("step time", "vs 1", "TFLOP/s", "MFU", "memory", "tp", "cp", "pp", "dp", "zero", "micro"),
+        right=("step time", "vs 1", "TFLOP/s", "MFU", "memory", PROBABILITY, "tp", "cp", "pp", "dp", "zero", "micro"),
     )
     return table, tuple(f"{headers[i]} {rows[0][i]}" for i in shared if rows[0][i] not in ("-", ""))
 
@@ -208,6 +220,7 @@ def _alike_cells(plan: Plan) -> dict[str, str]:
         "dp": cells["dp"].replace(" ", ""),
         "zero": cells["zero"],
         "axis order": "-".join(plan.order),
+        "stages": "even" if len(set(plan.stage_layers)) <= 1 else "uneven",
     }
 
 
@@ -224,10 +237,11 @@ def ties_line(result: SearchResult) -> str:
     if tied < 2 or not result.ties:
         return ""
     by_memory = str(result.objective) == "memory"
+    first = "has" if by_memory else "most likely fits, then has"
     least = "" if by_memory else f" (the least time of any plan that fits is {format_step(result.least_time)})"
     return (
-        f"place: within {percent(result.ties)} plans are ties (--ties); of the first, plan 1 has the fewest forms of parallelism, "
-        f"then the least {'time' if by_memory else 'memory'}{least}"
+        f"place: within {percent(result.ties)} plans are ties (--ties); of the first, plan 1 {first} the fewest "
+        f"forms of parallelism, then the least {'time' if by_memory else 'memory'}{least}"
     )
 
 
@@ -238,18 +252,29 @@ def _named_plans(result: SearchResult) -> list[tuple[str, Prediction]]:
 
 
 def marked_lines(result: SearchResult) -> list[str]:
-    """The footnotes of the plans that the assumed framework cannot run, or `perfmodel run` and `audit` refuse, one for each reason."""
+    """The footnotes of the plans that the assumed framework cannot run, one for each reason."""
     names: dict[str, list[str]] = {}
     for name, each in _named_plans(result):
         if each.not_runnable:
             names.setdefault(f"not a plan for this framework: {each.not_runnable}", []).append(name)
-    for name, each in _named_plans(result):
-        reason = not_executable_reason(each.plan)
-        if reason:
-            names.setdefault(f"cannot be run or audited with torch: {reason}", []).append(name)
-    lines = [f"{_MARK} {', '.join(those)}: {reason}" for reason, those in names.items()]
-    hidden = any(each.not_runnable for _, each in _named_plans(result))
-    return [*lines, "--only-runnable keeps to what the framework runs"] if hidden else lines
+    return [f"{_MARK} {', '.join(those)}: {reason}" for reason, those in names.items()]
+
+
+def any_framework_line(result: SearchResult) -> str:
+    """What a search without the framework's limits would gain; empty where that is nothing."""
+    if not result.any_framework:
+        return ""
+    other = result.any_framework[0]
+    framework = framework_named(other.plan.profile)
+    by_memory = str(result.objective) == "memory"
+    if not result.plans:
+        gain = f"a plan fits, {format_bytes(other.memory['total'])} a chip and {format_step(other.step_time)} a step"
+    elif by_memory:
+        saved = 1.0 - other.memory["total"] / result.plans[0].memory["total"]
+        gain = f"{percent(saved)} less memory ({format_bytes(other.memory['total'])})"
+    else:
+        gain = f"{percent(result.plans[0].step_time / other.step_time - 1.0)} faster ({format_step(other.step_time)})"
+    return f"--any-framework: {gain} with what {framework} cannot run ({other.not_runnable})"
 
 
 def plans_legend(table: Table, shared: tuple[str, ...]) -> list[str]:
@@ -292,6 +317,7 @@ def explanation_object(explanation: Explanation) -> dict[str, Any]:
             "reason": alternative.reason,
             "slower_by": alternative.slower_by,
             "parts": dict(alternative.parts),
+            "changed": dict(alternative.changed),
             "prediction": prediction_object(alternative.prediction[0]) if alternative.prediction else {},
         }
 
@@ -300,6 +326,7 @@ def explanation_object(explanation: Explanation) -> dict[str, Any]:
         "bottleneck": explanation.bottleneck,
         "neighbours": [described(each) for each in explanation.neighbours],
         "why_not": [described(each) for each in explanation.why_not],
+        **({} if explanation.prediction.fits else {"remedies": remedies_objects(explanation.remedies)}),
         **({} if explanation.trust is None else {"trust": trust_object(explanation.trust, explanation.prediction.step_time)}),
     }
 
@@ -316,13 +343,15 @@ def neighbours_table(explanation: Explanation) -> Table:
 
     rows = []
     for each in sorted(explanation.neighbours, key=rank):
-        named = ", ".join(f"{knob}={str(value).lower()}" for knob, value in each.knobs.items())
+        named = _knobs_text(each.knobs)
         if not each.prediction:
             first, *rest = textwrap.wrap(each.reason.partition(": ")[2], _REASON_WIDTH)
-            rows.append((named, "-", "-", "-", "-", first))
-            rows += [("", "", "", "", "", line) for line in rest]
+            rows.append((named, *["-"] * 5, first))
+            rows += [(*[""] * 6, line) for line in rest]
             continue
         found = each.prediction[0]
+        whole = f"{named}, {_knobs_text(each.changed)}" if each.changed else named
+        named, *others = textwrap.wrap(whole, _KNOBS_WIDTH)
         rows.append(
             (
                 named,
@@ -330,16 +359,22 @@ def neighbours_table(explanation: Explanation) -> Table:
                 _against(found.step_time, own),
                 room(found.memory["total"]),
                 fits_cell(found.verdict),
+                probability_cell(found.fits_probability),
                 _cause(each) if found.fits else "",
             )
         )
+        rows += [(f"  {line}", *[""] * 6) for line in others]
     return Table(
-        title="The same plan with one knob turned (other knobs kept where they can be)",
-        headers=("knob", "step time", "change", "memory", "fits", "mostly"),
+        title="The same plan with one knob turned, and every other knob that changes with it",
+        headers=("knob", "step time", "change", "memory", "fits", PROBABILITY, "mostly"),
         rows=tuple(rows),
-        right=("step time", "change", "memory"),
+        right=("step time", "change", "memory", PROBABILITY),
         fold=("mostly",),
     )
+
+
+def _knobs_text(knobs: Mapping[str, int | str | bool]) -> str:
+    return ", ".join(f"{knob}={str(value).lower()}" for knob, value in knobs.items())
 
 
 def _cause(alternative: Alternative) -> str:

@@ -9,11 +9,13 @@ from typing import Any
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.foundation.units import format_bytes, format_count, format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
+from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
 from perfmodel.planner.serving.launch import LaunchLine
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
 from perfmodel.workload.serving import Lengths, ServingJob
 
+DOES_NOT_FIT = "does not fit: "
 #: What is shown of each time.
 TIMES = ("ttft", "tpot", "request_latency")
 
@@ -40,9 +42,51 @@ def service_line(prediction: ServingPrediction) -> str:
     return f"{what}, {lengths_line(job)}, {load_text(job)}, on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
 
 
+def verdict_facts(prediction: ServingPrediction, limits: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Whether the plan runs and keeps the limits; where it does not fit, what would."""
+    facts = [("verdict", verdict_text(prediction, limits))]
+    if prediction.fits:
+        return facts
+    would = [remedy_text(change) for change in prediction.remedies] or ["no single change; use chips with more memory"]
+    return [*facts, *(("would fit" if at == 0 else "", text) for at, text in enumerate(would))]
+
+
+def verdict_text(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:
+    """Fits or not, keeps up or not, meets the limits or not."""
+    if not prediction.fits:
+        return "; ".join(note for note in prediction.notes if note.startswith(DOES_NOT_FIT))
+    said = ["fits"]
+    if prediction.is_saturated and prediction.job.rate is not None:
+        said.append("cannot keep up: more requests come than are answered")
+    elif not prediction.fits_load:
+        said.append("some requests wait for room")
+    for name, kept in limits_object(prediction, limits).items():
+        seen = getattr(prediction, name).mean
+        said.append(f"{'meets' if kept['kept_by_mean'] else 'misses'} {words(name)} {format_time(kept['limit'])} ({format_time(seen)})")
+    return "; ".join(said)
+
+
+def remedy_text(change: Mapping[str, Any], renamed: Mapping[str, str] = {}) -> str:
+    """As flags: --chips 8 --tp 8. renamed: words that are called otherwise where it is printed."""
+    return " ".join(f"--{renamed.get(name, name).replace('_', '-')} {_flag_value(value)}" for name, value in change.items())
+
+
+def _flag_value(value: Any) -> str:
+    if isinstance(value, Lengths):
+        return str(value.most) if value.least == value.most else f"{value.least}:{value.most}"
+    return str(value)
+
+
 def headline(prediction: ServingPrediction) -> list[tuple[str, str]]:
-    """The few lines that answer most questions: (name, value)."""
+    """The few lines that answer most questions: (name, value). Of a plan that does not fit there are no times."""
     job, plan = prediction.job, prediction.plan
+    if not prediction.fits:
+        total, usable = prediction.memory["total"], prediction.memory_usable
+        return [
+            ("plan", f"{plan.label()}, {plan.engine}"),
+            ("memory", f"{format_bytes(total)} of {format_bytes(usable)} usable on each chip"),
+            *(("note", note) for note in prediction.notes if not note.startswith(DOES_NOT_FIT)),
+        ]
     user = prediction.tokens_per_second_per_user
     lines = [
         ("plan", f"{plan.label()}, {plan.engine}"),
@@ -56,12 +100,27 @@ def headline(prediction: ServingPrediction) -> list[tuple[str, str]]:
             f"{prediction.requests_per_second:,.2f} requests/s",
         ),
         *([] if prediction.goodput is None else [("goodput", _goodput(prediction))]),
+        *([] if prediction.cost_per_million is None else [("cost", _cost(prediction))]),
         ("at once", _running(prediction)),
         ("memory", f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable on each chip"),
         ("cache", f"{job.kv_precision}; {_verdict(prediction)}"),
         ("rests on", "; ".join(f"{words(name)} {source}" for name, source in _grouped(prediction.rests_on).items())),
     ]
     return lines + [("note", note) for note in prediction.notes]
+
+
+def _cost(prediction: ServingPrediction) -> str:
+    return f"{prediction.cost_per_million:,.2f} USD a million output tokens, at {prediction.price_per_hour:,.2f} USD an hour for a chip"
+
+
+def short_plan(plan: ServingPlan) -> str:
+    """As its label, for tables: tp 4, ep 8 x 2 replicas; of disaggregated plans workers and chips of each alone."""
+    if plan.pools is not None:
+        one, other = plan.pools.prefill, plan.pools.decode
+        prefill, decode = plan.pools.prefill_workers, plan.pools.decode_workers
+        return f"prefill {prefill}x{one.chips_per_replica}, decode {decode}x{other.chips_per_replica}"
+    label = plan.label().replace(f", {plan.replicas} replicas", f" x {plan.replicas}").replace("attention dp", "attn dp")
+    return label.removeprefix("tp 1, ")
 
 
 def _goodput(prediction: ServingPrediction) -> str:
@@ -101,10 +160,21 @@ def _verdict(prediction: ServingPrediction) -> str:
 def _running(prediction: ServingPrediction) -> str:
     replicas = prediction.plan.replicas
     each = " in each replica" if replicas > 1 else ""
-    text = f"{prediction.running:,.1f} sequences run{each}"
+    shown = _sequences(prediction.running)
+    text = f"{shown} {'runs' if shown == '1 sequence' else 'run'}{each}"
     if not prediction.queued:
         return text
-    return f"{text}, {prediction.queued:,.1f} wait" if math.isfinite(prediction.queued) else f"{text}, and a queue that only grows"
+    return f"{text}, {_amount(prediction.queued)} wait" if math.isfinite(prediction.queued) else f"{text}, and a queue that only grows"
+
+
+def _sequences(number: float) -> str:
+    text = _amount(number)
+    return f"{text} {'sequence' if text == '1' else 'sequences'}"
+
+
+def _amount(number: float) -> str:
+    """A mean number of sequences: whole from ten on."""
+    return f"{number:,.0f}" if number >= 9.95 else f"{number:,.1f}".removesuffix(".0")
 
 
 def _grouped(rests: Mapping[str, str]) -> dict[str, str]:
@@ -130,7 +200,7 @@ def parts_table(prediction: ServingPrediction) -> Table:
     step, text = prediction.decode_step, times_like(prediction.decode_step)
     shown = sorted(((name, time) for name, time in prediction.parts.items() if time > 0), key=lambda item: -item[1])
     return Table(
-        title=f"Where a decode step of {prediction.running:,.1f} sequences goes",
+        title=f"Where a decode step of {_sequences(prediction.running)} goes",
         headers=("part", "time", "share", ""),
         rows=(
             *((words(name), text(time), percent(time / step), bar(time / step)) for name, time in shown),
@@ -203,6 +273,8 @@ def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
         "tokens_per_second_per_user": prediction.tokens_per_second_per_user,
         "requests_per_second": prediction.requests_per_second,
         "goodput": prediction.goodput,
+        "price_per_hour": prediction.price_per_hour or None,
+        "cost_per_million_tokens": prediction.cost_per_million,
         "running": prediction.running,
         "queued": prediction.queued,
         "max_sequences": prediction.max_sequences,
@@ -212,6 +284,7 @@ def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
         "memory_usable": prediction.memory_usable,
         "fits": prediction.fits,
         "fits_load": prediction.fits_load,
+        "remedies": [{"change": dict(change), "text": remedy_text(change)} for change in prediction.remedies],
         "is_saturated": prediction.is_saturated,
         "parts": dict(prediction.parts),
         "intervals": {name: list(interval) for name, interval in prediction.intervals.items()},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report.figures import new_figure, write_figure
+from perfmodel.report.serving import short_plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,18 +39,47 @@ def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
         axes.plot([low, ridge, high], [bandwidth * low / 1e12, level, level], color="#333333", linewidth=1.0)
     for row in shown:
         axes.scatter(row.intensity, row.flops / row.time / 1e12, s=36, marker=_MARKS[row.phase], color=BOUND_COLOURS[row.bound], zorder=3)
-    for row in sorted(shown, key=lambda row: -row.time)[:8]:
-        place = (row.intensity, row.flops / row.time / 1e12)
-        axes.annotate(row.name.rpartition(".")[2], place, textcoords="offset points", xytext=(6, -9), fontsize=7)
     for bound in dict.fromkeys(row.bound for row in shown):
         axes.scatter([], [], color=BOUND_COLOURS[bound], label=f"bound by {bound}")
     for phase in dict.fromkeys(row.phase for row in shown):
         axes.scatter([], [], color="#333333", marker=_MARKS[phase], label=phase)
     axes.set(xscale="log", yscale="log", xlabel="intensity [FLOP/byte]", ylabel="TFLOP/s reached on a chip")
     axes.set_title(title, fontsize=9)
+    longest = sorted(shown, key=lambda row: -row.time)[:8]
+    spots = [(row.intensity, row.flops / row.time / 1e12) for row in shown]
+    names = [(row.name.rpartition(".")[2], (row.intensity, row.flops / row.time / 1e12)) for row in longest]
+    name_spots(axes, names, spots)
     axes.legend(fontsize=8, loc="lower right")
     axes.grid(which="major", alpha=0.3)
     return figure
+
+
+_LETTER, _LINE, _GAP = 4.2, 8.0, 5.0
+"""Of a label of 7 points: width of a letter, height, and distance from its mark. [point]"""
+
+
+def name_spots(axes: Any, names: Sequence[tuple[str, tuple[float, float]]], spots: Sequence[tuple[float, float]]) -> None:
+    """Labels beside their marks, each on the side where it covers no mark and no label; one without such a side is left out."""
+    figure = axes.get_figure()
+    axes.autoscale_view()
+    points = 72.0 / figure.dpi
+    marks = [tuple(axes.transData.transform(spot) * points) for spot in dict.fromkeys(spots)]
+    taken: list[tuple[float, float, float, float]] = [(x - 3.0, y - 3.0, x + 3.0, y + 3.0) for x, y in marks]
+    for name, spot in names:
+        x, y = axes.transData.transform(spot) * points
+        width = _LETTER * len(name)
+        for right in (True, False):
+            for rise in (-_LINE / 2, -_LINE - _GAP / 2, _GAP / 2):
+                left, low = (x + _GAP if right else x - _GAP - width), y + rise
+                box = (left, low, left + width, low + _LINE)
+                if any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+                    continue
+                axes.annotate(name, spot, textcoords="offset points", xytext=(left - x, rise + 1.5), fontsize=7)
+                taken.append(box)
+                break
+            else:
+                continue
+            break
 
 
 def plot_front(found: ServingSearchResult, title: str, path: Path) -> None:
@@ -69,9 +99,9 @@ def front_figure(found: ServingSearchResult, title: str) -> Figure:
         linewidth=1.0,
         zorder=1,
     )
-    labels = list(dict.fromkeys(f"{each.plan.label()}, {each.quantization}" for each in points))
+    labels = list(dict.fromkeys(f"{short_plan(each.plan)}, {each.quantization}" for each in points))
     for place, label in enumerate(labels):
-        of = [each for each in points if f"{each.plan.label()}, {each.quantization}" == label]
+        of = [each for each in points if f"{short_plan(each.plan)}, {each.quantization}" == label]
         axes.scatter(
             [each.tokens_per_second_per_user for each in of],
             [each.tokens_per_second_per_chip for each in of],
@@ -81,16 +111,25 @@ def front_figure(found: ServingSearchResult, title: str) -> Figure:
             label=label if place < _NAMED else None,
             zorder=2,
         )
+    names: list[tuple[str, tuple[float, float]]] = []
     for name, ranked, mark in [
-        *(("best under the limits", each, "*") for each in found.plans[:1]),
+        ("best under the limits" if found.limits.given() else "best", found.best, "*"),
         *((f"baseline: {each.name}", each.found[0], "x") for each in found.baselines if each.found),
     ]:
         spot = (ranked.prediction.tokens_per_second_per_user, ranked.tokens_per_second_per_chip)
         axes.scatter(*spot, s=120 if mark == "*" else 45, color="#000000", marker=mark, zorder=3)
-        axes.annotate(name, spot, textcoords="offset points", xytext=(7, 5), fontsize=7)
+        names.append((name, spot))
     if found.limits.tpot is not None:
-        axes.axvline(1.0 / found.limits.tpot, color="#D55E00", linewidth=1.0, linestyle="--")
-        axes.annotate("TPOT limit", (1.0 / found.limits.tpot, axes.get_ylim()[1]), fontsize=7, color="#D55E00", ha="right", va="top")
+        limit = 1.0 / found.limits.tpot
+        axes.axvline(limit, color="#D55E00", linewidth=1.0, linestyle="--")
+        where: dict[str, Any] = {
+            "xy": (limit, 0.02),
+            "xycoords": axes.get_xaxis_transform(),
+            "xytext": (3, 0),
+            "textcoords": "offset points",
+        }
+        axes.annotate("TPOT limit", **where, fontsize=7, color="#D55E00", rotation=90, ha="left", va="bottom")
+    name_spots(axes, names, [(each.tokens_per_second_per_user, each.tokens_per_second_per_chip) for each in points])
     axes.set(xlabel="output tokens/s of a user", ylabel="output tokens/s of a chip")
     axes.set_title(title, fontsize=9)
     axes.legend(fontsize=7, loc="upper right")

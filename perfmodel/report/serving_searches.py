@@ -7,7 +7,7 @@ from typing import Any
 from perfmodel.foundation.units import format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.planner.serving.result import RankedPlan, ServingObjective, ServingSearchResult
-from perfmodel.report.serving import lengths_line, load_text, serving_object
+from perfmodel.report.serving import lengths_line, load_text, serving_object, short_plan
 from perfmodel.report.table import Table, percent
 from perfmodel.workload.serving import ServingJob
 
@@ -37,7 +37,7 @@ def search_facts(found: ServingSearchResult) -> list[tuple[str, str]]:
         ("not these", "; ".join(rejected)),
         ("no layouts", "; ".join(left_out)),
         ("price", price),
-        ("note", "" if found.num_feasible else "no plan whose workers do both meets the limits: those below have workers of two kinds"),
+        ("note", "" if found.num_feasible else "no aggregated plan meets the limits; those below are disaggregated"),
     ]
     return [(name, text) for name, text in facts if text]
 
@@ -47,51 +47,78 @@ def plans_table(found: ServingSearchResult) -> Table:
     return Table(
         title="Plans, best first",
         headers=_HEADERS,
-        rows=tuple(_row(str(place), ranked, ranked.reason) for place, ranked in enumerate(found.plans, 1)),
+        rows=tuple((str(place), *_row(ranked)) for place, ranked in enumerate(found.plans, 1)),
         right=_RIGHT,
-        fold=("plan", "why not the best"),
     )
 
 
-_HEADERS = ("", "plan", "weights", "at once", "tokens/s/chip", "tokens/s/user", "TTFT", "TPOT", "USD/M tokens", "why not the best")
-_RIGHT = ("", "at once", "tokens/s/chip", "tokens/s/user", "TTFT", "TPOT", "USD/M tokens")
+def reasons_table(found: ServingSearchResult) -> Table | None:
+    """Why each plan is not the best; None where there is no other."""
+    rows = tuple((str(place), ranked.reason) for place, ranked in enumerate(found.plans, 1) if ranked.reason)
+    return Table(title="Why not the best", headers=("", "reason"), rows=rows, right=("",), fold=("reason",)) if rows else None
 
 
-def _row(name: str, ranked: RankedPlan, reason: str) -> tuple[str, ...]:
+_HEADERS = ("", "plan", "weights", "at once", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
+_RIGHT = ("", "at once", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
+
+
+def _row(ranked: RankedPlan) -> tuple[str, ...]:
+    return (
+        short_plan(ranked.plan) + (f", {ranked.idle_chips} idle" if ranked.idle_chips else ""),
+        ranked.prediction.job.quantization.name,
+        *_figures(ranked),
+    )
+
+
+def _figures(ranked: RankedPlan) -> tuple[str, ...]:
     prediction = ranked.prediction
     at_once = prediction.job.concurrency
     return (
-        name,
-        ranked.plan.label() + (f", {ranked.idle_chips} idle" if ranked.idle_chips else ""),
-        prediction.job.quantization.name,
         f"{at_once:,}" if at_once is not None else "",
         f"{ranked.tokens_per_second_per_chip:,.0f}",
         f"{prediction.tokens_per_second_per_user:,.1f}",
         format_time(prediction.ttft.mean) if prediction.ttft.mean < float("inf") else "endless",
         format_time(prediction.tpot.mean),
         "" if ranked.cost_per_million is None else f"{ranked.cost_per_million:,.2f}",
-        reason,
     )
 
 
-def pools_table(found: ServingSearchResult) -> Table:
-    """Workers for prompts and others for answers, against the best plan whose workers do both."""
-    headers = (*_HEADERS[:-1], "against the best of the others")
-    rows = tuple(_row(str(place), ranked, ranked.reason) for place, ranked in enumerate(found.disaggregated, 1))
-    title = "Prompts and answers on workers of their own" + ("" if rows else ": none meets the limits")
-    return Table(title=title, headers=headers, rows=rows, right=_RIGHT, fold=("plan", "against the best of the others"))
+def pools_tables(found: ServingSearchResult) -> list[Table]:
+    """Prefill and decode workers, against the best aggregated plan: figures, then plans."""
+    title = "Disaggregated: prefill and decode workers" + ("" if found.disaggregated else ": none meets the limits")
+    figures = tuple(
+        (str(place), ranked.prediction.job.quantization.name, *_figures(ranked)) for place, ranked in enumerate(found.disaggregated, 1)
+    )
+    named = tuple(
+        (str(place), f"{ranked.plan.label()}{f', {ranked.idle_chips} idle' if ranked.idle_chips else ''}")
+        for place, ranked in enumerate(found.disaggregated, 1)
+    )
+    against = tuple(ranked.reason for ranked in found.disaggregated)
+    headers = ("", *_HEADERS[2:], "against the best aggregated")
+    first = Table(
+        title=title,
+        headers=headers,
+        rows=tuple((*row, reason) for row, reason in zip(figures, against, strict=True)),
+        right=_RIGHT,
+        fold=("against the best aggregated",),
+    )
+    return [first, Table(title="", headers=("", "plan"), rows=named, right=("",), fold=("plan",))] if named else [first]
 
 
 def baselines_table(found: ServingSearchResult) -> Table:
     """What one would take without a search."""
     rows = [
-        _row(each.name, each.found[0], each.reason or each.meaning) if each.found else (each.name, *("",) * 8, each.reason)
+        (each.name, short_plan(each.found[0].plan), *_figures(each.found[0])) if each.found else (each.name, "none", *("",) * 6)
         for each in found.baselines
     ]
-    headers = ("baseline", *_HEADERS[1:-1], "what it is")
-    return Table(
-        title="What one would take without a search", headers=headers, rows=tuple(rows), right=_RIGHT[1:], fold=("plan", "what it is")
-    )
+    headers = ("baseline", "plan", *_HEADERS[3:])
+    return Table(title="What one would take without a search", headers=headers, rows=tuple(rows), right=_RIGHT[1:], fold=("plan",))
+
+
+def baselines_meanings(found: ServingSearchResult) -> Table:
+    """What the baselines are, or which limit they break."""
+    rows = tuple((each.name, each.reason or each.meaning) for each in found.baselines)
+    return Table(title="", headers=("baseline", "what it is"), rows=rows, fold=("what it is",))
 
 
 def front_table(found: ServingSearchResult) -> Table:
@@ -102,12 +129,12 @@ def front_table(found: ServingSearchResult) -> Table:
     return Table(
         title=f"The front: {len(points)} plans and loads than which none has more of both"
         + (f" (one in {step} is shown)" if step > 1 else ""),
-        headers=("tokens/s/user", "tokens/s/chip", "plan", "weights", "in flight", "TTFT", "TPOT", "limits"),
+        headers=("tok/s/user", "tok/s/chip", "plan", "weights", "in flight", "TTFT", "TPOT", "limits"),
         rows=tuple(
             (
                 f"{each.tokens_per_second_per_user:,.1f}",
                 f"{each.tokens_per_second_per_chip:,.0f}",
-                each.plan.label(),
+                short_plan(each.plan),
                 each.quantization,
                 f"{each.concurrency:,}",
                 format_time(each.ttft),
@@ -116,13 +143,30 @@ def front_table(found: ServingSearchResult) -> Table:
             )
             for each in shown
         ),
-        right=("tokens/s/user", "tokens/s/chip", "in flight", "TTFT", "TPOT"),
+        right=("tok/s/user", "tok/s/chip", "in flight", "TTFT", "TPOT"),
     )
+
+
+def best_facts(found: ServingSearchResult) -> list[tuple[str, str]]:
+    """The plan that a search ends with, its figures, and how to predict it by itself."""
+    best = found.best
+    prediction, plan = best.prediction, best.plan
+    at_once, cost = prediction.job.concurrency, best.cost_per_million
+    figures = [
+        f"{best.tokens_per_second_per_chip:,.0f} output tokens/s a chip",
+        *([f"{at_once:,} requests in flight"] if at_once is not None else []),
+        f"first token {format_time(prediction.ttft.mean)}",
+        f"each token {format_time(prediction.tpot.mean)}",
+        *([f"{cost:,.2f} USD a million output tokens"] if cost is not None else []),
+    ]
+    again = [("predict", f"--workers {plan.pools.text}")] if plan.pools is not None else []
+    return [("plan", plan.label()), ("yields", ", ".join(figures)), *again]
 
 
 def ranked_object(ranked: RankedPlan) -> dict[str, Any]:
     return {
         **serving_object(ranked.prediction),
+        "intervals": {name: list(interval) for name, interval in ranked.intervals.items()},
         "tokens_per_second_per_chip": ranked.tokens_per_second_per_chip,
         "cost_per_million_tokens": ranked.cost_per_million,
         "idle_chips": ranked.idle_chips,
@@ -145,6 +189,7 @@ def search_object(found: ServingSearchResult) -> dict[str, Any]:
         "search_time": found.search_time,
         "plans": [ranked_object(ranked) for ranked in found.plans],
         "disaggregated": [ranked_object(ranked) for ranked in found.disaggregated],
+        "best": ranked_object(found.best),
         "baselines": {
             each.name: {
                 "meaning": each.meaning,
@@ -169,6 +214,3 @@ def search_object(found: ServingSearchResult) -> dict[str, Any]:
         ],
         "price_per_hour": found.price_per_hour or None,
     }
-
-
-__all__ = ["baselines_table", "front_table", "plans_table", "pools_table", "ranked_object", "search_facts", "search_line", "search_object"]

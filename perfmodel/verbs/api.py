@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM
 from perfmodel.foundation.resources import require_torch as require_torch
-from perfmodel.foundation.values import share, whole
+from perfmodel.foundation.values import check_name, optional_share, share, whole
 from perfmodel.foundation.words import Words, takes
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
@@ -26,8 +25,8 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Predictions
 from perfmodel.parallel.request import Request
 from perfmodel.planner.ties import TIES
-from perfmodel.verbs.requests import make_requests, predict_requests, setting_of_request
-from perfmodel.verbs.searching import search_in
+from perfmodel.verbs.requests import make_requests, predict_requests, read_risk, setting_of_request
+from perfmodel.verbs.searching import check_frameworks, remedies_in, search_in
 from perfmodel.verbs.setting import (
     Name,
     load_plan,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from perfmodel.parallel.results import Comparison, Measurement
     from perfmodel.parallel.stated import Stated
     from perfmodel.planner.explain import Explanation
-    from perfmodel.planner.result import SearchResult
+    from perfmodel.planner.result import FittingChange, SearchResult
     from perfmodel.workload.imported.graph import ImportedGraph
     from perfmodel.workload.routing import RoutingCounts
 
@@ -58,14 +57,14 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
-@takes(asked=Words(Request, several=True), knobs=Knobs)
-def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: Knobs) -> Prediction | Any:
+@takes(asked=Words(Request, several=True), knobs=Words(Knobs, varied=True))
+def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: tuple[Knobs, ...]) -> Prediction | Any:
     """Step time and memory of one plan: of a plan (file) with what is said beside it, or of the one that the knobs describe.
 
     A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free;
     risk: in its place, the probability that a plan that fits does not.
-    Sizes may be texts (`seq_len="8k"`). Job, cluster, chips and profile may be lists: the result is then a `Predictions`, one for each
-    combination.
+    Sizes may be texts (`seq_len="8k"`). Job, cluster, chips, profile and the knobs that a search tries may be lists: the result is then a
+    `Predictions`, one for each combination.
 
     nodes          in place of chips: times the chips of a node of the cluster
     batch_tokens   in place of global_batch: the tokens of a step
@@ -75,7 +74,7 @@ def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: Knobs) ->
     """
     requests = make_requests(asked, of_plan=plan is not None)
     answers, failures = predict_requests(requests, knobs, plan=None if plan is None else load_plan(plan))
-    if len(requests) == 1:
+    if len(requests) * len(knobs) == 1:
         return answers[0].prediction
     return Predictions(predictions=tuple(each.prediction for each in answers), not_predicted=tuple(failures))
 
@@ -87,12 +86,17 @@ def predict_plan(
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
     settings: Stated = None,
-    memory_headroom: float | str = DEFAULT_HEADROOM,
+    memory_headroom: float | str | None = None,
+    risk: float | str | None = None,
 ) -> Prediction:
     """Step time and memory of a plan, where it says that it runs or on another cluster, calibration or profile, or with other settings."""
     found = load_plan(plan)
     setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile, settings=settings)
-    return predict_in(setting, placed(found, setting), memory_headroom=share(memory_headroom, "memory_headroom"))
+    return predict_in(setting, placed(found, setting), **_memory_rule(memory_headroom, risk))
+
+
+def _memory_rule(memory_headroom: float | str | None, risk: float | str | None) -> dict[str, float | None]:
+    return {"memory_headroom": optional_share(memory_headroom, "memory_headroom"), "risk": read_risk(risk)}
 
 
 @takes(asked=Words(Request, several=True), knobs=Words(Knobs, several=True))
@@ -105,6 +109,7 @@ def find_plans(
     top: int = 10,
     ties: float | str = TIES,
     only_runnable: bool = False,
+    any_framework: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult | Any:
     """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
@@ -114,11 +119,13 @@ def find_plans(
     rules       rule sets that are tried, names or files of one's own (docs/rules.md)
     objective   time, memory or chip-time
     top         how many plans the result holds
-    ties        plans within this share of the best are as good: of these the simplest, then the smallest comes first; 0: the exact order
+    ties        plans within this share of the best are as good: the likeliest to fit, then the simplest comes first; 0: the exact order
     risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` says what others cost
-    only_runnable   search only what the assumed framework can run (the group `runs` of its profile)
+    any_framework   search also plans that the assumed framework cannot run (the group `runs` of its profile)
+    only_runnable   search only what it can run: the default
     progress    called with the share of the space that has been evaluated; where it answers True the search ends with what it has
     """
+    check_frameworks(only_runnable=only_runnable, any_framework=any_framework)
     found = tuple(
         search_in(
             setting_of_request(request),
@@ -129,7 +136,7 @@ def find_plans(
             memory_headroom=request.memory_headroom,
             risk=request.risk,
             ties=share(ties, "ties"),
-            only_runnable=only_runnable,
+            any_framework=any_framework,
             progress=progress,
         )
         for request in make_requests(asked)
@@ -146,21 +153,27 @@ def explain_plan(
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
     settings: Stated = None,
-    memory_headroom: float | str = DEFAULT_HEADROOM,
+    memory_headroom: float | str | None = None,
+    risk: float | str | None = None,
+    any_framework: bool = False,
 ) -> Explanation:
     """Where a plan's time and memory go; with `why_not` (such as {"tp": 16}) what those knobs would change, in numbers.
 
+    any_framework   compare it with plans that the framework cannot run, too
     trust   also what carries the uncertainty of its time, and the cheapest thing that would halve it
     """
     from perfmodel.planner.explain import check_knobs, explain
 
     found = load_plan(plan)
     why_not = None if why_not is None else check_knobs(why_not)
-    memory_headroom = share(memory_headroom, "memory_headroom")
+    rule = _memory_rule(memory_headroom, risk)
     setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile, settings=settings)
-    answer = explain(setting.estimator, placed(found, setting), why_not=why_not, memory_headroom=memory_headroom)
+    answer = explain(setting.estimator, placed(found, setting), why_not=why_not, any_framework=any_framework, **rule)
     asked = trust_in_plan(setting, answer.prediction.plan) if trust else None
-    return replace(answer, prediction=told(answer.prediction, setting), trust=asked)
+    remedies: tuple[FittingChange, ...] = ()
+    if not answer.prediction.fits:
+        remedies = remedies_in(setting, answer.prediction.plan, any_framework=any_framework, **rule)
+    return replace(answer, prediction=told(answer.prediction, setting), trust=asked, remedies=remedies)
 
 
 def compare_plans(
@@ -169,12 +182,13 @@ def compare_plans(
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
     settings: Stated = None,
-    memory_headroom: float | str = DEFAULT_HEADROOM,
+    memory_headroom: float | str | None = None,
+    risk: float | str | None = None,
 ) -> tuple[Prediction, ...]:
     """Predictions of several plans (files), in the order in which they are given."""
     if not isinstance(plans, (list, tuple)):
         raise bad_field("plans", shown(plans), "must be a list of plans or of their files", 'write ["a.yaml", "b.yaml"]')
-    assumed = {"calibration": calibration, "profile": profile, "settings": settings, "memory_headroom": memory_headroom}
+    assumed = {"calibration": calibration, "profile": profile, "settings": settings, "memory_headroom": memory_headroom, "risk": risk}
     return tuple(predict_plan(plan, **assumed) for plan in plans)  # type: ignore[arg-type]
 
 
@@ -350,6 +364,8 @@ def validate_cases(
     tier: str = "",
     skip_broken_nvlink: bool = False,
     plots: Name | None = None,
+    profile: Name | ExecutionProfile | None = None,
+    hide_framework: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ValidationResult:
     """Predict every published run in a file, or in several (one JSON object a line), from its inputs; write the table to `out` if given.
@@ -358,9 +374,19 @@ def validate_cases(
     tier    only runs of this tier
     plots   a folder for figures
     skip_broken_nvlink   leave runs whose notes tell of broken NVLink out of the judged choice of plans; no prediction sees it
+    profile         the framework that predicts every training run, such as one of your own (`fit_runs`); None: the one that it names
+    hide_framework  predict every training run without the name of its framework: `generic`, made from all others
     """
+    from perfmodel.lab.assumed_framework import plan_as_stated, plan_hidden, plan_under
     from perfmodel.lab.validate import validate_cases as validate
+    from perfmodel.parallel.profile import ExecutionProfile, load_profile
 
+    if profile is not None and hide_framework:
+        raise InputError("profile: cannot be given beside hide_framework, which assumes none; leave out one of them")
+    plan_case = plan_hidden() if hide_framework else plan_as_stated
+    if profile is not None:
+        check_name(profile, "profile", ExecutionProfile, "see `perfmodel profiles`")
+        plan_case = plan_under(profile if isinstance(profile, ExecutionProfile) else load_profile(profile))
     return validate(
         path,
         out=out,
@@ -369,6 +395,7 @@ def validate_cases(
         tier=tier,
         skip_broken_nvlink=skip_broken_nvlink,
         plots=plots,
+        plan_case=plan_case,
         progress=progress,
     )
 

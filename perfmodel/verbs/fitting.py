@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.foundation.resources import check_can_be_written
-from perfmodel.foundation.values import check_name
+from perfmodel.foundation.values import check_name, check_path
 from perfmodel.foundation.words import Words, takes
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
@@ -76,6 +76,7 @@ def fit_runs(
 
 def check_profile_path(save: Name) -> None:
     """Nothing is fitted before it is known that it can be saved."""
+    check_path(save, "save")
     if Path(save).suffix.lower() not in (".yaml", ".yml"):
         raise bad_field("save", save, "must end in .yaml", "write mine.yaml")
     check_can_be_written(Path(save), "save")

@@ -14,11 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.memory_room import check_headroom
-from perfmodel.foundation.values import share, whole
+from perfmodel.foundation.memory_room import memory_rule
+from perfmodel.foundation.values import check_progress, optional_share, whole
 from perfmodel.foundation.words import Words, takes
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
+from perfmodel.verbs.requests import read_risk
 from perfmodel.verbs.setting import Setting, make_job, make_setting, told
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.training import FULL_TRAINING
@@ -34,6 +35,7 @@ class Limits:
 
     given_batch       the global batch that was given; 0: none
     memory_headroom   share of the usable memory that a plan that fits leaves free
+    risk              probability of running out of memory that it may have; None: any
     """
 
     setting: Setting
@@ -43,34 +45,37 @@ class Limits:
     seq_len: Limit
     chips: Limit
     memory_headroom: float
+    risk: float | None
 
     def __iter__(self) -> Iterator[Limit]:
         return iter((self.micro_batch, self.global_batch, self.seq_len, self.chips))
 
 
 @takes(
-    asked=Words(Request, without="nodes batch_tokens risk", needed="model cluster seq_len"),
+    asked=Words(Request, without="nodes batch_tokens", needed="model cluster seq_len"),
     knobs=Knobs,
 )
-def find_limits(*, asked: Request, knobs: Knobs, progress: Callable[[float], None] | None = None) -> Limits:
+def find_limits(*, asked: Request, knobs: Knobs, any_framework: bool = False, progress: Callable[[float], None] | None = None) -> Limits:
     """The largest micro-batch and global batch, the longest sequence and the fewest chips with which some plan fits, and what limits each.
 
     A knob that is given is held, but in the question that asks for it; others are searched. global_batch: None: as many sequences as there
     are chips, times the micro-batch. chips: None: the fewest. rules: rule sets that are tried, names or files of one's own.
+    any_framework: with plans that the assumed framework cannot run, too.
     progress: called with the share of the questions that are answered.
     """
-    return limits_of(asked, knobs, progress=progress)
+    return limits_of(asked, knobs, any_framework=any_framework, progress=progress)
 
 
-def limits_of(asked: Request, knobs: Knobs, *, progress: Callable[[float], None] | None = None) -> Limits:
+def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, progress: Callable[[float], None] | None = None) -> Limits:
     """What `find_limits` answers."""
     from perfmodel.cost.resolve import choose_calibration, resolve_estimator
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.planner.limits import Prober, chip_counts, fewest_chips, largest_global_batch, largest_micro_batch, longest_sequence
     from perfmodel.verbs.searching import space_in
 
-    headroom = share(asked.memory_headroom, "memory_headroom")
-    check_headroom(headroom)
+    check_progress(progress)
+    headroom, risk = optional_share(asked.memory_headroom, "memory_headroom"), read_risk(asked.risk)
+    fits_by = memory_rule(headroom, risk)
     chips = asked.chips
     batch = 0 if asked.global_batch is None else whole(asked.global_batch, "global_batch")
     job = make_job(
@@ -84,7 +89,7 @@ def limits_of(asked: Request, knobs: Knobs, *, progress: Callable[[float], None]
     if job.transformer.position == "learned" and job.seq_len > job.transformer.max_position_embeddings:
         rule = f"{job.model.name} has learned positions for {job.transformer.max_position_embeddings} tokens only"
         raise bad_field("seq_len", job.seq_len, rule, "use a shorter sequence")
-    assumed = {"calibration": asked.calibration, "profile": asked.profile, "settings": asked.settings}
+    assumed = {"calibration": asked.calibration, "profile": asked.profile, "settings": asked.stated()}
     setting = make_setting(job, asked.cluster, chips=1 if chips is None else chips, **assumed)
 
     measured = asked.calibration
@@ -95,7 +100,7 @@ def limits_of(asked: Request, knobs: Knobs, *, progress: Callable[[float], None]
         placed = setting.cluster.with_chips(count)
         return resolve_estimator(replace(job, seq_len=length), placed, calibration=measured, profile=setting.estimator.profile)
 
-    space, kernel = space_in(setting, knobs, {})
+    space, kernel = space_in(setting, knobs, {}, any_framework=any_framework)
     prober = Prober(
         make=make,
         seq_len=job.seq_len,
@@ -104,6 +109,7 @@ def limits_of(asked: Request, knobs: Knobs, *, progress: Callable[[float], None]
         space=replace(space, orders=space.orders[:1]),
         attention=kernel,
         headroom=headroom,
+        risk=risk,
     )
     report = progress if progress is not None else _silent
     fewest = fewest_chips(prober, chip_counts(setting.estimator))
@@ -122,7 +128,9 @@ def limits_of(asked: Request, knobs: Knobs, *, progress: Callable[[float], None]
         answers[name] = question(prober_of)
         report((1 + len(answers)) / 5)
     named = {name: replace(each, prediction=tuple(map(partial(told, setting=setting), each.prediction))) for name, each in answers.items()}
-    return Limits(setting=setting, given_batch=batch, memory_headroom=headroom, **named)
+    return Limits(
+        setting=setting, given_batch=batch, memory_headroom=fits_by.headroom, risk=fits_by.risk if fits_by.risk < 1.0 else None, **named
+    )
 
 
 def _silent(_: float) -> None:

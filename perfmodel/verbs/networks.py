@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom, memory_rule
 from perfmodel.foundation.units import format_bytes, format_time
-from perfmodel.foundation.values import is_path, seconds, share
+from perfmodel.foundation.values import is_path, optional_share, seconds
 from perfmodel.foundation.words import Words, takes
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import Plan
@@ -218,7 +218,7 @@ def shard_network(
     from perfmodel.search.budget import MOST_WORK
 
     budget = _budget(time_limit)
-    memory_headroom = share(asked.memory_headroom, "memory_headroom")
+    memory_headroom = _headroom(asked.memory_headroom)
     check_headroom(memory_headroom)
     setting, found, treatments = network_setting(network, asked, inputs=inputs, batch=batch, sizes=sizes, microbatches=microbatches)
     limit = memory_rule(memory_headroom).room(setting.estimator.machine.memory_usable)
@@ -265,6 +265,12 @@ def _best(found: Prediction, strategies: Iterable[Prediction], limit: float) -> 
     """What a search found, or a strategy of the same space that the whole prediction likes better than the search's additive costs did."""
     fitting = [each for each in strategies if each.memory["total"] <= limit]
     return min([found, *fitting], key=lambda each: each.step_time)
+
+
+def _headroom(given: float | str | None) -> float:
+    """Read the memory that a network's plan leaves free; its search limits bytes, so the default is a headroom and no risk."""
+    found = optional_share(given, "memory_headroom")
+    return DEFAULT_HEADROOM if found is None else found
 
 
 def _predicted(setting: Setting, plan: Plan, memory_headroom: float) -> Prediction:
@@ -352,7 +358,7 @@ def shard_pipeline(
     budget = _budget(time_limit)
     if ":" in network:
         raise bad_field("network", network, "a pipeline needs the network at several batches", "use a built-in network")
-    memory_headroom = share(asked.memory_headroom, "memory_headroom")
+    memory_headroom = _headroom(asked.memory_headroom)
     check_headroom(memory_headroom)
     setting, _, _ = network_setting(network, asked, sizes=sizes, global_batch=global_batch)
     found: dict[int, PipelineSearch] = {}
@@ -396,7 +402,7 @@ def predict_network_plan(
     precision: str | None = None,
     optimizer: str | None = None,
     zero: int | None = None,
-    memory_headroom: float | str = DEFAULT_HEADROOM,
+    memory_headroom: float | str | None = None,
     profile: Name | ExecutionProfile | None = None,
     settings: Stated = None,
     calibration: Name | Calibration | None = None,
@@ -405,7 +411,7 @@ def predict_network_plan(
 
     network   the network itself, or the name that the plan has: needed where that is a module of one's own
     """
-    memory_headroom = share(memory_headroom, "memory_headroom")
+    memory_headroom = _headroom(memory_headroom)
     check_headroom(memory_headroom)
     found = trained_otherwise(load_network_plan(plan), precision=precision, optimizer=optimizer, zero=zero)
     setting = setting_of_network_plan(found, network=network, cluster=cluster, profile=profile, settings=settings, calibration=calibration)

@@ -8,8 +8,8 @@ from typing import Any
 from perfmodel.parallel.algebra.rules import default_rule_sets
 from perfmodel.parallel.knobs import Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.plan import Plan, make_plan, plan_facts
-from perfmodel.verbs.setting import Setting
+from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, plan_facts
+from perfmodel.verbs.setting import Setting, with_context_form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +24,13 @@ class Change:
 
 def overridden(plan: Plan, setting: Setting, knobs: Knobs) -> Plan:
     """The plan on the setting's job and cluster, with these knobs. Data-parallel degrees take up what the other degrees leave."""
-    given = knobs.planned()
+    given = with_context_form(knobs.planned(), setting, cp=plan.layout.cp, tp=plan.layout.tp)
+    check_expert_knobs(given, setting.job)
     same_chips = setting.cluster.num_chips == plan.num_chips
     same_layers = setting.job.transformer.num_hidden_layers == plan.job.transformer.num_hidden_layers
     before = {name: plan.layout.degree(name) if name in DEFAULT_ORDER else getattr(plan, name) for name in plan_keys()}
-    own: dict[str, Any] = before | {"recompute_operators": plan.recompute_operators, "stage_layers": plan.stage_layers}
+    before["recompute_operators"] = plan.recompute_operators
+    own: dict[str, Any] = before | {"stage_layers": plan.stage_layers}
     del own["sequence_parallel"]  # which the rules say
     changed = {name for name, value in given.items() if before[name] != value}
     if not same_chips or changed & {*DEFAULT_ORDER, "zero"}:

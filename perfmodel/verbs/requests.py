@@ -5,7 +5,7 @@ The verbs take single values, lists, and texts such as `64,128`; the command lin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -13,17 +13,18 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.memory_room import check_risk
-from perfmodel.foundation.values import check_name, is_path, several, share
+from perfmodel.foundation.values import check_name, is_path, optional_share, several, share
 from perfmodel.foundation.words import words_of
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import NotPredicted, Prediction, first_reasons
 from perfmodel.parallel.request import Request
-from perfmodel.parallel.stated import read_settings
+from perfmodel.parallel.settings import framework_named
 from perfmodel.verbs.overrides import Change, changes, overridden
 from perfmodel.verbs.setting import (
     Setting,
+    find_cluster,
     make_job,
     make_setting,
     plan_in,
@@ -42,13 +43,16 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     of_plan   a plan says what is left out
     spelled   how a field is written where the values come from: the command line's flags
     """
-    headroom, risk = share(given.memory_headroom, "memory_headroom"), _risk(given.risk)
+    headroom, risk = optional_share(given.memory_headroom, "memory_headroom"), read_risk(given.risk)
+    if risk is not None and headroom is not None:
+        rule = f"cannot be given beside {spelled('memory_headroom')}, in whose place it stands"
+        raise InputError(f"{spelled('risk')}: {rule}; leave out one of them")
     _refuse_millions(given.global_batch, spelled)
     asked: dict[str, list[Any]] = {}
     for name, each in words_of(Request).items():
         if each.several:
             value = getattr(given, name)
-            asked[name] = [each.read(one, name) for one in (each.split or several)(value)] if each.read else _names(value)
+            asked[name] = [each.read(one, name) for one in each.values(value, name)] if each.read else _names(value)
     for one, other in (("chips", "nodes"), ("global_batch", "batch_tokens")):
         if asked[one] and asked[other]:
             raise InputError(f"{spelled(one)}: cannot be given beside {spelled(other)}, which says the same; leave out one of them")
@@ -59,11 +63,37 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     for name in asked["model"]:
         check_name(name, "model", TransformerConfig, "see `perfmodel models`")
     distinct = [_once(each) or [None] for each in asked.values()]
-    given = replace(given, memory_headroom=headroom, risk=risk, settings=read_settings(given.settings))
-    return [replace(given, **dict(zip(asked, values, strict=True))) for values in product(*distinct)]
+    given = replace(given, memory_headroom=headroom, risk=risk, settings=given.stated())
+    requests = [replace(given, **dict(zip(asked, values, strict=True))) for values in product(*distinct)]
+    return requests if of_plan else on_one_framework(requests)
 
 
-def _risk(given: Any) -> float | None:
+def on_one_framework(requests: list[Request]) -> list[Request]:
+    """The requests of one table under one framework: `generic` where none is named and the usual ones of their chips differ.
+
+    Different frameworks would compare the frameworks and not the chips. CPUs keep theirs: no accelerator runs it.
+    """
+    from perfmodel.cost.resolve import ACCELERATOR_PROFILE, CPU_PROFILE
+
+    clusters = _once([each.cluster for each in requests if each.profile is None])
+    usual = [_usual_framework(each) for each in clusters]
+    if len(set(usual) - {CPU_PROFILE, ""}) < 2:
+        return requests
+    sharing = [cluster for cluster, framework in zip(clusters, usual, strict=True) if framework not in (CPU_PROFILE, "")]
+    return [replace(each, profile=ACCELERATOR_PROFILE) if each.profile is None and each.cluster in sharing else each for each in requests]
+
+
+def _usual_framework(cluster: Any) -> str:
+    """Empty for an unknown cluster, which is reported where it is loaded."""
+    from perfmodel.cost.resolve import default_profile
+
+    try:
+        return default_profile(find_cluster(cluster, 1)[1].chip)
+    except InputError:
+        return ""
+
+
+def read_risk(given: Any) -> float | None:
     if given is None:
         return None
     found = share(given, "risk")
@@ -125,24 +155,36 @@ class Answer:
     changes: tuple[Change, ...] = ()
 
 
-def predict_requests(requests: list[Request], knobs: Knobs, *, plan: Plan | None = None) -> tuple[list[Answer], list[NotPredicted]]:
-    """Predictions, and why there are no others; where nothing can be predicted, the first reason is raised.
+def predict_requests(
+    requests: list[Request], knobs: Sequence[Knobs], *, plan: Plan | None = None
+) -> tuple[list[Answer], list[NotPredicted]]:
+    """Return predictions of every request with every set of knobs, and why others cannot be; where there is none, raise the first reason.
 
     An unknown name is refused: it is no line of a table. A combination that cannot be, such as too many chips, is one.
     """
     answers, failures = [], []
     if len(requests) > 1:
         check_names(requests)
-    for request in requests:
+        if plan is not None:  # one framework for all rows
+            own = framework_named(plan.profile)
+            requests = [each if each.profile is not None else replace(each, profile=own) for each in requests]
+    varied = varied_knobs(knobs)
+    for request, chosen in product(requests, knobs):
         try:
-            answers.append(_answer(request, knobs, plan))
+            answers.append(_answer(request, chosen, plan))
         except InputError as error:
-            if len(requests) == 1:
+            if len(requests) * len(knobs) == 1:
                 raise
-            failures.append(NotPredicted(asked=request.described(), reason=str(error)))
+            asked = request.described() | {name: getattr(chosen, name) for name in varied}
+            failures.append(NotPredicted(asked=asked, reason=str(error)))
     if not answers:
         raise InputError(first_reasons(failures))
     return answers, failures
+
+
+def varied_knobs(knobs: Sequence[Knobs]) -> list[str]:
+    """The names of the knobs in which several sets of them differ."""
+    return [name for name in words_of(Knobs) if any(getattr(each, name) != getattr(knobs[0], name) for each in knobs)]
 
 
 def check_names(requests: Iterable[Request]) -> None:
@@ -166,7 +208,7 @@ def _answer(request: Request, knobs: Knobs, plan: Plan | None) -> Answer:
         wanted = overridden(plan, setting, knobs)
     setting = replace(setting, notes=(*setting.notes, *_notes_on(knobs, wanted)))
     prediction = predict_in(setting, wanted, memory_headroom=request.memory_headroom, risk=request.risk)
-    given = {*knobs.given(), *request.described()}
+    given = {*knobs.given(), *request.described()} | ({"recompute"} if knobs.recompute_modules else set())
     return Answer(setting=setting, prediction=prediction, changes=changes(plan, prediction.plan, given) if plan is not None else ())
 
 

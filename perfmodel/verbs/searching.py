@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
-from perfmodel.foundation.values import choice_of, text_of, whole
+from perfmodel.foundation.memory_room import check_headroom
+from perfmodel.foundation.values import check_progress, choice_of, text_of, whole
 from perfmodel.foundation.words import words_of
-from perfmodel.parallel.algebra.rules import check_agrees
+from perfmodel.parallel.algebra.rules import check_agrees, rule_set_of
+from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
+from perfmodel.parallel.settings import framework_named
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.setting import (
     Setting,
@@ -22,10 +23,13 @@ from perfmodel.verbs.setting import (
 )
 
 if TYPE_CHECKING:
+    from perfmodel.cost.estimate import Estimator
     from perfmodel.parallel.algebra.rules import RuleSet
     from perfmodel.parallel.layout import AttentionKernel
+    from perfmodel.parallel.plan import Plan
     from perfmodel.parallel.prediction import Prediction
-    from perfmodel.planner.result import SearchResult
+    from perfmodel.planner.remedies import Asked
+    from perfmodel.planner.result import FittingChange, SearchResult
     from perfmodel.planner.uniform.space import Space
 
 
@@ -36,24 +40,23 @@ def search_in(
     *,
     objective: str = "time",
     top: int = 10,
-    memory_headroom: float = DEFAULT_HEADROOM,
+    memory_headroom: float | None = None,
     risk: float | None = None,
     ties: float = TIES,
-    only_runnable: bool = False,
+    any_framework: bool = False,
+    with_remedies: bool = True,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """Search a setting; see `find_plans`."""
     from perfmodel.parallel.likely import likely_profiles
+    from perfmodel.planner.beyond import beyond_framework
     from perfmodel.planner.search import search_plans
 
     check_headroom(memory_headroom)
     text_of(objective, "objective", "time, memory or chip-time")
-    if progress is not None and not callable(progress):
-        raise bad_field("progress", shown(progress), "must be a function of the share that is done", "leave it out")
+    check_progress(progress)
     top = whole(top, "top")
-    space, attention = space_in(setting, knobs, maximum)
-    if only_runnable:
-        space = what_runs(space, setting)
+    space, attention = space_in(setting, knobs, maximum, any_framework=any_framework)
     result = search_plans(
         setting.estimator,
         space,
@@ -67,7 +70,22 @@ def search_in(
         progress=progress,
     )
     if not (result.num_evaluated or result.interrupted):
-        raise InputError(_why_empty(setting, knobs, result))
+        raise InputError(_why_empty(setting, knobs, result, any_framework=any_framework))
+    if not (any_framework or result.interrupted):
+        beyond = beyond_framework(
+            setting.estimator,
+            space,
+            best=result.plans[:1],
+            objective=result.objective,
+            memory_headroom=memory_headroom,
+            risk=risk,
+            attention=attention,
+        )
+        result = replace(result, any_framework=beyond)
+
+    if with_remedies and not (result.plans or result.interrupted):
+        remedies = search_remedies(setting, knobs, maximum, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
+        result = replace(result, remedies=remedies)
 
     def named(predictions: tuple[Prediction, ...]) -> tuple[Prediction, ...]:
         return tuple(told(each, setting) for each in predictions)
@@ -79,24 +97,30 @@ def search_in(
         pareto=named(result.pareto),
         least_memory=named(result.least_memory),
         baselines=tuple(replace(each, prediction=named(each.prediction)) for each in result.baselines),
+        any_framework=named(result.any_framework),
         certainty=tuple(replace(each, prediction=named(each.prediction)) for each in result.certainty),
     )
 
 
-def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tuple[Space, AttentionKernel]:
-    """The part of the space that the knobs leave, and the attention kernel."""
+def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_framework: bool = False) -> tuple[Space, AttentionKernel]:
+    """Return the part of the space that the knobs leave and the framework can run, and the attention kernel.
+
+    any_framework   plans that the framework cannot run belong to it too
+    """
     from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel
-    from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
+    from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, check_expert_knobs
     from perfmodel.parallel.recompute_modules import operators_of, useful_lists
-    from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space
+    from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space, runnable_space
 
     if not isinstance(maximum, Mapping):
         raise bad_field("maximum", shown(maximum), "must name knobs and their largest values", 'write {"tp": 8}')
     fixed = knobs.searched()
+    check_expert_knobs(fixed, setting.job)
     attention = choice_of(AttentionKernel, fixed.pop("attention", setting.estimator.profile.default_attention), "attention")
     order = fixed.pop("order", None)
     modules = fixed.pop("recompute_modules", None)
-    rules = fixed.pop("rules", ())
+    is_ulysses = setting.estimator.profile.context_form == ULYSSES
+    rules = fixed.pop("rules", tuple(map(rule_set_of, ULYSSES_RULES)) if is_ulysses else ())
     _check_rules(rules, fixed.get("sequence_parallel"))
     fixed |= {name: str(choice_of(kind, fixed[name], name)) for name, kind in choices_of().items() if name in fixed}
     if fixed.get("zero", 0) not in ZERO_STAGES:
@@ -105,10 +129,13 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tupl
     words = [name for name in maximum if name in known and name not in bounded_knobs()]
     if words:
         raise bad_field("maximum", words[0], "has no largest value", f"fix it: {words[0]}=...")
-    maximum = {name: known[name].value(value, name) if name in known else whole(value, name) for name, value in maximum.items()}
+    maximum = {
+        name: known[name].value(value, f"max_{name}") if name in known else whole(value, f"max_{name}") for name, value in maximum.items()
+    }
     orders = SEARCHED_ORDERS if order is None else (order,)
     operators = DEFAULT_RECOMPUTE_OPERATORS if modules is None else operators_of(modules)
-    runs = setting.estimator.profile.runs
+    profile = setting.estimator.profile
+    runs = profile.runs
     tries_lists = runs.recompute_modules and "recompute" not in fixed and attention is AttentionKernel.FLASH
     space = Space(
         fixed=fixed,
@@ -119,7 +146,12 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tupl
         lists=tuple(map(operators_of, useful_lists(setting.job.transformer))) if tries_lists else (),
         dispatchers=runs.dispatchers(setting.cluster.chip.name),
     )
-    return space, attention
+    return space if any_framework else runnable_space(space, profile, setting.job), attention
+
+
+def check_frameworks(*, only_runnable: bool, any_framework: bool) -> None:
+    if only_runnable and any_framework:
+        raise bad_field("any_framework", "true", "contradicts only_runnable=true", "leave one of them out")
 
 
 def _check_rules(rules: tuple[RuleSet, ...], sequence_parallel: bool | None) -> None:
@@ -128,15 +160,7 @@ def _check_rules(rules: tuple[RuleSet, ...], sequence_parallel: bool | None) -> 
         check_agrees(rules[0], sequence_parallel)
 
 
-def what_runs(space: Space, setting: Setting) -> Space:
-    """Of the space what the assumed framework can run."""
-    from perfmodel.parallel.profile import HEAD_TAIL
-
-    profile = setting.estimator.profile
-    return replace(space, runs=profile.runs, balanced_context=profile.context_chunks == HEAD_TAIL)
-
-
-def _why_empty(setting: Setting, knobs: Knobs, result: SearchResult) -> str:
+def _why_empty(setting: Setting, knobs: Knobs, result: SearchResult, *, any_framework: bool) -> str:
     """The rule that leaves no plan at all: the one that the given knobs break by themselves, else what left the layouts out."""
     if knobs.dp_replicate and not (knobs.dp_shard or knobs.zero or knobs.dp or knobs.fsdp):
         # what the degrees leave is free in a search; a single plan would have to say where it goes
@@ -145,38 +169,63 @@ def _why_empty(setting: Setting, knobs: Knobs, result: SearchResult) -> str:
     if knobs.rules:
         knobs = replace(knobs, rules=knobs.rules[:1])
     try:
-        plan_in(setting, knobs)
+        plan = plan_in(setting, knobs)
     except InputError as error:
         return f"no plan with these knobs: {error}"
+    from perfmodel.planner.reasons import NOT_RUN
+
+    profile = setting.estimator.profile
+    reason = "" if any_framework else profile.not_runnable_reason(plan)
+    if reason:
+        return f"{reason}; free that knob, name another --framework, or add --any-framework"
+    if NOT_RUN in result.left_out:
+        return f"no plan with these knobs is one that {framework_named(profile.name)} can run; free a knob, or add --any-framework"
     rules = [reason for reason in result.left_out if reason != "excluded by a given flag"]
     return f"no plan with these knobs: {'; '.join(rules[:3]) or 'the bounds exclude every layout'}; free a knob or change the chips"
 
 
-def least_chips_that_fit(
-    setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, memory_headroom: float = DEFAULT_HEADROOM, risk: float | None = None
-) -> int:
-    """The chips that would be enough, doubling them up to eight times; 0 where no such number is."""
-    from perfmodel.planner.search import sweep
+def remedies_in(
+    setting: Setting,
+    plan: Plan,
+    *,
+    memory_headroom: float | None = None,
+    risk: float | None = None,
+    any_framework: bool = False,
+) -> tuple[FittingChange, ...]:
+    """Return the smallest changes with which a plan that does not fit would."""
+    from perfmodel.planner.remedies import remedies_of_plan
 
-    fixed = knobs.searched()
-    data = ("dp",) if "dp" in fixed else ("dp_replicate", "dp_shard")
-    degrees = [fixed.get(axis) for axis in (*data, "cp", "tp", "pp")]
-    given = math.prod(degree or 1 for degree in degrees)
-    chips = setting.cluster.num_chips
-    for _ in range(8):
-        chips *= 2
-        if chips % given:
-            continue  # no plan has these degrees on so many chips
-        if chips > setting.cluster.tiers[-1].size or all(degrees):  # all given: their product is the number of chips
-            return 0
+    found = remedies_of_plan(_asked(setting, memory_headroom, risk, any_framework), plan)
+    return tuple(replace(each, prediction=told(each.prediction, setting)) for each in found)
+
+
+def search_remedies(
+    setting: Setting,
+    knobs: Knobs,
+    maximum: Mapping[str, int],
+    *,
+    memory_headroom: float | None = None,
+    risk: float | None = None,
+    any_framework: bool = False,
+) -> tuple[FittingChange, ...]:
+    """Return the smallest changes with which some plan of a search would fit in which none does."""
+    from perfmodel.planner.remedies import remedies_of_search
+
+    space, attention = space_in(setting, knobs, maximum, any_framework=any_framework)
+    found = remedies_of_search(_asked(setting, memory_headroom, risk, any_framework), space, attention)
+    return tuple(replace(each, prediction=told(each.prediction, setting)) for each in found)
+
+
+def _asked(setting: Setting, memory_headroom: float | None, risk: float | None, any_framework: bool) -> Asked:
+    from perfmodel.planner.remedies import Asked
+
+    def make(seq_len: int, chips: int) -> Estimator:
         larger = make_setting(
-            setting.job,
+            replace(setting.job, seq_len=seq_len),
             setting.cluster.with_chips(chips),
             calibration=setting.calibration or None,
             profile=setting.estimator.profile,
         )
-        space, attention = space_in(larger, knobs, maximum)
-        first = replace(space, orders=space.orders[:1])  # memory does not depend on where the axes lie
-        if sweep(larger.estimator, first, top=1, memory_headroom=memory_headroom, risk=risk, attention=attention).num_feasible:
-            return chips
-    return 0
+        return larger.estimator
+
+    return Asked(estimator=setting.estimator, make=make, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)

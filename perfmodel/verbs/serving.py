@@ -8,35 +8,47 @@ print(found.ttft.mean, found.tpot.mean, found.tokens_per_second_per_chip)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.values import check_name, whole
 from perfmodel.foundation.words import Words, takes, words_of
+from perfmodel.parallel.serving.engine_formats import format_on, formats_on, require_format
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.parallel.serving.workers import StatedWorkers
+from perfmodel.verbs.serving_remedies import MOST_REMEDIES, Change, find_remedies
 from perfmodel.verbs.setting import find_cluster
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.imported.decoder import ARCHITECTURE, decoder_of, told_of
 from perfmodel.workload.imported.graph import ImportedGraph
-from perfmodel.workload.quantization import published_format, quantization_named
+from perfmodel.workload.quantization import QUANTIZATIONS, Quantization, published_format, quantization_named
 from perfmodel.workload.serving import ServingJob, Speculation
 
 if TYPE_CHECKING:
     from perfmodel.cost.serving.boundness import OperatorRow
     from perfmodel.cost.serving.estimate import ServingEstimator
+    from perfmodel.hardware.chip import Chip
+    from perfmodel.parallel.serving.engine import Engine
     from perfmodel.planner.serving.launch import LaunchLine
     from perfmodel.planner.serving.result import ServingSearchResult
+    from perfmodel.planner.serving.search import NothingFoundError
+    from perfmodel.planner.serving.space import Format, ServingSpace
 
 Name: TypeAlias = str | Path
 
 DEFAULT_ACCEPTANCE = 0.7
-WIDENED = "int8-weights"
-"""What a checkpoint in 8 bits runs as on a chip without units for them (Marlin's kernels in vLLM and SGLang)."""
+WIDENED = "fp8-weights"
+"""What a checkpoint in 8 bits runs as on a chip without units for them, under an engine whose formats are not known."""
+MOST_CHIPS = 2**20
+"""Of a service: with as many sequences as engines run on each, requests in flight are counted in 32 bits."""
 #: What cannot be left out, and what to give.
 NEEDED = {
     "model": "a name from `perfmodel models` or the path of a config.json",
@@ -49,12 +61,16 @@ NEEDED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingSetting:
-    """A job on a cluster under an engine, with what predicts its plans. notes: what a person should know of how it was put together."""
+    """A job on a cluster under an engine, with what predicts its plans. notes: what a person should know of how it was put together.
+
+    price   of a chip, 0 where it is not known   [USD/h]
+    """
 
     estimator: ServingEstimator
     job: ServingJob
     reference: str
     num_chips: int
+    price: float = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -69,24 +85,46 @@ def serve(*, asked: ServingRequest) -> ServingPrediction:
 
 
 def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction]:
-    """What `serve` answers, with its setting."""
+    """What `serve` answers, with its setting; of a plan that does not fit also the smallest changes that would."""
+    setting, prediction = _served(asked)
+    return setting, prediction if prediction.fits else replace(prediction, remedies=_remedies(setting, prediction, asked))
+
+
+def _remedies(setting: ServingSetting, prediction: ServingPrediction, asked: ServingRequest) -> tuple[Change, ...]:
+    of = setting.estimator
+    return find_remedies(asked, prediction, engine=of.engine, cluster=of.cluster, fits=lambda changed: _served(changed, simulates=False)[1])
+
+
+def _served(asked: ServingRequest, *, simulates: bool = True) -> tuple[ServingSetting, ServingPrediction]:
+    """The prediction of what was asked for, with its setting. simulates: where its times are those of a simulation."""
     from perfmodel.cost.serving.pools import predict_plan
+    from perfmodel.cost.serving.simulated import predict_served
 
     setting = serving_setting(asked)
     plan, notes = serving_plan(setting, asked) if asked.workers is None else (pools_plan(setting, asked), ())
-    prediction = predict_plan(setting.estimator, setting.job, plan)
-    return setting, with_notes(prediction, (*setting.notes, *notes))
+    prediction = (predict_served if simulates else predict_plan)(setting.estimator, setting.job, plan)
+    return setting, with_notes(_priced(setting, prediction), (*setting.notes, *notes))
+
+
+def _priced(setting: ServingSetting, prediction: ServingPrediction) -> ServingPrediction:
+    """With the cost of output tokens, on all chips given: idle ones are paid for too."""
+    tokens = prediction.tokens_per_second_per_chip * prediction.plan.num_chips
+    if setting.price <= 0.0:
+        return prediction
+    cost = 1e6 * setting.price / 3600.0 * setting.num_chips / tokens if tokens > 0.0 and prediction.fits else None
+    return replace(prediction, price_per_hour=setting.price, cost_per_million=cost)
 
 
 def simulated_in(
     setting: ServingSetting, prediction: ServingPrediction, *, limits: Mapping[str, Any] | None = None, seed: int = 0
 ) -> ServingPrediction:
-    """The same with percentiles over requests of an engine that runs step by step; the limits are what goodput counts."""
+    """The same of an engine that runs step by step, at a rate too; the limits are what goodput counts."""
     from perfmodel.cost.serving.simulate import GoodputLimits
     from perfmodel.cost.serving.simulated import with_simulation
 
     seed = whole(seed, "seed", least=0)
-    return with_simulation(setting.estimator, prediction, limits=GoodputLimits(**limits_of(limits or {})), seed=seed)
+    found = with_simulation(setting.estimator, prediction, limits=GoodputLimits(**limits_of(limits or {})), seed=seed)
+    return _priced(setting, found)
 
 
 def limit_of(value: Any, name: str) -> float:
@@ -95,6 +133,9 @@ def limit_of(value: Any, name: str) -> float:
 
     if value in (None, ""):
         return float("inf")
+    if isinstance(value, str) and re.fullmatch(r"\s*[\d.]+\s*", value):
+        number = value.strip()
+        raise bad_field(name, number, "a time needs its unit", f"write {number}ms or {number}s")
     found = float(value) if isinstance(value, (int, float)) else parse_quantity(value, "time", field=name)
     if not found > 0:
         raise bad_field(name, value, "must be positive", "write 500ms")
@@ -128,22 +169,23 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     """The job, the cluster, the engine and their estimator. What is missing is refused all at once. Raises InputError."""
     from perfmodel.cost.resolve import choose_calibration
     from perfmodel.cost.serving.estimate import ServingEstimator
-    from perfmodel.hardware.calibration import Calibration
-    from perfmodel.parallel.serving.engine import load_engine
+    from perfmodel.hardware.calibration import Calibration, Provenance, typical_fractions
+    from perfmodel.parallel.serving.engine import DEFAULT_ENGINE, load_engine
 
     absent = [f"{name}: is missing; give {meaning}" for name, meaning in NEEDED.items() if getattr(asked, name) is None]
     if absent:
         raise InputError("; ".join(absent))
     given = _read(asked, "chips", "input_len", "output_len", "concurrency", "rate", "prefix_hit", "quantization", "acceptance")
+    if given["chips"] > MOST_CHIPS:
+        raise bad_field(
+            "chips", given["chips"], f"must be at most {MOST_CHIPS:,}", "predict a part of the service; replicas do not slow one another"
+        )
     model = _model(asked.model, "model")
     quantization = given.get("quantization") or published_format(model.architecture)
     reference, cluster = find_cluster(asked.cluster, given["chips"])
-    notes = []
-    if asked.quantization is None and not quantization.is_plain:
-        notes.append(f"quantization: nobody said, and {model.name} is published in {quantization.name}")
-        if quantization.needs not in cluster.chip.peak_flop_rate:
-            quantization = quantization_named(WIDENED)
-            notes.append(f"{cluster.chip.name} has no units for that: weights of 8 bits are widened inside the products ({WIDENED})")
+    engine = load_engine(asked.engine or DEFAULT_ENGINE)
+    is_given = asked.quantization is not None
+    quantization, notes = _format_that_runs(engine, cluster.chip, quantization, model.name, is_given=is_given)
     if model.architecture == ARCHITECTURE:
         rule = "where its masks are not known, attention is taken to be causal and to see all earlier tokens"
         notes.append(f"model: {model.name} is an imported module, read as {told_of(model)}; {rule}")
@@ -162,15 +204,42 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     calibration = (
         asked.calibration if isinstance(asked.calibration, Calibration) else choose_calibration(cluster.chip, asked.calibration or "")
     )
+    if calibration.provenance is Provenance.SPEC_SHEET:
+        notes.append(f"chip: neither {cluster.chip.name} nor a chip like it was measured; {typical_fractions()}, as measured GPUs reach")
     estimator = ServingEstimator(
         model=model,
         cluster=cluster,
         calibration=calibration,
-        engine=load_engine(asked.engine or "vllm"),
+        engine=engine,
         quantization=quantization,
         cache=job.kv_precision,
     )
-    return ServingSetting(estimator=estimator, job=job, reference=reference, num_chips=cluster.num_chips, notes=tuple(notes))
+    return ServingSetting(
+        estimator=estimator,
+        job=job,
+        reference=reference,
+        num_chips=cluster.num_chips,
+        price=_read(asked, "price").get("price", cluster.chip.price_per_hour),
+        notes=tuple(notes),
+    )
+
+
+def _format_that_runs(
+    engine: Engine, chip: Chip, quantization: Quantization, model: str, *, is_given: bool
+) -> tuple[Quantization, list[str]]:
+    """What a format runs as, with what to know. One that was not given and does not run is widened, or the model is taken in 16 bits."""
+    notes: list[str] = []
+    if not is_given and not quantization.is_plain:
+        notes.append(f"quantization: not given, and {model} is published in {quantization.name}")
+    runs = format_on(engine.formats, chip, quantization)
+    if runs is None and is_given:
+        require_format(engine.name, engine.formats, chip, quantization)
+    if runs is None:
+        runs = quantization_named("bf16" if engine.formats else WIDENED)
+    if runs.name != quantization.name:
+        how = f"weights are widened inside the products ({runs.name})" if not runs.is_plain else f"it is taken in {runs.name}"
+        notes.append(f"quantization: {engine.name} on {chip.name} has no products in {quantization.name}; {how}")
+    return runs, notes
 
 
 def _speculation(asked: ServingRequest, model: TransformerConfig) -> Speculation | None:
@@ -214,7 +283,7 @@ def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[Servin
     notes: tuple[str, ...] = ()
     if "tp" not in read:
         fixed["tp"], why = default_tp(setting, fixed)
-        notes = (f"tp: nobody said, and {fixed['tp']} {why}",)
+        notes = (f"tp: not given; {fixed['tp']} {why}",)
     one = ServingPlan(**fixed)
     if setting.num_chips < one.chips_per_replica:
         raise bad_field(
@@ -231,33 +300,57 @@ def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[Servin
 
 
 def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
-    """Workers as `workers` says; dcp is of those that answer, pcp of those for prompts. Those of a model with experts deal them over all
-    their chips, which attend by themselves but for tp and pcp."""
+    """Prefill and decode workers as `workers` says; where it leaves degrees open: those of the other flags, dcp of decode workers, pcp of
+    prefill workers, and else attention and experts over all chips of a worker (tp over all of them for a dense model)."""
     read = _read(asked, "workers", "tp", "ep", "max_batch", "max_tokens")
-    x, prefill, y, decode = read.pop("workers")
+    prefill, decode = read.pop("workers")
     for name in ("replicas", "attention_dp", "pp"):
         if getattr(asked, name) is not None:
             raise bad_field(name, getattr(asked, name), "workers says how many chips and copies there are", f"leave {name} out")
-    used = x * prefill + y * decode
+    used = prefill.count * prefill.chips + decode.count * decode.chips
     if used > setting.num_chips:
         raise bad_field("workers", asked.workers, f"take {used} chips of {setting.num_chips}", "use fewer or smaller workers")
-    limits = {name: read[name] for name in ("max_batch", "max_tokens") if name in read}
-    shared, sharing = (_read(asked, name).get(name, 1) for name in ("dcp", "pcp"))
+    limits = {name: read.pop(name) for name in ("max_batch", "max_tokens") if name in read}
+    shared = _read(asked, "dcp", "pcp")
     engine = str(asked.engine or setting.estimator.engine.name)
 
-    def worker(chips: int, pcp: int = 1) -> ServingPlan:
-        has_experts = setting.job.model.experts is not None
-        if chips % pcp:
-            raise bad_field("pcp", pcp, f"must divide the {chips} chips of a worker", "use a divisor")
-        tp = read.get("tp", 1 if has_experts and pcp == 1 else chips // pcp)
-        if chips % (tp * pcp):
-            raise bad_field("tp", tp, f"must divide the {chips // pcp} chips of a worker{' and a pcp' if pcp > 1 else ''}", "use a divisor")
-        rest = {"attention_dp": chips // (tp * pcp), "ep": read.get("ep", chips)} if has_experts else {"pp": chips // (tp * pcp)}
-        return ServingPlan(engine=engine, tp=tp, pcp=pcp, **rest, **limits)
+    def worker(group: StatedWorkers, **more: int) -> ServingPlan:
+        degrees: dict[str, Any] = worker_degrees(
+            group.chips, {**more, **read, **group.degrees}, has_experts=setting.job.model.experts is not None
+        )
+        return ServingPlan(engine=engine, **degrees, **limits)
 
-    answers = replace(worker(decode), dcp=shared)
-    pools = Pools(prefill=worker(prefill, sharing), decode=answers, prefill_workers=x, decode_workers=y)
+    pools = Pools(
+        prefill=worker(prefill, **{name: shared[name] for name in ("pcp",) if name in shared}),
+        decode=worker(decode, **{name: shared[name] for name in ("dcp",) if name in shared}),
+        prefill_workers=prefill.count,
+        decode_workers=decode.count,
+    )
     return ServingPlan(engine=engine, pools=pools)
+
+
+def worker_degrees(chips: int, given: Mapping[str, int], *, has_experts: bool) -> dict[str, int]:
+    """All degrees of a worker of so many chips: those that were given, and the rest by the model's kind. Raises InputError."""
+    degrees = {"pcp": 1, **given}
+    left = chips
+    for name in ("pcp", "pp", "attention_dp", "tp"):
+        degree = degrees.get(name, 1)
+        if degree < 1 or left % degree:
+            raise bad_field(name, degree, f"must divide the {left} chips of a worker that the other degrees leave", "use a divisor")
+        left //= degree
+    if "tp" not in degrees:
+        over_all = not has_experts or degrees["pcp"] > 1 or "attention_dp" in degrees
+        degrees["tp"], left = (left, 1) if over_all else (1, left)
+    if has_experts:
+        degrees.setdefault("pp" if "attention_dp" in degrees else "attention_dp", left)
+        degrees.setdefault("ep", chips // degrees.get("pp", 1))
+    else:
+        degrees.setdefault("pp", left)
+    taken = math.prod(degrees.get(name, 1) for name in ("tp", "pp", "attention_dp", "pcp"))
+    if taken != chips:
+        rule = f"its tp * pp * attention_dp * pcp is {taken}"
+        raise bad_field("workers", f"{chips} chips", rule, f"give {taken} chips or other degrees")
+    return degrees
 
 
 #: Requests of a replica for which there must be room, where nobody says how many come.
@@ -341,9 +434,9 @@ def search_asked(
     disaggregated: bool = False,
 ) -> tuple[ServingSetting, ServingSearchResult]:
     """What `find_serving` answers, with its setting."""
-    from perfmodel.foundation.values import choice_of, share
+    from perfmodel.foundation.values import choice_of, several, share
     from perfmodel.planner.serving.result import LIMIT_HEADROOM, ServingLimits, ServingObjective
-    from perfmodel.planner.serving.search import find_serving_plans
+    from perfmodel.planner.serving.search import NothingFoundError, find_serving_plans
     from perfmodel.planner.serving.sizing import find_fewest_chips
     from perfmodel.planner.serving.space import KNOBS, ServingSpace
 
@@ -351,22 +444,99 @@ def search_asked(
         raise bad_field("workers", asked.workers, "is what a search finds", "leave it out and give --disaggregated")
     is_sized = asked.chips is None and (asked.concurrency is not None or asked.rate is not None)
     setting = serving_setting(replace(asked, chips=1) if is_sized else asked)
-    formats = tuple((quantization_named(name), setting.job.kv_precision) for name in quantizations)
+    setting, formats = _formats_allowed(setting, several(quantizations))
     headroom = LIMIT_HEADROOM if limit_headroom is None else share(limit_headroom, "limit_headroom")
     how: dict[str, Any] = {
         "space": ServingSpace(fixed=_read(asked, *KNOBS), formats=formats),
         "limits": ServingLimits(**limits_of(limits), is_p99=p99, headroom=headroom),
         "objective": choice_of(ServingObjective, objective, "objective"),
         "top": whole(top, "top"),
+        "price_per_hour": setting.price,
     }
     of = setting.estimator
     if is_sized:
         chips = find_fewest_chips(setting.job, of.cluster, of.calibration, of.engine, **how).num_chips
-        setting = serving_setting(replace(asked, chips=chips))
-        note = f"chips: nobody said, and {chips:,} are the fewest that hold the load"
+        setting, _ = _formats_allowed(serving_setting(replace(asked, chips=chips)), several(quantizations))
+        note = f"chips: not given; {chips:,} are the fewest that hold the load"
         setting = replace(setting, notes=(*setting.notes, note))
-    found = find_serving_plans(setting.job, setting.estimator.cluster, of.calibration, of.engine, **how, with_pools=disaggregated)
+    try:
+        found = find_serving_plans(setting.job, setting.estimator.cluster, of.calibration, of.engine, **how, with_pools=disaggregated)
+    except NothingFoundError as error:
+        would = _what_would_fit(setting, asked, formats) if not error.fits else _what_would_meet(setting, how, error)
+        raise (NothingFoundError(f"{error.said}; would {'meet them' if error.fits else 'fit'}", would) if would else error) from error
     return setting, found
+
+
+def _what_would_fit(setting: ServingSetting, asked: ServingRequest, formats: Sequence[Format]) -> str:
+    """The smallest changes after which a search finds a plan that fits, as flags; empty where none does."""
+    from perfmodel.report.serving import remedy_text
+
+    narrowest = min((quantization for quantization, _ in formats), key=lambda each: each.weight_bytes, default=None)
+    plan = replace(asked, chips=setting.num_chips, quantization=narrowest.name if narrowest else asked.quantization)
+    try:
+        found = serve_asked(plan)[1].remedies
+    except InputError:
+        found = ()
+    renamed = {"quantization": "allow"} if formats else {}
+    changes = [{name: value for name, value in change.items() if name != "tp" or asked.tp is not None} for change in found]
+    return " or ".join(remedy_text(change, renamed) for change in changes)
+
+
+def _what_would_meet(setting: ServingSetting, how: Mapping[str, Any], error: NothingFoundError) -> str:
+    """The smallest changes under which the same search finds a plan that keeps limits and load, as flags; empty where none does."""
+    from perfmodel.planner.serving.search import find_serving_plans
+
+    of, job, space = setting.estimator, setting.job, how["space"]
+    formats = space.formats or ((job.quantization, job.kv_precision),)
+
+    def is_found(job: ServingJob, chips: int, space: ServingSpace) -> bool:
+        more = {**how, "space": space, "top": 1}
+        try:
+            find_serving_plans(job, of.cluster.with_chips(chips), of.calibration, of.engine, **more, names_pools=False)
+        except InputError:
+            return False
+        return True
+
+    chips = setting.num_chips
+    narrower = [QUANTIZATIONS[name] for name in formats_on(of.engine.formats, of.cluster.chip)]
+    least = min(quantization.weight_bytes for quantization, _ in formats)
+    allowed = ",".join(quantization.name for quantization, _ in formats)
+    kinds: list[Iterator[str]] = [
+        (
+            f"--allow {allowed},{each.name}"
+            for each in sorted(narrower, key=lambda each: -round(4 * each.weight_bytes))
+            if each.weight_bytes < 0.75 * least and not each.experts_only
+            if is_found(job, chips, replace(space, formats=(*formats, (each, job.kv_precision))))
+        ),
+        (
+            f"--chips {chips * times}"
+            for times in (2, 4, 8)
+            if chips * times <= of.cluster.max_chips and is_found(job, chips * times, space)
+        ),
+        (
+            f"--concurrency {job.concurrency // times}"
+            for times in (2, 4, 8, 16)
+            if job.concurrency is not None
+            if job.concurrency >= times and is_found(replace(job, concurrency=job.concurrency // times), chips, space)
+        ),
+        (f"--rate {job.rate / times:g}" for times in (2, 4, 8) if job.rate if is_found(replace(job, rate=job.rate / times), chips, space)),
+    ]
+    found = [*error.remedies, *(change for kind in kinds for change in islice(kind, 1))]
+    return " or ".join(found[:MOST_REMEDIES])
+
+
+def _formats_allowed(setting: ServingSetting, names: Sequence[str]) -> tuple[ServingSetting, tuple[Format, ...]]:
+    """The formats that a search may use as they run; those that do not run are noted. Raises InputError where none runs."""
+    engine, chip = setting.estimator.engine, setting.estimator.cluster.chip
+    allowed = [quantization_named(name) for name in names]
+    runs = [format_on(engine.formats, chip, each) for each in allowed]
+    found = tuple(dict.fromkeys(each.name for each in runs if each is not None))
+    if allowed and not found:
+        require_format(engine.name, engine.formats, chip, allowed[0])
+    left = [each.name for each, ran in zip(allowed, runs, strict=True) if ran is None]
+    notes = (f"allow: {engine.name} does not run {', '.join(left)} on {chip.name}; left out",) if left else ()
+    cache = setting.job.kv_precision
+    return replace(setting, notes=(*setting.notes, *notes)), tuple((quantization_named(name), cache) for name in found)
 
 
 @takes(asked=Words(ServingRequest, needed="model cluster chips input_len output_len"))

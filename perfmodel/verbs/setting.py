@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
+from perfmodel.foundation.memory_room import check_headroom
+from perfmodel.foundation.units import format_bytes
 from perfmodel.foundation.values import check_name, choice_of, is_path, whole
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.algebra.rules import rule_set_of
+from perfmodel.parallel.context_forms import rules_of_form
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.plan import Plan, make_plan, recomputes_nothing_kept
-from perfmodel.parallel.profile import GENERIC
+from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, recomputes_nothing_kept
+from perfmodel.parallel.releases import unlike_recipe
 from perfmodel.parallel.settings import SEPARATOR, framework_named
 from perfmodel.parallel.stated import Stated, read_settings, settings_in, settings_text, stated, with_stated
 from perfmodel.workload.config import TransformerConfig
@@ -111,6 +114,12 @@ def make_setting(
             f"calibration={chosen.name}: was measured while other processes took {chosen.busy_fraction:.0%} of the processors; "
             "calibrate again when the machine is quiet",
         )
+    if calibration is not None and chosen.chips and found.chip.name not in chosen.chips:
+        notes = (
+            *notes,
+            f"calibration={chosen.name}: was measured on {', '.join(chosen.chips[:3])}, not on {found.chip.name}: its shares of the data "
+            "sheet's rates are taken over",
+        )
     if profile is None or isinstance(profile, Name):
         notes = (*notes, *_without_effect(_profile_reference(profile, habits)))
     asked = "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
@@ -167,7 +176,9 @@ def _network_at(job: TrainingJob) -> Callable[[int], Graph] | None:
 def own_code(model: NetworkModel) -> InputError:
     """Why a plan's network is not imported unasked."""
     rule = "is Python code of your own, which a plan alone does not start"
-    return bad_field("network", model.name, rule, f"name it again if you trust it: --network {shlex.quote(model.name)}")
+    return bad_field(
+        "network", model.name, rule, f"if you trust it, `perfmodel predict PLAN --network {shlex.quote(model.name)}` predicts it"
+    )
 
 
 def check_sizes(sizes: Mapping[str, object], batch: str) -> None:
@@ -246,17 +257,12 @@ def make_job(
 
 
 def plan_in(setting: Setting, knobs: Knobs) -> Plan:
-    """The plan that the knobs describe: what is left out is 1, and the rest of the chips go to dp_replicate (to dp_shard under ZeRO).
+    """Return the plan that the knobs describe: degrees left out are 1, the rest of the chips go to dp_replicate, under ZeRO to dp_shard.
 
-    Of a framework that nobody knows, replicas shard the optimizer's state unless something is said of them: of those that publish their
-    plans nearly all do, and whoever trains a large model has to.
+    The ZeRO stage is 0 where none is given, under every profile: a table over profiles compares one plan.
     """
-    profile = setting.estimator.profile
-    if framework_named(profile.name) == GENERIC and all(
-        value is None for value in (knobs.zero, knobs.dp_replicate, knobs.dp_shard, knobs.fsdp)
-    ):
-        knobs = replace(knobs, zero=1)
-    given = {"attention": profile.default_attention} | knobs.planned()
+    given = {"attention": setting.estimator.profile.default_attention} | with_context_form(knobs.planned(), setting)
+    check_expert_knobs(given, setting.job)
     return make_plan(
         setting.job,
         cluster=setting.reference,
@@ -267,12 +273,21 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
     )
 
 
+def with_context_form(given: dict[str, Any], setting: Setting, **before: int) -> dict[str, Any]:
+    """The knobs with the rules of the form of context parallelism that is stated. before: degrees of a plan that they change."""
+    degrees = {"cp": 1, "tp": 1, **before} | {name: given[name] for name in ("cp", "tp") if name in given}
+    rules = rules_of_form(setting.estimator.profile.context_form, **degrees)
+    if rules is None or "rules" in given:
+        return given
+    return {**{name: value for name, value in given.items() if name != "sequence_parallel"}, "rules": rule_set_of(rules)}
+
+
 def placed(plan: Plan, setting: Setting) -> Plan:
     """The plan with the names of the cluster, calibration and profile that predict it."""
     return replace(plan, cluster=setting.reference, calibration=setting.calibration, profile=setting.profile)
 
 
-def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float = DEFAULT_HEADROOM, risk: float | None = None) -> Prediction:
+def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float | None = None, risk: float | None = None) -> Prediction:
     check_headroom(memory_headroom)
     return told(setting.estimator.predict(plan, memory_headroom=memory_headroom, risk=risk), setting)
 
@@ -281,11 +296,16 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
     """The prediction with the names that its setting goes by, and with what a person should know beside it."""
     job = prediction.plan.job
     warnings = [*setting.notes, *(_beyond_model(job, job.model) if isinstance(job.model, TransformerConfig) else ())]
+    unlike = unlike_recipe(setting.estimator.profile, prediction.plan, setting.cluster.chip.name)
+    if unlike:
+        warnings.append(unlike)
     if 0 < setting.cluster.largest_job < prediction.plan.num_chips:
         warnings.append(
             f"chips={prediction.plan.num_chips}: the largest job of {setting.cluster.name} is {setting.cluster.largest_job} chips; "
-            "time and memory are predicted as if it took more"
+            "more are assumed to have the same bandwidth and latency between nodes"
         )
+    if prediction.host_memory:
+        warnings.append(f"{format_bytes(prediction.host_memory)} for each chip lie in the host's memory")
     if recomputes_nothing_kept(prediction.plan):
         warnings.append("recompute=selective saves next to nothing beside flash attention, which keeps no scores: it costs time")
     if prediction.mfu_palm > 1.0:
@@ -307,6 +327,13 @@ def _beyond_model(job: TrainingJob, model: TransformerConfig) -> Iterator[str]:
         yield f"{model.name}: {model.left_out} is left out; {counted}"
 
 
+def is_measured(setting: Setting) -> bool:
+    """Whether the kernels of the setting's chip were measured on that chip."""
+    from perfmodel.cost.calibrated import is_calibrated
+
+    return is_calibrated(setting.estimator.machine)
+
+
 def confidence_in(setting: Setting, plan: Plan) -> Confidence:
     """An 80 % interval of the plan's step time with how far it is to be trusted, and the parameters that it hangs on most."""
     from perfmodel.cost.sensitivity import sensitivities
@@ -321,7 +348,8 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
     from perfmodel.cost.sensitivity import fitted_slopes
     from perfmodel.lab.doubts import open_in
     from perfmodel.parallel.fitted import own_interval
-    from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of, with_experts
+    from perfmodel.parallel.residuals import interval, load_residuals, shape_of, with_experts
+    from perfmodel.parallel.run_features import features_of
     from perfmodel.parallel.trust import trust_in
 
     estimator, residuals = setting.estimator, load_residuals()
@@ -329,14 +357,13 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
     calibrated = is_calibrated(estimator.machine)
     if fitted.num_runs:
         slopes, model = fitted_slopes(estimator, plan), shape_of(plan.job.transformer)
-        found = own_interval(fitted, slopes, residuals=residuals, chip=chip, model=model)
+        found = own_interval(fitted, slopes, features_of(plan, chip), residuals=residuals, model=model)
     else:
         is_known = any(each.family == family for each in residuals.models)
         found = interval(
             residuals,
+            features_of(plan, chip),
             family=family,
-            chip=chip,
-            scale=scale_of(plan.num_chips),
             is_calibrated=calibrated,
             is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
             open_habits=(0.0, 0.0) if is_known else open_in(estimator, plan, stated=_stated_in(estimator.profile)),

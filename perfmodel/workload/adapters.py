@@ -13,16 +13,18 @@ from dataclasses import dataclass, replace
 
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.freezing import with_frozen
-from perfmodel.workload.graph import Data, Graph, Operand, Operator, Region, Stream, Tensor, TensorRole
+from perfmodel.workload.graph import Data, Graph, Operand, Operator, Product, Region, Stream, Tensor, TensorRole
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
-from perfmodel.workload.training import NF4_BYTES, Training
+from perfmodel.workload.training import Training, is_linear_name
 from perfmodel.workload.transformer import decoder_regions
 from perfmodel.workload.unroll import with_first_run_apart
 
 #: The layer that is the first run of the repeated one: below its first adapter nothing runs backward.
 FIRST = "first_layer"
 _RANK = "rank"
+#: Halves of a gated product of experts, each with matrices of its own (`decoder/experts.py`).
+_HALVES = "y"
 #: alpha / r in a run, as NeMo's recipes have it; no cost hangs on it.
 SCALE = 2.0
 
@@ -31,16 +33,18 @@ def with_training(graph: Graph, training: Training) -> Graph:
     """A decoder's graph, folded or unrolled, as a job trains it."""
     if training.is_full:
         return graph
-    apart = with_first_run_apart(graph, FIRST) if graph.repeats else graph
+    # of layers of several kinds the first runs as the others do, which counts a gradient of its input that nothing needs
+    apart = with_first_run_apart(graph, FIRST) if len(graph.repeats) == 1 else graph
     adapted = _with_adapters(apart, training)
     frozen = with_frozen(adapted, trained=adapted.tensors.keys() - apart.tensors.keys())
-    return _with_quantized_base(frozen) if training.quantizes_base else frozen
+    stored = _with_quantized_base(frozen, training.base_format.bytes_per_weight) if training.quantizes_base else frozen
+    return _with_idle_adapters(stored, training) if training.num_adapters > 1 else stored
 
 
 def regions_in_training(model: TransformerConfig, training: Training) -> tuple[Region, ...]:
     """`Graph.regions` of what `with_training` makes of the model's graph, which need not be built for them."""
     regions = decoder_regions(model)
-    if training.is_full:
+    if training.is_full or len(model.layer_kinds) > 1:
         return regions
     found: list[Region] = []
     for region in regions:
@@ -55,9 +59,10 @@ def regions_in_training(model: TransformerConfig, training: Training) -> tuple[R
 
 
 def _is_linear_layer(operator: Operator, graph: Graph) -> bool:
-    """Whether it multiplies by a matrix of its own, in a layer that is a block."""
+    """Whether it multiplies by a matrix of its own that adapters may stand next to, in a layer that is a block."""
     return (
         operator.kind == "einsum"
+        and is_linear_name(operator.name_in_layer)
         and any(region.is_block and region.name == operator.layer for region in graph.regions)
         and graph.tensors[operator.inputs[1].tensor].role is TensorRole.PARAMETER
     )
@@ -68,7 +73,7 @@ def _with_adapters(graph: Graph, training: Training) -> Graph:
     tensors = dict(graph.tensors)
     waiting: dict[str, _Adapter] = {}
     for operator in graph.operators:
-        if _is_linear_layer(operator, graph) and (not training.targets or operator.name_in_layer in training.targets):
+        if _is_linear_layer(operator, graph) and training.adapts(operator.name_in_layer):
             adapter = _Adapter(graph=graph, operator=operator, end=_end(operator, graph), rank=training.rank)
             waiting[adapter.end.name] = adapter
         adapter_here = waiting.pop(operator.name, None)
@@ -105,15 +110,28 @@ class _Adapter:
         return self.operator.inputs[0]
 
     @property
+    def batch(self) -> tuple[str, ...]:
+        """Dims of the input, the matrix and the output alike: experts."""
+        return tuple(dim for dim in self.operator.inputs[1].dims if dim in self.x.dims and dim in self.operator.output.dims)
+
+    @property
+    def halves(self) -> tuple[str, ...]:
+        return (_HALVES,) if _HALVES in self.operator.inputs[1].dims else ()
+
+    @property
+    def is_grouped(self) -> bool:
+        return any(isinstance(work, Product) and work.is_grouped for work in self.operator.forward)
+
+    @property
     def inner(self) -> Operand:
         """A x: what the product keeps of its input's dims, and the rank."""
         kept = tuple(dim for dim in self.x.dims if dim in self.operator.output.dims)
-        return Operand(tensor=f"{self.operator.name}_lora_a.out", dims=(*kept, _RANK))
+        return Operand(tensor=f"{self.operator.name}_lora_a.out", dims=(*kept, *self.halves, _RANK))
 
     @property
     def a(self) -> Operand:
         summed = tuple(dim for dim in self.x.dims if dim not in self.operator.output.dims)
-        return Operand(tensor=f"{self.operator.name}_lora_a.weight", dims=(_RANK, *summed))
+        return Operand(tensor=f"{self.operator.name}_lora_a.weight", dims=(*self.batch, *self.halves, _RANK, *summed))
 
     @property
     def b(self) -> Operand:
@@ -126,7 +144,7 @@ class _Adapter:
     def tensors(self) -> Iterator[Tensor]:
         weight, made = self.graph.tensors[self.operator.inputs[1].tensor], self.graph.tensors[self.operator.output.tensor]
         sizes = {**self.operator.dims, _RANK: self.rank}
-        for operand, rows in ((self.a, 1), (self.b, len(self.b.dims) - 1)):
+        for operand, rows in ((self.a, len(self.batch) + len(self.halves) + 1), (self.b, len(self.b.dims) - 1)):
             shape = tuple(sizes[dim] for dim in operand.dims)
             yield Tensor(name=operand.tensor, shape=shape, role=TensorRole.PARAMETER, itemsize=weight.itemsize, num_rows=rows)
         yield replace(made, name=self.inner.tensor, shape=tuple(sizes[dim] for dim in self.inner.dims))
@@ -136,14 +154,14 @@ class _Adapter:
     def operators(self, base: Operand) -> list[Operator]:
         """A, B, the factor and the sum with `base`, which takes the place of what was there."""
         name, sizes = self.operator.name, {**self.operator.dims, _RANK: self.rank}
-        inside = {dim: sizes[dim] for dim in (*self.x.dims, _RANK)}
+        inside = {dim: sizes[dim] for dim in (*self.x.dims, *self.halves, _RANK)}
         outside = {dim: sizes[dim] for dim in (*self.operator.output.dims, _RANK)}
         added = {dim: sizes[dim] for dim in self.operator.output.dims}
         b, scaled = self.output(f"{name}_lora_b.out"), self.output(f"{name}_lora_scale.out")
         scale = self._as_read(elementwise(f"{name}_lora_scale", "scale", (b,), scaled, added))
         return [
-            self._as_base(einsum(f"{name}_lora_a", self.x, self.a, self.inner, inside)),
-            self._as_read(einsum(f"{name}_lora_b", self.inner, self.b, b, outside)),
+            self._as_base(einsum(f"{name}_lora_a", self.x, self.a, self.inner, inside, grouped=self.is_grouped)),
+            self._as_read(einsum(f"{name}_lora_b", self.inner, self.b, b, outside, grouped=self.is_grouped)),
             replace(scale, settings={**scale.settings, "factor": SCALE}),
             self._as_read(
                 elementwise(f"{name}_lora_add", "add", (self.output(base.tensor), scaled), self.output(self.end.output.tensor), added)
@@ -179,11 +197,15 @@ class _Adapter:
         return replace(found, logical=names)
 
 
-# --- a base in four bits --------------------------------------------------------------------------------------------
+# --- a base in few bits --------------------------------------------------------------------------------------------
 
 
-def _with_quantized_base(graph: Graph) -> Graph:
-    """Frozen matrices of layers stored as NF4, and made into what is multiplied with each time: forward, and for the input's gradient."""
+def _with_quantized_base(graph: Graph, bytes_per_weight: float) -> Graph:
+    """Frozen matrices of layers in few bits, made into what is multiplied with each time: forward, and for the input's gradient.
+
+    The product's input is kept although no gradient of the matrix is made: bitsandbytes 0.43, autograd/_functions.py, `MatMul4Bit.forward`
+    (`ctx.tensors = (A, B)`).
+    """
     operators: list[Operator] = []
     tensors = dict(graph.tensors)
     for operator in graph.operators:
@@ -193,18 +215,39 @@ def _with_quantized_base(graph: Graph) -> Graph:
             continue
         entries = operator.extent(operator.inputs[1].dims)
         plain = Data(extent=entries, itemsize=weight.itemsize)
-        made = Stream(kernel="default", elements=entries, accesses=(Data(extent=entries, of=1, itemsize=NF4_BYTES), plain))
+        made = Stream(kernel="default", elements=entries, accesses=(Data(extent=entries, of=1, itemsize=bytes_per_weight), plain))
         again = operator.backward
-        tensors[weight.name] = replace(weight, itemsize=NF4_BYTES)
+        tensors[weight.name] = replace(weight, itemsize=bytes_per_weight)
         operators.append(
             replace(
                 operator,
                 forward=(made, *operator.forward),
                 backward=(made, *again) if again else (),
                 scratch=(*operator.scratch, plain) if again else operator.scratch,
+                saved=(_input_kept(operator, graph),) if again else (),
             )
         )
     return replace(graph, operators=tuple(operators), tensors=tensors)
+
+
+def _input_kept(operator: Operator, graph: Graph) -> Data:
+    """Of attention's output, whose heads come first, a copy."""
+    maker = graph.producer(operator.inputs[0].tensor)
+    extent = operator.extent(operator.inputs[0].dims)
+    is_copy = maker is not None and maker.is_attention
+    return Data(extent=extent) if is_copy else Data(extent=extent, of=0)
+
+
+def _with_idle_adapters(graph: Graph, training: Training) -> Graph:
+    """Adapters that are loaded and not trained, stored and gathered with the frozen matrix that they stand next to."""
+    tensors = dict(graph.tensors)
+    for operator in graph.operators:
+        if not _is_linear_layer(operator, graph) or not training.adapts(operator.name_in_layer):
+            continue
+        weight, (a, b) = tensors[operator.inputs[1].tensor], (f"{operator.name}_lora_{matrix}.weight" for matrix in "ab")
+        idle = (training.num_adapters - 1) * sum(tensors[name].num_elements * tensors[name].itemsize for name in (a, b))
+        tensors[weight.name] = replace(weight, itemsize=weight.itemsize + idle / weight.num_elements)
+    return replace(graph, tensors=tensors)
 
 
 __all__ = ["FIRST", "regions_in_training", "with_training"]

@@ -27,6 +27,8 @@ QkNormScope = Literal["head", "own", "all", "bare"]
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 4096  # pipelines are searched stage by stage; no published model is a quarter as deep
 
+MAX_MTP_LAYERS = 16  # published models have one to four
+
 _COUNTS = (
     "num_hidden_layers",
     "hidden_size",
@@ -145,6 +147,9 @@ class TransformerConfig:
             raise bad_field("num_hidden_layers", self.num_hidden_layers, f"must be {MAX_LAYERS:,} at most", "correct it in the config")
         for field in _COUNTS_OR_ZERO:
             _check_count(field, getattr(self, field), 0)
+        if self.num_mtp_layers > MAX_MTP_LAYERS:
+            remedy = "correct num_nextn_predict_layers in the config"
+            raise bad_field("num_mtp_layers", self.num_mtp_layers, f"must be {MAX_MTP_LAYERS} at most", remedy)
         for field in _FLAGS:
             if not isinstance(getattr(self, field), bool):
                 raise bad_field(field, quoted(getattr(self, field)), "must be true or false", "write one of them")

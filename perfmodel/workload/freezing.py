@@ -15,8 +15,12 @@ def with_frozen(graph: Graph, trained: Collection[str]) -> Graph:
     frozen weight, nothing at all before the first operator that reads a trained parameter; and what only that would read is not kept.
     """
     has = {tensor.name: tensor.name in trained for tensor in graph.parameters}
+    # a repeated layer stands for runs that follow another one
+    carried = {repeat.carried for place, repeat in enumerate(graph.repeats) if place or repeat.count > 1}
     for operator in graph.operators:
-        has[operator.output.tensor] = any(has.get(operand.tensor, False) for operand in operator.inputs)
+        has[operator.output.tensor] = operator.output.tensor in carried or any(
+            has.get(operand.tensor, False) for operand in operator.inputs
+        )
     is_index = {name for name, tensor in graph.tensors.items() if tensor.role is TensorRole.INDEX}
     tensors = {
         name: tensor if name in is_index or has.get(name, False) else replace(tensor, has_gradient=False)

@@ -194,6 +194,7 @@ class Operator:
     scratch   what its backward holds for itself besides the gradients
     parts     tensors of which it reads a piece as it lies, and how many times larger they are: all of one is kept, and the gradient of the
               piece becomes one of the whole
+    streamed  inputs of which the parts of other ranks pass by block by block, where they would be gathered
     is_linear                  in all its inputs: a partial sum may enter (R6)
     passes_gradient            its backward hands the gradient of the output on to its activations as it is
     makes_weight_gradients     its backward makes the gradients of its parameters as tensors; else it adds them where they are gathered up
@@ -222,6 +223,7 @@ class Operator:
     saved: tuple[Data, ...] = ()
     scratch: tuple[Data, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
+    streamed: tuple[int, ...] = ()
     is_linear: bool = False
     passes_gradient: bool = False
     makes_weight_gradients: bool = True

@@ -94,12 +94,14 @@ _MOE_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_ex
 _MLA_KEYS = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim")
 _ENCODER = "an encoder (attention in both directions, another loss)"
 _ENCODER_DECODER = "an encoder beside the decoder, with cross-attention"
-_RECURRENT = "state-space or recurrent layers"
+_RECURRENT = "recurrent layers of another kind than Mamba-2 (nemotron_h) and gated delta rules (qwen3_next)"
+_MAMBA_1 = "Mamba-1 layers (Mamba-2, as in nemotron_h, is modelled)"
+_MAMBA_2 = "Mamba-2 layers in another arrangement than nemotron_h"
 _CROSS = "cross-attention to images"
 
 #: Prefixes of `model_type`, the longest that fits counts.
 _UNSUPPORTED: Mapping[str, str] = {
-    "granitemoehybrid": _RECURRENT,
+    "granitemoehybrid": _MAMBA_2,
     "minimax": "lightning attention (attn_type_list)",
     "minimax_m3": "attention to chosen blocks of keys (sparse_attention_config)",
     "ernie4_5_vl": "experts of several widths (moe_intermediate_size as a list)",
@@ -134,12 +136,14 @@ _UNSUPPORTED: Mapping[str, str] = {
     "pegasus": _ENCODER_DECODER,
     "marian": _ENCODER_DECODER,
     "whisper": _ENCODER_DECODER,
-    "mamba": _RECURRENT,
-    "falcon_mamba": _RECURRENT,
-    "falcon_h1": _RECURRENT,
-    "jamba": _RECURRENT,
-    "zamba": _RECURRENT,
-    "bamba": _RECURRENT,
+    "mamba": _MAMBA_1,
+    "mamba2": _MAMBA_2,
+    "falcon_mamba": _MAMBA_1,
+    "falcon_h1": _MAMBA_2,
+    "jamba": _MAMBA_1,
+    "zamba": _MAMBA_1,
+    "zamba2": _MAMBA_2,
+    "bamba": _MAMBA_2,
     "rwkv": _RECURRENT,
     "recurrent_gemma": _RECURRENT,
     "mllama": _CROSS,
@@ -190,6 +194,10 @@ def _model_type(data: Mapping[str, Any]) -> str:
         names = data.get("architectures")
         first = names[0] if isinstance(names, (list, tuple)) and names else None
         value = _MODEL_TYPE_OF_CLASS.get(first) if isinstance(first, str) else None
+        if value is None and isinstance(data.get("_class_name"), str):
+            rule = "is a diffusers config, of a network that is no language model"
+            remedy = "`perfmodel shard MODULE:FACTORY` takes any torch module"
+            raise bad_field("_class_name", data["_class_name"], rule, remedy)
         if value is None:
             known = f"use one of {', '.join(FAMILIES)}"
             raise InputError(f"model_type: is missing, and architectures does not tell it either; {known}")

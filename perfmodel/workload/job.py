@@ -9,26 +9,10 @@ from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig, printable
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.optimizers import Optimizer as Optimizer  # a job names one: both are imported from here
 from perfmodel.workload.recipes import RECIPES, Recipe
 from perfmodel.workload.routing import BALANCED, Routing
 from perfmodel.workload.training import FULL_TRAINING, Training, linear_operators
-
-
-class Optimizer(StrEnum):
-    """An elementwise optimizer: its step streams over every parameter once."""
-
-    SGD = "sgd"
-    MOMENTUM = "momentum"
-    ADAM = "adam"
-    ADAMW = "adamw"
-
-    @property
-    def num_states(self) -> int:
-        """State tensors of the parameter's shape: none; the momentum; the two moments."""
-        return _NUM_STATES[self]
-
-
-_NUM_STATES = {Optimizer.SGD: 0, Optimizer.MOMENTUM: 1, Optimizer.ADAM: 2, Optimizer.ADAMW: 2}
 
 
 class Precision(StrEnum):
@@ -78,7 +62,7 @@ class PrecisionPolicy:
         Adam in mixed precision holds 12 (4 + 4 + 4): ZeRO's K, Rajbhandari et al., arXiv 1910.02054, section 3.1.
         """
         master = itemsize(self.master) if self.has_master_copy else 0.0
-        return master + optimizer.num_states * itemsize(self.optimizer_state)
+        return master + optimizer.state_bytes(itemsize(self.optimizer_state))
 
     def step_bytes_per_parameter(self, optimizer: Optimizer) -> float:
         """Bytes that a fused optimizer step moves to and from memory. [byte/parameter]
@@ -87,7 +71,7 @@ class PrecisionPolicy:
         A step of several passes (one kernel for each line of the rule) moves more: that is the execution profile's.
         """
         copy = itemsize(self.parameter) if self.has_master_copy else 0.0
-        states = optimizer.num_states * itemsize(self.optimizer_state)
+        states = optimizer.state_bytes(itemsize(self.optimizer_state))
         return itemsize(self.gradient_reduce) + 2 * (itemsize(self.master) + states) + copy
 
 
@@ -177,9 +161,6 @@ class TrainingJob:
             raise bad_field("train", shown(self.train), "must be a Training", "training_of reads one: training_of('lora:16')")
         self._check_routing()
         if not self.train.is_full:
-            if isinstance(self.model, TransformerConfig) and not self.model.is_plain:
-                rule = f"adapters stand beside attention and dense MLPs, of which not all layers of {self.model.name} are made"
-                raise bad_field("train", str(self.train), rule, "use train=full")
             self.train.check_targets(linear_operators(self.transformer), self.model.name)
 
     def _check_routing(self) -> None:

@@ -19,6 +19,7 @@ def with_recipe(
     keeps_copies: bool = True,
     sends_rows: bool = False,
     gathers_weights: bool = False,
+    pads_rows: bool = False,
     master_bytes: float = 4.0,
 ) -> Graph:
     """`graph` where products with weights of repeated layers are as `recipe` says.
@@ -26,6 +27,7 @@ def with_recipe(
     keeps_copies      the framework keeps copies, of inputs for backward and of weights; else inputs as they are, cast again in backward
     sends_rows        rows go to experts, and gradients of what experts made, as they are cast, where the recipe can; back in full
     gathers_weights   weights are gathered as they are cast, where the recipe can, and where copies are kept live as these alone
+    pads_rows         rows of experts are copied to multiples that their products take, and back
     master_bytes      of an element of what the optimizer updates, from which such weights are cast
 
     An input is cast once for all that read it, and kept as its cast copy alone; the gradient of each output is cast once. A cast is a pass
@@ -43,6 +45,8 @@ def with_recipe(
             is_first = op.inputs[0].tensor not in cast
             cast.add(op.inputs[0].tensor)
             op = _with_casts(op, graph, recipe, is_first=is_first, keeps_copies=keeps_copies)
+            if pads_rows:
+                op = _with_padding(op, graph)
             if not keeps_copies:
                 op = _with_weight_casts(op, recipe, is_gathered_low=gathers_weights and recipe.gathers_weights)
         operators.append(op)
@@ -95,6 +99,23 @@ def _with_weight_casts(op: Operator, recipe: Recipe, *, is_gathered_low: bool) -
     return replace(op, forward=(cast, *op.forward), backward=(cast, *op.backward))
 
 
+def _with_padding(op: Operator, graph: Graph) -> Operator:
+    """A copy of the rows before the first of an expert's products, and one after the last, each with one of the gradients: grouped products
+    alone. The passes that pad move no more than the rows."""
+    if not any(isinstance(work, Product) and work.is_grouped for work in op.forward):
+        return op
+    maker = graph.producer(op.inputs[0].tensor)
+    is_first = maker is not None and maker.kind == "permute"
+    place = 0 if is_first else len(op.inputs)
+    rows = Data(extent=op.extent(op.operands[place].dims), of=place)
+    gradient = replace(rows, is_gradient=True)
+    copy = Stream(kernel="permute", elements=rows.extent, accesses=(rows, rows))
+    back = Stream(kernel="permute", elements=rows.extent, accesses=(gradient, gradient))
+    if is_first:
+        return replace(op, forward=(copy, *op.forward), backward=(*op.backward, back))
+    return replace(op, forward=(*op.forward, copy), backward=(back, *op.backward))
+
+
 def _sent_low(graph: Graph, recipe: Recipe) -> Iterator[Tensor]:
     """Of rows on their way to experts the rows, of those on their way back the gradients, which travel the other way."""
     for op in graph.operators:
@@ -114,7 +135,7 @@ def _is_low(op: Operator, graph: Graph) -> bool:
 
 
 def _with_casts(op: Operator, graph: Graph, recipe: Recipe, *, is_first: bool, keeps_copies: bool) -> Operator:
-    entries = next(data.extent for data in op.saved if data.of == 0) if op.saved else op.extent(op.inputs[0].dims)
+    entries = next((data.extent for data in op.saved if data.of == 0), op.extent(op.inputs[0].dims))
     into, out = Data(extent=entries, of=0), Data(extent=op.extent(op.output.dims), of=len(op.inputs), is_gradient=True)
     maker = graph.producer(op.inputs[0].tensor)
     writes_copies = maker is not None and maker.kind in _FUSES_CASTS and maker.layer == op.layer

@@ -1,5 +1,11 @@
-"""Models by name: the configs beside this file, in Hugging Face's form, each with its source."""
+"""Models by name: the configs beside this file, in Hugging Face's form, each with its source.
 
+`_hub_ids` of a config are the ids of the Hugging Face hub that it stands for: the one that it was read from, then further releases of the
+same sizes, such as those tuned to follow instructions. They are resolved offline.
+"""
+
+import json
+import re
 from pathlib import Path
 
 from perfmodel.foundation.errors import InputError, suggest
@@ -10,13 +16,25 @@ from perfmodel.workload.huggingface import read_config
 _FOLDER = Path(__file__).parent / "models"
 
 
+_HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w.-]{1,95}", re.ASCII)
+
+
+def _hub_ids() -> dict[str, str]:
+    """Hub id in lower case -> name of the shipped model."""
+    found = {}
+    for path in _FOLDER.glob("*.json"):
+        for hub_id in json.loads(path.read_text(encoding="utf-8")).get("_hub_ids", ()):
+            found[hub_id.lower()] = path.stem
+    return found
+
+
 def list_models() -> tuple[str, ...]:
     """The names that `load_model` knows, in alphabetical order."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 
 
 def load_model(name_or_path: str | Path) -> TransformerConfig:
-    """A shipped model by its name, or any other by the path of its config.json or of the folder that holds it."""
+    """A shipped model by its name or hub id, or any other by the path of its config.json or of the folder that holds it."""
     check_path(name_or_path, "model")
     text = str(name_or_path)
     shipped = _FOLDER / f"{text}.json"
@@ -28,7 +46,14 @@ def load_model(name_or_path: str | Path) -> TransformerConfig:
     except (OSError, ValueError) as error:  # a name that no file system takes
         if isinstance(error, InputError):
             raise
+    by_id = _hub_ids() if _HUB_ID.fullmatch(text) else {}
+    if text.lower() in by_id:
+        shipped = _FOLDER / f"{by_id[text.lower()]}.json"
+        return read_config(shipped, name=shipped.stem)
     shown = text if len(text) <= 80 else text[:77] + "..."
     if text.endswith(".json") or text.startswith((".", "/", "~")):
         raise InputError(f"model={shown}: there is no such file; give a config.json, its folder, or the name of a shipped model")
+    if by_id:
+        near = suggest(text.partition("/")[2], list_models())
+        raise InputError(f"model={shown}: no shipped model has this hub id; give its config.json{near if 'did you mean' in near else ''}")
     raise InputError(f"model={shown}: no shipped model has this name, and there is no such file{suggest(text, list_models())}")

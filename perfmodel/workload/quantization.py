@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.foundation.errors import InputError, suggest
+from perfmodel.foundation.errors import InputError, one_line, plain_text, suggest
 
 #: What a weight is part of; `other`: embedding, output matrix, router, norms, biases.
 WeightPart: TypeAlias = Literal["attention", "dense", "experts", "other"]
@@ -27,6 +27,7 @@ class Quantization:
     needs             what a chip must have a FLOP rate in, for its units to take the format
     experts_only      of a model with experts only these are held so, all else in 16 bits
     skips_attention_beside_experts   attention of a model with experts stays in 16 bits
+    measured_as       the format whose measured kernels stand for it; empty: its own
     """
 
     name: str
@@ -37,6 +38,17 @@ class Quantization:
     source: str
     experts_only: bool = False
     skips_attention_beside_experts: bool = False
+    measured_as: str = ""
+
+    @property
+    def kernel(self) -> str:
+        """Name under which its kernels were measured."""
+        return self.measured_as or self.name
+
+    @property
+    def checkpoint(self) -> str:
+        """Format of the checkpoint that it needs: fp8 of fp8-weights."""
+        return self.name.removesuffix("-weights") if self.measured_as else self.name
 
     @property
     def is_plain(self) -> bool:
@@ -80,6 +92,12 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
                 source="W8A16: weights are widened inside the product",
             ),
             Quantization(
+                name="fp8-weights", weight_bytes=1.0, activation_bytes=2.0, product=Dtype.BF16, needs=Dtype.BF16,
+                measured_as="int8-weights",
+                source="W8A16: fp8 weights widened inside the product (Marlin), for chips without units for fp8: "
+                "vllm-project/vllm 0.14, docs/features/quantization/fp8.md",
+            ),
+            Quantization(
                 name="w4a16", weight_bytes=0.5 + 2.5 / 128.0, activation_bytes=2.0, product=Dtype.BF16, needs=Dtype.BF16,
                 skips_attention_beside_experts=True,
                 source="GPTQ, AWQ: groups of 128 with a scale in 16 bits and a zero in 4; widened inside the product (Marlin)",
@@ -91,6 +109,12 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
             Quantization(
                 name="mxfp4", weight_bytes=0.5 + 1.0 / 32.0, activation_bytes=2.0, product=Dtype.BF16, needs=Dtype.BF16, experts_only=True,
                 source="OCP Microscaling: 32 entries have one E8M0 scale; gpt-oss quantises its experts alone",
+            ),
+            Quantization(
+                name="nvfp4-weights", weight_bytes=0.5 + 1.0 / 16.0, activation_bytes=2.0, product=Dtype.BF16, needs=Dtype.BF16,
+                skips_attention_beside_experts=True, measured_as="w4a16",
+                source="W4A16: nvfp4 weights widened inside the product (Marlin), for chips without units for fp4: "
+                "vllm-project/vllm 0.14, model_executor/layers/quantization/utils/marlin_utils_fp4.py",
             ),
             Quantization(
                 name="nvfp4", weight_bytes=0.5 + 1.0 / 16.0, activation_bytes=0.5 + 1.0 / 16.0, product=Dtype.FP4, needs=Dtype.FP4,
@@ -115,6 +139,11 @@ PUBLISHED: Mapping[str, str] = MappingProxyType(
 )
 
 
+def has_units(quantization: Quantization, peak_flop_rate: Mapping[Dtype, float]) -> bool:
+    """Whether a chip with these FLOP rates computes its products; those in 16 bits run in either of the two formats."""
+    return quantization.needs in peak_flop_rate or (quantization.needs in (Dtype.BF16, Dtype.FP16) and Dtype.FP16 in peak_flop_rate)
+
+
 def published_format(architecture: str) -> Quantization:
     """Of a family, as its makers publish it: in 16 bits unless they say otherwise."""
     return QUANTIZATIONS[PUBLISHED.get(architecture, "bf16")]
@@ -123,7 +152,7 @@ def published_format(architecture: str) -> Quantization:
 def quantization_named(name: str | Quantization) -> Quantization:
     if isinstance(name, Quantization):
         return name
-    found = QUANTIZATIONS.get(str(name))
+    found = QUANTIZATIONS.get(plain_text(name))
     if found is None:
-        raise InputError(f"quantization={name}: is not known{suggest(name, QUANTIZATIONS)}")
+        raise InputError(f"quantization={one_line(name)}: is not known{suggest(name, QUANTIZATIONS)}")
     return found

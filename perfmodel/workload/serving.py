@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.errors import bad_field, plain_text
 from perfmodel.foundation.values import whole
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
@@ -57,7 +57,7 @@ def lengths_of(value: object, field: str) -> Lengths:
 
 def cache_dtype(value: object, field: str) -> Dtype:
     """A format of a cache by name. Raises InputError."""
-    found = next((each for each in CACHE_DTYPES if str(each) == str(value)), None)
+    found = next((each for each in CACHE_DTYPES if str(each) == plain_text(value)), None)
     if found is None:
         raise bad_field(field, value, "is no format of a cache", f"use one of {', '.join(CACHE_DTYPES)}")
     return found

@@ -1,14 +1,17 @@
-"""What of a model is trained: all of it, or low-rank adapters beside linear operators whose weights are frozen."""
+"""What of a model is trained: all of it, or low-rank adapters next to linear operators whose weights are frozen."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
 from perfmodel.foundation.errors import bad_field, shown
+from perfmodel.workload.base_formats import BASE_FORMATS, BaseFormat
 from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.layer_shapes import ParameterShape
 
 #: What is meant by no names: every linear operator of a layer, not the output matrix. NeMo's default (linear_qkv, linear_proj, linear_fc1,
 #: linear_fc2 of nemo.collections.llm.peft.LoRA), PEFT's target_modules="all-linear", and what QLoRA (arXiv 2305.14314, section 4) found
@@ -17,12 +20,16 @@ ALL_LINEAR = "all-linear"
 
 MAX_RANK = 65536
 
-#: NF4 with double quantisation: 4 bits, an 8-bit scale for each block of 64, a float32 scale for each 256 of these. [byte]
-#: Source: QLoRA, section 3.
-NF4_BYTES = (4.0 + 8.0 / 64.0 + 32.0 / (64.0 * 256.0)) / 8.0
+#: Format of the frozen weights where `qlora` does not give one.
+DEFAULT_BASE = "nf4-dq"
 
-_TEXT = re.compile(r"(lora|qlora):(\d{1,9})(?::([\w.+-]+))?", re.ASCII)
-_EXAMPLES = "full, lora:16, qlora:16 or lora:16:q_proj+v_proj"
+MAX_ADAPTERS = 1024
+
+#: Groups of linear operators that targets may name.
+_ATTENTION, _MLP, _EXPERTS = "attention", "mlp", "experts"
+
+_TEXT = re.compile(r"(lora|qlora):(\d{1,9})(?:x(\d{1,9}))?(?::([\w.+-]*))?(?::([\w-]+))?", re.ASCII)
+_EXAMPLES = "full, lora:16, qlora:16, lora:16:q_proj+v_proj or qlora:16:all-linear:int8"
 
 
 class Method(StrEnum):
@@ -33,24 +40,39 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How a job trains: `full`, `lora:RANK`, `qlora:RANK`, with `:q_proj+v_proj` adapters beside these operators alone.
+    """How a job trains: `full`, `lora:RANK`, `qlora:RANK`, with `:q_proj+v_proj` adapters next to these operators only.
 
-    rank      columns of an adapter's first matrix, rows of its second
-    targets   names of linear operators in a layer; none: all of them
+    rank          columns of an adapter's first matrix, rows of its second
+    targets       names of linear operators in a layer, or of groups of them: attention, mlp, experts; none: all of them
+    num_adapters  adapters that are loaded at a time, of which a batch trains one (`lora:16x4`)
+    base          format of the frozen matrices of layers; empty: the dtype of the computation
     """
 
     method: Method = Method.FULL
     rank: int = 0
     targets: tuple[str, ...] = ()
+    num_adapters: int = 1
+    base: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
             raise bad_field("train", shown(self.method), "not known", f"write {_EXAMPLES}")
         if self.is_full:
-            if self.rank or self.targets:
-                raise bad_field("train", "full", "has no adapters, so no rank and no targets", f"write {_EXAMPLES}")
+            if self.rank or self.targets or self.base or self.num_adapters != 1:
+                raise bad_field("train", "full", "has no adapters, so no rank, no targets and no base format", f"write {_EXAMPLES}")
         elif isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 1 <= self.rank <= MAX_RANK:
             raise bad_field("train", f"{self.method}:{shown(self.rank)}", f"the rank must be from 1 to {MAX_RANK}", f"write {_EXAMPLES}")
+        elif not 1 <= self.num_adapters <= MAX_ADAPTERS:
+            text = f"{self.method}:{self.rank}x{self.num_adapters}"
+            raise bad_field("train", text, f"adapters at a time must be from 1 to {MAX_ADAPTERS}", "write lora:16x4 for four")
+        if self.method is Method.LORA and self.base:
+            rule = f"lora keeps the base in the dtype of the computation, not in {self.base}"
+            raise bad_field("train", str(self), rule, f"write qlora:{self.rank}:all-linear:{self.base}")
+        if self.method is Method.QLORA:
+            if not self.base:
+                object.__setattr__(self, "base", DEFAULT_BASE)
+            if self.base not in BASE_FORMATS:
+                raise bad_field("train", f"qlora:{self.rank}", f"{self.base} is no format of a base", f"use {', '.join(BASE_FORMATS)}")
         if len(set(self.targets)) != len(self.targets):
             raise bad_field("train", str(self), "names an operator twice", "name each once")
 
@@ -62,17 +84,30 @@ class Training:
     def quantizes_base(self) -> bool:
         return self.method is Method.QLORA
 
+    @property
+    def base_format(self) -> BaseFormat:
+        return BASE_FORMATS[self.base]
+
     def __str__(self) -> str:
         if self.is_full:
             return str(self.method)
-        return ":".join((str(self.method), str(self.rank), *(("+".join(self.targets),) if self.targets else ())))
+        count = f"x{self.num_adapters}" if self.num_adapters > 1 else ""
+        base = self.base if self.quantizes_base and self.base != DEFAULT_BASE else ""
+        targets = "+".join(self.targets) or (ALL_LINEAR if base else "")
+        return ":".join((str(self.method), f"{self.rank}{count}", *((targets,) if targets else ()), *((base,) if base else ())))
+
+    def adapts(self, operator: str) -> bool:
+        """Whether the linear operator of a layer has an adapter."""
+        return not self.targets or operator in self.targets or group_of(operator) in self.targets
 
     def check_targets(self, known: Collection[str], model: str) -> None:
         """InputError for a target that is none of the linear operators of the model's layers."""
+        groups = {group_of(name) for name in known}
         for name in self.targets:
-            if name not in known:
+            if name not in known and name not in groups:
                 rule = f"{name}: is no linear operator of a layer of {model}"
-                raise bad_field("train", str(self), rule, f"use {', '.join(known)}, joined by +, or leave the names out for all of them")
+                options = f"{', '.join((*known, *sorted(groups)))}"
+                raise bad_field("train", str(self), rule, f"use {options}, joined by +, or leave the names out for all of them")
 
 
 FULL_TRAINING = Training()
@@ -90,33 +125,64 @@ def training_of(value: object, field: str = "train") -> Training:
         if text in (Method.LORA, Method.QLORA):
             raise bad_field(field, text, "has no rank", f"write {text}:16")
         raise bad_field(field, text or shown(value), "not known", f"write {_EXAMPLES}")
-    method, rank, targets = match.groups()
-    named = () if targets in (None, ALL_LINEAR) else tuple(targets.split("+"))
-    return Training(method=Method(method), rank=int(rank), targets=named)
+    method, rank, count, targets, base = match.groups()
+    named = () if targets in (None, "", ALL_LINEAR) else tuple(targets.split("+"))
+    return Training(method=Method(method), rank=int(rank), targets=named, num_adapters=int(count or 1), base=base or "")
+
+
+def is_linear_name(operator: str) -> bool:
+    """Whether an operator of a layer, by its name there, is a linear one that adapters and quantised bases apply to.
+
+    Routers and gates of one column are not: PEFT's defaults and the trainers' lists of targets leave them out.
+    """
+    if "_lora_" in operator:
+        return False
+    return operator.endswith("_proj") or operator.startswith("in_proj_") or operator in ("experts_up", "experts_down")
+
+
+def group_of(operator: str) -> str:
+    """The group of a linear operator that targets may name in its place."""
+    if operator in ("experts_up", "experts_down"):
+        return _EXPERTS
+    return _MLP if operator.removeprefix("shared_") in ("gate_proj", "up_proj", "down_proj") else _ATTENTION
 
 
 def linear_operators(model: TransformerConfig) -> tuple[str, ...]:
-    """Names of the linear operators of a layer."""
-    gate = ("gate_proj",) if model.gated_mlp else ()
-    scale = ("q_gate_proj",) if model.attention_gate else ()
-    return ("q_proj", "k_proj", "v_proj", *scale, "o_proj", *gate, "up_proj", "down_proj")
+    """Names of the linear operators of a layer, of layers of all kinds."""
+    return tuple(
+        dict.fromkeys(_operator_of(shape) for kind in model.layer_kinds for shape in model.layer_shapes(kind) if _is_linear(shape))
+    )
+
+
+def _operator_of(shape: ParameterShape) -> str:
+    return shape.name.removesuffix(".weight")
+
+
+def _is_linear(shape: ParameterShape) -> bool:
+    return shape.name.endswith(".weight") and is_linear_name(_operator_of(shape))
 
 
 def num_trained_parameters(model: TransformerConfig, training: Training) -> int:
-    """Of adapters the elements of both matrices: rank (in + out) for each linear operator that has one."""
+    """Elements of both matrices of the adapter that is trained: rank (in + out) for each matrix of a linear operator that has one."""
     if training.is_full:
         return model.num_parameters
-    adapted = training.targets or linear_operators(model)
-    sizes = {shape.name.removesuffix(".weight"): sum(shape.shape) for shape in model.layer_shapes() if len(shape.shape) == 2}
-    return model.num_hidden_layers * training.rank * sum(sizes[name] for name in adapted)
+    total = 0
+    for kind in model.layer_kinds:
+        for shape in model.layer_shapes(kind):
+            if _is_linear(shape) and training.adapts(_operator_of(shape)):
+                *experts, rows, columns = shape.shape
+                total += kind.count * math.prod(experts) * training.rank * (rows + columns)
+    return total
 
 
 def frozen_parameter_bytes(model: TransformerConfig, training: Training, parameter_bytes: float) -> float:
-    """Of the weights that are there beside adapters; nothing where all are trained."""
+    """Bytes of the frozen weights, with adapters that are loaded and not trained; nothing where all are trained."""
     if training.is_full:
         return 0.0
-    quantized = 0
-    if training.quantizes_base:
-        matrices = {f"{name}.weight" for name in linear_operators(model)}
-        quantized = model.num_hidden_layers * sum(shape.num_elements for shape in model.layer_shapes() if shape.name in matrices)
-    return quantized * NF4_BYTES + (model.num_parameters - quantized) * parameter_bytes
+    idle = (training.num_adapters - 1) * num_trained_parameters(model, training) * parameter_bytes
+    if not training.quantizes_base:
+        return idle + model.num_parameters * parameter_bytes
+    quantized = sum(
+        kind.count * shape.num_elements for kind in model.layer_kinds for shape in model.layer_shapes(kind) if _is_linear(shape)
+    )
+    return idle + quantized * training.base_format.bytes_per_weight + (model.num_parameters - quantized) * parameter_bytes

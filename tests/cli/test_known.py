@@ -13,7 +13,7 @@ def test_a_chip_is_listed_with_the_rate_that_one_trains_at_and_its_price_with_a_
     assert "2.99 USD per hour, indicative, 2026-11-21" in call("chips", "h100-sxm-80gb")[1]
 
 
-@pytest.mark.parametrize("verb", ["chips", "clusters", "models", "profiles", "calibrations"])
+@pytest.mark.parametrize("verb", ["chips", "clusters", "models", "profiles", "engines", "calibrations"])
 def test_sources_are_listed_where_somebody_asks(call, verb):
     assert "\nsources\n" not in call(verb)[1]
     assert "\nsources\n[1] " in call(verb, "--sources")[1]
@@ -48,3 +48,18 @@ def test_more_chips_than_the_largest_job_are_predicted_with_a_warning(call_json)
     few, many = (call_json("predict", *job, "--chips", n, "--global-batch", n)["warnings"] for n in (6144, 8960))
     assert few == []
     assert many[0].startswith("chips=8960: the largest job of tpu-v5p is 6144 chips")
+
+
+def test_engines_say_what_they_run_and_where_that_was_read(call, call_json):
+    found = {each["name"]: each for each in call_json("engines")["engines"]}
+    assert len(found) == len(perfmodel.list_engines()) == 14
+    assert all(each["source"] and each["version"] for each in found.values())
+    assert found["vllm"]["supports"]["decode_context_parallel"]
+    assert "fp8" in found["vllm"]["supports"]["formats"]
+    assert not found["gpt-fast"]["supports"]["launch_command"]
+    _, text, _ = call("engines")
+    assert max(map(len, text.splitlines())) <= 100
+    assert "format fp8" in call("engines", "vllm")[1]
+    code, _, error = call("engines", "vlm")
+    assert code == 2
+    assert "did you mean" in error

@@ -16,7 +16,7 @@ def test_the_table_has_the_four_answers(call):
 def test_the_object_is_in_si_units(call_json):
     found = call_json("limits", *JOB, "--recompute", "none", "--global-batch", 64)
     assert found["schema_version"] == 1
-    assert (found["chips"], found["seq_len"], found["global_batch"], found["memory_headroom"]) == (2, 1024, 64, 0.05)
+    assert (found["chips"], found["seq_len"], found["global_batch"], found["risk"]) == (2, 1024, 64, 0.05)
     answers = found["limits"]
     assert set(answers) == {"micro_batch", "global_batch", "seq_len", "chips"}
     assert (answers["seq_len"]["value"], answers["seq_len"]["limited_by"]) == (1024, "positions")
@@ -43,7 +43,7 @@ def test_rules_and_order_are_held(call_json):
         (["--seq-len", "1k"], "config.json; --cluster: is missing"),
         (["--model", "gpt2", "--seq-len", "1k"], "--cluster: is missing"),
         (["--model", "gpt2", "--cluster", "dgx-h100"], "--seq-len: is missing"),
-        ([*JOB, "--tp", "x"], "--tp"),
+        ([*JOB, "--tp", "x"], "tp=x"),
         ([*JOB, "--rules", "ulyses"], "did you mean 'ulysses'"),
         ([*JOB, "--memory-headroom", "100%"], "memory_headroom"),
         ([*JOB, "--global-batch", "many"], "global_batch"),

@@ -18,7 +18,7 @@ KEYS = {
 
 
 def test_json_has_the_promised_keys(call_json):
-    prediction = call_json("predict", *JOB, "--tp", 2, "--pp", 2)
+    prediction = call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--zero", 1)
     assert set(prediction) >= KEYS
     assert math.isclose(sum(prediction["parts"].values()), prediction["step_time"], rel_tol=1e-12)
     classes = {name: size for name, size in prediction["memory"].items() if name != "total"}
@@ -32,9 +32,9 @@ def test_json_has_the_promised_keys(call_json):
 
 def test_the_plan_is_complete_with_every_default(call_json):
     plan = call_json("predict", *JOB)["plan"]
-    assert plan_from_dict(plan).layout.dp_shard == 64
-    assert plan["layout"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 64, "cp": 1, "tp": 1}
-    assert (plan["micro_batch"], plan["recompute"], plan["zero"]) == (1, "none", 1)
+    assert plan_from_dict(plan).layout.dp_replicate == 64
+    assert plan["layout"] == {"pp": 1, "dp_replicate": 64, "dp_shard": 1, "cp": 1, "tp": 1}
+    assert (plan["micro_batch"], plan["recompute"], plan["zero"]) == (1, "none", 0)
     assert (plan["job"]["precision"], plan["job"]["optimizer"], plan["job"]["train"]) == ("bf16-mixed", "adamw", "full")
     assert (plan["profile"], plan["attention"], plan["calibration"], plan["cluster"]) == ("generic", "flash", "h100", "dgx-h100")
 
@@ -42,17 +42,25 @@ def test_the_plan_is_complete_with_every_default(call_json):
 @pytest.mark.parametrize(
     ("flags", "zero"),
     [
-        ("", 1),
+        ("", 0),
         ("--tp 8 --pp 8", 0),
         ("--zero 0", 0),
+        ("--zero 1", 1),
         ("--dp-replicate 64", 0),
         ("--dp-shard 64", 3),
         ("--fsdp 64", 3),
         ("--profile megatron", 0),
     ],
 )
-def test_who_names_no_framework_shards_the_optimizer_unless_replicas_are_asked_for(call_json, flags, zero):
+def test_the_zero_stage_is_0_where_none_is_given_and_3_with_shards(call_json, flags, zero):
     assert call_json("predict", *JOB, *flags.split())["plan"]["zero"] == zero
+
+
+def test_a_table_over_profiles_compares_one_plan(call_json):
+    rows = call_json("predict", *JOB, "--tp", 2, "--profile", "generic,megatron,torch-fsdp2,deepspeed")["predictions"]
+    plans = [{name: value for name, value in row["plan"].items() if name not in ("profile", "attention")} for row in rows]
+    assert len(plans) == 4
+    assert all(plan == plans[0] for plan in plans)
 
 
 def test_adapters_are_named_and_counted(call, call_json):
@@ -109,12 +117,12 @@ def test_a_plan_that_does_not_fit_is_predicted(call_json, call):
 
 
 def test_it_fits_with_a_probability_and_memory_has_an_interval(call, call_json):
-    found = call_json("predict", *JOB, "--tp", 2, "--pp", 2)
+    found = call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--zero", 1)
     low, high = found["memory_interval"]
     assert low < found["memory"]["total"] < high
     assert 0.9 < found["fits_probability"] <= 1.0
-    assert call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--profile", "megatron")["fits_probability"] > 0.9
-    assert "fits with over 99 %; 80 % interval" in call("predict", *JOB, "--tp", 2, "--pp", 2)[1]
+    assert call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--zero", 1, "--profile", "megatron")["fits_probability"] > 0.9
+    assert "fits with over 99 %; 80 % interval" in call("predict", *JOB, "--tp", 2, "--pp", 2, "--zero", 1)[1]
 
 
 def test_headroom_can_make_it_not_fit(call_json):
@@ -243,6 +251,15 @@ def test_flags_beside_a_plan_override_it_and_are_named(call, call_json, tmp_path
     assert "calibration spec-sheet (the file: none)" in call("predict", path, "--calibration", "spec-sheet")[1]
 
 
+def test_modules_that_run_again_override_a_plan(call, call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    call_json("predict", *JOB, "--tp", 2, "--save", path)
+    now = call_json("predict", path, "--recompute-modules", "mlp")
+    assert now["overridden"] == {"recompute": {"plan": "none", "now": "selective", "follows": False}}
+    del now["overridden"]
+    assert now == call_json("predict", *JOB, "--tp", 2, "--recompute-modules", "mlp")
+
+
 def with_flags_of_fsdp(flags):
     """`--dp-shard` of a plan with ZeRO 3, as flags have it."""
     return ["--fsdp" if flag == "--dp-shard" else flag for flag in flags]
@@ -251,7 +268,7 @@ def with_flags_of_fsdp(flags):
 @pytest.mark.parametrize(
     ("flags", "layout"),
     [
-        ("--dp 64", (1, 64, 1)),
+        ("--dp 64", (64, 1, 0)),
         ("--dp 64 --zero 0", (64, 1, 0)),
         ("--dp 64 --profile megatron", (64, 1, 0)),
         ("--dp 32 --tp 2 --zero 1", (1, 32, 1)),
@@ -318,10 +335,40 @@ def test_several_values_of_anything_are_one_table(call, call_json):
     }
 
 
+def test_several_values_of_knobs_are_one_table(call, call_json):
+    flags = ("--tp", "1,2", "--micro-batch", "1", "--micro-batch", "2", "--recompute", "none,full")
+    found = call_json("predict", *JOB, *flags)
+    knobs = [(each["plan"]["layout"]["tp"], each["plan"]["micro_batch"], each["plan"]["recompute"]) for each in found["predictions"]]
+    assert len(set(knobs)) == len(knobs) == 8
+    single = call_json("predict", *JOB, "--tp", 2, "--micro-batch", 2, "--recompute", "full")
+    assert {name: single[name] for name in found["predictions"][0]} in found["predictions"]
+    out = call("predict", *JOB, *flags)[1]
+    assert "micro batch  recompute" in out
+    job = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
+    assert len(perfmodel.predict(**job, tp=[1, 2], recompute="full")) == 2
+
+
+def test_several_rates_between_nodes_are_one_table(call_json):
+    job = [word for word in JOB if word not in ("--cluster", "dgx-h100")]
+    found = call_json("predict", *job, "--chip", "h100-sxm-80gb", "--scale-out", "100Gbit/s,400Gbit/s", "--zero", 1)
+    slow, fast = (each["step_time"] for each in found["predictions"])
+    assert slow > fast
+
+
+@pytest.mark.parametrize(("text", "lengths"), [("4,096", None), ("131,072", None), ("4, 096", 2), ("2048,4096", 2), ("64,128", 2)])
+def test_a_comma_that_may_part_thousands_is_asked_about(text, lengths, call):
+    code, out, err = call("predict", *with_flags(JOB, "--seq-len", text), "--json")
+    if lengths is None:
+        assert code == 2
+        assert f"write {text.replace(',', '')}, or '{text.replace(',', ', ')}' with spaces" in err
+    else:
+        assert len(json.loads(out)["predictions"]) == lengths
+
+
 def test_a_table_as_csv(call, tmp_path):
     import csv
 
-    code, out, err = call("predict", *with_flags(JOB, "--chips", "64,100"), "--tp", 2, "--csv", "-")
+    code, out, err = call("predict", *with_flags(JOB, "--chips", "64,100"), "--tp", 2, "--zero", 1, "--csv", "-")
     assert (code, err) == (0, "")
     first, second = csv.DictReader(out.splitlines())
     assert (first["chips"], first["tp"], first["fits"], first["reason"]) == ("64", "2", "true", "")
@@ -449,24 +496,21 @@ def test_a_cluster_file_of_ones_own_gives_the_number_of_chips_where_nobody_does(
     assert told["warnings"] == ["chips=16: nobody said how many, so it is the number that the file of dgx-h100 states"]
 
 
-def test_chips_that_rest_on_different_ground_are_compared_on_one(call, call_json):
+def test_chips_of_one_table_share_the_framework_and_unmeasured_ones_show_an_interval(call, call_json):
     job = [*JOB[:2], *JOB[4:], "--tp", 8, "--zero", 1]
-    told = call_json("predict", *job, "--cluster", "dgx-h100", "--cluster", "mi300x")["predictions"]
-    assert [each["footing"]["own"] for each in told] == ["calibrated", "spec sheet"]
-    assert {each["footing"]["common"] for each in told} == {"spec sheet"}
-    alone = call_json("predict", *job, "--cluster", "dgx-h100", "--calibration", "spec-sheet")
-    assert told[0]["footing"]["step_time"] == alone["step_time"] < told[0]["step_time"]
-    out = call("predict", *job, "--cluster", "dgx-h100", "--cluster", "mi300x")[1]
-    assert "step time  on spec sheets" in out
-    assert "compare chips by 'on spec sheets'" in out
-    assert "on spec sheets" in call("search", *job, "--max-pp", 1, "--cluster", "dgx-h100", "--cluster", "mi300x")[1]
+    clusters = ["--cluster", "dgx-h100", "--cluster", "mi300x"]
+    rows = call_json("predict", *job, *clusters)["predictions"]
+    assert {each["plan"]["profile"] for each in rows} == {"generic"}
+    assert all(each["interval"]["coverage"] == 0.8 for each in rows)
+    assert "80% interval" in call("predict", *job, *clusters)[1]
+    assert "80% interval" in call("search", *job, "--max-pp", 1, *clusters)[1]
+    assert call_json("predict", *job, "--cluster", "mi300x")["plan"]["profile"] == "megatron-rocm"
 
 
-def test_chips_on_the_same_ground_need_no_other(call):
+def test_measured_chips_show_an_interval_only_where_it_is_asked_for(call):
     job = [*JOB[:2], *JOB[4:], "--tp", 8, "--zero", 1]
-    assert " ground" not in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "dgx-a100")[1]
-    assert " ground" not in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "mi300x", "--calibration", "spec-sheet")[1]
-    assert "'on priors'" in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "h20")[1]
+    assert "80% interval" not in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "dgx-a100")[1]
+    assert "80% interval" in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "h20")[1]
 
 
 def test_a_vision_tower_is_said_to_be_left_out(call, call_json, tmp_path):
@@ -534,3 +578,17 @@ def test_settings_are_said_again_and_again_and_over_those_of_a_file(call, call_j
     both = call_json("predict", *JOB, "--profile", "generic,torchtitan", "--setting", "compile")["predictions"]
     assert [each["plan"]["profile"] for each in both] == ["generic", "torchtitan"]
     assert all(each["plan"]["settings"] == {"compile": True} for each in both)
+
+
+def test_tokens_give_the_price_of_the_chip_hours(call, call_json):
+    job = [*JOB, "--tp", 8, "--tokens", "15T"]
+    result = call_json("predict", *job)
+    price = perfmodel.load_cluster("dgx-h100", num_chips=8).chip.price_per_hour
+    assert result["cost"] == pytest.approx(result["chip_hours"] * price)
+    assert f"{result['cost']:,.0f} USD at {price:.2f} USD a chip-hour" in call("predict", *job)[1]
+
+
+def test_an_unasked_interval_comes_without_a_table_of_parameters(call):
+    job = [*JOB[:2], *JOB[4:], "--tp", 8, "--zero", 1]
+    assert "10% larger" not in call("predict", *job, "--cluster", "mi300x")[1]
+    assert "10% larger" in call("predict", *job, "--cluster", "mi300x", "--interval")[1]

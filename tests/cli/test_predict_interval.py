@@ -1,5 +1,8 @@
 """`perfmodel predict --interval`: the interval and what the step hangs on."""
 
+import csv
+import io
+
 import pytest
 
 from tests.cli.conftest import JOB
@@ -62,3 +65,15 @@ def test_another_calibration_than_the_runs_had_is_wider(call_json):
     usual, other = (call_json("predict", *JOB, "--interval", *flags) for flags in ((), ("--calibration", "spec-sheet")))
     assert other["step_time_high"] / other["step_time_low"] > usual["step_time_high"] / usual["step_time_low"]
     assert "another calibration" in other["interval"]["rests_on"]
+
+
+def test_the_interval_is_in_tables_of_predictions_and_of_searches(call, call_json):
+    job = ("--model", "gpt2", "--cluster", "dgx-h100", "--chips", 8, "--gbs", 64, "--seq", "1k")
+    for verb in ("predict", "search"):
+        code, out, _ = call(verb, *job, "--interval", "--csv", "-")
+        assert code == 0
+        for row in csv.DictReader(io.StringIO(out)):
+            assert float(row["step_time_low"]) < float(row["step_time"]) < float(row["step_time_high"])
+    assert "80% interval" in call("search", *job, "--interval")[1]
+    for plan in call_json("search", *job, "--interval", "--top", 2)["plans"]:
+        assert plan["step_time_low"] < plan["step_time"] < plan["step_time_high"]

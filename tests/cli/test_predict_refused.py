@@ -17,14 +17,14 @@ BAD = {
     "heads": (["--chips", "48", "--tp", "6"], "tp=6: must divide num_attention_heads=32"),
     "degree": (["--tp", "3"], "tp=3: must divide chips=64"),
     "zero degree": (["--tp", "0"], "tp=0"),
-    "words": (["--tp", "two"], "--tp"),
+    "words": (["--tp", "two"], "tp=two: must be a whole number"),
     "batch": (["--global-batch", "100"], "must divide global_batch=100"),
     "no batch": (["--global-batch", "0"], "global_batch"),
     "zero": (["--zero", "4"], "zero=4"),
     "schedule": (["--schedule", "zigzag"], "schedule=zigzag"),
     "recompute": (["--recompute", "some"], "recompute=some"),
     "precision": (["--precision", "fp4"], "precision=fp4"),
-    "optimizer": (["--optimizer", "lion"], "optimizer=lion"),
+    "optimizer": (["--optimizer", "lbfgs"], "optimizer=lbfgs"),
     "training": (["--train", "lora"], "train=lora: has no rank; write lora:16"),
     "adapters": (["--train", "lora:16:query"], "query: is no linear operator of a layer of llama-3-8b; use q_proj, k_proj"),
     "attention": (["--attention", "none"], "attention=none"),
@@ -126,7 +126,7 @@ def test_any_flags_give_a_prediction_or_a_sentence(capfd, flags):
         assert "step_time" in out
     else:
         assert (code, out) == (2, "")
-        assert err.startswith("perfmodel: ")
+        assert json.loads(err)["message"]
         assert err.count("\n") == 1
 
 
@@ -149,3 +149,68 @@ def test_a_plan_file_says_nothing_that_would_do_nothing(call, tmp_path, line, wo
     assert words in error
     path.write_text(path.read_text(encoding="utf-8").replace(line, f"{field}: {'plan' if field == 'kind' else '[gate_product]'}"))
     assert call("predict", path)[0] == 0
+
+
+KNOBS_OF_EXPERTS = {"ep": "4", "etp": "2", "dispatcher": "flex"}
+
+
+@pytest.mark.parametrize("knob", KNOBS_OF_EXPERTS)
+@pytest.mark.parametrize("verb", ["predict", "search", "explain", "predict plan"])
+def test_a_knob_of_experts_is_refused_for_a_model_without_experts(verb, knob, call, tmp_path):
+    value = KNOBS_OF_EXPERTS[knob]
+    if verb in ("predict", "search"):
+        code, out, err = call(verb, *JOB, f"--{knob}", value)
+    else:
+        call("predict", *JOB, "--save", "plan.yaml")
+        flags = ("--why-not", f"{knob}={value}") if verb == "explain" else (f"--{knob}", value)
+        code, out, err = call(verb.split()[0], "plan.yaml", *flags)
+    assert (code, out) == (2, "")
+    assert err == f"perfmodel: {knob}={value}: llama-3-8b has no experts; leave out {knob}\n"
+
+
+def test_a_risk_is_a_probability_that_float64_can_tell_from_certainty(call):
+    code, _, err = call("predict", *JOB, "--risk", "1e-20")
+    assert code == 2
+    assert "risk=1e-20: must be a probability between 0 and 1, at least 1e-09" in err
+
+
+def test_a_risk_stands_in_place_of_a_headroom(call):
+    code, _, err = call("predict", *JOB, "--risk", "5%", "--memory-headroom", "10%")
+    assert code == 2
+    assert err.startswith("perfmodel: --risk: cannot be given beside --memory-headroom")
+
+
+REMEDIES = {
+    "micro batch": (["--micro-batch", "100"], "use 1, 2, 4 or 8"),
+    "sequence length": (["--seq-len", "8,192"], "write 8192"),
+    "expert tensor parallelism": (
+        ["--model", "mixtral-8x7b", "--ep", "2", "--tp", "4"],
+        "use ep=4, or etp=4 (--etp 4, Megatron's --expert-tensor-parallel-size)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REMEDIES)
+def test_a_remedy_names_what_works(case, call):
+    flags, says = REMEDIES[case]
+    code, _, err = call("predict", *with_flags(JOB, *flags))
+    assert code == 2
+    assert says in err
+
+
+def test_a_file_that_is_no_plan_says_which_file_is_one(call, tmp_path):
+    (tmp_path / "cluster.yaml").write_text("name: mine\nchip: h100-sxm-80gb\n")
+    code, _, err = call("predict", "cluster.yaml")
+    assert code == 2
+    assert "is no plan; give the file that `perfmodel predict ... --save plan.yaml` or a search writes" in err
+
+
+def test_a_calibration_of_another_chip_is_named(call_json):
+    found = call_json("predict", *JOB, "--calibration", "a100")
+    assert any("was measured on a100" in warning and "not on h100" in warning for warning in found["warnings"])
+    assert not any("was measured on" in warning for warning in call_json("predict", *JOB, "--calibration", "h100")["warnings"])
+
+
+def test_more_chips_than_a_fabric_states_are_assumed_to_be_like_the_others(call_json):
+    found = call_json("predict", *with_flags(JOB, "--chips", "100000", "--global-batch", "100000"), "--zero", 1)
+    assert any("more are assumed to have the same bandwidth and latency" in warning for warning in found["warnings"])

@@ -1,8 +1,12 @@
 """`perfmodel serve` from the command line."""
 
+import csv
+import json
+
 import pytest
 
 import perfmodel
+from perfmodel.report.serving_figures import front_figure
 
 JOB = ["--model", "llama-3.3-70b", "--cluster", "dgx-h100", "--chips", "8", "--input-len", "1k", "--output-len", "1k"]
 LLAMA = ["serve", *JOB, "--concurrency", "64"]
@@ -21,17 +25,77 @@ def test_one_object(call_json):
 def test_what_people_read(call):
     code, text, error = call(*LLAMA)
     assert (code, error) == (0, "")
-    for words in ("first token", "each token", "sequences of mean length fit", "Where a decode step", "Memory of a chip", "nobody said"):
+    for words in ("first token", "each token", "sequences of mean length fit", "Where a decode step", "Memory of a chip", "not given"):
         assert words in text
 
 
 def test_what_does_not_fit_is_not_started(call):
     asked = "--model llama-3.1-405b --cluster dgx-h100 --chips 4 --input-len 1k --output-len 1k"
     code, text, _ = call("serve", *asked.split())
-    assert code == 0
-    assert "does not fit: weights take" in text
-    assert "tp: nobody said, and 4 leaves most room" in text
-    assert "vllm serve" not in text
+    assert code == 2
+    assert text.splitlines()[1].startswith("verdict    does not fit: weights take")
+    assert "tp: not given; 4 leaves most room" in text
+    for hidden in ("vllm serve", "first token", "throughput", "tokens/s"):
+        assert hidden not in text
+
+
+def json_of(call, *words):
+    """The object of a call, whatever its exit code, which comes with it."""
+    code, text, _ = call(*words, "--json")
+    return code, json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model llama-3.1-405b --cluster dgx-h100 --chips 4",
+        "--model llama-3.3-70b --cluster dgx-a100 --chips 2 --tp 1",
+        "--model llama-3.3-70b --chip rtx4090-24gb --chips 1 --engine sglang",
+        "--model llama-3.1-8b --chip l40s-48gb --chips 1 --input-len 100k --max-batch 1000000",
+        "--model deepseek-v3 --cluster dgx-h100 --chips 8 --engine tensorrt-llm",
+        "--model llama-3.3-70b --cluster dgx-h100 --chips 4 --workers 1x2:1x2,tp=1,pp=2 --quantization bf16 --input-len 30k",
+    ],
+)
+def test_what_would_fit_does(words, call):
+    words = ["serve", *words.split()]
+    words += [] if "--input-len" in words else ["--input-len", "1k"]
+    code, found = json_of(call, *words, "--output-len", "1k")
+    assert code == 2
+    assert not found["fits"]
+    assert found["verdict"].startswith("does not fit")
+    assert len(found["remedies"]) <= 3
+    assert found["remedies"] or "--workers" in words
+    for each in found["remedies"]:
+        flags = each["text"].split()
+        kept = [word for at, word in enumerate(words) if word not in flags[::2] and (at == 0 or words[at - 1] not in flags[::2])]
+        code, again = json_of(call, *kept, "--output-len", "1k", *flags)
+        assert (code, again["fits"]) == (0, True), each["text"]
+
+
+def test_a_search_in_which_nothing_fits_names_what_would(call):
+    words = ["serve", "--search", "--model", "llama-3.3-70b", "--cluster", "dgx-h100", "--input-len", "1k", "--output-len", "1k"]
+    code, _, error = call(*words, "--chips", 1, "--allow", "bf16", "--concurrency", 4)
+    assert code == 2
+    assert "would fit: --allow" in error
+    assert len(error) < 200
+    assert call(*words, "--chips", 1, "--allow", "w4a16", "--concurrency", 4)[0] == 0
+    assert call(*words, "--chips", 2, "--allow", "bf16", "--concurrency", 4)[0] == 0
+
+
+def test_the_verdict_comes_first(call):
+    _, text, _ = call(*LLAMA, "--ttft", "1ms", "--latency", "50s")
+    verdict = text.splitlines()[1]
+    assert verdict.startswith("verdict      fits; misses ttft 1 ms (")
+    assert "meets request latency 50 s" in verdict
+    _, text, _ = call("serve", *JOB, "--tp", "4", "--rate", "1000")
+    assert "cannot keep up" in text.splitlines()[1]
+
+
+@pytest.mark.parametrize("words", ["--objective cost", "--top 3", "--seed 5", "--limit-headroom 0"])
+def test_flags_without_what_they_are_of_are_refused(call, words):
+    code, _, error = call(*LLAMA, *words.split())
+    assert code == 2
+    assert "goes with --s" in error
 
 
 def test_a_rate_without_tp_is_answered_where_it_can_be(call, call_json):
@@ -49,10 +113,12 @@ def test_a_rate_without_tp_is_answered_where_it_can_be(call, call_json):
 
 def test_every_operator_with_what_bounds_it(call_json, tmp_path):
     figure = tmp_path / "roof.png"
-    rows = call_json(*LLAMA, "--tp", 4, "--operators", "--plot", figure)["operators"]
+    found = call_json(*LLAMA, "--tp", 4, "--operators", "--plot", figure)
+    rows = found["operators"]
     decode = {row["name"]: row for row in rows if row["phase"] == "decode"}
     qkv = decode["q_proj + k_proj + v_proj"]
-    assert qkv["flops"] == 80 * 2 * 32 * 8192 * (8192 + 2 * 1024) / 4
+    assert found["running"] == pytest.approx(32, rel=0.02)
+    assert qkv["flops"] == pytest.approx(80 * 2 * found["running"] * 8192 * (8192 + 2 * 1024) / 4)
     assert qkv["bound"] == "memory"
     weights = 2 * 80 * 8192 * 10240 / 4
     assert weights < qkv["bytes"] < 1.1 * weights
@@ -64,7 +130,8 @@ def test_every_operator_with_what_bounds_it(call_json, tmp_path):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("--quantization nvfp4", "no units for it"),
+        ("--quantization nvfp4 --engine tensorrt-llm", "does not run it on h100-sxm-80gb; use one of bf16, fp16, fp8"),
+        (f"--engine {'x' * 300}", "is neither an engine's name nor a file; see `perfmodel engines`"),
         ("--tp 3", "must divide the 64 attention heads"),
         ("--ep 2 --tp 2", "has no experts"),
         ("--engine nobody", "is not known"),
@@ -75,7 +142,7 @@ def test_every_operator_with_what_bounds_it(call_json, tmp_path):
         ("--acceptance .5", "is of drafts, of which there are none"),
         ("--plot x.png", "goes with --operators"),
         ("--limit-headroom 5%", "goes with --search"),
-        ("--search --tpot 1ms", "with 1.5 % of each to spare"),
+        ("--search --tpot 1ms", "meets them; the nearest, tp 8"),
         ("--search --limit-headroom 2", "write 0.1 or"),
     ],
 )
@@ -94,10 +161,11 @@ def test_a_context_beyond_the_models(call):
 
 def test_percentiles_are_simulated(call_json, call):
     found = call_json(*LLAMA, "--tp", 4, "--simulate", "--ttft", "5s", "--tpot", "30ms")
-    plain = call_json(*LLAMA, "--tp", 4)
+    plain, rated = call_json(*LLAMA, "--tp", 4), call_json("serve", *JOB, "--rate", 2, "--tp", 4)
     assert found["tpot"]["p50"] <= found["tpot"]["p90"] <= found["tpot"]["p99"]
     assert found["tpot"]["mean"] == pytest.approx(plain["tpot"]["mean"], rel=0.05)
-    assert plain["tpot"]["p50"] is None
+    assert all(plain[name] == found[name] for name in ("ttft", "tpot", "request_latency", "intervals"))
+    assert (plain["goodput"], rated["tpot"]["p50"]) == (None, None)
     assert 0 < found["goodput"] <= found["requests_per_second"] * 1.001
     assert call_json(*LLAMA, "--tp", 4, "--simulate") == call_json(*LLAMA, "--tp", 4, "--simulate")
     code, _, error = call("serve", *JOB, "--tp", "4", "--simulate")
@@ -155,21 +223,22 @@ def test_limits_of_one_plan_are_compared_with_it(call_json, call):
     assert mean < 0.35 < tail
     assert found["limits"]["ttft"] == {"limit": 0.35, "kept_by_mean": True, "kept_by_p99": False}
     assert found["limits"]["tpot"]["kept_by_mean"] is False
-    assert found["limits"]["request_latency"] == {"limit": 60.0, "kept_by_mean": True, "kept_by_p99": None}
+    assert found["limits"]["request_latency"] == {"limit": 60.0, "kept_by_mean": True, "kept_by_p99": True}
     assert found["ttft"] == call_json(*LLAMA, "--tp", 4)["ttft"]
     code, text, _ = call(*words)
     assert code == 0
-    for said in ("ttft 350 ms: its mean keeps it, its p99 is above", "tpot 10 ms: its mean is above", "--simulate counts"):
+    for said in ("ttft 350 ms: its mean keeps it, its p99 is above", "tpot 10 ms: its mean is above", "keep the limits"):
         assert said in text
     code, _, error = call(*LLAMA, "--tp", 4, "--ttft", "1s", "--operators")
     assert code == 2
     assert "--ttft: --operators knows no limits" in error
 
 
-def test_what_nobody_said_fits_the_chip(call_json):
+def test_what_nobody_said_fits_the_chip(call_json, call):
     words = ["--input-len", "1k", "--output-len", "1k", "--chips", "8", "--concurrency", "8"]
-    older = call_json("serve", "--model", "deepseek-v3", "--cluster", "dgx-a100", *words)
-    assert older["plan"]["quantization"] == "int8-weights"
+    code, older = json_of(call, "serve", "--model", "deepseek-v3", "--cluster", "dgx-a100", *words)
+    assert code == 2
+    assert older["plan"]["quantization"] == "fp8-weights"
     assert older["plan"]["tp"] == 8
     assert not older["fits"]
     assert call_json("serve", "--model", "deepseek-v3", "--cluster", "hgx-h200", *words)["plan"]["quantization"] == "fp8-block"
@@ -233,7 +302,7 @@ def test_a_search_for_workers_of_prompts_and_of_answers(call_json, call):
     assert "tokens" in best["reason"]
     code, text, _ = call(*words)
     assert code == 0
-    assert "Prompts and answers on workers of their own" in text
+    assert "Disaggregated: prefill and decode workers" in text
     assert call_json(*SEARCH, "--top", 1)["disaggregated"] == []
 
 
@@ -295,3 +364,213 @@ def test_the_fewest_chips_of_a_load(call_json, call):
     code, _, error = call(*words)
     assert code == 2
     assert "--chips" in error
+
+
+MOE_POOLS = ["serve", "--model", "deepseek-v3", "--cluster", "hgx-h200", "--chips", 16, "--input-len", "4k", "--output-len", "1k"]
+
+
+def test_a_disaggregated_search_ends_with_the_best_of_all_that_it_lists(call_json, call):
+    words = [*MOE_POOLS, "--search", "--disaggregated", "--ttft", "2s", "--tpot", "50ms", "--top", 2]
+    found = call_json(*words)
+    listed = [*found["plans"], *found["disaggregated"]]
+    assert found["best"]["tokens_per_second_per_chip"] == max(each["tokens_per_second_per_chip"] for each in listed)
+    assert found["best"]["plan"]["pools"] is not None
+    assert len(found["launch"]) == 2
+    assert "fewer tokens than disaggregated" in found["plans"][0]["reason"]
+    _, text, _ = call(*words)
+    last = text.split("The best of them")[1]
+    assert "prefill 1 x" in last
+    assert last.count("kv-transfer-config") == 2
+
+
+def test_a_disaggregated_plan_that_a_search_found_can_be_given_again(call_json):
+    best = call_json(*MOE_POOLS, "--search", "--disaggregated", "--ttft", "2s", "--tpot", "50ms", "--top", 1)["best"]
+    assert best["plan"]["tp"] is None
+    pools = best["plan"]["pools"]
+    assert pools["prefill"]["pp"] != pools["decode"]["pp"]
+    again = call_json(*MOE_POOLS, "--workers", best["plan"]["workers"], "--concurrency", best["plan"]["concurrency"])
+    assert again["plan"] == best["plan"]
+    assert again["ttft"] == best["ttft"]
+
+
+def test_what_a_worker_cannot_be_is_refused(call):
+    for workers, said in (
+        ("1x8,tp=3:1x8", "tp=3: must divide the 8 chips"),
+        ("1x8:1x8,tq=4", "tq is no degree of a worker; use tp, pp"),
+        ("1x8,tp=2,tp=4:1x8", "tp is given twice"),
+        ("1x8,dcp=2:1x8", "dcp is of decode workers"),
+        ("1x8:1x8,pcp=2", "pcp is of prefill workers"),
+        ("1x8,tp=2,pp=2,attention-dp=1:1x8", "is 4"),
+        ("1x8,tp=0:1x8", "tp"),
+    ):
+        code, _, error = call(*MOE_POOLS, "--concurrency", 64, "--workers", workers)
+        assert code == 2
+        assert said in error, error
+
+
+def test_fp8_on_a_chip_without_units_for_it_is_weight_only_where_the_engine_has_it(call_json, call):
+    words = ["serve", "--model", "llama-3.1-8b", "--cluster", "dgx-a100", "--chips", 1, "--input-len", "1k", "--output-len", 256]
+    found, wide = (call_json(*words, "--concurrency", 4, "--quantization", name) for name in ("fp8", "bf16"))
+    assert found["plan"]["quantization"] == "fp8-weights"
+    assert "--quantization fp8" in found["launch"][0]["command"]
+    assert found["memory"]["weights"] < 0.6 * wide["memory"]["weights"]
+    assert found["tpot"]["mean"] < 0.9 * wide["tpot"]["mean"]
+    assert any("has no products in fp8; weights are widened" in note for note in found["notes"])
+    best = call_json(*words, "--search", "--allow", "bf16,fp8,w4a8", "--top", 3)
+    assert {each["plan"]["quantization"] for each in best["plans"]} == {"bf16", "fp8-weights"}
+    code, _, error = call(*words, "--quantization", "fp8", "--engine", "tensorrt-llm")
+    assert code == 2
+    assert "use one of bf16, fp16, int8, int8-weights, w4a16, or another chip" in error
+
+
+def test_a_bound_that_does_not_bind_is_searched(call_json):
+    words = ["serve", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--input-len", "1k", "--output-len", 256, "--concurrency", 4]
+    for chips in (1, 8):
+        bound = call_json(*words, "--chips", chips, "--max-batch", 4, "--search")["best"]
+        free = call_json(*words, "--chips", chips, "--search")["best"]
+        assert bound["plan"]["max_batch"] == 4
+        assert bound["tokens_per_second_per_chip"] == pytest.approx(free["tokens_per_second_per_chip"], rel=1e-6)
+
+
+def test_intervals_of_a_row_count_idle_chips_as_the_row_does(call_json):
+    words = ["serve", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--input-len", "1k", "--output-len", 256, "--concurrency", 16]
+    found = call_json(*words, "--chips", 8, "--search", "--tp", 4, "--pp", 1, "--replicas", 1)["best"]
+    assert found["idle_chips"] == 4
+    low, high = found["intervals"]["tokens_per_second"]
+    assert low < found["tokens_per_second_per_chip"] < high
+
+
+def test_an_engine_without_intervals_is_searched(call_json):
+    words = ["serve", "--model", "llama-3-8b", "--cluster", "mi300x", "--chips", 8, "--input-len", "1k", "--output-len", 16]
+    assert call_json(*words, "--concurrency", 64, "--engine", "generic", "--search", "--top", 1)["best"]["fits"]
+
+
+def test_more_chips_than_a_service_can_have_are_refused_by_their_own_name(call):
+    words = ["serve", "--model", "llama-3-8b", "--chip", "h100-sxm-80gb", "--input-len", "1k", "--output-len", 128]
+    for more in ((), ("--search",)):
+        code, _, error = call(*words, "--chips", 10**9, *more)
+        assert code == 2
+        assert "chips=1000000000: must be at most 1,048,576" in error
+
+
+SEVERAL = ["serve", "--model", "llama-3.3-70b", "--input-len", "1k", "--output-len", "1k"]
+
+
+def test_several_clusters_and_loads_are_rows_of_one_table(call, call_json, tmp_path):
+    words = [*SEVERAL, "--cluster", "dgx-h100,hgx-h200", "--chips", "1,8", "--concurrency", "16,64", "--tpot", "30ms"]
+    code, text, _ = call(*words, "--csv", tmp_path / "services.csv")
+    assert code == 0
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.count("does not fit") == 4
+    rows = list(csv.DictReader((tmp_path / "services.csv").read_text().splitlines()))
+    assert [(row["cluster"], row["chips"], row["concurrency"]) for row in rows[::2]] == [
+        ("dgx-h100", "1", "16"), ("dgx-h100", "8", "16"), ("hgx-h200", "1", "16"), ("hgx-h200", "8", "16"),
+    ]  # fmt: skip
+    found = call_json(*words)["predictions"]
+    for row, each in zip(rows, found, strict=True):
+        assert float(row["tokens_per_second_per_chip"]) == each["tokens_per_second_per_chip"]
+        assert row["fits"] == str(each["fits"]).lower()
+    alone = call_json(*SEVERAL, "--cluster", "hgx-h200", "--chips", 8, "--concurrency", 64)
+    assert found[-1]["ttft"] == alone["ttft"]
+    made = perfmodel.serve_several(
+        model="llama-3.3-70b", cluster=["dgx-h100", "hgx-h200"], chips=8, input_len=1024, output_len=1024, concurrency=[16, 64]
+    )
+    assert [each.asked for each in made][1] == {"cluster": "dgx-h100", "concurrency": 64}
+    assert made[-1].prediction.ttft.mean == alone["ttft"]["mean"]
+
+
+def test_what_cannot_be_among_several_is_named_and_the_others_are_shown(call):
+    words = [*SEVERAL, "--cluster", "dgx-h100", "--chips", 8, "--rate", 1]
+    code, text, _ = call(*words, "--tp", "3,4,8")
+    assert code == 0
+    assert "not predicted: tp=3: must divide the 64 attention heads" in text
+    for more, said in (
+        (("--tp", "3,5"), "tp=3: must divide"),
+        (("--tp", "4,8", "--operators"), "--operators: takes one cluster, one load"),
+        (("--tp", "4", "--concurrency", "1,024"), "write 1024 for one number"),
+        (("--chips", "1,2", "--csv", "table.txt"), "must end in .csv"),
+    ):
+        code, _, error = call(*[word for word in words if not (more[0] == "--chips" and word in ("--chips", 8))], *more)
+        assert code == 2
+        assert said in error, error
+    assert call(*SEVERAL, "--cluster", "dgx-h100", "--chips", "1,2", "--tp", "1")[0] == 2  # none fits
+
+
+def test_cost_needs_no_search_and_counts_idle_chips(call_json, call):
+    words = [*SEVERAL, "--cluster", "dgx-h100", "--chips", 8, "--concurrency", 64]
+    listed, given = call_json(*words), call_json(*words, "--price", "1.5")
+    assert given["price_per_hour"] == 1.5
+    assert given["cost_per_million_tokens"] == pytest.approx(1.5 / 3600 / given["tokens_per_second_per_chip"] * 1e6)
+    assert listed["cost_per_million_tokens"] / listed["price_per_hour"] == pytest.approx(given["cost_per_million_tokens"] / 1.5)
+    idle = call_json(*words, "--price", "1.5", "--tp", 4, "--replicas", 1)
+    assert idle["cost_per_million_tokens"] == pytest.approx(2 * 1.5 / 3600 / idle["tokens_per_second_per_chip"] * 1e6)
+    assert "1.50 USD an hour for a chip" in call(*words, "--price", "1.5")[1]
+    found = call_json(*words, "--price", "1.5", "--search", "--objective", "cost", "--top", 1)
+    assert found["price_per_hour"] == 1.5
+    code, _, error = call(*words, "--price", "none")
+    assert code == 2
+    assert "price=none: must be a positive number of USD" in error
+
+
+def test_the_plans_of_a_search_are_rows_too(call, tmp_path):
+    words = [*SEVERAL, "--cluster", "dgx-h100", "--chips", 8, "--concurrency", 16, "--search", "--top", 3]
+    code, text, _ = call(*words, "--csv", tmp_path / "plans.csv")
+    assert code == 0
+    assert "table: " in text
+    rows = list(csv.DictReader((tmp_path / "plans.csv").read_text().splitlines()))
+    assert [row["place"] for row in rows] == ["1", "2", "3"]
+    assert all(row["kind"] == "aggregated" and row["meets"] == "true" for row in rows)
+    code, text, _ = call(*words, "--csv", "-")
+    assert text.startswith("place,kind,model")
+
+
+def test_how_many_plans_are_shown_changes_nothing_else(call_json):
+    words = ["serve", "--search", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--chips", 8, "--input-len", "1k", "--output-len", 256]
+    few, many = (call_json(*words, "--tpot", "20ms", "--top", top) for top in (1, 8))
+    assert few["num_evaluated"] == many["num_evaluated"]
+    assert few["plans"] == many["plans"][:1]
+
+
+def test_searches_on_several_clusters_are_rows_of_their_best_plans(call, call_json, tmp_path):
+    words = [*SEVERAL, "--search", "--cluster", "dgx-h100,hgx-h200", "--ttft", "1s", "--tpot", "30ms"]
+    code, text, _ = call(*words, "--chips", "1,8", "--csv", tmp_path / "best.csv")
+    assert code == 0
+    assert max(len(line) for line in text.splitlines() if not line.startswith("no plan:")) <= 100
+    assert text.count("no plan\n") == 2
+    assert "no plan: chips=1: no plan of llama-3.3-70b fits" in text
+    found = call_json(*words, "--chips", 8)["searches"]
+    alone = call_json(*words[:words.index("--cluster")], "--cluster", "hgx-h200", *words[words.index("--ttft"):], "--chips", 8)  # fmt: skip
+    assert found[1]["best"] == alone["best"]
+    rows = list(csv.DictReader((tmp_path / "best.csv").read_text().splitlines()))
+    assert float(rows[1]["tokens_per_second_per_chip"]) == alone["best"]["tokens_per_second_per_chip"]
+    _, text, _ = call(*words, "--rate", "2,8")  # the fewest chips of each
+    assert [line.split()[2] for line in text.splitlines() if "meets" in line and "h200" in line] == ["4", "16"]
+
+
+@pytest.mark.parametrize(
+    "words", ["--chips 1 --ttft 1s --tpot 30ms --allow bf16,fp8", "--chips 4 --rate 20", "--chips 2 --allow bf16 --tpot 26ms"]
+)
+def test_a_search_that_finds_nothing_names_changes_under_which_it_finds_a_plan(words, call):
+    words = [*SEVERAL, "--search", "--cluster", "dgx-h100", *words.split()]
+    code, _, error = call(*words)
+    assert code == 2
+    changes = error.strip().split("would meet them: ")[1].split(" or ")
+    assert 1 <= len(changes) <= 3
+    for change in changes:
+        name, value = change.split()
+        kept = [word for at, word in enumerate(words) if word != name and words[at - 1] != name]
+        assert call(*kept, name, value, "--top", 1)[0] == 0, change
+
+
+def test_the_front_marks_the_best_of_all_plans_and_no_label_covers_another(tmp_path):
+    found = perfmodel.find_serving(
+        model="llama-3.3-70b", cluster="dgx-h100", chips=16, input_len=4096, output_len=1024, ttft="2s", tpot="50ms", disaggregated=True
+    )
+    figure = front_figure(found, "front")
+    (axes,) = figure.axes
+    star = axes.collections[-1 - sum(bool(each.found) for each in found.baselines)].get_offsets()[0]
+    assert star[1] == pytest.approx(found.best.tokens_per_second_per_chip)
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in axes.texts if text.get_rotation() == 0]
+    assert boxes
+    assert not any(a.overlaps(b) for at, a in enumerate(boxes) for b in boxes[:at])

@@ -120,3 +120,29 @@ def test_labels_of_lone_surrogates_keep_the_table(call, tmp_path):
     code, _, err = call("validate", "odd.jsonl", "--out", "r.csv", "--by", "tier,framework,model,chip")
     assert (code, err) == (0, "")
     assert (tmp_path / "r.csv").read_text(encoding="utf-8").splitlines()[1].startswith("line-1,")
+
+
+def test_a_framework_may_be_assumed_for_every_case_or_hidden(call, call_json, tmp_path):
+    path = write(tmp_path / "runs.jsonl", sweep())
+    stated, own, other, hidden = (
+        call_json("validate", path, *flags)["overall"]["median"]
+        for flags in ([], ["--profile", "nanotron"], ["--profile", "megatron"], ["--hide-framework"])
+    )
+    assert own == stated
+    assert len({stated, other, hidden}) == 3
+    own_file = tmp_path / "mine.yaml"
+    call("fit", path, "--save", own_file)
+    assert call_json("validate", path, "--profile", own_file)["overall"]["median"] <= stated
+    code, _, err = call("validate", path, "--profile", "megatron", "--hide-framework")
+    assert code == 2
+    assert "cannot be given beside hide_framework" in err
+
+
+@pytest.mark.parametrize("content", ["id,step_time\na,1.5\n", ""])
+def test_a_file_without_cases_is_refused(content, call, tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text(content)
+    code, out, err = call("validate", path)
+    assert (code, out) == (2, "")
+    assert "holds no case" in err
+    assert "give JSON lines, one run each" in err

@@ -35,6 +35,7 @@ COUNT_FIELDS = {
     "torus_shape",
     "wrap_multiple",
     "oversubscription",
+    "matmul_fraction",
 }
 
 # Headline rates that data sheets print with 2:4 sparsity, or for both directions of a link; none of them may appear here.

@@ -87,5 +87,5 @@ def test_no_function_inside_takes_more_than_twelve_parameters():
 @pytest.mark.parametrize("name", ["predict", "find_plans", "find_limits"])
 def test_a_signature_lists_every_knob(name):
     listed = set(inspect.signature(getattr(perfmodel, name)).parameters)
-    left_out = {"find_limits": {"nodes", "batch_tokens", "risk"}}.get(name, set())
+    left_out = {"find_limits": {"nodes", "batch_tokens"}}.get(name, set())
     assert {*words_of(Knobs), *words_of(Request)} - listed == left_out

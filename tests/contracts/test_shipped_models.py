@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import perfmodel.workload.models as models
+from perfmodel.foundation.errors import InputError
 from perfmodel.workload.config import TransformerConfig
 
 FILES = sorted((Path(models.__file__).parent / "models").glob("*.json"))
@@ -97,3 +98,26 @@ def test_name_agrees_with_the_size(path):
         return
     # Marketing rounds freely: gemma-7b has 8.5 B, llama-3.2-1b 1.24 B.
     assert float(size[:-1]) * unit == pytest.approx(models.load_model(path.stem).num_parameters, rel=0.25)
+
+
+HUB_IDS = {hub_id: path.stem for path in FILES for hub_id in json.loads(path.read_text(encoding="utf-8")).get("_hub_ids", ())}
+
+
+def test_a_hub_id_stands_for_one_shipped_model():
+    listed = [hub_id for path in FILES for hub_id in json.loads(path.read_text(encoding="utf-8")).get("_hub_ids", ())]
+    assert len({hub_id.lower() for hub_id in listed}) == len(listed) > 100
+    for hub_id in ("meta-llama/Llama-3.1-8B", "qwen/qwen2.5-7b-instruct", "deepseek-ai/DeepSeek-R1"):
+        name = next(name for known, name in HUB_IDS.items() if known.lower() == hub_id.lower())
+        assert models.load_model(hub_id) == models.load_model(name)
+
+
+def test_the_source_of_a_config_from_the_hub_names_its_first_id():
+    for path in FILES:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if "_hub_ids" in config:
+            assert config["_source"].startswith(f"Hugging Face {config['_hub_ids'][0]},")
+
+
+def test_an_unknown_hub_id_asks_for_its_config():
+    with pytest.raises(InputError, match=r"no shipped model has this hub id; give its config.json; did you mean 'llama-3.1-8b'"):
+        models.load_model("meta-llama/Llama-3.1-8B-Vision")

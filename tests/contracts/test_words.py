@@ -91,7 +91,7 @@ def test_the_help_says_defaults_and_words(capfd):
 
 
 def test_a_flag_of_one_value_is_not_given_twice(capfd):
-    for flags in (["--tp", "2", "--tp", "4"], ["--mbs", "1", "--micro-batch=2"], ["--sequence-parallel", "--no-sequence-parallel"]):
+    for flags in (["--fsdp", "2", "--fsdp", "4"], ["--order", "tp-pp", "--order=pp-tp"], ["--sequence-parallel", "--no-sequence-parallel"]):
         assert cli.run(["predict", *flags]) == 2
         assert "takes one value and is given 2 times" in capfd.readouterr().err
 

@@ -265,7 +265,7 @@ def test_every_quantity_and_every_field_of_a_calibration_is_named_at_once(tmp_pa
         load_calibration(path)
     for part in (
         "softwrae: unknown field",
-        "source: required",
+        "calibration.source",
         "chips=",
         "peak_fraction=",
         "floor_time=3: a time needs its unit; write '3 us'",
@@ -323,7 +323,7 @@ def test_sizes_near_the_largest_are_answered_at_once():
 def test_a_config_and_a_plan_with_several_faults_say_them_all(tmp_path):
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "llama", "hidden_size": "4096", "num_hidden_layers": 2.5, "vocab_size": 100, "intermediate_size": 8}')
-    with pytest.raises(InputError, match=r"4 faults: .*hidden_size=.*num_attention_heads: is missing.*num_hidden_layers="):
+    with pytest.raises(InputError, match=r"4 faults: .*hidden_size=.*num_attention_heads.*: is missing.*num_hidden_layers="):
         load_model(config)
     plan = tmp_path / "plan.yaml"
     plan.write_text("schema_version: 1\njob: {model: gpt2, global_batch: x, seq_len: 8}\nlayout: {tp: [2]}\nnum_chips: 8\nzro: 1\n")
@@ -331,3 +331,15 @@ def test_a_config_and_a_plan_with_several_faults_say_them_all(tmp_path):
         read_plan(plan)
     for part in ("zro: unknown field", "did you mean", "job: global_batch='x'", "layout: tp=[2]", "cluster=None: must be a text"):
         assert part.replace("zro: unknown field", "unknown field 'zro'") in str(error.value)
+
+
+def test_fields_with_one_fault_are_named_together(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("name: mine\n" + "".join(f"unknown_{index}: 1\n" for index in range(200)))
+    with pytest.raises(InputError) as error:
+        load_cluster(path)
+    said = str(error.value)
+    assert "unknown_7 and 192 more: unknown field" in said
+    assert "chip, num_chips, chips_per_node, tiers: required field is missing; add it" in said
+    assert "provenance: required field is missing; write read, recalled, mixed or measured" in said
+    assert len(said) < 900

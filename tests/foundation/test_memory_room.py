@@ -15,6 +15,7 @@ from perfmodel.foundation.memory_room import (
     check_risk,
     fit_probability,
     memory_rule,
+    outcome_rule,
 )
 
 KNOWN = MemoryDoubt(centre=0.0, scale=0.1)
@@ -43,11 +44,22 @@ def test_three_verdicts(needed, headroom, expected, doubt):
     assert told(needed, memory_headroom=headroom, doubt=doubt) is expected
 
 
-def test_what_nobody_knows_has_to_be_likely_too_unless_something_is_asked_for():
-    assert (told(94), told(94, doubt=UNKNOWN)) == (Verdict.FITS, Verdict.TIGHT)
-    assert told(94, doubt=UNKNOWN, memory_headroom=0.01) is Verdict.FITS
-    assert told(80, doubt=UNKNOWN, crowding=1.0) is Verdict.FITS
-    assert told(80, doubt=UNKNOWN, crowding=1.25) is Verdict.TIGHT
+def test_a_plan_that_fits_does_so_at_a_risk_of_five_percent_unless_something_else_is_asked_for():
+    assert DEFAULT_RISK == 0.05
+    assert memory_rule() == memory_rule(risk=DEFAULT_RISK)
+    assert (told(74), told(75)) == (Verdict.FITS, Verdict.TIGHT)
+    assert told(94, memory_headroom=0.01) is Verdict.FITS
+    assert told(94, memory_headroom=0.01, risk=0.05) is Verdict.TIGHT
+    assert told(80, risk=0.2) is Verdict.FITS
+
+
+def test_the_outcome_of_a_run_is_judged_by_a_headroom_and_of_an_unknown_framework_by_its_likelihood_too():
+    def outcome(needed, doubt, crowding=1.0):
+        rank = RankNeed(total=needed, sure=0.0, crowding=crowding)
+        return outcome_rule(doubt).verdict([rank], 100.0, doubt)
+
+    assert (outcome(94, KNOWN), outcome(94, UNKNOWN)) == (Verdict.FITS, Verdict.TIGHT)
+    assert (outcome(80, UNKNOWN), outcome(80, UNKNOWN, 1.25)) == (Verdict.FITS, Verdict.TIGHT)
 
 
 @pytest.mark.parametrize("risk", [0.5, 0.2, DEFAULT_RISK, 0.05, 0.01])
@@ -86,5 +98,5 @@ def test_a_headroom_is_a_share(headroom):
 
 @pytest.mark.parametrize("risk", [0.0, 1.0, -0.1, float("nan")])
 def test_a_risk_is_a_probability(risk):
-    with pytest.raises(InputError, match=r"risk=.*: must be a probability between 0 and 1"):
+    with pytest.raises(InputError, match=r"risk=.*: must be a probability"):
         check_risk(risk)

@@ -368,7 +368,8 @@ def options(rng: random.Random, folder: Path) -> bool:
     if code == 2:
         lines = [line for line in said.splitlines() if line]
         is_table = verb == "search" and not said.startswith("perfmodel: ")
-        require(is_table or (lines[-1].startswith("perfmodel: ") and lines[-1].isprintable()), f"{words}: {said[:300]!r}")
+        start = '{"code": ' if "--json" in words else "perfmodel: "
+        require(is_table or (lines[-1].startswith(start) and lines[-1].isprintable()), f"{words}: {said[:300]!r}")
         return False
     require("nan" not in shown.lower().split(), f"nan in the output of {words}")
     if "--json" in words:

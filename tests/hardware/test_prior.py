@@ -1,5 +1,6 @@
 """A chip that nobody measured is predicted by the mean of its maker's neighbouring generations."""
 
+import math
 from dataclasses import fields, replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.hardware.calibration import SCALE_UP, Provenance
+from perfmodel.hardware.calibration import SCALE_UP, SPEC_SHEET, Provenance
 from perfmodel.hardware.prior import generations, neighbours, other_generations, prior_calibration
 from perfmodel.hardware.reader import load_calibration, load_chip, load_cluster
 
@@ -137,3 +138,25 @@ def test_a_dtype_that_one_neighbour_has_is_carried():
     assert (
         prior_calibration(load_chip(CHIPS["h100"]), known("a100", "b200")).matmul[Dtype.FP8] == load_calibration("b200").matmul[Dtype.FP8]
     )
+
+
+#: Best matrix multiply of the MAMF table (Bekman, Machine Learning Engineering, stas00/ml-engineering @744d01e), as a share of the peak.
+BEST_SHAPE = {"a100": 0.87, "h100": 0.80, "b200": 0.78}
+
+
+@pytest.mark.parametrize("name", ["mi300x", "mi325x", "mi355x", "gaudi2", "gaudi3", ""])
+def test_a_chip_known_by_its_best_shape_has_the_discount_of_the_chips_with_tables(name):
+    shares = []
+    for chip, best in BEST_SHAPE.items():
+        calibration = load_calibration(chip)
+        shares.append(calibration.matmul[Dtype.BF16].peak_fraction * calibration.sustained_clock_fraction / best)
+    discount = math.prod(shares) ** (1 / len(shares))
+    calibration = load_calibration(name) if name else SPEC_SHEET
+    assert calibration.sustained_clock_fraction == pytest.approx(discount, abs=0.002)
+
+
+@pytest.mark.parametrize("name", ["mi300x", "mi325x", "mi355x", "gaudi2", "gaudi3"])
+def test_attention_falls_short_of_a_data_sheet_as_the_best_matrix_multiply_does(name):
+    calibration, typical = load_calibration(name), SPEC_SHEET
+    ratio = calibration.matmul[Dtype.BF16].peak_fraction / typical.matmul[Dtype.BF16].peak_fraction
+    assert calibration.attention["flash"].peak_fraction == pytest.approx(typical.attention["flash"].peak_fraction * ratio, abs=0.001)

@@ -90,7 +90,7 @@ def test_left_out_predictions_stand_beside_the_others(cases, tmp_path):
         (["none.jsonl"], "cannot be read"),
         (["cases.jsonl", "--left-out", "none.csv"], "left_out="),
         (["cases.jsonl", "--out", "no/where.md"], "its folder does not exist"),
-        (["empty.jsonl"], "nothing to report"),
+        (["empty.jsonl"], "holds no case"),
     ],
 )
 def test_bad_input_is_one_sentence(cases, tmp_path, monkeypatch, capsys, arguments, sentence):

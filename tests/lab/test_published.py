@@ -1,9 +1,10 @@
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.lab.expert_cases import expert_layers
+from perfmodel.lab.expert_cases import assumed_layers, expert_layers
 from perfmodel.lab.published import config_from_case
 from perfmodel.workload.models import load_model
+from perfmodel.workload.truncation import layers_text
 from tests.lab.published_cases import MODEL as LLAMA_3_8B
 
 GPT_22B = {
@@ -48,6 +49,30 @@ def test_a_model_with_experts_is_the_one_of_its_name_else_what_the_run_states():
     assert (ours.experts, ours.num_parameters) == (load_model("mixtral-8x7b").experts, load_model("mixtral-8x7b").num_parameters)
     other = config_from_case({**MIXTRAL, "hidden_size": 2048})  # not that Mixtral
     assert (other.hidden_size, other.experts.width) == (2048, 14336)
+
+
+DEEPSEEK_V3 = {
+    **LLAMA_3_8B,
+    "name": "DeepSeek-V3",
+    "kind": "moe-mla",
+    "num_hidden_layers": 4,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+}
+
+
+def test_a_truncated_model_keeps_the_layers_that_its_source_states():
+    by_default = config_from_case(DEEPSEEK_V3)
+    assert layers_text(by_default) == "4 layers: 1 dense, 3 with experts; no MTP"
+    assert assumed_layers(DEEPSEEK_V3, by_default) == ["num_dense_layers", "num_mtp_layers"]
+    stated = {**DEEPSEEK_V3, "num_dense_layers": 3, "num_mtp_layers": 1}
+    assert layers_text(config_from_case(stated)) == "4 layers: 3 dense, 1 with experts; 1 module for a further token (MTP)"
+    assert assumed_layers(stated, config_from_case(stated)) == []
+    with pytest.raises(InputError, match="num_mtp_layers=-1"):
+        config_from_case({**DEEPSEEK_V3, "num_mtp_layers": -1})
 
 
 def test_flags_of_megatron_say_what_the_sizes_do_not():

@@ -152,9 +152,13 @@ def test_flags_of_megatron_say_stages_what_runs_again_and_over_how_many_ranks_st
 def test_recipes_of_a_chip_say_how_tokens_reach_experts():
     nvl72, hopper = (plan_of_case(inputs_of({**WITH_EXPERTS, "chip": chip})) for chip in ("gb200-nvl72", "h100-sxm-80gb"))
     assert (nvl72.plan.dispatcher, hopper.plan.dispatcher) == ("flex", "alltoall")
+    assert (nvl72.profile.graph_scope, hopper.profile.graph_scope) == (("attn", "moe_router", "moe_preprocess"), ())
+    unknown = {**WITH_EXPERTS, "framework": "Megatron-Bridge"}  # no release: what its recipes usually do on the chip
+    nvl72, hopper = (plan_of_case(inputs_of({**unknown, "chip": chip})) for chip in ("gb200-nvl72", "h100-sxm-80gb"))
+    assert (nvl72.plan.dispatcher, hopper.plan.dispatcher) == ("flex", "alltoall")
     assert nvl72.profile.host_launch_time < hopper.profile.host_launch_time == load_profile("megatron").host_launch_time
     assert (nvl72.profile.hides_exchanges, hopper.profile.hides_exchanges) == (False, False)  # a pipeline without interleaving
-    assert plan_of_case(inputs_of({**WITH_EXPERTS, "virtual_stages": 2})).profile.hides_exchanges
+    assert plan_of_case(inputs_of({**unknown, "virtual_stages": 2})).profile.hides_exchanges
 
 
 def test_chips_that_experts_cannot_be_dealt_over_are_told():
@@ -519,3 +523,48 @@ def test_a_mangled_case_is_a_row_with_a_prediction_or_a_reason(fields, model, dr
 
 
 PREDICTOR = CasePredictor()
+
+
+def test_settings_of_torch_runs_are_read():
+    inputs = inputs_of(changed(framework="InternEvo", zero_stage=1, dp=64, tp=1, pp=1, num_chips=64, settings={"zero_group": 8}))
+    plan = plan_of_case(inputs).plan
+    assert (plan.layout.dp_shard, plan.layout.dp_replicate, plan.zero) == (8, 8, 1)
+    kept = {"reshard_after_forward": False, "kernels": ["te"]}
+    planned = plan_of_case(inputs_of(changed(framework="NeMo Automodel", zero_stage=3, tp=1, settings=kept)))
+    assert (planned.plan.zero, planned.profile.name, planned.profile.rms_norm_traffic) == (2, "nemo-automodel", 1.0)
+
+
+def test_forced_routing_to_neighbours_stays_on_few_ranks():
+    case = changed(
+        framework="NeMo Automodel",
+        model={**MODEL, "name": "ours", "kind": "moe", "num_experts": 64, "num_experts_per_tok": 8},
+        ep=8,
+        tp=1,
+        settings={"balanced_routing": "forced", "kernels": ["deepep"]},
+    )
+    planned = plan_of_case(inputs_of(case))
+    experts = planned.plan.job.transformer.experts
+    assert (planned.plan.dispatcher, experts.num_groups, experts.top_groups) == ("flex", 8, 1)
+    free = plan_of_case(inputs_of({**case, "settings": {"kernels": ["deepep"]}})).plan.job.transformer.experts
+    assert (free.num_groups, free.top_groups) == (1, 1)
+
+
+def test_the_release_in_the_name_of_a_framework_says_how_its_recipe_runs():
+    qwen = {
+        **MODEL, "name": "Qwen3-235B-A22B", "kind": "moe", "num_hidden_layers": 94, "hidden_size": 4096, "num_attention_heads": 64,
+        "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+    }  # fmt: skip
+    run = changed(model=qwen, chip="h100-sxm-80gb", precision="fp8", tp=2, pp=8, dp=16, ep=32, virtual_stages=4, num_chips=256)
+    planned = {release: plan_of_case(inputs_of({**run, "framework": f"Megatron-Bridge / {release}"})) for release in ("25.09", "25.11")}
+    assert {release: each.profile.hides_exchanges for release, each in planned.items()} == {"25.09": False, "25.11": True}
+    model = {"name": "DeepSeek-V3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128, "num_experts": 256}
+    deepseek = {
+        **run,
+        "model": {**qwen, **model, "num_key_value_heads": 128},
+        "framework": "Megatron-Bridge / 26.04",
+        "virtual_stages": 2,
+        "recompute": None,
+    }
+    plan = plan_of_case(inputs_of(deepseek)).plan
+    assert (plan.dispatcher, str(plan.recompute)) == ("flex", "selective")
+    assert plan.recompute_operators == operators_of(("mla_up_proj", "mlp"))

@@ -5,7 +5,6 @@ from functools import cache
 
 import pytest
 
-from perfmodel.foundation.errors import InputError
 from perfmodel.workload.layer_specs import LatentAttention, LayerSpec
 from perfmodel.workload.training import training_of
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, sweep_all
@@ -72,7 +71,9 @@ def test_cells_of_a_search_over_several_kinds(profile):
     assert_cells_equal_single_plans(state.estimator, state, state.best_time.ids.tolist()[::211])
 
 
-def test_what_has_no_adapters_is_named():
-    found = estimator(MIXED, "megatron")
-    with pytest.raises(InputError, match="train=lora:8: adapters stand beside attention and dense MLPs"):
-        replace(found.job, train=training_of("lora:8"))
+def test_adapters_stand_next_to_layers_of_every_kind():
+    """Frozen weights need neither gradient nor optimizer state, whatever kinds the layers are of."""
+    full = estimator(MIXED, "megatron")
+    adapted = estimator_of(replace(full.job, train=training_of("lora:8")), chips=8, node=4, profile="megatron")
+    all_weights, few = (predict(each, dp_replicate=8) for each in (full, adapted))
+    assert few.memory["optimizer"] + few.memory["gradients"] < 0.1 * (all_weights.memory["optimizer"] + all_weights.memory["gradients"])

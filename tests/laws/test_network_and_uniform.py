@@ -57,7 +57,9 @@ def _both(model: str, *, batch: int, microbatches: int, seq_len: int, tp: int, z
 def test_a_uniform_plan_costs_as_a_network_what_it_costs_as_a_plan(model, batch, microbatches, seq_len, tp, zero):
     uniform, network = _both(model, batch=batch, microbatches=microbatches, seq_len=seq_len, tp=tp, zero=zero)
     assert network.step_time == pytest.approx(uniform.step_time, rel=1e-3 if tp == 1 else 0.05)
-    assert network.memory["total"] == pytest.approx(uniform.memory["total"], rel=1e-3 if tp == 1 else 0.012)
+    # the axes of a network have a communicator for each of their factors
+    tensors = [each.memory["total"] - each.memory["framework"] for each in (network, uniform)]
+    assert tensors[0] == pytest.approx(tensors[1], rel=1e-3 if tp == 1 else 0.012)
     if tp == 1:
         for part in ("forward", "backward", "gradient_reduction", "optimizer", "gradient_accumulation"):
             assert network.parts[part] == pytest.approx(uniform.parts[part], rel=0.01, abs=1e-6), part

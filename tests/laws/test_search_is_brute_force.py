@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict
+from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.search import OUT_OF_MEMORY, TIGHT, search_plans
 from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.job import Precision
@@ -112,9 +113,10 @@ def test_what_is_rejected_for_weights_alone():
 
 def test_weights_alone_are_without_what_the_framework_needs():
     """A chip that holds weights, gradients and states of every plan, but not the framework beside them."""
-    estimator = estimator_of(JOB, chips=4, profile="generic")
+    profile = replace(load_profile("generic"), framework_bytes=6e9)
+    estimator = estimator_of(JOB, chips=4, profile=profile)
     states = max(sum(p.memory[name] for name in ("weights", "gradients", "optimizer")) for p in all_predictions(estimator))
-    result = search_plans(estimator_of(JOB, chips=4, profile="generic", chip=with_capacity(states * 1.01)), with_baselines=False)
+    result = search_plans(estimator_of(JOB, chips=4, profile=profile, chip=with_capacity(states * 1.01)), with_baselines=False)
     assert estimator.profile.framework_bytes > states
     assert list(result.rejected) == [OUT_OF_MEMORY]
 

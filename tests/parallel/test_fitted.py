@@ -9,7 +9,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.files import dump_yaml, read_yaml
 from perfmodel.parallel.fitted import FittedConstant, FittedTo, own_interval
 from perfmodel.parallel.profile import list_profiles, load_profile, save_profile
-from perfmodel.parallel.residuals import load_residuals
+from perfmodel.parallel.residuals import RunFeatures, load_residuals
 
 RATE = FittedConstant(fields=("matmul_rate_fraction",), prior=0.9, prior_spread=0.1, is_ratio=True, share_known=0.75)
 FITTED = FittedTo(
@@ -18,8 +18,12 @@ FITTED = FittedTo(
 )  # fmt: skip
 
 
-def reach(fitted=FITTED, slope=0.1, chip="a chip", model="a model"):
-    found = own_interval(fitted, (slope,), residuals=load_residuals(), chip=chip, model=model)
+SPREADS = replace(load_residuals(), features=(("adapters", 0.2), ("8-bit products", 0.1)))
+
+
+def reach(fitted=FITTED, slope=0.1, chip="a chip", model="a model", bits=16, rare=()):
+    features = RunFeatures(chip=chip, scale="one node", bits=bits, rare=frozenset(rare))
+    found = own_interval(fitted, (slope,), features, residuals=SPREADS, model=model)
     assert found.low * found.high == pytest.approx(1.0)
     return math.log(found.high)
 
@@ -31,6 +35,13 @@ def test_an_interval_is_what_is_open_and_what_a_run_has_of_its_own():
 
 def test_a_chip_and_a_model_that_the_runs_have_not_seen_widen_it():
     assert reach() < min(reach(chip="another"), reach(model="another")) < reach(chip="another", model="another")
+
+
+def test_features_that_the_runs_do_not_have_widen_it():
+    base = reach()
+    assert reach(rare=["adapters"]) == pytest.approx(math.hypot(base, 1.2816 * 0.2))
+    assert reach(bits=8) == pytest.approx(math.hypot(base, 1.2816 * 0.1))
+    assert reach(replace(FITTED, features=("8-bit products", "adapters")), bits=8, rare=["adapters"]) == base
 
 
 def test_a_profile_is_read_back_as_it_was_written(tmp_path):

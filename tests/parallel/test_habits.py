@@ -151,3 +151,33 @@ def test_networks_and_imported_modules_have_the_same_habits():
     apart = all_fused(sized, replace(PLAIN, fuses_elementwise=True)).apart
     assert apart.operator("conv2d.bias").forward
     assert not apart.tensors["conv2d"].is_stored
+
+
+def experts_of(name: str, dispatcher: str, **habits) -> dict[str, Operator]:
+    graph = build_graph(
+        load_model(name), seq_len=128, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0, dispatcher=dispatcher
+    )
+    found = with_habits(derive(graph, apply_rules(graph, load_rule_set("megatron-sp"))), replace(load_profile("megatron"), **habits))
+    return {op.name: op for op in found.graph.operators if op.layer == "layer"}
+
+
+def test_kernels_of_an_exchange_put_rows_in_order_where_they_send_tokens_once():
+    apart, inside = (experts_of("qwen3-30b-a3b", "flex", permutes_in_exchange=habit) for habit in (False, True))
+    assert apart["sort"].forward
+    assert apart["unsort"].backward
+    assert [*inside["sort"].forward, *inside["sort"].backward, *inside["unsort"].forward, *inside["unsort"].backward] == []
+    assert experts_of("qwen3-30b-a3b", "alltoall", permutes_in_exchange=True)["sort"].forward
+
+
+def test_fused_experts_run_their_activation_and_biases_as_part_of_the_products():
+    apart, fused = (experts_of("gpt-oss-120b", "alltoall", fuses_experts=habit) for habit in (False, True))
+    assert apart["experts_activation"].forward
+    assert [*fused["experts_activation"].forward, *fused["experts_activation"].backward] == []
+    assert not fused["experts_down_bias"].forward
+
+
+def test_megatron_adds_biases_of_experts_in_pieces():
+    [work] = experts_of("gpt-oss-120b", "alltoall")["experts_down_bias"].forward
+    assert [data.itemsize for data in work.accesses] == [28.0]
+    [work] = experts_of("gpt-oss-120b", "alltoall", adds_expert_bias_apart=False)["experts_down_bias"].forward
+    assert sum(data.itemsize or 2.0 for data in work.accesses) < 8.0

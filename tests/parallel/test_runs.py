@@ -9,8 +9,9 @@ from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher
 from perfmodel.parallel.profile import GENERIC, HEAD_TAIL, list_profiles, load_profile
 from perfmodel.parallel.runs import ANYTHING, not_runnable_reason, runs_from_dict
-from perfmodel.planner.uniform.space import Space
+from perfmodel.planner.uniform.space import Space, runnable_space
 from perfmodel.workload.layer_specs import Experts
+from perfmodel.workload.training import training_of
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, sweep_all
 
 GIVEN = {
@@ -41,8 +42,19 @@ def test_shipped_frameworks_say_what_they_run_and_where_that_stands(name):
         ("composer-fsdp", {"tp": 2}, "tp=2: composer-fsdp has no tp"),
         ("llm-c", {"recompute": "full"}, "recompute=full: llm-c has recompute none only"),
         ("torchtitan", {"pp": 8, "micro_batch": 2}, "pp=8: torchtitan needs at least as many microbatches, not 4"),
-        ("torchtitan", {"dp_shard": 16, "zero": 1}, "zero=1: torchtitan has ZeRO 0 and 2 and 3 only"),
+        ("torchtitan", {"dp_shard": 16, "zero": 1}, "zero=1: torchtitan has ZeRO 0, 2 and 3 only"),
         ("torch-gloo", {"pp": 2, "schedule": "gpipe"}, ""),
+        ("hf-trainer", {"pp": 2}, "pp=2: hf-trainer has no pp"),
+        ("hf-trainer", {"tp": 2, "sequence_parallel": False}, "zero=0: hf-trainer has ZeRO 2 and 3 only beside tp=2"),
+        ("hf-trainer", {"tp": 2, "dp_shard": 8, "sequence_parallel": False}, ""),
+        ("hf-trainer", {"tp": 2, "dp_shard": 8, "sequence_parallel": True}, "hf-trainer has no sequence parallelism"),
+        ("llama-factory", {"tp": 2}, "tp=2: llama-factory has no tp"),
+        ("llama-factory", {"dp_shard": 16}, ""),
+        ("unsloth", {"dp_shard": 16}, "zero=3: unsloth has ZeRO 0 only"),
+        ("verl-fsdp", {"tp": 2}, "tp=2: verl-fsdp has no tp"),
+        ("verl-fsdp", {"cp": 2, "dp_shard": 8, "rules": "ulysses"}, ""),
+        ("verl-megatron", {"dp_shard": 16}, "zero=3: verl-megatron has ZeRO 0 and 1 only"),
+        ("nemo-automodel", {"pp": 2, "schedule": "gpipe"}, "schedule=gpipe: nemo-automodel has 1f1b and interleaved only"),
     ],
 )  # fmt: skip
 def test_what_a_framework_cannot_run_has_a_sentence(profile, knobs, reason):
@@ -121,3 +133,26 @@ def test_stages_that_must_be_even():
     plan = predict(estimator_of(make_job(make_model(num_hidden_layers=9))), pp=2, dp_shard=8, zero=1).plan
     runs = replace(ANYTHING, uneven_stages=False)
     assert not_runnable_reason(plan, "it", runs, balanced_context=False) == "pp=2: it needs as many layers in every stage"
+
+
+@pytest.mark.parametrize(
+    ("profile", "train", "zero", "reason"),
+    [
+        ("llama-factory", "qlora:4", 3, ""),
+        ("llama-factory", "qlora:4:all-linear:int8", 1, ""),
+        (
+            "llama-factory",
+            "qlora:4:all-linear:int8",
+            3,
+            "llama-factory cannot shard a base in int8, of which every data rank has a whole copy",
+        ),
+        ("llama-factory", "lora:4", 3, ""),
+        ("hf-trainer", "qlora:4:all-linear:int4", 3, "hf-trainer cannot shard a base in int4, of which every data rank has a whole copy"),
+    ],
+)
+def test_which_quantised_bases_can_be_sharded_is_the_frameworks(profile, train, zero, reason):
+    job = replace(make_job(make_model(**LLAMA_LIKE)), train=training_of(train))
+    found = predict(estimator_of(job, profile=profile), dp_shard=16, zero=zero).not_runnable
+    assert found.endswith(reason) if reason else found == ""
+    stages = runnable_space(Space(), load_profile(profile), job).runs.zero
+    assert (zero in stages) is (reason == "")

@@ -6,6 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from perfmodel import predict
 from perfmodel.parallel.layout import even_stage_layers
 from perfmodel.parallel.stage_cuts import _balanced_stages, _costs, _sharp, default_stage_layers
 from perfmodel.workload.job import Precision, TrainingJob
@@ -72,3 +73,13 @@ def test_every_inner_stage_has_a_layer(num_ranks, virtual_stages):
             layers = default_stage_layers(job, num_ranks, virtual_stages)
             assert all(layers[1:-1])
             assert sum(layers) == model.num_hidden_layers
+
+
+def test_stages_do_not_move_with_the_length_of_usual_sequences():
+    """Twice the tokens took 2 % less: a layer moved, and its optimizer states with it."""
+    job = dict(model="deepseek-v2-lite", cluster="mi300x", chips=64, global_batch=64, pp=4, profile="nanotron")
+    found = [predict(**job, seq_len=length) for length in (512, 1024, 2048, 4096)]
+    assert len({each.plan.stage_layers for each in found}) == 1
+    times = [each.step_time for each in found]
+    assert times == sorted(times)
+    assert len({each.parts["optimizer"] for each in found}) == 1

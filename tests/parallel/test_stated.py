@@ -1,5 +1,7 @@
 """Settings beside a profile's name: one text inside, apart in files, options and arguments."""
 
+import re
+
 import pytest
 
 import perfmodel
@@ -172,6 +174,8 @@ def test_the_page_lists_every_setting():
     def values(of):
         if not of:
             return "yes, no"
+        if isinstance(of, re.Pattern):
+            return "a release, such as `26.02`"
         return ", ".join(f"`{each}`" for each in of) if isinstance(of[0], str) else f"{of[0]:g} to {of[1]:.7g}"
 
     page = (resource_dir("strategies").parent / "docs" / "settings.md").read_text(encoding="utf-8")

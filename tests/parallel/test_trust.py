@@ -26,6 +26,7 @@ def trust(**values):
         ({"chip": "other"}, Grade.OTHER_CHIP),
         ({"chip": "other", "is_calibrated": False}, Grade.NO_CALIBRATION),
         ({"family": "nobody"}, Grade.STRANGER),
+        ({"family": "megatron-rocm"}, Grade.NOT_COMPARED),
         ({"fitted": FittedTo(num_runs=3, chips=("c",), models=(shape_of(MODEL),), left_out_error=0.04)}, Grade.OWN_RUNS),
         ({"model": replace(MODEL, num_hidden_layers=100)}, Grade.OUTSIDE),
         ({"model": replace(MODEL, num_hidden_layers=4)}, Grade.OUTSIDE),

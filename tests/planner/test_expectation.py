@@ -13,7 +13,7 @@ from perfmodel.report.searches import search_object, ties_line
 from perfmodel.verbs.setting import make_job, make_setting
 
 SPACE = Space(fixed={"cp": 1})
-SLOW = Likely(weight=1.0, profile=replace(load_profile("generic"), prefetches_parameters=False))
+SLOW = Likely(weight=1.0, profile=replace(load_profile("generic"), prefetches_parameters=False, overlaps_gradients=(0, 1)))
 
 
 @pytest.fixture(scope="module")

@@ -80,3 +80,10 @@ def test_what_was_run_is_told(comparison):
 def test_ties_share_places(comparison):
     (row,) = demo_table([("data parallel", comparison, (1, 1), (1, 3))]).rows
     assert row[4:6] == ("1", "1-3")
+
+
+def test_a_run_on_a_machine_that_was_not_calibrated_says_so_first(comparison):
+    (name, text), (_, remedy) = measurement_facts(comparison)[:2]
+    assert name == "not calibrated"
+    assert "rests on a spec sheet" in text
+    assert "run `perfmodel calibrate`" in remedy

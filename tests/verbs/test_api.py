@@ -8,7 +8,7 @@ import perfmodel
 from perfmodel import InputError
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.verbs.api import compare_measurement
-from perfmodel.verbs.searching import least_chips_that_fit
+from perfmodel.verbs.searching import search_remedies
 from perfmodel.verbs.setting import make_job, make_setting, told
 from tests.parallel.test_results import MEASUREMENT
 
@@ -115,7 +115,7 @@ def test_bad_knobs_are_value_errors():
     [
         dict(micro_batch=1.5),
         dict(sequence_parallel="no", tp=2),
-        dict(tp=[2]),
+        dict(tp=[2.5]),
         dict(chips=8.5),
         dict(chips=True),
         dict(order=8),
@@ -127,7 +127,7 @@ def test_bad_knobs_are_value_errors():
         dict(seq_len="8x"),
         dict(global_batch=None, batch_tokens="4q"),
         dict(recompute=3),
-        dict(schedule=["1f1b"]),
+        dict(schedule=["1f2b"]),
         dict(attention=1),
         dict(precision=16),
         dict(optimizer=1.0),
@@ -142,6 +142,9 @@ def test_bad_knobs_are_value_errors():
 def test_wrong_types_are_input_errors(wrong):
     with pytest.raises(InputError):
         perfmodel.predict(**{**JOB, **wrong})
+
+
+SERVED = dict(model="llama-3-8b", cluster="dgx-h100", chips=1, input_len=1024, output_len=256, concurrency=4)
 
 
 def test_wrong_types_of_other_verbs_are_input_errors():
@@ -165,6 +168,14 @@ def test_wrong_types_of_other_verbs_are_input_errors():
         lambda: perfmodel.make_plan(perfmodel.read_plan("fsdp").job, cluster="dgx-h100", num_chips=8, order=[1]),
         lambda: perfmodel.make_plan(perfmodel.read_plan("fsdp").job, cluster=3, num_chips=8),
         lambda: perfmodel.find_plans(**JOB, progress=3),
+        lambda: perfmodel.find_limits(model="gpt2", cluster="dgx-h100", seq_len=1024, chips=1, progress=3),
+        lambda: perfmodel.fit_runs({"model": "gpt2"}, save=8),
+        lambda: perfmodel.load_network([None]),
+        lambda: perfmodel.load_network(10**5000),
+        lambda: perfmodel.cluster_of_chip(10**5000),
+        lambda: perfmodel.find_serving(**SERVED, quantizations=2),
+        lambda: perfmodel.serve(**SERVED, kv_precision=10**5000),
+        lambda: perfmodel.serve(**SERVED, quantization=10**5000),
         lambda: perfmodel.run_plan("fsdp", steps=1.5),
         lambda: perfmodel.audit_plan("fsdp", rank="x"),
         lambda: perfmodel.calibrate_machine(ranks=1.5),
@@ -222,27 +233,20 @@ TOO_LARGE = {"model": "gpt3-175b", "global_batch": 64, "seq_len": 2048}
 
 
 @pytest.mark.parametrize(
-    ("given", "enough"),
+    ("given", "freed"),
     [
-        ({}, 64),
-        ({"dp_replicate": 1, "dp_shard": 4}, 64),  # the pipeline may still grow
-        ({"tp": 8, "pp": 1, "cp": 1, "dp_replicate": 1, "dp_shard": 1}, 0),  # nothing may
-        ({"tp": 4, "pp": 1, "cp": 1, "dp": 2}, 0),  # nor here: the product of the data-parallel degrees is said
+        ({}, False),
+        ({"dp_replicate": 1, "dp_shard": 4}, False),  # the pipeline may still grow
+        ({"tp": 8, "pp": 1, "cp": 1, "dp_replicate": 1, "dp_shard": 1}, True),  # nothing may but what is freed
+        ({"tp": 4, "pp": 1, "cp": 1, "dp": 2}, True),  # nor here: the product of the data-parallel degrees is given
     ],
 )
-def test_the_chips_that_would_be_enough(given, enough):
+def test_the_chips_that_would_be_enough(given, freed):
     setting = make_setting(make_job(**TOO_LARGE), "dgx-a100", chips=8)
-    assert least_chips_that_fit(setting, Knobs(**given), {}) == enough
-
-
-@pytest.mark.parametrize("given", [{"tp": 3}, {"dp": 3}, {"tp": 4, "pp": 1, "cp": 1, "dp": 2}])
-def test_no_space_is_swept_whose_degrees_do_not_divide_the_chips(given, monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("swept")
-
-    monkeypatch.setattr("perfmodel.planner.search.sweep", refuse)
-    setting = make_setting(make_job(**TOO_LARGE), "dgx-a100", chips=8)
-    assert least_chips_that_fit(setting, Knobs(**given), {}) == 0
+    (found,) = (each for each in search_remedies(setting, Knobs(**given), {}) if "chips" in each.changes)
+    assert found.changes["chips"] == 48
+    assert set(found.changes) == {"chips", *(given if freed else ())}
+    assert found.prediction.fits
 
 
 def test_a_search_prints_as_a_table():

@@ -7,10 +7,11 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.adapters import FIRST, regions_in_training, with_training
+from perfmodel.workload.base_formats import NF4_BYTES
 from perfmodel.workload.graph import Product, Stream
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.models import load_model
-from perfmodel.workload.training import FULL_TRAINING, NF4_BYTES, Training, frozen_parameter_bytes, num_trained_parameters, training_of
+from perfmodel.workload.training import FULL_TRAINING, Method, Training, frozen_parameter_bytes, num_trained_parameters, training_of
 from perfmodel.workload.transformer import build_graph
 
 SEQ_LEN = 64
@@ -142,3 +143,57 @@ def test_a_target_that_the_model_has_not_is_refused():
         replace(job, train=training_of("lora:16:gate_proj"))
     with pytest.raises(InputError, match="has no adapters"):
         Training(rank=4)
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite", "qwen3-next-80b-a3b", "gpt-oss-20b"])
+@pytest.mark.parametrize("train", ["lora:8", "qlora:8:attention+experts:int8", "lora:8x4"])
+def test_experts_and_layers_of_several_kinds_take_adapters(name, train):
+    model, how = load_model(name), training_of(train)
+    graph = graph_of(model, train)
+    assert graph.num_trained_parameters == num_trained_parameters(model, how)
+    assert graph.num_parameters == model.num_parameters + graph.num_trained_parameters
+    assert graph.regions == regions_in_training(model, how)
+
+
+def test_each_expert_has_an_adapter_of_its_own_for_each_of_its_matrices():
+    """By hand, of Qwen3-30B-A3B: 48 layers, 128 experts, three matrices of 2048 x 768."""
+    model = load_model("qwen3-30b-a3b")
+    assert num_trained_parameters(model, training_of("lora:16:experts")) == 48 * 128 * 3 * 16 * (2048 + 768)
+    graph = graph_of(model, "lora:16")
+    assert graph.tensors["experts_up_lora_a.weight"].shape == (128, 2, 16, 2048)
+    products = [work for work in graph.operator("experts_up_lora_a").forward if isinstance(work, Product)]
+    assert products
+    assert all(work.is_grouped for work in products)
+    assert not any("router_lora" in tensor for tensor in graph.tensors)
+
+
+def test_the_gradient_of_a_repeated_layers_input_is_made_where_layers_are_of_several_kinds():
+    graph = graph_of(load_model("deepseek-v2-lite"), "lora:16")
+    assert graph.operator("layer.attention_norm").backward
+
+
+@pytest.mark.parametrize(
+    "text, means",
+    [
+        ("qlora:16", Training(method=Method.QLORA, rank=16, base="nf4-dq")),
+        ("qlora:8:all-linear:int8", Training(method=Method.QLORA, rank=8, base="int8")),
+        ("lora:16x4", Training(method=Method.LORA, rank=16, num_adapters=4)),
+        ("qlora:4:q_proj+v_proj:nf4", Training(method=Method.QLORA, rank=4, targets=("q_proj", "v_proj"), base="nf4")),
+    ],
+)
+def test_a_text_says_adapters_at_a_time_and_the_format_of_the_base(text, means):
+    found = training_of(text)
+    assert str(found) == text
+    assert (found.rank, found.targets, found.num_adapters, found.base) == (means.rank, means.targets, means.num_adapters, means.base)
+
+
+@pytest.mark.parametrize("text", ["lora:16:all-linear:int8", "qlora:16::fp3", "lora:16x0", "lora:16x2000000"])
+def test_faults_of_such_texts_are_named(text):
+    with pytest.raises(InputError):
+        training_of(text)
+
+
+def test_experts_are_no_target_of_a_model_without_them():
+    how = training_of("qlora:16:experts")
+    with pytest.raises(InputError, match="attention, mlp"):
+        TrainingJob(model=load_model("llama-2-7b"), global_batch=1, seq_len=64, train=how)

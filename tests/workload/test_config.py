@@ -125,6 +125,7 @@ def test_window_of_gemma3_spares_every_sixth_layer():
         ({"dropout": float("nan")}, "dropout=nan"),
         ({"dropout": True}, "dropout=True"),
         ({"name": 3}, "name=3"),
+        ({"num_mtp_layers": 2000}, "num_mtp_layers=2000: must be 16 at most"),
     ],
 )
 def test_contradictory_fields_are_refused_in_one_sentence(changes, field):

@@ -286,7 +286,7 @@ def test_small_configs_hold_together(config):
         ({"model_type": "longcat_flash"}, "experts that do nothing (zero_expert_num)"),
         ({"model_type": "kimi_linear"}, "Kimi delta attention (linear_attn_config)"),
         ({"model_type": "bailing_moe"}, "num_shared_experts"),
-        ({"model_type": "falcon_h1"}, "state-space or recurrent layers"),
+        ({"model_type": "falcon_h1"}, "Mamba-2 layers in another arrangement"),
         ({**DEEPSEEK, "mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types=list of 2: must have one entry for each of the 4 layers"),
     ],
 )

@@ -131,8 +131,8 @@ def test_null_is_a_missing_key():
         ({"model_type": "bert"}, "an encoder"),
         ({"model_type": "t5"}, "cross-attention"),
         ({"is_encoder_decoder": True}, "cross-attention"),
-        ({"model_type": "mamba2"}, "state-space"),
-        ({"model_type": "falcon_mamba"}, "state-space"),
+        ({"model_type": "mamba2"}, "Mamba-2 layers in another"),
+        ({"model_type": "falcon_mamba"}, "Mamba-1"),
         ({"model_type": "xglm2"}, "there is no reader for this architecture"),
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({"model_type": None}, "model_type: is missing"),
@@ -256,3 +256,18 @@ def test_any_bytes_in_a_file_are_read_or_refused(tmp_path_factory, contents):
     path = tmp_path_factory.getbasetemp() / "fuzz.json"
     path.write_bytes(contents)
     _reads_or_refuses(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.30"}, "is a diffusers config"),
+        ({"model_type": "jamba"}, "Mamba-1 layers (Mamba-2, as in nemotron_h, is modelled)"),
+        ({"model_type": "bamba"}, "Mamba-2 layers in another arrangement than nemotron_h"),
+    ],
+)
+def test_what_is_no_known_decoder_says_what_it_is(config, says):
+    with pytest.raises(InputError) as caught:
+        read_config(config)
+    assert says in str(caught.value)
+    assert len(str(caught.value)) <= 200

@@ -8,7 +8,9 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
+from perfmodel.parallel.layout import Dispatcher
 from perfmodel.parallel.plan import make_plan
+from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.graph import NO_CASTS, Pass, Product, Stream
 from perfmodel.workload.job import PRECISION_POLICIES, Precision
 from perfmodel.workload.low_precision import with_recipe
@@ -167,3 +169,21 @@ def test_everything_else_is_mixed_precision():
         assert (policy.compute, policy.master, policy.gradient_reduce) == (mixed.compute, mixed.master, mixed.gradient_reduce)
         assert policy.recipe is not None
         assert policy.recipe.product in (Dtype.FP8, Dtype.FP4)
+
+
+def test_rows_of_experts_are_copied_to_multiples_before_and_after_their_products():
+    def copies(op):
+        passes = (op.forward, op.backward)
+        return [sum(isinstance(work, Stream) and work.kernel == "permute" for work in works) for works in passes]
+
+    apart, padded = (graph_of("qwen3-30b-a3b", "mxfp8", pads_rows=habit) for habit in (False, True))
+    assert [copies(apart.operator(name)) for name in ("experts_up", "experts_down", "q_proj")] == [[0, 0]] * 3
+    assert [copies(padded.operator(name)) for name in ("experts_up", "experts_down", "q_proj")] == [[1, 1], [1, 1], [0, 0]]
+
+
+def test_kernels_that_exchange_or_multiply_rows_pad_them_themselves():
+    profile = load_profile("nemo")
+    assert profile.pads_rows(Dispatcher.ALL_TO_ALL)
+    assert profile.pads_rows(Dispatcher.FLEX)
+    assert not replace(profile, permutes_in_exchange=True).pads_rows(Dispatcher.FLEX)
+    assert not replace(profile, fuses_experts=True).pads_rows(Dispatcher.ALL_TO_ALL)

@@ -107,7 +107,7 @@ def _products(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
             moved = batch * (w * k * n + a * m * k + 2.0 * m * n)
             flops = 2.0 * batch * m * n * k
             count = program.regions[program.fused.region[place]].count
-            shape = f"[{m:,.6g}, {k:,g}] [{k:,g}, {n:,g}]"
+            shape = f"[{m:,.1f}, {k:,g}] [{k:,g}, {n:,g}]".replace(".0, ", ", ")
             found.append(
                 OperatorRow(
                     name=" + ".join(program.fused.names[place]),

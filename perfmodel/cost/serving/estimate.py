@@ -44,6 +44,7 @@ class ServedPlans:
     """Columns of plans under one load; figures of a replica, but where they say otherwise.
 
     capacity   sequences that a replica runs at once: by its memory and by the engine's limit
+    replicas   that have requests: all, or as many as there are requests in flight
     """
 
     load: ServedLoad
@@ -153,13 +154,15 @@ class ServingEstimator:
         requests = Requests.of_job(job)
         memory = self.memory(plans, job.input_len.mean + job.output_len.mean, job.speculation)
         capacity = self.capacity(plans, memory)
-        replicas = plans.replicas.astype(float)
         clients = job.concurrency if concurrency is None else concurrency
+        replicas = plans.replicas.astype(float)
+        if clients is not None:
+            replicas = np.minimum(replicas, clients)  # the others are idle
         if job.is_static and clients is not None:
             load = static_batch(times, requests, scheduling, batch=clients / replicas, capacity=capacity)
         elif clients is not None:
             capacity = self.crowded(plans, memory, requests, job.speculation)
-            load = closed_loop(times, requests, scheduling, concurrency=np.maximum(clients / replicas, 1.0), capacity=capacity)
+            load = closed_loop(times, requests, scheduling, concurrency=clients / replicas, capacity=capacity)
         elif job.rate is not None:
             load = open_loop(times, requests, scheduling, rate=job.rate / replicas, capacity=capacity)
         else:
@@ -264,8 +267,8 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     load, memory = served.load, served.memory
     full = float(job.input_len.most + job.output_len.most)
     fits = bool(memory.sequences[at] * (job.input_len.mean + job.output_len.mean) >= full)
-    running = float(load.running[at])
-    parts = served.times.parts(max(running, 1.0), job.mean_context, new_tokens=_rows(job))
+    running, working = float(load.running[at]), _at(served.replicas, at)
+    parts = step_parts(served.times, job, running, at)
     wanted = _wanted(job, plan)
     notes = []
     if not fits:
@@ -273,8 +276,13 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     elif wanted > served.capacity[at]:
         notes.append(f"{_count(served.capacity[at])} of {_count(wanted)} sequences of a replica run at once; the others wait")
     if fits and job.rate is not None and load.is_saturated[at]:
-        answered = _at(load.requests_per_second, at) * plan.replicas
+        answered = _at(load.requests_per_second, at) * working
         notes.append(f"{job.rate:,.6g} requests a second come and {answered:,.3g} can be answered: the queue only grows; use more chips")
+    if working < plan.replicas:
+        in_flight = f"{_count(working)} {'request' if working == 1 else 'requests'} in flight"
+        notes.append(
+            f"{in_flight} for {plan.replicas} replicas: {_count(plan.replicas - working)} of them are idle; fewer replicas would do"
+        )
     notes += _copies_notes(estimator, plan)
     cached = memory.sequence_bytes * min(running, float(served.capacity[at])) / plan.attention_dp
     if float(served.capacity[at]) > _at(memory.sequences, at):  # the engine takes what has room at present, until there is none
@@ -293,16 +301,16 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         tpot=Spread(mean=_at(load.tpot, at), p99=_at(load.tpot_p99, at)),
         inter_token=Spread(mean=_at(load.tpot, at), p99=max(_at(load.inter_token_p99, at), _at(load.tpot, at))),
         request_latency=Spread(mean=_at(load.request_latency, at)),
-        decode_step=sum(float(parts[name][at]) for name in PARTS),
+        decode_step=sum(parts.values()),
         prefill_time=_at(load.prefill_time, at),
-        running=running,
+        running=running * working / plan.replicas,
         queued=_at(load.queue, at),
         max_sequences=float(memory.sequences[at]),
         tokens_per_second_per_chip=float(served.tokens_per_second_per_chip[at]),
-        requests_per_second=_at(load.requests_per_second, at) * plan.replicas,
+        requests_per_second=_at(load.requests_per_second, at) * working,
         memory=by_class,
         memory_usable=_at(memory.usable, at),
-        parts={name: float(parts[name][at]) for name in PARTS},
+        parts=parts,
         rests_on=rests_on(estimator),
         fits=fits,
         fits_load=fits and bool(wanted <= served.capacity[at]),
@@ -310,6 +318,12 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         intervals=_intervals(estimator, served, at),
         notes=tuple(notes),
     )
+
+
+def step_parts(times: StepCosts, job: ServingJob, running: float, at: int = 0) -> dict[str, float]:
+    """Parts of a decode step of so many sequences, half answered. [s]"""
+    parts = times.parts(max(running, 1.0), job.mean_context, new_tokens=_rows(job))
+    return {name: _at(parts[name], at) for name in PARTS}
 
 
 def _copies_notes(estimator: ServingEstimator, plan: ServingPlan) -> list[str]:
@@ -359,11 +373,12 @@ def _wanted(job: ServingJob, plan: ServingPlan) -> float:
 def _does_not_fit(memory: ServingMemory, at: int) -> str:
     from perfmodel.foundation.units import format_bytes
 
-    weights, usable = _at(memory.weights, at), _at(memory.usable, at)
-    if _at(memory.room, at) <= 0:
-        taken = f"weights take {format_bytes(weights)} of {format_bytes(usable)} usable on each chip"
-        return f"does not fit: {taken}; use more tp or pp, or fewer bits"
-    return f"does not fit: no request of full length has room in the {format_bytes(_at(memory.room, at))} that weights leave on each chip"
+    weights, usable, room = (_at(each, at) for each in (memory.weights, memory.usable, memory.room))
+    if room > 0:
+        return f"does not fit: no request of full length has room in the {format_bytes(room)} that weights leave on each chip"
+    beside = sum(_at(each, at) for each in (memory.activations, memory.graphs, memory.context, memory.reserve))
+    taken = f"weights take {format_bytes(weights)} and the engine {format_bytes(beside)}"
+    return f"does not fit: {taken} of {format_bytes(usable)} usable on each chip"
 
 
 def _count(value: Any) -> str:

@@ -89,8 +89,8 @@ def _tuned_product_time(batch: Num, m: Num, n: Num, k: Num, quantization: Quanti
     if quantization.is_plain:
         return matmul_time(batch=batch, m=m, n=n, k=k, itemsize=WIDE_ITEMSIZE, machine=machine)
     serving = machine.serving
-    model = serving.weight_product[quantization.name]
-    rates = serving.product_rates(quantization.name, quantization.product)
+    model = serving.weight_product[quantization.kernel]
+    rates = serving.product_rates(quantization.kernel, quantization.product)
     a = quantization.activation_bytes
     time = rates.floor_time + _narrow_product(batch, m, n, k, quantization, rates)
     if a >= WIDE_ITEMSIZE:
@@ -146,8 +146,8 @@ def grouped_weight_time(
         products = _narrow_product(e, each, u * i, h, quantization, rates) + _narrow_product(e, each, h, i, quantization, rates)
         return model.floor_time + model.expert_time * e + products + passes / model.row_fraction
 
-    time = kernel_time(serving.grouped_weight[quantization.name])
-    few = serving.grouped_weight.get(quantization.name + FEW)
+    time = kernel_time(serving.grouped_weight[quantization.kernel])
+    few = serving.grouped_weight.get(quantization.kernel + FEW)
     return time if few is None else np.minimum(time, kernel_time(few))
 
 

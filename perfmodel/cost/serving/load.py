@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.serving.filling import decode_steps, fill_steps
+from perfmodel.cost.serving.filling import Filling, decode_steps, fill_steps
 from perfmodel.cost.serving.percentiles import NORMAL_99, RARE, chunked_gap, count_99, longer_99, met_variance, short_of, wait_tail_99
 from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variation
 from perfmodel.cost.serving.stationary import stationary_running
@@ -76,7 +76,9 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
         over capacity: TTFT += (c - K) / X
 
     h0 `first_token_time`, m `border_steps`, s `marching`, q prompts that share a step (1 but under heavy load). The latency without
-    its queue does not depend on s: marching in step moves time from the decode steps to the first token.
+    its queue does not depend on s: marching in step moves time from the decode steps to the first token. Chunked, a decode step takes
+    no longer than one with prompts, so that TPOT <= D t_mixed / (O - 1): where answers are short the rest is a wait of prompts for one
+    another, before the first token.
 
     99th percentiles: of TTFT over the places of a wave and the lengths of prompts; of TPOT over the places, and by how many prompts
     fall into a short answer; of gaps: chunked the largest step that comes once in a hundred; prefill first the prompts that fall into
@@ -96,8 +98,11 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
     rate = np.where(feasible, b / latency, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         wait = np.where(c > K, np.maximum(c - K, 0.0) / rate, 0.0)
-    ttft = front + wave / 2 + wait
-    tpot = np.maximum(decode_time - wave / 2, 0.0) / tokens_after
+    behind = np.maximum(decode_time - wave / 2, 0.0)
+    longest = longest_answer(served, scheduling, D)
+    answering = np.minimum(behind, longest)
+    ttft = front + wave / 2 + (behind - answering) + wait
+    tpot = answering / tokens_after
     short = np.maximum(short_of(requests.output) - 1, 1.0)
     strays = NORMAL_99 * np.sqrt(others * met_variance(requests.output)) * served.alongside / short
 
@@ -111,7 +116,7 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
         ttft=ttft,
         ttft_p99=ttft + np.hypot(0.49 * wave, served.prompt * longer_99(requests.prompt)),
         tpot=tpot,
-        tpot_p99=tpot + 0.49 * wave / tokens_after + strays,
+        tpot_p99=np.minimum(tpot + 0.49 * wave / tokens_after + strays, np.maximum(longest / tokens_after, tpot)),
         inter_token_p99=gap,
         request_latency=latency + wait,
         running=np.where(feasible, b, 0.0),
@@ -123,6 +128,12 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
         prompt_share=others * served.alongside / np.maximum(decode_time, 1e-12),
         is_saturated=c > K,
     )
+
+
+def longest_answer(filled: Filling, scheduling: Scheduling, steps: Array) -> Array:
+    """Time of so many decode steps of which each has as many prompts as it has room for; no limit where prompts run by themselves. [s]"""
+    full = filled.stalled + np.maximum(filled.room - filled.together, 0.0) * filled.alongside
+    return np.where(np.asarray(scheduling.chunked) | (steps <= 0), steps * full, np.inf)
 
 
 def maximum_load(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, capacity: Num) -> ServedLoad:
@@ -216,7 +227,7 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
     at = fill_steps(times, requests, scheduling, np.minimum(b + 1, places))
     stable, answered = np.where(saturated, 0.0, r), np.where(saturated, highest, r)
     used = np.minimum(answered * at.alongside, 1 - 1e-9)
-    decode_time = D * at.decode / (1 - used)
+    decode_time = np.minimum(D * at.decode / (1 - used), longest_answer(at, scheduling, D))
     tpot = np.where(D > 0, decode_time / tokens_after, 0.0)
 
     chunked = np.asarray(scheduling.chunked)

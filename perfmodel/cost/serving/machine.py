@@ -7,10 +7,16 @@ from dataclasses import replace
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
-from perfmodel.hardware.calibration import Calibration
+from perfmodel.hardware.calibration import NO_TILES, SPEC_SHEET, Calibration
+from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.engine import Engine
-from perfmodel.workload.quantization import Quantization
+from perfmodel.workload.quantization import Quantization, has_units
+
+LEAST_TILE_ROWS = 64.0
+"""Rows of the smallest tile of shipped calibrations."""
+LEAST_MEASURED_RIDGE = 312e12 / 2.039e12
+"""FLOP for each byte of the A100, data sheet: the least of the chips with measured kernels. [FLOP/byte]"""
 
 
 def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, quantization: Quantization) -> Machine:
@@ -20,11 +26,11 @@ def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, 
     Decoding waits for memory and does not throttle: clocks are the data sheet's. A replayed graph hides part of each kernel's floor.
     """
     chip = cluster.chip
-    if quantization.needs not in chip.peak_flop_rate and not (quantization.is_plain and Dtype.FP16 in chip.peak_flop_rate):
+    if not has_units(quantization, chip.peak_flop_rate):
         known = ", ".join(str(each) for each in chip.peak_flop_rate)
         raise bad_field("quantization", quantization.name, f"{chip.name} has no units for it (it has {known})", "use another chip or bf16")
     calm = replace(
-        calibration,
+        with_few_rows(calibration, chip),
         sustained_clock_fraction=1.0,
         clock_fractions={},
         attention_clock_fraction=1.0,
@@ -32,3 +38,22 @@ def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, 
     )
     usual = Dtype.BF16 if Dtype.BF16 in chip.peak_flop_rate else Dtype.FP16
     return resolve_machine(cluster, calm, dtype=usual)
+
+
+def with_few_rows(calibration: Calibration, chip: Chip) -> Calibration:
+    """The calibration with a kernel for products of few rows, where it was measured on another chip with more FLOP for each byte.
+
+        mu = r0 rho / rho0 for rho < rho0     rho  FLOP rate over memory bandwidth [FLOP/byte]
+
+    Fits have tiles of r0 = 64 rows at least: on every measured chip a product of one row waits for memory all the same. Where a chip
+    computes less for each byte (H20, GeForce, Apple's), a padded tile would take longer than the weights take to be read, which
+    libraries avoid (GEMV and split-k kernels). There few rows pay for as many as keep compute and memory in the proportion of the
+    measured chip with the least rho, the A100. Elsewhere nothing changes.
+    """
+    rate = chip.peak_flop_rate.get(Dtype.BF16) or chip.peak_flop_rate.get(Dtype.FP16) or max(chip.peak_flop_rate.values())
+    share = rate / chip.memory.bandwidth / LEAST_MEASURED_RIDGE
+    if share >= 1.0 or chip.name in calibration.chips:
+        return calibration
+    models = calibration.matmul or SPEC_SHEET.matmul
+    few = {name: replace(model, few_rows=LEAST_TILE_ROWS * share) for name, model in models.items() if model.tiles != NO_TILES}
+    return replace(calibration, matmul={**models, **few})

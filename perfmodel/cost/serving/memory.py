@@ -103,6 +103,7 @@ class ServingMemory:
     room            for the cache
     tokens          that fit, of sequences of mean length
     sequences       of mean length that fit at once
+    usable          by the cache and all that lies beside it
     """
 
     weights: Any
@@ -159,7 +160,9 @@ def serving_memory(
     context, graphs = engine.context_bytes + links, engine.graph_bytes
     reserve = engine_reserve(engine, chips=of_stage * pp, attention_dp=attention_dp, max_tokens=max_tokens)
     beside = weights + activations + graphs + context + reserve
-    room = engine.memory_fraction * (capacity - beside) if engine.fraction_of_free else engine.memory_fraction * capacity - beside
+    fraction = engine.memory_fraction
+    room = fraction * (capacity - beside) if engine.fraction_of_free else fraction * capacity - beside
+    usable = np.minimum(beside + room, capacity) if engine.fraction_of_free else fraction * capacity
     block = engine.block_tokens * dcp  # of each chip that shares the tokens a block
     whole = np.ceil(np.asarray(tokens_of_sequence, dtype=float) / block) * block
     cached = cache_shape(model).tokens_bytes(whole, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=itemsize(cache), dcp=dcp)
@@ -174,7 +177,7 @@ def serving_memory(
         room=room,
         sequence_bytes=sequence_bytes,
         sequences=np.maximum(room, 0.0) / sequence_bytes * attention_dp,
-        usable=engine.memory_fraction * capacity,
+        usable=usable,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -21,6 +22,12 @@ from perfmodel.parallel.serving.prediction import Spread
 _DRAWS = 1024
 #: Tokens of a step where the engine sets no limit: the table has to end somewhere.
 MOST_TOKENS = 131_072.0
+#: Requests of each client in a closed loop from a standing start, as benchmarks run (InferenceMAX: --num-prompts=$((CONC * 10))).
+ROUNDS = 10
+#: Share by which answers of one length end earlier or later where prompts are chunked. Published runs of vLLM and TensorRT-LLM with one
+#: length do not march in waves: with this spread their TTFT is met without bias, without it predicted twice too long. Engines that run
+#: prompts first march (SGLang's runs), and have none.
+SPREAD_OF_ENDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +85,36 @@ class Places:
     reserves_output: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunRecord:
+    """A run of one engine after its warm-up.
+
+    answers                    TTFT, TPOT, latency [s] and tokens of each request
+    gaps, weights              times between steps [s], and the sequences that saw each
+    elapsed                    [s]
+    area_running, area_queue   sequences times seconds
+    preemptions, steps         in the whole run
+    clients                    of a closed loop; 0: of an open one
+    """
+
+    answers: Sequence[tuple[float, float, float, int]]
+    gaps: Sequence[float]
+    weights: Sequence[float]
+    elapsed: float
+    area_running: float
+    area_queue: float
+    preemptions: int
+    steps: int
+    clients: int = 0
+
+    @property
+    def pace(self) -> float:
+        """Requests answered a second: c / E2E of clients that are never idle (the end of a run leaves requests half answered). [1/s]"""
+        if not self.clients:
+            return len(self.answers) / self.elapsed
+        return self.clients * len(self.answers) / sum(latency for _, _, latency, _ in self.answers)
+
+
 class DrawnRequest:
     """One request on its way: lengths in tokens, times in seconds."""
 
@@ -107,7 +144,7 @@ def simulate(
     limits: GoodputLimits | None = None,
     seed: int = 0,
 ) -> SimulatedLoad:
-    """Run an engine until so many requests are `answered` after the first `warm_up` ones (10 and 2 rounds of the clients, or 1000 and 200).
+    """Run an engine until so many requests are `answered` after the first `warm_up` (`ROUNDS` of the clients and none; 1000 and 200).
 
     concurrency     clients, each of which sends its next request when the last is answered; all start at once
     rate            requests a second at random (Poisson) instead
@@ -115,6 +152,25 @@ def simulate(
     The queue is first come, first served. Chunked: a step holds all that decode and fills up with prompts. Prefill first: prompts run
     before any decode, as many in a step as it has room for. How far requests march in step follows, and is not an input.
     """
+    record = run_engine(
+        times, requests, scheduling, places, concurrency=concurrency, rate=rate, answered=answered, warm_up=warm_up, seed=seed
+    )
+    return what_was_seen([(record, 1)], limits or GoodputLimits())
+
+
+def run_engine(
+    times: ServingTimes | StepTable,
+    requests: Requests,
+    scheduling: Scheduling,
+    places: Places,
+    *,
+    concurrency: int | None = None,
+    rate: float | None = None,
+    answered: int | None = None,
+    warm_up: int | None = None,
+    seed: int = 0,
+) -> RunRecord:
+    """The run that `simulate` summarises. Raises InputError."""
     if (concurrency is None) == (rate is None):
         raise bad_field("concurrency", concurrency, "one of concurrency and rate must be given", "give one of them")
     if places.max_sequences < 1:
@@ -124,19 +180,25 @@ def simulate(
         raise bad_field("cache_tokens", places.cache_tokens, f"must hold one request of {longest} tokens", "use a plan with more room")
     most = places.max_sequences if concurrency is None else min(places.max_sequences, concurrency)
     if not isinstance(times, StepTable):
-        limit = float(scheduling.step_tokens)
-        times = tabulate(
-            times,
-            sequences=most,
-            cached=(float(requests.prompt.least), float(longest)),
-            tokens=min(limit, MOST_TOKENS, most * float(longest)),
-            keys=float(longest),
-            rows_per_step=float(scheduling.rows_per_step),
-        )
+        times = table_of(times, requests, scheduling, places, concurrency)
     engine = _Engine(times, requests, scheduling, replace(places, max_sequences=most), concurrency, rate, seed)
-    wanted = answered if answered is not None else (10 * concurrency if concurrency is not None else 1000)
-    before = warm_up if warm_up is not None else (2 * concurrency if concurrency is not None else 200)
-    return engine.run(before, wanted, limits or GoodputLimits())
+    wanted = answered if answered is not None else (ROUNDS * concurrency if concurrency is not None else 1000)
+    before = warm_up if warm_up is not None else (0 if concurrency is not None else 200)
+    return engine.run(before, wanted)
+
+
+def table_of(times: ServingTimes, requests: Requests, scheduling: Scheduling, places: Places, concurrency: int | None) -> StepTable:
+    """The step times that a run looks up."""
+    most = places.max_sequences if concurrency is None else min(places.max_sequences, concurrency)
+    longest = float(requests.prompt.most + requests.output.most)
+    return tabulate(
+        times,
+        sequences=most,
+        cached=(float(requests.prompt.least), longest),
+        tokens=min(float(scheduling.step_tokens), MOST_TOKENS, most * longest),
+        keys=longest,
+        rows_per_step=float(scheduling.rows_per_step),
+    )
 
 
 class _Engine:
@@ -158,58 +220,62 @@ class _Engine:
         self.step_tokens = min(float(scheduling.step_tokens), MOST_TOKENS)
         self.rows, self.per_step = float(scheduling.rows_per_step), float(scheduling.tokens_per_step)
         self.front, self.border = float(scheduling.first_token_time), float(scheduling.border_steps)
-        self.is_closed = concurrency is not None
-        self.draws = draws(requests, rate, seed, speculates=self.per_step > 1)
+        self.is_closed, self.clients = concurrency is not None, concurrency or 0
+        spread = SPREAD_OF_ENDS if self.chunked and (concurrency or 0) > 1 else 0.0
+        self.draws = draws(requests, rate, seed, speculates=self.per_step > 1, spread=spread, varies_front=self.is_closed)
         self.now, self.decoded, self.preemptions, self.steps = 0.0, 0, 0, 0
         self.sent = 0
-        self.coming: deque[DrawnRequest] = deque()
+        self.coming: list[tuple[float, int, DrawnRequest]] = []
         self.waiting: deque[DrawnRequest] = deque()
         self.prefilling: deque[DrawnRequest] = deque()
         self.running: dict[int, DrawnRequest] = {}
         self.ending: dict[int, list[DrawnRequest]] = {}
+        self.ends: list[int] = []
         self.cached = self.used = self.growth = 0.0
         self.fresh: list[float] = []
         self.last_decode = 0.0
         self.answers: list[tuple[float, float, float, int]] = []
         self.gaps: list[float] = []
-        self.weights: list[int] = []
+        self.weights: list[float] = []
         self.area_running = self.area_queue = 0.0
-        self.tokens = 0
+        self.lengths = requests.output
         for _ in range(concurrency if concurrency is not None else 1):
             self._send(0.0)
 
-    def run(self, before: int, wanted: int, limits: GoodputLimits) -> SimulatedLoad:
+    def run(self, before: int, wanted: int) -> RunRecord:
         while len(self.answers) < before:
             self._step()
         start, first = self.now, len(self.answers)
         self.gaps, self.weights = [], []
         self.area_running = self.area_queue = 0.0
-        self.tokens = 0
         while len(self.answers) < before + wanted:
             self._step()
-        return what_was_seen(
-            self.answers[first:],
+        return RunRecord(
+            answers=self.answers[first:],
             gaps=self.gaps,
             weights=self.weights,
             elapsed=self.now - start,
             area_running=self.area_running,
             area_queue=self.area_queue,
-            tokens=self.tokens,
-            limits=limits,
             preemptions=self.preemptions,
             steps=self.steps,
+            clients=self.clients,
         )
 
     def _send(self, at: float) -> None:
-        """The next request leaves its client; it reaches the queue once the engine's front is through with it."""
-        found, new, output, luck, later = next(self.draws)
+        """The next request leaves its client; it reaches the queue once the engine's front is through with it.
+
+        In a closed loop that takes a random time of the front's mean; clients see the mean, so that few requests have no noise of it.
+        """
+        found, new, output, luck, later, share = next(self.draws)
         sent = at if self.is_closed else at + later
-        self.coming.append(DrawnRequest(self.sent, sent, sent + self.front, found, new, output, luck))
+        due = sent + share * self.front
+        heappush(self.coming, (due, self.sent, DrawnRequest(self.sent, due - self.front, due, found, new, output, luck)))
         self.sent += 1
 
     def _arrive(self) -> None:
-        while self.coming and self.coming[0].due <= self.now:
-            request = self.coming.popleft()
+        while self.coming and self.coming[0][0] <= self.now:
+            request = heappop(self.coming)[2]
             self.waiting.append(request)
             if not self.is_closed:
                 self._send(request.sent)
@@ -217,27 +283,57 @@ class _Engine:
     def _step(self) -> None:
         self._arrive()
         if not (self.waiting or self.prefilling or self.running):
-            self.now = self.last_decode = max(self.now, self.coming[0].due)
+            passed = max(self.coming[0][0] - self.now, 0.0)
+            self.now = self.last_decode = self.now + passed
             self._arrive()
         pieces, tokens, reads = self._prompts()
         decodes = bool(self.running) and (self.chunked or not pieces)
         if decodes and not self.reserves and self.used + self.growth > self.cache_tokens:
             self._make_room()
         sequences = len(self.running) if decodes else 0
+        many, taken = 1, 0.0
+        if decodes and not pieces:
+            many, taken = self._alike(sequences)
         if decodes:
-            self.cached += self.growth
-            self.used += 0.0 if self.reserves else self.growth
-        taken = self.table.step(sequences, self.cached / sequences if sequences else 0.0, tokens, reads / tokens if tokens else 0.0)
+            self.cached += many * self.growth
+            self.used += 0.0 if self.reserves else many * self.growth
+        if many == 1:
+            taken = self.table.step(sequences, self.cached / sequences if sequences else 0.0, tokens, reads / tokens if tokens else 0.0)
         self.now += taken
-        self.steps += 1
+        self.steps += many
         self.area_running += taken * (len(self.running) + len(self.prefilling))
         self.area_queue += taken * len(self.waiting)
         if decodes:
-            self._decoded(sequences, taken)
+            self._decoded(sequences, taken, many)
         for request in pieces:
             if request.left <= 0:
                 self.prefilling.popleft()
                 self._prefilled(request)
+
+    def _alike(self, sequences: int) -> tuple[int, float]:
+        """Decode steps until something happens (an answer ends, a request comes, the cache is full), and how long they take together. [s]
+
+        Their times lie on one straight line of the table: t, t + d, t + 2 d ...
+        """
+        if not self.chunked and (self.fresh or self.last_decode < self.now):
+            return 1, 0.0
+        while self.ends[0] <= self.decoded:
+            heappop(self.ends)
+        growth = self.growth / sequences
+        first = (self.cached + self.growth) / sequences
+        most = min(self.ends[0] - self.decoded, self.table.straight(first, growth))
+        if not self.reserves and self.growth > 0:
+            most = int(min(most, (self.cache_tokens - self.used) / self.growth))
+        if most < 2:
+            return 1, 0.0
+        t = self.table.decode(sequences, first)
+        d = self.table.decode(sequences, first + growth) - t
+        left = self.coming[0][0] - self.now if self.coming else float("inf")
+        if most * t + d * most * (most - 1) / 2 > left:
+            half = t - d / 2
+            root = 2 * left / (half + (half * half + 2 * d * left) ** 0.5) if half > 0 else 1.0
+            most = min(most, max(int(-(-root // 1)), 1))
+        return most, most * t + d * most * (most - 1) / 2
 
     def _prompts(self) -> tuple[list[DrawnRequest], float, float]:
         """The prompts of a step: those under way, then as many of the queue as tokens, places and the cache allow."""
@@ -276,12 +372,12 @@ class _Engine:
         self.prefilling.append(self.waiting.popleft())
         return True
 
-    def _decoded(self, sequences: int, taken: float) -> None:
-        """All that run have a step's tokens more; some are answered."""
-        self.decoded += 1
-        if self.chunked:
-            self.gaps.append(taken)
-            self.weights.append(sequences)
+    def _decoded(self, sequences: int, taken: float, many: int) -> None:
+        """All that run have the tokens of `many` steps more; some are answered in the last."""
+        self.decoded += many
+        if self.chunked or many > 1:
+            self.gaps.append(taken / many)
+            self.weights.append(sequences * many)
         else:
             old = sequences - len(self.fresh)
             if old > 0:
@@ -327,15 +423,18 @@ class _Engine:
         self.running[request.number] = request
         self.cached += request.held
         self.growth += request.growth
+        if self.decoded + request.steps not in self.ending:
+            heappush(self.ends, self.decoded + request.steps)
         self.ending.setdefault(self.decoded + request.steps, []).append(request)
         if not self.chunked:
             self.fresh.append(self.now)
 
     def _answered(self, request: DrawnRequest) -> None:
         late = self.border * self.table.decode(max(len(self.running), 1), self.table.cached[0]) if self.border else 0.0
-        ttft, latency = request.first - request.sent + late, self.now - request.sent + late
-        self.answers.append((ttft, (latency - ttft) / max(request.output - 1, 1), latency, request.output))
-        self.tokens += request.output
+        ttft = request.first - request.sent + late
+        tpot = (self.now - request.first) / max(request.output - 1, 1)
+        wanted = min(max(request.output, self.lengths.least), self.lengths.most)  # of one length: what spreads the ends is none of it
+        self.answers.append((ttft, tpot, ttft + (wanted - 1) * tpot, wanted))
         if self.is_closed:
             self._send(self.now + late)
 
@@ -352,58 +451,67 @@ class _Engine:
             self.preemptions += 1
 
 
-def draws(requests: Requests, rate: float | None, seed: int, *, speculates: bool) -> Iterator[tuple[float, float, int, float, float]]:
-    """Requests without end: tokens found, to compute and to answer, luck in rounding steps, seconds after the one before."""
+def draws(
+    requests: Requests, rate: float | None, seed: int, *, speculates: bool, spread: float = 0.0, varies_front: bool = False
+) -> Iterator[tuple[float, float, int, float, float, float]]:
+    """Requests without end: tokens found, to compute and to answer, luck in rounding steps, seconds after the one before, share of the
+    front's mean time.
+
+    spread        answers are at least so much shorter and longer than their mean
+    varies_front  that share is exponential; else 1
+    """
     random = np.random.default_rng(seed)
     found_fraction = float(requests.found_fraction)
+    wide = round(spread * requests.output.mean)
+    least = max(min(requests.output.least, int(np.ceil(requests.output.mean)) - wide), 1)
+    most = max(requests.output.most, int(requests.output.mean) + wide)
     while True:
         prompts = random.integers(requests.prompt.least, requests.prompt.most + 1, _DRAWS)
-        outputs = random.integers(requests.output.least, requests.output.most + 1, _DRAWS)
+        outputs = random.integers(least, most + 1, _DRAWS)
         gaps = random.exponential(1 / rate, _DRAWS) if rate is not None else np.zeros(_DRAWS)
         luck = random.random(_DRAWS) if speculates else np.zeros(_DRAWS)
+        fronts = random.exponential(1.0, _DRAWS) if varies_front else np.ones(_DRAWS)
         new = np.maximum(prompts * (1 - found_fraction), 1.0)
-        yield from zip((prompts - new).tolist(), new.tolist(), outputs.tolist(), luck.tolist(), gaps.tolist(), strict=True)
+        columns = (prompts - new, new, outputs, luck, gaps, fronts)
+        yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
-def what_was_seen(
-    answers: Sequence[tuple[float, float, float, int]],
-    *,
-    gaps: Sequence[float],
-    weights: Sequence[int],
-    elapsed: float,
-    area_running: float,
-    area_queue: float,
-    tokens: int,
-    limits: GoodputLimits,
-    preemptions: int,
-    steps: int,
-) -> SimulatedLoad:
-    """Of `answers` (TTFT, TPOT, latency, tokens) within `elapsed` seconds; areas: sequences times seconds."""
-    ttft, tpot, latency, outputs = np.array(answers).T
+def what_was_seen(records: Sequence[tuple[RunRecord, float]], limits: GoodputLimits) -> SimulatedLoad:
+    """What the requests of engines saw, on average over engines: records, and how many engines run alike."""
+    copies = np.array([count for _, count in records], dtype=float)
+    paces = np.array([record.pace for record, _ in records])
+    weights = np.concatenate([np.full(len(record.answers), count * record.pace / len(record.answers)) for record, count in records])
+    ttft, tpot, latency, outputs = np.array([answer for record, _ in records for answer in record.answers]).T
+    gaps = np.concatenate([np.array(record.gaps) for record, _ in records])
+    seen = np.concatenate([np.array(record.weights) * count / record.elapsed for record, count in records])
     kept = (ttft <= limits.ttft) & (tpot <= limits.tpot) & (latency <= limits.request_latency)
-    pace = len(answers) / elapsed
+    kept_fraction = float(np.average(kept, weights=weights))
+    pace = float(np.average(paces, weights=copies))
+
+    def mean(name: str) -> float:
+        return float(np.average([getattr(record, name) / record.elapsed for record, _ in records], weights=copies))
+
     return SimulatedLoad(
-        ttft=_spread(ttft),
-        tpot=_spread(tpot[outputs > 1]),
-        inter_token=_spread(np.array(gaps), np.array(weights)),
-        request_latency=_spread(latency),
-        running=area_running / elapsed,
-        queue=area_queue / elapsed,
+        ttft=_spread(ttft, weights),
+        tpot=_spread(tpot[outputs > 1], weights[outputs > 1]),
+        inter_token=_spread(gaps, seen),
+        request_latency=_spread(latency, weights),
+        running=mean("area_running"),
+        queue=mean("area_queue"),
         requests_per_second=pace,
-        tokens_per_second=tokens / elapsed,
-        goodput=pace * float(kept.mean()),
-        kept_fraction=float(kept.mean()),
-        preemptions=preemptions,
-        steps=steps,
+        tokens_per_second=pace * float(np.average(outputs, weights=weights)),
+        goodput=pace * kept_fraction,
+        kept_fraction=kept_fraction,
+        preemptions=sum(record.preemptions for record, _ in records),
+        steps=sum(record.steps for record, _ in records),
     )
 
 
-def _spread(values: Array, weights: Array | None = None) -> Spread:
-    """Mean and percentiles, of values that may stand for several."""
+def _spread(values: Array, weights: Array) -> Spread:
+    """Mean and percentiles of values that count as much as their weights."""
     if not len(values):
         return Spread(mean=0.0, p50=0.0, p90=0.0, p99=0.0)
-    counts = np.ones(len(values)) if weights is None else weights
     order = np.argsort(values)
-    ordered, below = values[order], np.cumsum(counts[order])
-    at = [float(ordered[min(np.searchsorted(below, share * below[-1]), len(ordered) - 1)]) for share in (0.5, 0.9, 0.99)]
-    return Spread(mean=float(np.average(values, weights=counts)), p50=at[0], p90=at[1], p99=at[2])
+    ordered, below = values[order], np.cumsum(weights[order])
+    at = [float(ordered[min(np.searchsorted(below, share * below[-1] * (1 - 1e-12)), len(ordered) - 1)]) for share in (0.5, 0.9, 0.99)]
+    return Spread(mean=float(np.average(values, weights=weights)), p50=at[0], p90=at[1], p99=at[2])

@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.cost.serving.disaggregated import Handover, Workers
 from perfmodel.cost.serving.requests import Requests, Scheduling
-from perfmodel.cost.serving.simulate import MOST_TOKENS, DrawnRequest, GoodputLimits, SimulatedLoad, draws, what_was_seen
+from perfmodel.cost.serving.simulate import MOST_TOKENS, DrawnRequest, GoodputLimits, RunRecord, SimulatedLoad, draws, what_was_seen
 from perfmodel.cost.serving.table import tabulate
 from perfmodel.cost.serving.times import Num, ServingTimes
 from perfmodel.foundation.errors import bad_field
@@ -113,7 +113,7 @@ class _Run:
             _one(each) for each in (handover.token_bytes, handover.bandwidth, handover.latency, handover.layers)
         )
         self.events: list[tuple[float, int, Callable[[Any], None], Any]] = []
-        self.planned = self.sent = self.steps = self.tokens = 0
+        self.planned = self.sent = self.steps = 0
         self.now = self.area_running = self.area_queue = 0.0
         self.queue: deque[DrawnRequest] = deque()
         self.landed: deque[DrawnRequest] = deque()
@@ -132,20 +132,19 @@ class _Run:
         start, first = self.now, len(self.answers)
         self.gaps, self.weights = [], []
         self.area_running = self.area_queue = 0.0
-        self.tokens = 0
         self._until(first + wanted)
-        return what_was_seen(
-            self.answers[first:],
+        record = RunRecord(
+            answers=self.answers[first:],
             gaps=self.gaps,
             weights=self.weights,
             elapsed=self.now - start,
             area_running=self.area_running,
             area_queue=self.area_queue,
-            tokens=self.tokens,
-            limits=limits,
             preemptions=0,
             steps=self.steps,
+            clients=0 if not self.is_closed else self.clients,
         )
+        return what_was_seen([(record, 1)], limits)
 
     def _until(self, answered: int) -> None:
         while len(self.answers) < answered:
@@ -161,7 +160,7 @@ class _Run:
         heappush(self.events, (time, self.planned, action, argument))
 
     def _send(self, at: float) -> None:
-        found, new, output, luck, later = next(self.draws)
+        found, new, output, luck, later, _ = next(self.draws)
         sent = at if self.is_closed else at + later
         self._at(sent + self.front, self._arrive, DrawnRequest(self.sent, sent, sent + self.front, found, new, output, luck))
         self.sent += 1
@@ -272,6 +271,5 @@ class _Run:
         )
         ttft, latency = request.first - request.sent + late, self.now - request.sent + late
         self.answers.append((ttft, (latency - ttft) / max(request.output - 1, 1), latency, request.output))
-        self.tokens += request.output
         if self.is_closed:
             self._send(self.now + late)

@@ -1,27 +1,82 @@
-"""A plan of serving as a simulation has it: percentiles over requests, and how many kept their limits."""
+"""A plan of serving as a simulation has it: times over requests, their percentiles, and how many kept their limits.
+
+A closed loop is predicted so by default (`predict_served`): how far its requests march in step follows from the engine's rules and decides
+its TTFT, which formulas meet on average alone. A search ranks by the formulas (`load.py`).
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.cost.serving.pools import pools_inputs
+from perfmodel.cost.serving.estimate import ServingEstimator, step_parts
+from perfmodel.cost.serving.pools import pools_inputs, predict_plan
 from perfmodel.cost.serving.requests import Requests
-from perfmodel.cost.serving.simulate import GoodputLimits, Places, SimulatedLoad, simulate
+from perfmodel.cost.serving.simulate import ROUNDS, GoodputLimits, Places, RunRecord, SimulatedLoad, run_engine, table_of, what_was_seen
 from perfmodel.cost.serving.simulate_pools import TwoPools, simulate_pools
 from perfmodel.foundation.errors import bad_field
+from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.workload.serving import ServingJob
+
+#: Requests of a replica that are simulated at least; of few clients in several runs of different seeds.
+_LEAST_REQUESTS = 500
+#: Tokens of an answer from which a tenth more or less is more than a step or two.
+_LONG_ANSWER = 32
+#: Clients of a replica up to which a closed loop is simulated by default: a second.
+MOST_CLIENTS = 2048
+
+
+def predict_served(
+    estimator: ServingEstimator,
+    job: ServingJob,
+    plan: ServingPlan,
+    *,
+    distinct_experts: float = 0.0,
+    limits: GoodputLimits | None = None,
+) -> ServingPrediction:
+    """A plan under a load as it is printed: a closed loop of workers that do both is simulated, all else is by the formulas."""
+    prediction = predict_plan(estimator, job, plan, distinct_experts=distinct_experts)
+    if not is_simulated(prediction):
+        return prediction
+    found = with_simulation(estimator, prediction, limits=limits, distinct_experts=distinct_experts)
+    return replace(found, notes=(*found.notes, *_waves_notes(estimator, found)))
+
+
+def _waves_notes(estimator: ServingEstimator, found: ServingPrediction) -> list[str]:
+    """Why the first token takes long where all answers have one length."""
+    length = found.job.output_len
+    if estimator.engine.has_chunks or length.least != length.most or length.most < _LONG_ANSWER or found.running <= 1:
+        return []
+    varied = f"{round(0.9 * length.mean)}:{round(1.1 * length.mean)}"
+    rule = f"answers of one length end together, and {estimator.engine.name} runs prompts before any decode step"
+    return [f"requests come in waves: {rule}; with --output-len {varied} the first token comes sooner"]
+
+
+def is_simulated(prediction: ServingPrediction) -> bool:
+    """Whether `predict_served` simulates such a plan and load."""
+    job, plan = prediction.job, prediction.plan
+    if job.concurrency is None or job.is_static or plan.pools is not None:
+        return False
+    return prediction.fits and job.concurrency <= MOST_CLIENTS * plan.replicas
 
 
 def with_simulation(
-    estimator: ServingEstimator, prediction: ServingPrediction, *, limits: GoodputLimits | None = None, seed: int = 0
+    estimator: ServingEstimator,
+    prediction: ServingPrediction,
+    *,
+    limits: GoodputLimits | None = None,
+    seed: int = 0,
+    distinct_experts: float = 0.0,
 ) -> ServingPrediction:
-    """The same plan and load with times over requests as engines that run step by step have them: one replica (`simulate.py`), or all
-    workers of two pools (`simulate_pools.py`).
+    """The same plan and load with times over requests as engines that run step by step have them: the replicas (`simulate.py`), or all
+    workers of two pools (`simulate_pools.py`). Intervals are about the simulated means.
 
-    The limits are those that `goodput` counts. Raises InputError for a plan that does not fit, or for a batch that is not refilled.
+    The limits are those that `goodput` counts. A saturated rate is not simulated, as its queue only grows. Raises InputError for a plan
+    that does not fit, or for a batch that is not refilled.
     """
     job, plan = prediction.job, prediction.plan
     if not prediction.fits:
@@ -29,27 +84,51 @@ def with_simulation(
     if job.is_static or (job.concurrency is None and job.rate is None):
         raise bad_field("concurrency", None, "a simulation needs clients or arrivals", "give --concurrency or --rate")
     limits = limits or GoodputLimits()
-    apart = plan.pools is not None
-    of_pools = _of_pools(estimator, prediction, limits, seed) if apart else None
-    found = of_pools or simulate_replica(estimator, prediction, limits=limits, seed=seed)
-    copies = 1 if apart else plan.replicas
-    running_in = plan.pools.decode_workers if plan.pools is not None else 1
+    if job.rate is not None and prediction.is_saturated:
+        note = "not simulated: the queue only grows; figures are those of the formulas"
+        none = 0.0 if limits.are_given else None
+        return replace(prediction, notes=(*prediction.notes, note), goodput=none, kept_fraction=none)
+    pools, parts = plan.pools, dict(prediction.parts)
+    if pools is not None:
+        found, copies, running_in = _of_pools(estimator, prediction, limits, seed), 1, pools.decode_workers
+    else:
+        found, copies, running_in = _of_replicas(estimator, prediction, limits, seed, distinct_experts), plan.replicas, 1
+        working = min(plan.replicas, job.concurrency or plan.replicas)
+        times = estimator.times([plan], distinct_experts=distinct_experts)
+        parts = step_parts(times, job, found.running * plan.replicas / working)
+    per_chip = found.tokens_per_second * copies / plan.num_chips
+    means = {"ttft": found.ttft.mean, "tpot": found.tpot.mean, "request_latency": found.request_latency.mean}
     return replace(
         prediction,
         ttft=found.ttft,
         tpot=found.tpot,
-        inter_token=found.inter_token,
         request_latency=found.request_latency,
+        inter_token=found.inter_token,
+        decode_step=sum(parts.values()),
+        parts=parts,
         running=found.running / running_in,
         queued=found.queue / running_in,
-        tokens_per_second_per_chip=found.tokens_per_second * copies / plan.num_chips,
+        tokens_per_second_per_chip=per_chip,
         requests_per_second=found.requests_per_second * copies,
         goodput=found.goodput * copies if limits.are_given else None,
         kept_fraction=found.kept_fraction if limits.are_given else None,
+        intervals=_about(prediction, {**means, "tokens_per_second": per_chip}),
     )
 
 
-def simulate_replica(
+def _about(prediction: ServingPrediction, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """The prediction's intervals, each as far from the new value as it was from the old one, as factors."""
+    old = {name: getattr(prediction, name).mean for name in ("ttft", "tpot", "request_latency")}
+    old["tokens_per_second"] = prediction.tokens_per_second_per_chip
+    found = {}
+    for name, (low, high) in prediction.intervals.items():
+        scale = values[name] / old[name] if 0 < old[name] < math.inf else math.nan
+        if math.isfinite(scale):
+            found[name] = (low * scale, high * scale)
+    return found
+
+
+def simulate_replicas(
     estimator: ServingEstimator,
     prediction: ServingPrediction,
     *,
@@ -57,29 +136,65 @@ def simulate_replica(
     seed: int = 0,
     answered: int | None = None,
     warm_up: int | None = None,
+    distinct_experts: float = 0.0,
 ) -> SimulatedLoad:
-    """One replica of the plan under its share of the load; `answered` and `warm_up` requests as `simulate` has them."""
+    """Replicas of the plan, each under its share of the load, on average over all of them; those without a request are idle.
+
+    Where replicas do not divide the clients, some have one client more than others. `answered` and `warm_up` requests of each as
+    `simulate` has them.
+    """
     job, plan = prediction.job, prediction.plan
-    costs = estimator.with_drafts(estimator.times([plan]), [plan], job.speculation)
+    costs = estimator.with_drafts(estimator.times([plan], distinct_experts=distinct_experts), [plan], job.speculation)
     tokens = job.input_len.mean + job.output_len.mean
     scheduling = estimator.scheduling([plan], job.speculation)
-    return simulate(
-        costs,
+    scheduling = replace(scheduling, step_tokens=float(np.ravel(scheduling.step_tokens)[0]))
+    clients, more = divmod(job.concurrency or 0, plan.replicas)
+    shares = [(clients + 1, more), (clients, plan.replicas - more)] if job.concurrency is not None else [(0, plan.replicas)]
+    requests, places = (
         Requests.of_job(job),
-        replace(scheduling, step_tokens=float(np.ravel(scheduling.step_tokens)[0])),
         Places(
             max_sequences=(plan.max_batch or estimator.engine.max_batch) * plan.attention_dp,
             cache_tokens=prediction.max_sequences * tokens,
             block_tokens=estimator.engine.block_tokens,
             reserves_output=estimator.engine.reserves_answers,
         ),
-        concurrency=None if job.concurrency is None else max(round(job.concurrency / plan.replicas), 1),
-        rate=None if job.rate is None else job.rate / plan.replicas,
-        answered=answered,
-        warm_up=warm_up,
-        limits=limits,
-        seed=seed,
     )
+    records: list[tuple[RunRecord, float]] = []
+    for share, copies in shares:
+        if not copies or (job.concurrency is not None and not share):
+            continue
+        runs = 1 if not share or answered is not None else max(-(-_LEAST_REQUESTS // (ROUNDS * share)), 1)
+        table = table_of(costs, requests, scheduling, places, share or None)
+        for at in range(runs):
+            record = run_engine(
+                table,
+                requests,
+                scheduling,
+                places,
+                concurrency=share or None,
+                rate=None if job.rate is None else job.rate / plan.replicas,
+                answered=answered,
+                warm_up=warm_up,
+                seed=seed + at,
+            )
+            records.append((record, copies / runs))
+    seen = what_was_seen(records, limits or GoodputLimits())
+    working = sum(copies for _, copies in records) / plan.replicas
+    shared = ("running", "queue", "requests_per_second", "tokens_per_second", "goodput")
+    return replace(seen, **{name: getattr(seen, name) * working for name in shared})
+
+
+def _of_replicas(
+    estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int, distinct_experts: float
+) -> SimulatedLoad:
+    """At a rate after as many requests as fill the engine three times."""
+    if prediction.job.rate is None:
+        return simulate_replicas(estimator, prediction, limits=limits, seed=seed, distinct_experts=distinct_experts)
+    full = round(prediction.running)
+    return simulate_replicas(
+        estimator, prediction, limits=limits, seed=seed, answered=max(1000, 5 * full), warm_up=max(200, 3 * full),
+        distinct_experts=distinct_experts,
+    )  # fmt: skip
 
 
 def _of_pools(estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int) -> SimulatedLoad:

@@ -41,6 +41,14 @@ class StepTable:
         row = self.decode_rows[sequences]
         return row[index] + (place - index) * (row[index + 1] - row[index])
 
+    def straight(self, cached: float, growth: float) -> int:
+        """Decode steps from `cached` on, each of which reads `growth` more, that lie between two points of the table. [-]"""
+        low, width = self.cached
+        index = int((cached - low) / width)
+        if index >= _CACHED_POINTS - 2 or growth <= 0:
+            return 1 << 62
+        return int((low + (max(index, 0) + 1) * width - cached) / growth) + 1
+
     def step(self, sequences: int, cached: float, tokens: float, keys: float) -> float:
         """Any step; `keys` are those that a token of the prompts reads. [s]"""
         if tokens <= 0:

@@ -47,6 +47,7 @@ from perfmodel.hardware.calibration import (
     DecodeAttentionModel,
     GroupedMatmulModel,
     KernelClass,
+    LongAttention,
     MatmulModel,
     StreamingModel,
 )
@@ -77,9 +78,13 @@ from perfmodel.lab.kernels.tables import (
     simumax_matmuls,
 )
 
-CONTEXT_BYTES = 900e6
-"""[byte] What the driver's context (.4-1 GB, commonly quoted) and NCCL's buffers take of a GPU's memory (392 MB with four ranks and more:
-aiconfigurator). The framework's allocator does not count them."""
+CONTEXT_BYTES = 500e6
+"""[byte] What the driver's context and libraries take of a GPU's memory: 551 MB of a process that only computes (aiconfigurator, system
+files), .4-.5 GB commonly quoted. The framework's allocator does not count them."""
+
+CHANNEL_BYTES = 22e6
+"""[byte] Buffers of one channel of a communicator: 392 MiB on 4 and 8 H100 (aiconfigurator, `nccl_mem`) and 688 MiB on 4 A100
+(NVIDIA/nccl issue 964) have 24 channels each; the geometric mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +107,7 @@ class ChipTables:
     attention_clock_fraction: float
     attention_generations: Mapping[str, float]
     clock_source: str
+    long_attention: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     tiles: Tiles = GPU_TILES
     tuned: Mapping[str, str] = field(default_factory=dict)
 
@@ -124,6 +130,16 @@ CLOCK_FRACTIONS = {Dtype.FP8: 1.0}
 what a burst's clock gives."""
 
 _HOPPER_GENERATIONS = {"flash1": 0.5, "flash2": 0.8}
+
+LONG_CLOCK = 0.95
+"""Of a burst's clock, in calls of attention that take seconds: that of the A100, whose matrix multiplies are bound by power as little."""
+
+#: [TFLOP/s] forward and backward, heads of 128, 16k tokens, every key seen: Shah et al. 2024 (FlashAttention-3), figures 5 and 6.
+_HOPPER_LONG = {"flash2": (370.0, 322.0), "flash3": (648.0, 561.0), "cudnn": (595.0, 516.0)}
+#: Dao 2023 (FlashAttention-2): up to 73 % of the peak forward and 63 % backward.
+_AMPERE_LONG = {"flash2": (228.0, 196.0)}
+#: FlashAttention-2 has no kernels for Blackwell: its warp-level products are those of Hopper, on 148 compute units in the place of 132.
+_BLACKWELL_LONG = {"flash2": (415.0, 361.0)}
 TABLES = {
     "a100": ChipTables(
         chip="a100-sxm-80gb",
@@ -139,6 +155,7 @@ TABLES = {
         sustained_clock_fraction=0.95,
         attention_clock_fraction=0.95,
         attention_generations={"flash1": 0.69},
+        long_attention=_AMPERE_LONG,
         clock_source="clock .95: the power limit of 400 W costs a long run of matrix multiplies 3-8 % against a burst on a cool chip; "
         "FlashAttention-1 .69 of FlashAttention-2 (MPT)",
         tiles=(*GPU_TILES, NARROW_TILE),
@@ -156,6 +173,7 @@ TABLES = {
         sustained_clock_fraction=0.83,
         attention_clock_fraction=0.72,
         attention_generations=_HOPPER_GENERATIONS,
+        long_attention=_HOPPER_LONG,
         clock_source=_HOPPER_CLOCK,
     ),
     "h200": ChipTables(
@@ -171,6 +189,7 @@ TABLES = {
         sustained_clock_fraction=0.83,
         attention_clock_fraction=0.72,
         attention_generations=_HOPPER_GENERATIONS,
+        long_attention=_HOPPER_LONG,
         clock_source=_HOPPER_CLOCK + "; the H200 has the same compute and the same limit",
     ),
     "b200": ChipTables(
@@ -183,6 +202,7 @@ TABLES = {
         nccl="2.29.2",
         sends="h100_dgx",
         relatives=("b100-192gb", "gb200-nvl72", "b300-288gb", "gb300-nvl72"),
+        long_attention=_BLACKWELL_LONG,
         sustained_clock_fraction=0.68,
         attention_clock_fraction=1.0,
         attention_generations=_HOPPER_GENERATIONS,
@@ -207,6 +227,13 @@ NVLINK_OVER_NETWORK_HOP = 3.4 / 14.0
 
 SIMAI_NIC_BANDWIDTH = 50e9
 """[byte/s] of one chip: SimAI's tables are taken to be of 400 Gbit/s NICs."""
+
+
+def _long_attention(tables: ChipTables, peak: float) -> dict[str, LongAttention]:
+    def share(rate: float) -> float:
+        return round(rate * 1e12 * LONG_CLOCK / peak, 3)
+
+    return {name: LongAttention(forward=share(each[0]), backward=share(each[1])) for name, each in tables.long_attention.items()}
 
 
 def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> Calibration:
@@ -257,8 +284,10 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         clock_fractions={} if name == "a100" else CLOCK_FRACTIONS,
         attention_clock_fraction=tables.attention_clock_fraction,
         attention_generations=tables.attention_generations,
+        long_attention=_long_attention(tables, cluster.chip.flop_rate(Dtype.BF16)),
         exposed_floor_fraction=EXPOSED_FLOOR_FRACTION,
         context_bytes=CONTEXT_BYTES,
+        channel_bytes=CHANNEL_BYTES,
         points=points,
         errors=errors,
         notes=(

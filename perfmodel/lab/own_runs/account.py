@@ -47,11 +47,28 @@ def fit_rows(
     if not timed:
         raise InputError("runs: none has a step time; give step_time, tokens_per_s, tokens_per_s_per_chip or samples_per_s")
     wanted = profile.name if profile is not None else ""
-    runs = [run_of_row(row, profile=wanted, calibration=calibration) for row in timed]
+    read = [run_of_row(row, profile=wanted, calibration=calibration) for row in timed]
+    runs = _once(read)
     check_one_framework(runs)
     fit = fit_own(runs, base_of(runs, profile), check=check_times)
-    notes = tuple(_notes(files, rows, timed, runs, fit))
+    copies = _copies_line(len(read) - len(runs))
+    notes = (*copies, *_notes(files, rows, timed, runs, fit))
     return result_of(fit, runs, name=name, next_runs=next_run(fit, runs), notes=notes)
+
+
+def _once(runs: Sequence[OwnRun]) -> list[OwnRun]:
+    """Each run once: a copy says nothing new, and each would be predicted by the other."""
+    found: dict[Any, OwnRun] = {}
+    for run in runs:
+        found.setdefault((run.planned.plan, run.profile, tuple(sorted(map(str, run.settings.items()))), run.measured), run)
+    return list(found.values())
+
+
+def _copies_line(number: int) -> tuple[str, ...]:
+    if not number:
+        return ()
+    is_one = number == 1
+    return (f"{number} row{' is a copy' if is_one else 's are copies'} of another run (same plan, same step time); each run counts once",)
 
 
 def _with_plans(files: Sequence[RunFile], plans: Sequence[Plan]) -> Sequence[RunFile]:
@@ -81,6 +98,8 @@ def _notes(files: Sequence[RunFile], rows: Sequence[Row], timed: Sequence[Row], 
         yield from each.notes
     assumed = Counter(name for run in runs for name in run.assumed)
     if assumed:
-        yield "nobody said, so it was assumed: " + ", ".join(f"{name} (of {count} runs)" for name, count in assumed.items())
+        yield "nobody said, so it was assumed: " + ", ".join(
+            f"{name} (of {count} run{'s' * (count > 1)})" for name, count in assumed.items()
+        )
     if len(runs) > _MANY:
         yield f"{len(runs)} runs: a hundred at different plans tell next to as much, and are quicker"

@@ -15,6 +15,7 @@ from typing import Any
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.foundation.units import QuantityKind, parse_quantity
 from perfmodel.foundation.values import said_yes_or_no, whole
+from perfmodel.lab.case_settings import settings_of_case
 from perfmodel.parallel.settings import SETTINGS
 
 #: name -> what else it is called
@@ -104,6 +105,8 @@ class Row:
             return None
         if isinstance(value, str) and re.fullmatch(r"\d+\.0+", value.strip()):
             value = value.strip().partition(".")[0]
+        if isinstance(value, str) and _THOUSANDS.fullmatch(value.strip()):
+            value = value.replace(",", "")
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         return whole(value, name, least=least)
@@ -120,17 +123,31 @@ class Row:
         return value.strip()
 
     def number(self, name: str) -> float | None:
-        """A positive number, thousands written with commas or not."""
+        """A positive number; see `positive`."""
         value = self.values.get(name)
         if value is None:
             return None
         return positive(value, name)
 
 
-def positive(value: Any, name: str) -> float:
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
+_DECIMAL_COMMA = re.compile(r"\d+,\d+")
+
+
+def positive(value: Any, name: str, *, is_time: bool = False) -> float:
+    """A positive number. Commas before three digits part thousands (`12,345.6`), another is a decimal comma (`7,91`).
+
+    is_time   a time in seconds, in which `7,912` may be either: it is refused
+    """
     number = math.nan
     if isinstance(value, str) and re.fullmatch(r"\s*[\d.,]+(?:[eE][+-]?\d+)?\s*", value):
-        value = re.sub(r",(?=\d{3}(?:\D|$))", "", value.strip())
+        value = value.strip()
+        if is_time and re.fullmatch(r"\d{1,3},\d{3}", value):
+            remedy = f"write {value.replace(',', '.')} or {value.replace(',', '')}"
+            raise bad_field(name, value, "is a decimal comma or one between thousands", remedy)
+        if _DECIMAL_COMMA.fullmatch(value) and not _THOUSANDS.fullmatch(value):
+            value = value.replace(",", ".")
+        value = re.sub(r",(?=\d{3}(?:\D|$))", "", value)
         try:
             number = float(value)
         except ValueError:
@@ -159,6 +176,7 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
             raise bad_field("settings", given, "must be a JSON object", 'write {"compile": true}') from None
     if given is not None and not isinstance(given, Mapping):
         raise bad_field("settings", shown(given), "must be a mapping of names to values", 'write {"compile": true}')
+    given = settings_of_case(given)
     columns = {name.partition(".")[2]: _typed(value) for name, value in values.items() if name.startswith("settings.")}
     return {**columns, **(given or {})}
 
@@ -178,8 +196,11 @@ def _typed(value: Any) -> Any:
 
 def time_of(value: Any, name: str) -> float:
     """A step time: `4.2`, `4.2 s` or `4200 ms`. [s]"""
-    if isinstance(value, str) and re.search(r"[a-zµ]", value):
+    if isinstance(value, str) and re.search(r"[a-df-zµ]", value):
+        digits, unit = re.match(r"\s*([\d.,]*)(.*)", value, re.DOTALL).groups()  # type: ignore[union-attr]  # matches any text
+        if "," in digits:
+            value = f"{positive(digits, name, is_time=unit.strip() == 's'):.15g}{unit}"
         found = parse_quantity(value, QuantityKind.TIME, field=name)
         if found > 0:
             return found
-    return positive(value, name)
+    return positive(value, name, is_time=True)

@@ -73,7 +73,7 @@ HABITS: Sequence[Habit] = (
         fields=("attention_rate_fraction",),
         spread=0.35,
         lower=0.1,
-        upper=1.6,
+        upper=3.0,
         unmeasured=0.6,
         says="rate of fused attention over the calibrated kernel's",
     ),

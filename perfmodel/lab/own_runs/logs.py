@@ -8,7 +8,7 @@ Formats, each as its own code writes it: torchtitan `components/metrics.py`; Meg
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -98,9 +98,13 @@ _TOGETHER = ({"Megatron-LM", "DeepSpeed", "DeepSpeed's pipeline"}, {"HF Trainer"
 """Formats that one run may print side by side: Megatron-DeepSpeed, and the Trainer on DeepSpeed."""
 
 
-def row_of_log(text: str, name: str) -> tuple[Row, str] | None:
+_MAY_BE_STEP = re.compile(b"|".join(re.escape(each.has.encode()) for each in FORMATS))
+_MOST_LINES = 5_000_000
+
+
+def row_of_log(lines: Iterable[bytes], name: str) -> tuple[Row, str] | None:
     """The run of a log and what should be known of it; None for a text without a step that is known."""
-    found = _steps(text)
+    found = _steps(lines, name)
     if not found:
         return None
     kinds = set(found)
@@ -130,10 +134,10 @@ class _Steps:
     steps: dict[int, list[float]] = field(default_factory=dict)
 
 
-def _steps(text: str) -> dict[str, _Steps]:
+def _steps(lines: Iterable[bytes], name: str) -> dict[str, _Steps]:
     """By format."""
     found: dict[str, _Steps] = {}
-    for line in _lines(text):
+    for line in _lines(lines, name):
         for each in FORMATS:
             match = each.pattern.search(line) if each.has in line else None
             if match is None:
@@ -147,10 +151,14 @@ def _steps(text: str) -> dict[str, _Steps]:
     return found
 
 
-def _lines(text: str) -> Iterator[str]:
-    """As a terminal shows them: a progress bar writes over itself."""
-    for line in text.splitlines():
-        yield _ESCAPES.sub("", line[:_MOST_LINE])
+def _lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    """Those that may print a step, as a terminal shows them: a progress bar writes over itself."""
+    for number, line in enumerate(lines):
+        if number == _MOST_LINES:
+            raise InputError(f"{name}: has more than {_MOST_LINES:,} lines; give those of the first few hundred steps")
+        if _MAY_BE_STEP.search(line):
+            for shown in line.decode("utf-8", "replace").splitlines():
+                yield _ESCAPES.sub("", shown[:_MOST_LINE])
 
 
 def _measured(groups: Mapping[str, str | None]) -> tuple[str, float]:

@@ -223,9 +223,22 @@ def _hardware(row: Row, chips: int, calibration: str) -> HardwareOfCase:
     )
 
 
-@lru_cache(maxsize=1024)
 def _cluster(place: str, chips: int) -> Cluster:
+    return _cluster_as_of(place, chips, _stamp(place))
+
+
+@lru_cache(maxsize=1024)
+def _cluster_as_of(place: str, chips: int, stamp: tuple[int, ...]) -> Cluster:
     return load_cluster(place, num_chips=chips)
+
+
+def _stamp(name: str) -> tuple[int, ...]:
+    """What changes when the file of this name is edited; nothing of what is no file."""
+    try:
+        found = Path(name).stat()
+    except (OSError, ValueError):
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _cluster_of(hardware: HardwareOfCase) -> Cluster:
@@ -238,11 +251,13 @@ def _model(row: Row) -> Mapping[str, Any] | TransformerConfig:
         return model
     if not row.text("model"):
         raise InputError("model: is missing; give a name (`perfmodel models`) or the path of a config.json")
-    return _known_model(row.text("model"))
+    name = row.text("model")
+    folder = Path(name) / "config.json"
+    return _known_model(name, _stamp(str(folder)) or _stamp(name))
 
 
 @lru_cache(maxsize=64)
-def _known_model(name: str) -> TransformerConfig:
+def _known_model(name: str, stamp: tuple[int, ...]) -> TransformerConfig:
     return load_model(name)
 
 

@@ -14,6 +14,7 @@ from perfmodel.parallel.fitted import FittedConstant, FittedTo
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.residuals import shape_of
+from perfmodel.parallel.run_features import features_of
 
 _DETERMINED, _PARTLY = 0.5, 0.1
 """Share of the prior's variance that the runs take away, from which a habit is theirs, or theirs in part."""
@@ -157,6 +158,7 @@ def _profile(fit: OwnFit, runs: Sequence[OwnRun], name: str) -> ExecutionProfile
         left_out_error=round(mean_error(fit.left_out), 4),
         models=tuple(sorted({shape_of(run.planned.plan.job.transformer) for run in runs})),
         chips=tuple(sorted({run.planned.hardware.chip for run in runs})),
+        features=tuple(sorted({name for run in runs for name in features_of(run.planned.plan, run.planned.hardware.chip).named()})),
         constants=tuple(
             FittedConstant(
                 fields=habit.fields,

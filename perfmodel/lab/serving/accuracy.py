@@ -56,7 +56,7 @@ class ServingAccuracy:
 
 def measure(path: Path) -> ServingAccuracy:
     estimators = Estimators()
-    rows = read_rows(path, estimators)
+    rows = read_rows(path, estimators, as_served=True)
     shipped = {(row.id, metric): row.error(metric) for row in rows for metric in METRICS if row.counts(metric)}
     fits = shipped_fits(rows, estimators)
     without = {by: left_out_errors(fits, by) for by in ("model", "chip")}

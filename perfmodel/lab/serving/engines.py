@@ -37,12 +37,12 @@ RELATIVES = {"tensorrt-llm-2023": "tensorrt-llm-2024", "vllm-2024-eager": "vllm-
 
 HEAD = "# Written by `python -m perfmodel.lab.serving.engines`: what published runs say of each engine. Not edited by hand.\n"
 GENERIC_HEAD = "# Written by `python -m perfmodel.lab.serving.engines`: the mean of the engines of today. Not edited by hand.\n"
-_OWN = ("name", "version", "versions", "source", "notes")
+_OWN = ("name", "version", "versions", "source", "notes", "formats")
 
 
-def read_rows(path: str | Path, estimators: Estimators) -> list[ServingRow]:
-    """The runs of serving of a file, predicted with the engines as they ship."""
-    predictor = ServingCasePredictor(predict=estimators.predict)
+def read_rows(path: str | Path, estimators: Estimators, *, as_served: bool = False) -> list[ServingRow]:
+    """The runs of serving of a file, predicted with the engines as they ship: by the formulas, or as `serve` prints them."""
+    predictor = ServingCasePredictor(predict=estimators.as_served if as_served else estimators.predict)
     return [predictor.row(case) for case in read_cases(path) if case.served is not None]
 
 
@@ -137,6 +137,7 @@ def generic_engine(known: Sequence[Engine]) -> Engine:
         name=GENERIC_ENGINE,
         version="any",
         source=f"the mean of {names} (perfmodel.lab.serving.engines)",
+        formats=(),
         versions=(),
         notes={},
         **values,
@@ -155,7 +156,7 @@ def generic_text(engine: Engine) -> str:
     lines = []
     for field in fields(Engine):
         value = getattr(engine, field.name)
-        if field.name in ("notes", "versions"):
+        if field.name in ("notes", "versions", "formats"):
             continue
         if field.name.endswith("_time"):
             value = f"{value * 1e6:.6g} us"

@@ -8,6 +8,7 @@ from typing import Any
 
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.pools import predict_plan
+from perfmodel.cost.serving.simulated import predict_served
 from perfmodel.lab.run_machine import calibration_of_run, cluster_of_run
 from perfmodel.lab.serving.cases import PlannedServing
 from perfmodel.parallel.serving.engine import Engine, load_engine
@@ -22,8 +23,12 @@ class Estimators:
     made: dict[Any, ServingEstimator] = field(default_factory=dict)
 
     def predict(self, planned: PlannedServing, engine: Engine | None = None) -> ServingPrediction:
-        """engine: in place of the run's own."""
+        """By the formulas, which fits need many times. engine: in place of the run's own."""
         return predict_plan(self.of(planned, engine), planned.job, planned.plan, distinct_experts=planned.distinct_experts)
+
+    def as_served(self, planned: PlannedServing) -> ServingPrediction:
+        """As `serve` prints it: closed loops simulated."""
+        return predict_served(self.of(planned), planned.job, planned.plan, distinct_experts=planned.distinct_experts)
 
     def of(self, planned: PlannedServing, engine: Engine | None = None) -> ServingEstimator:
         """That of a run, with its engine at its version."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.lab.fields import stated_size
-from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.config import MAX_LAYERS, TransformerConfig
 from perfmodel.workload.layer_specs import (
     DeltaNet,
     Experts,
@@ -58,6 +58,8 @@ def _made(model: Mapping[str, Any]) -> TransformerConfig:
     if attention not in _ATTENTIONS:
         raise bad_field("model.attention", one_line(attention, 40), "is not known", f"use one of {', '.join(_ATTENTIONS)}")
     layers, hidden, heads = (stated_size(model, field, name) for field in ("layers", "hidden", "heads"))
+    if layers > MAX_LAYERS:
+        raise bad_field("model.layers", layers, f"must be {MAX_LAYERS:,} at most", "correct it in the case")
     gated = model.get("gated_mlp")
     gated = gated if isinstance(gated, bool) else True
     latent = _latent(model, name) if "mla" in attention else None

@@ -21,7 +21,7 @@ Predict = Callable[[PlannedServing], ServingPrediction]
 
 @dataclass(slots=True, kw_only=True)
 class ServingCasePredictor:
-    """predict: the prediction of a planned run; None: the estimator's."""
+    """predict: the prediction of a planned run; None: as `serve` prints it."""
 
     calibration: str | Path | None = None
     predict: Predict | None = None
@@ -67,7 +67,7 @@ class ServingCasePredictor:
         if self.predict is None:
             from perfmodel.lab.serving.estimators import Estimators
 
-            self.predict = Estimators(calibration=self.calibration).predict
+            self.predict = Estimators(calibration=self.calibration).as_served
         return self.predict(planned)
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfmodel.cost.serving.simulated import simulate_replica
+from perfmodel.cost.serving.simulated import simulate_replicas
 from perfmodel.lab.serving.estimators import Estimators
 from perfmodel.lab.serving.rows import ServingRow
 
-_REQUESTS = 10
-"""Of a client, in a benchmark: InferenceMAX's scripts, --num-prompts=$((CONC * 10)); others do not say theirs."""
 _LEAST_ALIKE, _ALIKE, _UNLIKE = 4, 1.15, 2.0
 _WAIT = 0.1
 """A run counts as saturated where so many of its clients wait, by Little's law."""
@@ -98,7 +96,5 @@ def running_in_benchmark(row: ServingRow, estimators: Estimators) -> float:
     assert row.planned is not None
     planned = row.planned
     prediction, clients = estimators.predict(planned), planned.job.concurrency or 1
-    seen = simulate_replica(
-        estimators.of(planned), prediction, answered=_REQUESTS * max(round(clients / planned.plan.replicas), 1), warm_up=0
-    )
+    seen = simulate_replicas(estimators.of(planned), prediction)
     return clients * (1.0 - seen.ttft.mean / seen.request_latency.mean)

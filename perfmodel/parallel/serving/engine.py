@@ -13,6 +13,7 @@ from typing import Any
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
+from perfmodel.parallel.serving.engine_formats import EngineFormat
 
 DEFAULT_ENGINE = "vllm"
 EXTENTS = ("any", "whole", "none")
@@ -106,6 +107,7 @@ class Engine:
     shares_key_values   decoding reads the keys and values of a head once for all queries that share them (else for each query head)
     tunes_products      its library has kernels for products of few rows (else they run at `few_rows_fraction` of the rate of many)
     few_rows_fraction   1 where it has
+    formats             of weights, by kind of chip; none: whatever the chip has units for
     decode_attention_fraction   rate of its attention kernel when it decodes, over that of the fused one that chips are measured with
     """
 
@@ -159,6 +161,7 @@ class Engine:
     tunes_products: bool = True
     few_rows_fraction: float = 1.0
     decode_attention_fraction: float = 1.0
+    formats: tuple[EngineFormat, ...] = ()
     versions: tuple[EngineVersions, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
 
@@ -200,28 +203,36 @@ class Engine:
 
 
 def list_engines() -> tuple[str, ...]:
+    """Names of the engines that ship."""
     return tuple(sorted(path.stem for path in (resource_dir("strategies") / "engines").glob("*.yaml")))
 
 
 def load_engine(name: str | Path | Engine = DEFAULT_ENGINE) -> Engine:
-    """A shipped engine by name, or one's own by path."""
+    """A shipped engine by name, or a user's own by path, which is read again where its file changed."""
     if isinstance(name, Engine):
         return name
-    return _load(str(name))
+    if str(name) in list_engines():
+        return _load(str(name), ())
+    path, said = Path(name), one_line(str(name), 60)
+    try:
+        stat = path.stat() if path.is_file() else None
+    except (OSError, ValueError) as error:  # a name that no file can have
+        raise InputError(f"engine={said}: is neither an engine's name nor a file; see `perfmodel engines`") from error
+    if stat is None:
+        raise InputError(f"engine={said}: is not known{suggest(str(name), list_engines())}; see `perfmodel engines`")
+    return _load(str(path.resolve()), (stat.st_mtime_ns, stat.st_size, stat.st_ino))
 
 
 @lru_cache(maxsize=64)
-def _load(name: str) -> Engine:
+def _load(name: str, state: tuple[int, ...]) -> Engine:
+    """state: of a user's file when it was read; () for a shipped engine, by its name."""
     from perfmodel.foundation.files import read_yaml
 
-    shipped = resource_dir("strategies") / "engines" / f"{name}.yaml"
-    path = shipped if shipped.is_file() and "/" not in name else Path(name)
-    if not path.is_file():
-        raise InputError(f"engine={name}: is not known{suggest(name, list_engines())}")
+    path = Path(name) if state else resource_dir("strategies") / "engines" / f"{name}.yaml"
     data: Any = read_yaml(path)
     if isinstance(data, dict) and "base" in data:
         data = {**_data_of_base(data["base"], path.name), **{key: value for key, value in data.items() if key != "base"}}
-    if path == shipped and isinstance(data, dict):
+    if not state and isinstance(data, dict):
         data = {**data, **{number: told["value"] for number, told in fitted_numbers().get(name, {}).items()}}
     return record_from_data(Engine, data, where=path.name)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.foundation.errors import bad_field
+from perfmodel.parallel.serving.workers import DEGREES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,12 @@ class Pools:
     @property
     def num_chips(self) -> int:
         return self.prefill_workers * self.prefill.chips_per_replica + self.decode_workers * self.decode.chips_per_replica
+
+    @property
+    def text(self) -> str:
+        """What `parse_workers` reads back: 1x8,tp=2,ep=8:1x8,tp=8."""
+        groups = ((self.prefill_workers, self.prefill), (self.decode_workers, self.decode))
+        return ":".join(f"{count}x{plan.chips_per_replica}{plan.degrees_text()}" for count, plan in groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +97,11 @@ class ServingPlan:
         """Ranks that share an expert (moe_tp)."""
         return self.chips_of_stage // self.ep
 
+    def degrees_text(self) -> str:
+        """Degrees above 1, and tp: ,tp=2,ep=8."""
+        shown = {name: getattr(self, name) for name in DEGREES}
+        return "".join(f",{name.replace('_', '-')}={degree}" for name, degree in shown.items() if degree > 1 or name == "tp")
+
     def label(self) -> str:
         """As people write it: tp 8, ep 8, 2 replicas."""
         if self.pools is not None:
@@ -109,6 +121,8 @@ class ServingPlan:
             "num_chips": self.num_chips,
         }  # fmt: skip
         if self.pools is not None:
+            plain |= dict.fromkeys(("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens"))
+            plain["workers"] = self.pools.text
             plain["pools"] = {
                 "prefill": self.pools.prefill.to_dict(), "prefill_workers": self.pools.prefill_workers,
                 "decode": self.pools.decode.to_dict(), "decode_workers": self.pools.decode_workers,

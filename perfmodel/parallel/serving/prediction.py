@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.serving import ServingJob
@@ -36,6 +37,9 @@ class ServingPrediction:
     goodput          requests a second of all replicas that kept the limits; kept_fraction: the share that did; None: not simulated
     fits             the weights and at least one sequence of full length fit
     fits_load        the load's sequences all run at once
+    price_per_hour   of a chip; 0 where it is not known    [USD/h]
+    cost_per_million of output tokens, on all chips given; None where it is not known    [USD]
+    remedies         of a plan that does not fit: the smallest single changes of the request that would, word -> value
     """
 
     job: ServingJob
@@ -63,6 +67,9 @@ class ServingPrediction:
     kept_fraction: float | None = None
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    remedies: tuple[Mapping[str, Any], ...] = ()
+    price_per_hour: float = 0.0
+    cost_per_million: float | None = None
 
     @property
     def tokens_per_second_per_user(self) -> float:

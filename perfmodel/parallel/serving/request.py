@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +33,18 @@ def _rate(value: Any, name: str) -> float:
     return found
 
 
+def _price(value: Any, name: str) -> float:
+    from perfmodel.foundation.errors import bad_field
+
+    try:
+        found = float(str(value).strip().removeprefix("$"))
+    except ValueError:
+        found = 0.0
+    if not 0.0 < found < 1e6:
+        raise bad_field(name, value, "must be a positive number of USD an hour for a chip", "write 2.5")
+    return found
+
+
 def _share(value: Any, name: str) -> float:
     from perfmodel.foundation.values import share
 
@@ -52,19 +63,12 @@ def _cache(value: Any, name: str) -> Any:
     return cache_dtype(value, name)
 
 
-def _workers(value: Any, name: str) -> tuple[int, int, int, int]:
-    """Workers and chips of each: (of prompts, chips, of answers, chips)."""
-    from perfmodel.foundation.errors import bad_field
+def _workers(value: Any, name: str) -> Any:
+    from perfmodel.parallel.serving.workers import parse_workers
 
-    found = _WORKERS.fullmatch(str(value).strip())
-    if found is None:
-        rule = "must be prefill workers x chips of each : decode workers x chips of each"
-        raise bad_field(name, value, rule, "write 3x4:1x8 for three of 4 chips that compute prompts and one of 8 that answers")
-    x, prefill, y, decode = (_whole(each, name) for each in found.groups())
-    return x, prefill, y, decode
+    return parse_workers(value, name)
 
 
-_WORKERS = re.compile(r"(\d{1,6})\s*x\s*(\d{1,6})\s*:\s*(\d{1,6})\s*x\s*(\d{1,6})", re.ASCII)
 _count = partial(word, kind=int)
 _size = partial(word, read=_whole, takes="int | str")
 
@@ -91,7 +95,7 @@ class ServingRequest:
         takes="Name | Engine",
     )  # fmt: skip
     quantization: Any = word(
-        "Format of weights: bf16, fp16, fp8, fp8-block, int8, int8-weights, w4a16, w4a8, mxfp4, nvfp4",
+        "Format of weights: bf16, fp16, fp8, fp8-block, fp8-weights, int8, int8-weights, w4a16, w4a8, mxfp4, nvfp4, nvfp4-weights",
         otherwise="as the model is published if left out", metavar="NAME", read=_quantization, takes="str | Quantization",
     )  # fmt: skip
     kv_precision: Any = word(
@@ -106,7 +110,7 @@ class ServingRequest:
         "The model that drafts", otherwise="the model's own module for further tokens if left out", metavar="NAME|PATH",
         takes="Name | TransformerConfig",
     )  # fmt: skip
-    tp: int | None = _count("Tensor-parallel degree", otherwise="the smallest that leaves room for the requests if left out")
+    tp: Any = _size("Tensor-parallel degree", otherwise="the smallest that leaves room for the requests if left out")
     pp: int | None = _count("Pipeline-parallel degree")
     ep: int | None = _count("Expert-parallel degree: experts are dealt over so many of a replica's chips")
     attention_dp: int | None = _count("Attention ranks of a replica that have sequences of their own (data-parallel attention)")
@@ -114,11 +118,16 @@ class ServingRequest:
     pcp: int | None = _count("Prefill-context-parallel degree: chips beside tp that share the tokens of a prompt, zig-zag")
     replicas: int | None = _count("Independent copies", otherwise="as many as the chips hold if left out")
     workers: Any = word(
-        "Prompts and answers on workers of their own: workers x chips of each, such as 3x4:1x8", metavar="XxN:YxN", read=_workers,
+        "Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8",
+        metavar="XxN:YxN", read=_workers,
         takes="str",
     )  # fmt: skip
     max_batch: Any = _size("Sequences that run at once, of an attention rank", otherwise="the engine's if left out")
     max_tokens: Any = _size("Tokens of a step: how prompts are cut into chunks", otherwise="the engine's if left out")
+    price: Any = word(
+        "USD an hour for a chip, such as 2.5", otherwise="as `perfmodel chips NAME` has it if left out", metavar="USD", read=_price,
+        takes="float | str",
+    )  # fmt: skip
     calibration: Any = word(
         "A calibration, spec-sheet for none, prior for its maker's other chips", otherwise="the best known if left out",
         metavar="NAME|PATH", takes="Name | Calibration",

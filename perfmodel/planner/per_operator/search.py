@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.launches import graph_launches
-from perfmodel.cost.memory import outside_bytes
+from perfmodel.cost.memory import sole_outside_bytes
 from perfmodel.cost.per_operator.operators import MeshPrices, StepSetting
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.units import format_bytes
@@ -337,7 +337,7 @@ def network_planner(
     return NetworkPlanner(
         network=network,
         price=price,
-        context_bytes=outside_bytes(estimator.profile, machine),
+        context_bytes=sole_outside_bytes(estimator.profile, machine, estimator.cluster.num_chips // num_stages),
         least_time=_least_host_time(maker.run, estimator, num_microbatches) if num_stages == 1 else 0.0,
         setting=setting,
         space=space,

@@ -21,8 +21,8 @@ EXPERTS = "attention dp with ep"
 MEANINGS = {
     NODE: "tp over all chips of a node, replicas on all nodes",
     SMALLEST: "the smallest tp that the model fits into, replicas on all chips",
-    DEFAULT: "as the engine starts when nothing is said: a chip a replica",
-    EXPERTS: "the vendors' recipe for models with experts: attention dp and ep over all chips of a node, tp 1",
+    DEFAULT: "as the engine starts by itself: one chip a replica",
+    EXPERTS: "the vendors' recipe: attention dp and ep over all chips of a node, tp 1",
 }
 
 

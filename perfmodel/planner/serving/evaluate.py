@@ -130,7 +130,7 @@ class Evaluator:
         """
         rows = cross(columns, max_tokens, batches)
         if not self.is_load_searched:
-            if self.job.concurrency is not None:
+            if self.job.concurrency is not None and 0 in batches:  # else the bound was given
                 places = rows.max_batch * rows.attention_dp * rows.replicas
                 rows = rows.take((rows.max_batch == 0) | (places < self.job.concurrency))
             return self.evaluate(which, rows, np.full(len(rows), self.job.concurrency or 0, dtype=np.int64))

@@ -25,7 +25,12 @@ from perfmodel.workload.serving import ServingJob
 PREFILL, DECODE = "prefill", "decode"
 
 #: Format of weights -> what vLLM and SGLang are told of it; the others they read from the checkpoint.
-_FORMAT_FLAGS = {"bf16": ("--dtype", "bfloat16"), "fp16": ("--dtype", "float16"), "fp8": ("--quantization", "fp8")}
+_FORMAT_FLAGS = {
+    "bf16": ("--dtype", "bfloat16"),
+    "fp16": ("--dtype", "float16"),
+    "fp8": ("--quantization", "fp8"),
+    "fp8-weights": ("--quantization", "fp8"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,7 @@ class _Server:
             worker = f"{self.role} workers" if self.role else "copies"
             chips = self.plan.chips_per_replica
             notes.append(f"{self.copies} {worker}, {chips} {'chip' if chips == 1 else 'chips'} each, behind a router")
-        name = self.job.quantization.name
+        name = self.job.quantization.checkpoint
         if name in online:
             notes.append(f"a checkpoint in 16 bits is cast to {name} as it loads; with one in {name} leave --quantization out")
         elif not self.job.quantization.is_plain:
@@ -116,6 +121,11 @@ def launch_lines(
         return (server(plan, plan.replicas),)
     pools = plan.pools
     return server(pools.prefill, pools.prefill_workers, PREFILL), server(pools.decode, pools.decode_workers, DECODE)
+
+
+def can_launch(engine: Engine) -> bool:
+    """Whether the command that starts the engine is known."""
+    return family_of(engine) in _FAMILIES
 
 
 def family_of(engine: Engine) -> str:

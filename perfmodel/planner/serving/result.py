@@ -101,6 +101,19 @@ class RankedPlan:
     def plan(self) -> ServingPlan:
         return self.prediction.plan
 
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Those of the prediction; of tokens per second per chip over all chips given, idle ones too."""
+        serving = self.plan.num_chips / (self.plan.num_chips + self.idle_chips)
+        share = {name: serving if name == "tokens_per_second" else 1.0 for name in self.prediction.intervals}
+        return {name: (low * share[name], high * share[name]) for name, (low, high) in self.prediction.intervals.items()}
+
+    def badness(self, objective: ServingObjective) -> float:
+        """What a search makes small. All chips are paid for, so that the cost of a token goes with the tokens per second."""
+        if objective is ServingObjective.LATENCY:
+            return self.prediction.request_latency.mean
+        return -self.tokens_per_second_per_chip
+
 
 def ranked_plan(prediction: ServingPrediction, *, num_chips: int, price: float, meets: bool = True) -> RankedPlan:
     """A predicted plan on `num_chips` chips, which all are paid for: [USD/h] each; 0: not known."""
@@ -155,6 +168,7 @@ class ServingSearchResult:
     left_out        reason -> layouts that cannot be, or that the engine does not run
     is_load_searched  no load was given: each plan was tried under many, and stands at its best
     plans           the best of each layout and format, best first; where none of them meets the limits, those of `disaggregated` that do
+    best            of `plans` and `disaggregated`
     pareto          most tokens a user first, over all plans and loads, limits aside
     disaggregated   the best plans of two pools, where they were asked for
     price_per_hour  of a chip; 0: not known       [USD/h]
@@ -180,4 +194,4 @@ class ServingSearchResult:
     def best(self) -> RankedPlan:
         if not self.plans:
             raise InputError("best: no plan was found")
-        return self.plans[0]
+        return min((*self.plans[:1], *self.disaggregated[:1]), key=lambda ranked: ranked.badness(self.objective))

@@ -32,17 +32,32 @@ from perfmodel.planner.serving.result import (
     ServingLimits,
     ServingObjective,
     ServingSearchResult,
-    ranked_plan,
 )
+from perfmodel.planner.serving.simulated import Chosen
 from perfmodel.planner.serving.space import Format, Layouts, ServingSpace, layouts
 from perfmodel.workload.serving import ServingJob
 
 #: Points of the front that are kept: every one, up to so many.
 MOST_FRONT_POINTS = 64
+#: Plans whose largest loads are found exactly, where fewer are shown.
+_USUAL_TOP = 10
 #: Plans of two pools that are shown.
 MOST_POOLS = 3
 #: Latencies of plans that are as good otherwise are told apart in steps of this share.
 _ALIKE = 0.005
+
+
+class NothingFoundError(InputError):
+    """No plan of a search can be chosen.
+
+    said      what was searched and what comes nearest, without a remedy
+    fits      some plan fits into memory: it is limits or the rate that none keeps
+    remedies  flags under which a plan was found in the same search
+    """
+
+    def __init__(self, said: str, remedy: str = "", *, fits: bool = True, remedies: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{said}: {remedy}" if remedy else said)
+        self.said, self.fits, self.remedies = said, fits, remedies
 
 
 def find_serving_plans(
@@ -77,25 +92,32 @@ def find_serving_plans(
     estimators, left_out = _estimators(job, cluster, calibration, engine, space)
     evaluator = Evaluator(job=job, estimators=estimators, limits=limits, num_chips=cluster.num_chips)
     alone = found if "pcp" not in space.fixed else layouts(job.model, cluster, engine, space.without("pcp"))
-    searched = _Search(evaluator=evaluator, space=space, engine=engine, objective=objective, top=top, price=price, answering=alone.columns)
+    chosen = Chosen(evaluator=evaluator, objective=objective, price=price)
+    searched = _Search(
+        evaluator=evaluator, space=space, engine=engine, objective=objective, top=top, price=price, answering=alone.columns, chosen=chosen
+    )
     table = searched.table(found.columns)
     order = searched.ranked(table)
+    plans = searched.shown(table, order)
+    meet = searched.chosen.as_simulated(table)
     apart: tuple[RankedPlan, ...] = ()
-    if not len(order):
+    if not plans:
         tried = bool(limits.given()) and (with_pools or names_pools) and not job.is_static
         apart = searched.pools(found.columns) if tried else ()
         if not (with_pools and apart):
-            raise InputError(searched.nothing_meets(table, cluster, apart if tried else None))
-    plans = searched.shown(table, order[:top]) if len(order) else apart
+            raise searched.nothing_meets(searched.chosen.tried(table) if len(order) else table, cluster, apart if tried else None)
+        plans = apart
     if with_pools and not apart:
         apart = searched.pools(found.columns, plans[0])
-    rejected = Counter({REASONS[code]: int((table.verdict == code).sum()) for code in range(1, len(REASONS))})
+        if apart and apart[0].badness(objective) < plans[0].badness(objective):
+            plans = (replace(plans[0], reason=f"{against(plans[0], apart[0], objective)} than disaggregated"), *plans[1:])
+    rejected = Counter({REASONS[code]: int((meet.verdict == code).sum()) for code in range(1, len(REASONS))})
     return ServingSearchResult(
         objective=objective,
         limits=limits,
         num_chips=cluster.num_chips,
         num_evaluated=len(table),
-        num_feasible=int((table.verdict == FEASIBLE).sum()),
+        num_feasible=int((meet.verdict == FEASIBLE).sum()),
         rejected={reason: count for reason, count in rejected.items() if count},
         left_out={**found.left_out, **left_out},
         is_load_searched=evaluator.is_load_searched,
@@ -145,6 +167,7 @@ class _Search:
     top: int
     price: float
     answering: ServingColumns
+    chosen: Chosen
 
     # --- rows -----------------------------------------------------------------------------------------------------------------------
 
@@ -205,7 +228,8 @@ class _Search:
         """Tokens a chip that a plan must be able to reach to be among those shown, as far as the first loads say."""
         table = joined(tables)
         order = self.ranked(table)
-        return float(table.per_chip[order[self.top - 1]]) if len(order) >= self.top else -np.inf
+        shown = max(self.top, _USUAL_TOP)  # so that how many are printed changes nothing else
+        return float(table.per_chip[order[shown - 1]]) if len(order) >= shown else -np.inf
 
     # --- order ----------------------------------------------------------------------------------------------------------------------
 
@@ -243,18 +267,22 @@ class _Search:
 
     # --- what is shown ----------------------------------------------------------------------------------------------------------------
 
-    def shown(self, table: LoadTable, rows: np.ndarray) -> tuple[RankedPlan, ...]:
-        plans = [self.ranked_plan(table, int(row)) for row in rows]
-        best = plans[0]
-        return tuple(replace(plan, reason=why_worse(plan, best, self.objective)) if plan is not best else plan for plan in plans)
+    def shown(self, table: LoadTable, order: np.ndarray) -> tuple[RankedPlan, ...]:
+        """The first of the order, as far as they keep the limits where they are simulated."""
+        if self.chosen.simulates:
+            plans = list(self.chosen.plans(table, order, self.top))
+        else:
+            plans = [self.ranked_plan(table, int(row)) for row in order[: self.top]]
+        best = plans[0] if plans else None
+        return tuple(
+            plan if plan is best or best is None else replace(plan, reason=why_worse(plan, best, self.objective)) for plan in plans
+        )
 
     def ranked_plan(self, table: LoadTable, row: int) -> RankedPlan:
         """One row with all that people read."""
-        which, plan = int(table.formats[row]), table.columns.plan(row)
-        job = self.evaluator.job_of(which, int(table.concurrency[row]) or None)
-        prediction = self.evaluator.estimators[which].predict(job, plan)
         meets = bool(table.verdict[row] == FEASIBLE)
-        return ranked_plan(prediction, num_chips=self.evaluator.num_chips, price=self.price, meets=meets)
+        found = self.chosen.ranked(int(table.formats[row]), table.columns.plan(row), int(table.concurrency[row]))
+        return replace(found, meets=meets)
 
     def whole_front(self, table: LoadTable, columns: ServingColumns, *, with_pools: bool) -> tuple[FrontPoint, ...]:
         """That of plans whose workers do both, and of plans of two pools where they were asked for."""
@@ -301,16 +329,19 @@ class _Search:
     def baselines(self, cluster: Cluster, best: RankedPlan) -> tuple[ServingBaseline, ...]:
         """In the first format, with the engine's own limits."""
         evaluator = replace(self.evaluator, estimators=self.evaluator.estimators[:1])
-        own = replace(self, evaluator=evaluator, space=replace(self.space, fixed={}, maximum={}), top=1)
+        alone = replace(self, evaluator=evaluator, space=replace(self.space, fixed={}, maximum={}), top=1)
         found = []
         for name, meaning, columns, reason in baseline_layouts(evaluator, cluster, self.engine):
             plans: tuple[RankedPlan, ...] = ()
             if len(columns):
+                own = replace(alone, chosen=Chosen(evaluator=evaluator, objective=self.objective, price=self.price))
                 table = own.table(columns, (0,))
                 order = own.ranked(table)
+                kept = own.shown(table, order)
+                now = own.chosen.as_simulated(table)
                 row = int(order[0]) if len(order) else own.nearest(table)
-                plan = own.ranked_plan(table, row)
-                worse = REASONS[int(table.verdict[row])] if not plan.meets else ""
+                plan = kept[0] if kept else own.ranked_plan(now, row)
+                worse = REASONS[int(now.verdict[row])] if not plan.meets else ""
                 plans = (replace(plan, reason=worse or why_worse(plan, best, self.objective)),)
                 reason = reason or worse
             found.append(ServingBaseline(name=name, meaning=meaning, found=plans, reason=reason))
@@ -342,31 +373,32 @@ class _Search:
             return int(np.argmax(table.sequences))
         return int(self._order(table, distance)[0])
 
-    def nothing_meets(self, table: LoadTable, cluster: Cluster, apart: Sequence[RankedPlan] | None) -> str:
-        """One sentence: the nearest plan, and what would meet the limits, be it workers of two kinds (`apart`; None: not tried)."""
+    def nothing_meets(self, table: LoadTable, cluster: Cluster, apart: Sequence[RankedPlan] | None) -> NothingFoundError:
+        """The error: the nearest plan, and what would meet the limits, be it workers of two kinds (`apart`; None: not tried)."""
         if not (table.verdict != NO_ROOM).any():
-            return self._nothing_fits(table, cluster)
+            return NothingFoundError(self._nothing_fits(table, cluster), fits=False)
         where = f"{chips_text(cluster.num_chips)} of {cluster.name}"
         limits, is_timed = self.evaluator.limits, table.verdict > SATURATED
         if self.evaluator.job.rate is not None and not np.isfinite(table.distance(limits)[is_timed]).any():
-            return self._nothing_answers(table, where)
+            return NothingFoundError(self._nothing_answers(table, where), "use more chips")
         row = self.nearest(table)
         has = " and ".join(f"{name} {format_time(float(table.limited[name][row]))}" for name in limits.given())
         clients = int(table.concurrency[row])
         load = f" with {clients:,} {'requests' if clients > 1 else 'request'} in flight" if clients else ""
-        spare = f" with {100 * limits.headroom:g} % of each to spare" if limits.headroom else ""
         is_near = bool(table.distance(limits)[row] * (1.0 - limits.headroom) <= 1.0)
         remedy = f"allow {'a limit_headroom of 0' if is_near else 'as much'}, or use more or faster chips, fewer bits"
         remedy += "" if self.evaluator.is_load_searched else ", a smaller load"
-        nearest = f"the nearest, {table.columns.plan(row).label()}{load}, has {has}: {remedy}"
+        remedies = (["--limit-headroom 0"] if is_near and limits.headroom else []) + (["--disaggregated"] if apart else [])
+        spare = f" with {100 * limits.headroom:g} % of each to spare" if is_near else ""
+        said = f"limits={limits}: no plan of {self.evaluator.job.model.name} on {where} meets them{spare}"
         if apart:
             best = apart[0]
             have = " and ".join(f"{name} {format_time(limits.seen(best.prediction)[name])}" for name in limits.given())
-            pools = f"workers of their own for prompts and for answers do: {best.plan.label()} has {have}: add --disaggregated"
-            nearest = f"{pools}; {nearest}"
+            remedy = f"add --disaggregated ({best.plan.label()} has {have}), or {remedy}"
         elif apart is not None:
-            nearest = f"{nearest}; workers of their own for prompts and for answers do not meet them either"
-        return f"limits={limits}: no plan of {self.evaluator.job.model.name} on {where} meets them{spare}; {nearest}"
+            remedy = f"{remedy}; disaggregated serving does not meet them either"
+        nearest = f"the nearest, {table.columns.plan(row).label()}{load}, has {has}"
+        return NothingFoundError(f"{said}; {nearest}", remedy, remedies=tuple(remedies))
 
     def _nothing_fits(self, table: LoadTable, cluster: Cluster) -> str:
         """What takes the memory of the row that leaves most."""
@@ -383,7 +415,7 @@ class _Search:
         taken = f"{largest} take {format_bytes(sizes[largest])} of {usable} usable on each chip under {table.columns.plan(row).label()}"
         if room[row] > 0:
             taken += f", and the {format_bytes(float(room[row]))} left hold no request of full length"
-        return f"chips={cluster.num_chips}: no plan of {job.model.name} fits ({taken}); use more chips, fewer bits or shorter requests"
+        return f"chips={cluster.num_chips}: no plan of {job.model.name} fits ({taken})"
 
     def _nothing_answers(self, table: LoadTable, where: str) -> str:
         """Where no plan answers requests as fast as they come: the one that answers most."""
@@ -397,9 +429,9 @@ class _Search:
             best_of = f"{label} answers at most {most:.3g} a second"
         else:
             best_of = f"prompts queue without end under {label}"
-        return f"rate={job.rate:g}: no plan on {where} answers as many; {best_of}: use more chips"
+        return f"rate={job.rate:g}: no plan on {where} answers as many; {best_of}"
 
 
 def _no_layout(job: ServingJob, cluster: Cluster, found: Layouts) -> str:
     reasons = "; ".join(f"{count} of them: {reason}" for reason, count in sorted(found.left_out.items(), key=lambda each: -each[1])[:3])
-    return f"plan: no layout of {job.model.name} on {cluster.num_chips} chips is left ({reasons}); give fewer knobs"
+    return f"plan: no layout of {job.model.name} on {chips_text(cluster.num_chips)} is left ({reasons}); give fewer knobs"

@@ -34,7 +34,7 @@ def find_fewest_chips(
         raise bad_field("concurrency", None, "the number of chips follows from the load", "give a concurrency or a rate")
     counts = _counts(cluster, most_chips or cluster.max_chips)
 
-    def on(chips: int) -> ServingSearchResult:
+    def on(chips: int, shown: int = 1) -> ServingSearchResult:
         return find_serving_plans(
             job,
             cluster.with_chips(chips),
@@ -43,7 +43,7 @@ def find_fewest_chips(
             space=space,
             limits=limits,
             objective=objective,
-            top=top,
+            top=shown,
             price_per_hour=price_per_hour,
             names_pools=False,
         )
@@ -63,7 +63,7 @@ def find_fewest_chips(
             found, high = on(counts[middle]), middle
         except InputError:
             low = middle + 1
-    return found
+    return found if top == 1 else on(counts[high], top)
 
 
 def _counts(cluster: Cluster, most: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from perfmodel.cost.stages import Stages, stages_of
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.parallel.algebra.degrees import admits, fine_sizes
 from perfmodel.parallel.algebra.folding import foldings
-from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, present_axes
+from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, load_rule_set, present_axes
 from perfmodel.parallel.assignment import cuts_alike
 from perfmodel.parallel.knobs import searched_knobs
 from perfmodel.parallel.layout import (
@@ -29,6 +29,7 @@ from perfmodel.parallel.layout import (
     shorter_ends_stage_layers,
 )
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
+from perfmodel.parallel.profile import HEAD_TAIL, ExecutionProfile
 from perfmodel.parallel.runs import ANYTHING, Runs
 from perfmodel.parallel.stage_cuts import are_alike, default_stage_layers
 from perfmodel.workload.adapters import regions_in_training
@@ -91,7 +92,11 @@ class Space:
 
     @property
     def rule_sets(self) -> tuple[RuleSet, ...]:
-        return self.rules or default_rule_sets()
+        """The given rule sets, else the usual ones; those of a framework that has none of the usual ones (Ulysses alone, say)."""
+        usual = default_rule_sets()
+        if self.rules or not self.runs.rules or {each.name for each in usual} & {*self.runs.rules}:
+            return self.rules or usual
+        return tuple(load_rule_set(name) for name in self.runs.rules)
 
     def cuts(self, job: TrainingJob) -> tuple[tuple[RuleSet, Dispatcher], ...]:
         """The ways to cut operators, each with how tokens reach experts where there are any."""
@@ -99,6 +104,8 @@ class Space:
         if job.transformer.experts is not None:
             among = Dispatcher if "dispatcher" in self.fixed else self.dispatchers
             dispatchers = tuple(each for each in among if self.admits("dispatcher", str(each)))
+        if not self.runs.has_flex:
+            dispatchers = tuple(each for each in dispatchers if each is not Dispatcher.FLEX)
         return tuple((rules, dispatcher) for dispatcher in dispatchers for rules in self.rule_sets)
 
     def admits(self, knob: str, value: int | str | bool) -> bool:
@@ -110,6 +117,16 @@ class Space:
         """Whether the framework has these axes."""
         has = all(degree == 1 or axis in self.runs.axes for axis, degree in (("pp", pp), ("cp", cp), ("tp", tp)))
         return has and (cp == 1 or not self.balanced_context or seq_len % (2 * cp) == 0)
+
+
+def runnable_space(space: Space, profile: ExecutionProfile, job: TrainingJob) -> Space:
+    """Return the part of the space that the framework of this profile can run of the job."""
+    return replace(space, runs=profile.runs.for_training(job.train), balanced_context=profile.context_chunks == HEAD_TAIL)
+
+
+def unlimited_space(space: Space) -> Space:
+    """Return the space without any framework's limits."""
+    return replace(space, runs=ANYTHING, balanced_context=False)
 
 
 class RuleChoices:

@@ -28,7 +28,7 @@ from perfmodel.cost.program import Program
 from perfmodel.cost.stages import sum_of
 from perfmodel.cost.step import ParameterTerms, RegionTimes, hop_time
 from perfmodel.foundation.errors import bad_field
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, MemoryDoubt, RankNeed, memory_rule
+from perfmodel.foundation.memory_room import MemoryDoubt, RankNeed, memory_rule
 from perfmodel.parallel.algebra.folding import takes_replicas
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid
@@ -171,18 +171,19 @@ def sweep(
     space: Space,
     *,
     top: int,
-    memory_headroom: float = DEFAULT_HEADROOM,
+    memory_headroom: float | None = None,
     risk: float | None = None,
     attention: AttentionKernel | None = None,
     recompute_operators: tuple[str, ...] | None = None,
     progress: Callable[[float], bool | None] | None = None,
     needless: float | None = None,
+    slowest: float = inf,
     kept_tables: KeptTables | None = None,
 ) -> Sweep:
     """Evaluate every plan of the space; where `progress` answers True it ends with what it has.
 
     risk          in place of the headroom, the probability that a plan that fits does not
-    needless      see `Sweep`
+    needless, slowest   see `Sweep`
     kept_tables   of parameters, for passes over other batches of the same space: looked into, and added to
     """
     routing = estimator.job.routing
@@ -207,8 +208,9 @@ def sweep(
         least=Smallest(count=1),
         front=Front(low=0.0, high=max(capacity, 1.0)),
         needless=needless,
+        slowest=slowest,
     )
-    blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention))
+    blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention)) if state.recomputes else []
     if blocks:
         kept_tables = {} if kept_tables is None else kept_tables
         tables = _Tables(state, blocks, kept_tables)
@@ -272,7 +274,7 @@ class _Tables:
             self.micro[index] = microbatch_table(estimator, program, take_grid(whole, first[own]), self.sizes, state.recomputes)
             for zero in range(4):
                 for in_pipeline in pipelined:
-                    if space.admits("zero", zero):
+                    if space.admits("zero", zero) and space.runs.admits_zero(zero, pipelined=in_pipeline, replicated=False):
                         key = (program.parameters, program.regions, zero, in_pipeline, *columns)  # however tokens reach experts
                         if key not in kept:
                             kept[key] = parameter_table(estimator, program, rules, zero, layouts, pipelined=in_pipeline)
@@ -317,8 +319,17 @@ def _evaluate_rows(state: Sweep, tables: _Tables, block: int, rows: LayoutRows) 
         order = by_group[(rows.rules[by_group] >> rule & 1).astype(bool)]
         cells = len(micro) * len(state.recomputes) * num_choices
         step = max(1, BLOCK_CELLS // max(cells, 1))
-        for begin in range(0, len(order), step):
-            _evaluate_block(state, tables, block, rows, order[begin : begin + step], group, rule, table, micro)
+        for part in _alike_in_zero(space, rows, order):
+            for begin in range(0, len(part), step):
+                _evaluate_block(state, tables, block, rows, part[begin : begin + step], group, rule, table, micro)
+
+
+def _alike_in_zero(space: Space, rows: LayoutRows, order: Index) -> list[Index]:
+    """The rows in this order, apart where the framework has other ZeRO stages beside tp or cp."""
+    if set(space.runs.zero) <= set(space.runs.zero_beside_axes):
+        return [order]
+    beside = ((rows.tp[order] > 1) | (rows.cp[order] > 1)) & (rows.data_parallel * rows.cp[order] > 1)
+    return [part for part in (order[~beside], order[beside]) if len(part)]
 
 
 def _evaluate_block(
@@ -387,7 +398,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
     activations, grid, m, pp = block.activations, block.grid, block.num_microbatches, block.rows.pp
     rule, activation_bytes = block.rule, block.activation_bytes
     ranks = _ranks_to_compare(profile, pipelines, pp)
-    factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
+    factor, outside = reserve_factor(profile, machine), np.broadcast_to(outside_bytes(profile, machine, grid), grid.degree["pp"].shape)
     crowded = crowding_of(estimator.job.model, pp, stages, state.doubt)
     least = 1 if state.space.runs.few_microbatches else pp
     kept, live, legal = schedule_columns(estimator, activations, stages, activation_bytes, pp, m, choices, pipelines.apart, ranks, least)
@@ -403,6 +414,9 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         runs = state.space.runs
         if not runs.admits_zero(zero, pipelined=pp > 1, replicated=False):
             continue
+        of_first = {axis: int(getattr(block.rows, axis)[0]) for axis in ("tp", "cp")}  # all of a block are alike in this
+        if runs.refuses_beside_axes(zero, **of_first, data=block.rows.data_parallel):
+            continue
         last = 4 if runs.admits_zero(zero, pipelined=pp > 1, replicated=True) else 3
         begin, end = (0, int(np.searchsorted(groups, 2))) if zero == 0 else map(int, np.searchsorted(groups, [1, last]))
         if begin == end:
@@ -411,7 +425,9 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         terms, tied = tables.parameters[rule, zero, pp > 1].block(keys[part])
         num_replicas = replicas(grid)[part]
         static = static_memory(terms, stages, sizes, num_replicas=num_replicas)
-        if state.needless is not None and _surely_needs(kept, static, ranks, part, outside) > max(state.capacity, state.worth_knowing):
+        if state.needless is not None and _surely_needs(kept, static, ranks, part, outside[part]) > max(
+            state.capacity, state.worth_knowing
+        ):
             continue
         holding = Holding(
             activations=activations_as(activations, itemgetter(part)),
@@ -426,7 +442,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
             profile=profile,
             sizes=sizes,
             factor=factor,
-            outside=outside,
+            outside=outside[part],
         )
         memory: Any = None
         alone: Any = 0.0
@@ -434,7 +450,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         beside = besides_of(holding, state.doubt)
         for rank in ranks:
             here = rank_holding(holding, rank, live[rank], each=wider)
-            most = _surely(state, here.fixed, outside, crowded[rank], beside[rank])
+            most = _surely(state, here.fixed, outside[part], crowded[rank], beside[rank])
             # where gradients wait, each moment has others beside it, whatever is under way then
             times = runs_at(rank, stages) if keeps_gathered(terms.program) else tuple(kept[rank])
             largest: Any = None
@@ -512,7 +528,7 @@ def _offer_times(
     state.front.offer(flat, np.minimum(flat_memory, state.capacity), ids)
 
 
-def _surely(state: Sweep, sure: Any, outside: float, crowding: float, beside: Any) -> Any:
+def _surely(state: Sweep, sure: Any, outside: Any, crowding: float, beside: Any) -> Any:
     """What may be predicted of a rank so that it fits but for the risk, as columns; None where the headroom asks for more. [byte]"""
     if state.ratio is None:
         return None
@@ -549,7 +565,7 @@ def _ranks_to_compare(profile: ExecutionProfile, pipelines: PipelineGroup, pp: i
     return ranks[0], ranks[-1]
 
 
-def _surely_needs(kept: dict[int, dict[At, Array]], static: list[Any], ranks: tuple[int, ...], part: slice, outside: float) -> float:
+def _surely_needs(kept: dict[int, dict[At, Array]], static: list[Any], ranks: tuple[int, ...], part: slice, outside: Any) -> float:
     """No plan of these needs less: what is kept of microbatches and what always stays, without what comes and goes. [byte]"""
     whole: Any = 0.0
     for rank in ranks:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.errors import InputError, shown
 from perfmodel.foundation.records import record_from_data
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.config_fields import Values, made_of
@@ -42,7 +42,7 @@ def is_saved_graph(data: Mapping[str, Any]) -> bool:
 def read_graph(data: Mapping[str, Any], *, where: str) -> ImportedGraph:
     """What `graph_to_dict` wrote. Raises InputError."""
     if data.get("schema_version") != SCHEMA_VERSION:
-        raise InputError(f"{where}: schema_version={data.get('schema_version')!r}: must be {SCHEMA_VERSION}; import the module again")
+        raise InputError(f"{where}: schema_version={shown(data.get('schema_version'))}: must be {SCHEMA_VERSION}; import the module again")
     plain = _with_unit({name: value for name, value in data.items() if name != "schema_version"}, "buffer_bytes")
     if isinstance(plain["vertices"], list):
         plain["vertices"] = [_with_unit(each, "activation_bytes") for each in plain["vertices"]]

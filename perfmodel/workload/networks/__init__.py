@@ -8,7 +8,7 @@ from functools import partial
 from importlib import import_module
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
-from perfmodel.foundation.values import is_path
+from perfmodel.foundation.values import check_path, is_path
 from perfmodel.workload.config import MAX_SIZE, printable
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.models import list_models
@@ -35,6 +35,11 @@ def list_networks() -> tuple[str, ...]:
     return (*_BUILT_IN, *(name for name in list_models() if name not in _BUILT_IN))
 
 
+def is_language_model(name: str) -> bool:
+    """Whether the network of that name is a decoder: a shipped model, or one by the path of its config.json."""
+    return name not in _BUILT_IN and (name in list_models() or is_path(name))
+
+
 def load_network(name: str, /, *, batch: int = 0, **sizes: Size) -> Graph:
     """A training step of a network by its name, or of a language model by the path of its config.json.
 
@@ -57,6 +62,7 @@ def network_sizes(name: str) -> dict[str, Size]:
 
 def _builder(name: str) -> tuple[Callable[..., Graph], dict[str, Size]]:
     """The function that builds a network, and its sizes with their defaults."""
+    check_path(name, "network")
     if name in _BUILT_IN:
         module, _, function = _BUILT_IN[name].partition(":")
         build: Callable[..., Graph] = getattr(import_module(f"{__name__}.{module}"), function)

@@ -12,7 +12,7 @@ from perfmodel.cost.serving.boundness import operator_rows
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.memory import cache_shape
 from perfmodel.cost.serving.program import serving_program
-from perfmodel.cost.serving.simulated import simulate_replica
+from perfmodel.cost.serving.simulated import simulate_replicas
 from perfmodel.cost.serving.step import PARTS
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
@@ -247,6 +247,6 @@ def test_as_many_run_at_once_as_a_simulated_engine_runs(prompt: int, answer: int
     for reserves in (True, False):
         of.engine = replace(of.engine, reserves_answers=reserves)
         found = of.predict(job, plan)
-        seen = simulate_replica(of, found, answered=4 * (job.concurrency or 0))
+        seen = simulate_replicas(of, found, answered=4 * (job.concurrency or 0))
         assert found.running == pytest.approx(seen.running, rel=0.08)
         assert (found.running == pytest.approx(held)) is reserves

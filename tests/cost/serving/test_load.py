@@ -7,6 +7,7 @@ import pytest
 
 from perfmodel.cost.serving.load import closed_loop, marching, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.requests import Requests, Scheduling
+from perfmodel.cost.serving.simulate import Places, simulate
 from perfmodel.cost.serving.speculation import SpeculativeTimes, expected_tokens
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.serving.engine import load_engine
@@ -197,3 +198,16 @@ def test_answers_that_differ_dissolve_the_waves_of_an_engine_that_prefills_first
     assert marching(one, how) == 0.9
     assert marching(other, how) == pytest.approx(0.1, abs=0.01)  # the burst with which a run begins
     assert marching(other, replace(how, chunked=True)) == 0.9
+
+
+@pytest.mark.parametrize("answer", [1, 8])
+def test_short_answers_wait_before_their_first_token(answer):
+    """Where prompts fill all steps, no decode step is longer than a full one: the rest is a wait of prompts for one another."""
+    how, job = Scheduling(step_tokens=2048.0), requests(4000, answer)
+    load = closed_loop(TOY, job, how, concurrency=64, capacity=64)
+    run = simulate(TOY, job, how, Places(max_sequences=64), concurrency=64)
+    assert load.tpot == pytest.approx(run.tpot.mean, rel=0.2)
+    assert load.ttft == pytest.approx(run.ttft.mean, rel=0.2)
+    assert load.tpot <= load.tpot_p99 <= TOY.mixed(64, 4008, 2048, 2048)
+    assert (load.tpot_p99 == 0) == (answer == 1)
+    assert load.ttft + (answer - 1) * load.tpot == pytest.approx(load.request_latency)

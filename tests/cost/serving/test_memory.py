@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import perfmodel
 from perfmodel.cost.serving.memory import engine_reserve, expert_workspace
 from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.workload.models import load_model
@@ -33,3 +34,12 @@ def test_buffers_of_experts_hold_what_goes_in_and_comes_out():
     assert float(expert_workspace(model, 8192.0, expert_tp=1.0)) == 2 * rows * (2048 + 2048)
     assert float(expert_workspace(model, 8192.0, expert_tp=0.25)) == 2 * rows * (3072 + 6144)
     assert expert_workspace(load_model("llama-3-8b"), 8192.0, expert_tp=1.0) == 0.0
+
+
+@pytest.mark.parametrize("engine", ["tensorrt-llm", "vllm", "sglang"])
+@pytest.mark.parametrize("model", ["llama-3-8b", "llama-3-70b"])
+def test_what_fits_is_no_more_than_what_is_usable(engine, model):
+    found = perfmodel.serve(model=model, cluster="dgx-h100", chips=1, input_len=1024, output_len=256, engine=engine, tp=1)
+    assert found.fits == (model == "llama-3-8b")
+    assert (found.memory["total"] <= found.memory_usable * (1 + 1e-12)) == found.fits
+    assert found.memory_usable <= 85.0e9

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from perfmodel.parallel.plan import plan_to_dict
 from perfmodel.parallel.plan_file import write_plan
 from tests.lab.own_runs.made_up import BASE, csv_text, rows
 
+MODELS = Path(perfmodel.__file__).parent / "workload" / "models"
 JOB = {"model": "llama-3-8b", "cluster": "h100-sxm-80gb", "chips": 16, "fsdp": 16, "global_batch": 64, "seq_len": 4096}
 STEP = 3.0
 """Seconds of a step of the logs below: 64 x 4,096 tokens on 16 chips are 5,461 tokens a second and chip."""
@@ -174,3 +176,79 @@ def test_tables_with_semicolons_and_names_of_other_tools_are_read(tmp_path):
     assert row.values["global_batch"] == "64"
     assert row.values["chips"] == "16"
     assert "step_time" in row.values
+
+
+HEADING = "id,model,chip,chips,dp,zero,global_batch,seq_len,step_time\n"
+RUN = "llama-3-8b,h100-sxm-80gb,16,16,3,64,4096"
+
+
+def table(tmp_path, *times, heading=HEADING):
+    path = tmp_path / "runs.csv"
+    path.write_text(heading + "".join(f"run {index},{RUN},{time}\n" for index, time in enumerate(times)))
+    return path
+
+
+def test_a_small_file_that_unpacks_to_millions_of_runs_is_refused_at_the_limit(tmp_path):
+    path = tmp_path / "bomb.jsonl.gz"
+    with gzip.open(path, "wb", compresslevel=1) as packed:
+        for _ in range(40):
+            packed.write(b'{"model":"gpt2","step_time":1}\n' * 50_000)
+    with pytest.raises(InputError, match="holds more than 10,000 runs"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(("line", "says"), [(b"\n", "lines"), (b"x" * 2**20, "holds no step")], ids=["blank-lines", "one-long-line"])
+def test_what_unpacks_to_much_and_holds_no_run_is_refused_soon(line, says, tmp_path):
+    path = tmp_path / "bomb.csv.gz"
+    with gzip.open(path, "wb", compresslevel=1) as packed:
+        packed.write(HEADING.encode() if line == b"\n" else b"")
+        packed.write(line * (1_100_000 // len(line) + 1))
+    with pytest.raises(InputError, match=says):
+        read_rows(path)
+
+
+def test_two_columns_with_one_heading_are_refused(tmp_path):
+    path = table(tmp_path, "3.0,3.1", heading=HEADING.replace("step_time", "step_time,step_time"))
+    with pytest.raises(InputError, match=r"runs\.csv line 1: two columns are called step_time; keep one of them"):
+        read_rows(path)
+
+
+def test_copies_of_a_run_count_once(tmp_path):
+    once = perfmodel.fit_runs(table(tmp_path, 3.0, 3.2), profile=BASE)
+    copied = perfmodel.fit_runs(table(tmp_path, 3.0, 3.2, *[3.0] * 20), profile=BASE)
+    assert len(copied.runs) == 2
+    assert copied.error_left_out == once.error_left_out
+    assert any("20 rows are copies of another run" in note for note in copied.notes)
+
+
+def test_a_file_given_twice_counts_once(tmp_path):
+    path = table(tmp_path, 3.0, 3.2)
+    assert len(perfmodel.fit_runs([path, path], profile=BASE).runs) == 2
+
+
+@pytest.mark.parametrize(("written", "seconds"), [('"3,1"', 3.1), ('"3,1 s"', 3.1), ('"3,100.5 ms"', 3.1005), ('"3,1005"', 3.1005)])
+def test_decimal_commas_and_thousands_are_read(written, seconds, tmp_path):
+    path = table(tmp_path, written)
+    path.write_text(path.read_text().replace(",4096,", ',"4,096",'))
+    (run,) = perfmodel.fit_runs(path, profile=BASE).runs
+    assert run.measured == pytest.approx(seconds)
+    assert run.plan.job.seq_len == 4096
+
+
+@pytest.mark.parametrize("written", ['"7,912"', '"7,912 s"'])
+def test_a_time_that_may_have_either_comma_is_asked_about(written, tmp_path):
+    with pytest.raises(InputError, match=r"write 7\.912 or 7912"):
+        perfmodel.fit_runs(table(tmp_path, written), profile=BASE)
+
+
+def test_a_model_file_that_was_edited_is_read_again(tmp_path):
+    model = tmp_path / "config.json"
+    config = json.loads((MODELS / "llama-3-8b.json").read_text())
+    layers = []
+    for number in (32, 16):
+        model.write_text(json.dumps(config | {"num_hidden_layers": number}))
+        path = table(tmp_path, 3.0 * number / 32)
+        path.write_text(path.read_text().replace("llama-3-8b", str(model)))
+        (run,) = perfmodel.fit_runs(path, profile=BASE).runs
+        layers.append(run.plan.job.transformer.num_hidden_layers)
+    assert layers == [32, 16]

@@ -111,3 +111,10 @@ def test_a_run_of_serving_is_known_by_its_shape():
     assert is_serving({"id": 1, "measured": {"tpot_ms": 3}})
     assert not is_serving({"id": 1})
     assert not is_serving({"id": 1, "chips": 8, "sequence_length": 4096})
+
+
+def test_more_layers_than_any_model_has_are_refused_at_once():
+    with pytest.raises(InputError, match=r"model\.layers=2147483647: must be 4,096 at most"):
+        model_of_case({**LLAMA, "layers": 2**31 - 1}, longest=1024)
+    with pytest.raises(InputError, match=r"model\.layers"):
+        model_of_case({**DEEPSEEK, "layers": 2**31 - 1}, longest=1024)

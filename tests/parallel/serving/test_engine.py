@@ -5,7 +5,10 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.serving.engine import load_engine, version_of
+from perfmodel.hardware.reader import load_chip
+from perfmodel.parallel.serving.engine import list_engines, load_engine, version_of
+from perfmodel.parallel.serving.engine_formats import EngineFormat, formats_on
+from perfmodel.workload.quantization import QUANTIZATIONS, has_units
 
 
 @pytest.mark.parametrize(
@@ -47,3 +50,33 @@ def test_versions_do_what_they_did():
 )
 def test_a_version_is_read_from_words(text, version):
     assert version_of(text) == version
+
+
+def test_an_engine_file_that_changed_is_read_again(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: vllm\nname: mine\nversion: '1'\nmax_batch: 10\n")
+    assert load_engine(file).max_batch == 10
+    file.write_text("base: vllm\nname: mine\nversion: '1'\nmax_batch: 2000\n")
+    assert load_engine(file).max_batch == 2000
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 5000, "a\0b", "no/such/file.yaml", "vlm"])
+def test_a_name_that_no_engine_has_is_refused(name):
+    with pytest.raises(InputError, match="perfmodel engines"):
+        load_engine(name)
+
+
+@pytest.mark.parametrize("name", list_engines())
+def test_a_shipped_engine_runs_16_bits_on_every_chip_and_what_its_file_says(name):
+    engine = load_engine(name)
+    for chip in (load_chip("a100-sxm-80gb"), load_chip("h100-sxm-80gb"), load_chip("b200-180gb"), load_chip("mi300x-192gb")):
+        runs = formats_on(engine.formats, chip)
+        assert {"bf16", "fp16"} <= set(runs)
+        for each in runs:
+            assert has_units(QUANTIZATIONS[each], chip.peak_flop_rate)
+
+
+def test_formats_that_a_file_cannot_have_are_refused():
+    for wrong, sentence in (({"format": "fp9"}, "formats=fp9"), ({"format": "fp8", "units": ("fp9",)}, "formats=fp9")):
+        with pytest.raises(InputError, match=sentence):
+            EngineFormat(**wrong)

@@ -1,0 +1,100 @@
+"""`perfmodel engines`: the serving engines that are known, what each runs, and where that was read."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.cli.known import Json, Sources, print_list
+from perfmodel.cli.output import print_facts, print_json, to_plain
+
+if TYPE_CHECKING:
+    from perfmodel.parallel.serving.engine import Engine
+    from perfmodel.parallel.serving.engine_formats import EngineFormat
+
+
+def engines(
+    name: Annotated[
+        str, typer.Argument(help="An engine, or the path of an engine file; all engines if left out.", show_default=False)
+    ] = "",
+    json: Json = False,
+    sources: Sources = False,
+) -> None:
+    """Known serving engines: releases, what each runs, and where that was read."""
+    from perfmodel.parallel.serving.engine import list_engines, load_engine
+
+    known = [load_engine(each) for each in ([name] if name else list_engines())]
+    if json:
+        print_json({"engines": [engine_object(engine) for engine in known]})
+    elif name:
+        print_facts(known[0].name, _facts(known[0]))
+    else:
+        print_list(
+            ("engine", "releases", "sequences", "tokens", "prompts", "runs", "start", "source"),
+            [(*_row(engine), engine.source) for engine in known],
+            title=f"Known engines: {len(known)}. sequences, tokens: of a step, at most; start: `serve` prints the command.",
+            right=("sequences", "tokens"),
+            sources=sources,
+        )
+
+
+def supported(engine: Engine) -> dict[str, Any]:
+    """What an engine runs beside tensor and pipeline parallelism, which all do."""
+    from perfmodel.planner.serving.launch import can_launch
+
+    return {
+        "chunked_prefill": engine.has_chunks,
+        "attention_dp": engine.attention_dp,
+        "expert_parallel": engine.expert_parallel,
+        "decode_context_parallel": engine.has_decode_context,
+        "prefill_context_parallel": engine.prefill_context,
+        "cuda_graphs": engine.has_graphs,
+        "launch_command": can_launch(engine),
+        "formats": list(dict.fromkeys(each.format for each in engine.formats)) or None,
+    }
+
+
+def engine_object(engine: Engine) -> dict[str, Any]:
+    """One engine: what it supports, and every number of its file, SI units."""
+    plain: dict[str, Any] = to_plain(engine)
+    return {"name": engine.name, "version": engine.version, "source": engine.source, "supports": supported(engine), **plain}
+
+
+def _row(engine: Engine) -> tuple[str, ...]:
+    found = supported(engine)
+    words = {"attention_dp": "attn dp", "expert_parallel": "ep"}
+    runs = [f"{word} ({found[name]})" if found[name] == "whole" else word for name, word in words.items() if found[name] != "none"]
+    runs += ["dcp"] if found["decode_context_parallel"] else []
+    runs += ["pcp"] if found["prefill_context_parallel"] != "none" else []
+    prompts = "chunks" if engine.has_chunks else "first"
+    start = "yes" if found["launch_command"] else ""
+    return engine.name, _shortened(engine.version), f"{engine.max_batch:,}", f"{engine.max_tokens:,}", prompts, ", ".join(runs), start
+
+
+def _shortened(version: str) -> str:
+    return version.split(",")[0]
+
+
+def _facts(engine: Engine) -> list[tuple[str, str]]:
+    facts = [(name.replace("_", " "), _text(value)) for name, value in supported(engine).items() if name != "formats"]
+    facts += [(f"format {each.format}", _conditions(each)) for each in engine.formats]
+    shown = {"formats", "versions", "notes", "name", "has_chunks", "attention_dp", "expert_parallel", "has_decode_context", "has_graphs"}
+    facts += [(field.name.replace("_", " "), _text(getattr(engine, field.name))) for field in fields(engine) if field.name not in shown]
+    return [(name, text) for name, text in facts if text]
+
+
+def _conditions(each: EngineFormat) -> str:
+    """On which chips a format runs, and as what."""
+    chips = [f"{', '.join(each.vendors)} chips" if each.vendors else "chips"]
+    chips += [f"with {', '.join(each.units)} units"] if each.units else []
+    return " ".join([*([f"as {each.runs_as}"] if each.runs_as else []), "on", *chips])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(f"{each:,}" if isinstance(each, int) else str(each) for each in value)
+    return f"{value:,g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,80 @@
+"""Memory of a collective library's communicators: buffers of each process group, which no framework's allocator counts.
+
+NCCL allocates a communicator's buffers at its first collective. They grow with the number of its channels, which follows from the
+bandwidth of the links that it fills, and hardly with the number of ranks.
+
+Source: NVIDIA/nccl issues 864 and 986 (memory is linear in channels and communicators; ring connections do not grow with ranks),
+src/graph/connect.cc (channels).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.machine import Machine
+from perfmodel.parallel.algebra.folding import EXPERT_AXES
+from perfmodel.parallel.algebra.sharding import AXIS_PARTS
+from perfmodel.parallel.grid import LayoutGrid
+
+#: Axes with a process group each, with the parts that make the group's members; the group of an axis exists where its degree exceeds 1.
+_GROUPS = {
+    "dp_replicate": AXIS_PARTS["dp_replicate"],
+    "dp_shard": (*AXIS_PARTS["dp_shard"], "dp_ep"),
+    "cp": (*AXIS_PARTS["cp"], "cp_ep"),
+    "tp": (*AXIS_PARTS["tp"], "tp_kv_ep", "tp_q_ep"),
+}
+
+
+def communicator_bytes(machine: Machine, grid: LayoutGrid) -> Any:
+    """Return the buffers of all communicators that a chip is a member of, for each layout. [byte]
+
+    One communicator for each mesh axis with more than one rank, one for experts and one for the replicas of experts, and where there
+    are several the one of all ranks (gradient norm, barriers). Those of an axis inside a node have the channels of the node's links.
+    """
+    total: Any = 0.0
+    largest: Any = 0.0
+    count: Any = 0.0
+    named = {part for parts in _GROUPS.values() for part in parts}
+    others = tuple(axis for axis in grid.fine if axis not in named)
+    for axis, parts in _GROUPS.items():
+        # axes without a name of their own count as data-parallel
+        each = _of_group(machine, grid, (*parts, *others) if axis == "dp_replicate" else parts)
+        is_used = np.minimum(grid.degree[axis] - 1.0, 1.0)
+        total, largest, count = total + is_used * each, np.maximum(largest, is_used * each), count + is_used
+    is_pipelined = np.minimum(grid.degree["pp"] - 1.0, 1.0)
+    sends = is_pipelined * _of_sends(machine, grid)
+    total, largest, count = total + sends, np.maximum(largest, sends), count + is_pipelined
+    if not grid.fine.keys().isdisjoint(EXPERT_AXES):
+        has_groups = np.minimum(grid.size(EXPERT_AXES) - 1.0, 1.0)
+        total = total + has_groups * (2.0 * _of_group(machine, grid, EXPERT_AXES))
+    return total + np.minimum(np.maximum(count - 1.0, 0.0), 1.0) * largest
+
+
+def world_communicator_bytes(machine: Machine, num_chips: int) -> float:
+    """Return the buffers of the one communicator of all ranks. [byte]"""
+    for each, size in zip(machine.communicator_bytes, machine.tier_sizes, strict=True):
+        if min(size, num_chips) > 1:
+            return each
+    return 0.0
+
+
+def _of_group(machine: Machine, grid: LayoutGrid, parts: tuple[str, ...]) -> Any:
+    """Return the buffers of one communicator, by the innermost tier in which it has more than one rank. [byte]"""
+    if not machine.communicator_bytes:
+        return 0.0
+    found: Any = machine.communicator_bytes[-1]
+    for each, inside in reversed(list(zip(machine.communicator_bytes, grid.group_inside(parts), strict=True))):
+        found = np.where(inside > 1.0, each, found)
+    return found
+
+
+def _of_sends(machine: Machine, grid: LayoutGrid) -> Any:
+    """Return the same of the communicator over which a pipeline sends. [byte]"""
+    if not machine.communicator_bytes:
+        return 0.0
+    found: Any = machine.communicator_bytes[-1]
+    for each, hop in reversed(list(zip(machine.communicator_bytes, grid.hop, strict=True))):
+        found = np.where(hop > 1.0, each, found)
+    return found

@@ -1,0 +1,160 @@
+"""How a published run fine-tunes: method, adapters, the format of the base and the optimizer, as its source states them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.workload.base_formats import BASE_FORMATS
+from perfmodel.workload.job import Optimizer
+from perfmodel.workload.training import DEFAULT_BASE, FULL_TRAINING, Method, Training
+
+#: Methods whose step is not one forward and backward pass over the stated sequences, and why they are not predicted.
+_NOT_PREDICTED: Mapping[str, str] = {
+    "dpo": "trains on pairs of answers next to a frozen reference model",
+    "simpo": "trains on pairs of answers",
+    "kto": "runs a frozen reference model next to the trained one",
+    "grpo": "generates answers and scores them before it trains",
+    "ppo": "generates answers and scores them before it trains",
+}
+
+#: Adapters of other forms than LoRA.
+_OTHER_ADAPTERS = ("dora", "boft", "oft", "ia3", "loha", "lokr", "vera", "ln_tuning", "prompt", "prefix")
+
+#: Words for linear operators in lists of targets -> names here. Of experts "mlp" means the dense and shared ones.
+_TARGETS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("q", "query", "q_proj"), ("q_proj",)),
+    **dict.fromkeys(("k", "key", "k_proj"), ("k_proj",)),
+    **dict.fromkeys(("v", "value", "v_proj"), ("v_proj",)),
+    **dict.fromkeys(("o", "output", "o_proj"), ("o_proj",)),
+    **{name: (name,) for name in ("gate_proj", "up_proj", "down_proj", "experts")},
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+}
+
+#: Words for stored formats in `settings.base_weights`, the first that is found -> format.
+_BASES = (("nf4-dq", "nf4-dq"), ("nf4", "nf4"), ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("int4", "int4"), ("int8", "int8"), ("fp8", "fp8"))
+
+#: Optimizers as sources name them, longest first -> as they are known here.
+_OPTIMIZERS = (
+    ("paged 8-bit adam", Optimizer.PAGED_ADAMW_8BIT),
+    ("paged adam", Optimizer.PAGED_ADAMW),
+    ("8-bit adam", Optimizer.ADAMW_8BIT),
+    ("4-bit adam", Optimizer.ADAMW_4BIT),
+    ("8-bit lion", Optimizer.LION_8BIT),
+    ("adafactor", Optimizer.ADAFACTOR),
+    ("lion", Optimizer.LION),
+    ("muon", Optimizer.MUON),
+    ("momentum", Optimizer.MOMENTUM),
+    ("sgd", Optimizer.SGD),
+    ("adam", Optimizer.ADAMW),
+)
+
+
+def states_training(inputs: Mapping[str, Any]) -> bool:
+    """Whether a run says by itself how it trains."""
+    return inputs.get("train") is not None or bool(_method(inputs))
+
+
+def _method(inputs: Mapping[str, Any]) -> str:
+    """The method that a run names; one that describes adapters and names none trains these. Empty: it says nothing."""
+    value = inputs.get("method")
+    if isinstance(value, str):
+        return value.lower()
+    return str(Method.LORA) if isinstance(inputs.get("lora"), Mapping) else ""
+
+
+def trains_adapters(inputs: Mapping[str, Any]) -> bool:
+    """Whether a run that says how it trains trains adapters only."""
+    value = inputs.get("train")
+    if value is not None:
+        return value != str(Method.FULL)
+    return "lora" in _method(inputs)
+
+
+def stated_training(inputs: Mapping[str, Any], default_targets: tuple[str, ...] = ()) -> Training:
+    """What `method`, `lora` and `settings.base_weights` say. Raises InputError for what is not predicted.
+
+    default_targets   of adapters, where the run does not list them
+    """
+    modality = inputs.get("modality")
+    if modality not in (None, "text"):
+        raise bad_field("modality", one_line(modality, 40), "is not modelled", "give runs over text")
+    method = _method(inputs) or str(Method.FULL)
+    words = set(re.findall(r"[a-z0-9_]+", method))
+    for name, why in _NOT_PREDICTED.items():
+        if name in words:
+            raise bad_field("method", one_line(method, 40), f"{why}, which is not predicted", "give full, lora or qlora")
+    for name in _OTHER_ADAPTERS:
+        if name in words:
+            raise bad_field("method", one_line(method, 40), "adapters of this form are not modelled", "give lora or qlora")
+    if not words & {"lora", "qlora"}:
+        return FULL_TRAINING
+    lora = inputs.get("lora")
+    fields = lora if isinstance(lora, Mapping) else {}
+    base = _base(inputs.get("settings"), fields, is_quantized="qlora" in words)
+    return Training(
+        method=Method.QLORA if base else Method.LORA,
+        rank=_count(fields, ("r", "rank"), 16),
+        targets=_targets(fields.get("targets"), default_targets),
+        num_adapters=_count(fields, ("adapters",), 1),
+        base=base,
+    )
+
+
+def _count(fields: Mapping[str, Any], names: tuple[str, ...], default: int) -> int:
+    value = next((fields[name] for name in names if fields.get(name) is not None), default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise bad_field(f"lora.{names[0]}", one_line(value, 40), "must be a positive whole number", "correct it in the case")
+    return value
+
+
+def _targets(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of linear operators in a list of targets as people write it; none: all of them."""
+    text = (" ".join(map(str, value)) if isinstance(value, list) else str(value or "")).lower()
+    words = re.findall(r"[a-z_]+", text)
+    if not words:
+        return default
+    if "all" in words:
+        return ()
+    named = [name for word in words for name in _TARGETS.get(word, ())]
+    # "attention q, v" names operators of attention, "attention" by itself is all of them
+    if "attention" in words and not any(name in ("q_proj", "k_proj", "v_proj", "o_proj") for name in named):
+        named.append("attention")
+    if not named:
+        rule = "names no linear operator that is known here"
+        raise bad_field("lora.targets", one_line(text, 60), rule, "name attention, mlp, experts or operators such as q_proj")
+    return tuple(dict.fromkeys(named))
+
+
+def _base(settings: object, lora: Mapping[str, Any], *, is_quantized: bool) -> str:
+    """The format of the frozen weights; empty: that of the computation."""
+    stated = settings if isinstance(settings, Mapping) else {}
+    text = str(stated.get("base_weights") or stated.get("base_format") or "").lower()
+    if text and text not in ("bf16", "fp16", "16-bit"):
+        found = next((base for word, base in _BASES if word in text), "")
+        if not found:
+            raise bad_field("settings.base_weights", one_line(text, 40), "is not known", f"use {', '.join(BASE_FORMATS)}")
+        return found
+    bits = lora.get("base_bits")
+    if bits == 8:
+        return "int8"
+    return DEFAULT_BASE if is_quantized or bits == 4 else ""
+
+
+def stated_optimizer(inputs: Mapping[str, Any]) -> Optimizer | None:
+    """The optimizer that a run names; None: it does not say."""
+    value = inputs.get("optimizer")
+    if value is None:
+        return None
+    text = str(value).lower()
+    if "host" in text or "offload" in text:
+        raise bad_field("optimizer", one_line(text, 40), "is not modelled on the host", "give runs with the optimizer on the chip")
+    found = next((optimizer for name, optimizer in _OPTIMIZERS if name in text), None)
+    if found is None:
+        raise InputError(f"optimizer={one_line(text, 40)}: is not modelled; give one of {', '.join(Optimizer)}")
+    return found
+
+
+__all__ = ["stated_optimizer", "stated_training", "states_training", "trains_adapters"]

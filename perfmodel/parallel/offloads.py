@@ -1,0 +1,29 @@
+"""What may lie in the host's memory, as one word: `--offload checkpoints,optimizer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfmodel.foundation.errors import bad_field, one_line, suggest
+
+#: What lies there -> the setting that says so.
+OFFLOADS = {
+    "checkpoints": "checkpoint_offload",
+    "activations": "activation_offload",
+    "optimizer": "optimizer_offload",
+    "parameters": "parameter_offload",
+}
+
+
+def read_offloads(value: Any, name: str = "offload") -> tuple[str, ...]:
+    """Names of what is offloaded, from a text with commas or a list; `none` is nothing."""
+    texts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise bad_field(name, one_line(value), "must be a list of names", f"use {', '.join(OFFLOADS)} or none")
+    found = [text.strip().lower() for text in texts]
+    if found == ["none"]:
+        return ()
+    for text in found:
+        if text not in OFFLOADS:
+            raise bad_field(name, one_line(text), f"is not known{suggest(text, OFFLOADS)}", f"use {', '.join(OFFLOADS)} or none")
+    return tuple(dict.fromkeys(found))

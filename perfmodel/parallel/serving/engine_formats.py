@@ -1,0 +1,63 @@
+"""Formats of weights that an engine runs on a chip: rows of an engine's file (`formats`), and what they say of a chip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.hardware.chip import Chip
+from perfmodel.workload.quantization import QUANTIZATIONS, Quantization, has_units
+
+PLAIN_FORMATS = (str(Dtype.BF16), str(Dtype.FP16))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFormat:
+    """One format on one kind of chip.
+
+    format    of the checkpoint
+    units     what the chip multiplies in hardware; vendors: whose chips it is for, none: any
+    runs_as   the format that the engine's kernels make of it; empty: the same
+    """
+
+    format: str
+    units: tuple[str, ...] = ()
+    vendors: tuple[str, ...] = ()
+    runs_as: str = ""
+
+    def __post_init__(self) -> None:
+        for name in (self.format, *([self.runs_as] if self.runs_as else [])):
+            if name not in QUANTIZATIONS:
+                raise bad_field("formats", name, f"must be of {', '.join(QUANTIZATIONS)}", "correct the engine")
+        for unit in self.units:
+            if unit not in tuple(Dtype):
+                raise bad_field("formats", unit, f"must be of {', '.join(Dtype)}", "correct the engine")
+
+    def is_for(self, chip: Chip) -> bool:
+        return (not self.vendors or chip.vendor.lower() in self.vendors) and all(Dtype(unit) in chip.peak_flop_rate for unit in self.units)
+
+
+def format_on(formats: Sequence[EngineFormat], chip: Chip, quantization: Quantization) -> Quantization | None:
+    """What an engine with these formats runs a checkpoint as; None where it does not. Without formats the chip's units decide."""
+    if not formats or quantization.name in PLAIN_FORMATS:
+        return quantization if has_units(quantization, chip.peak_flop_rate) else None
+    found = next((each for each in formats if each.format == quantization.name and each.is_for(chip)), None)
+    runs = None if found is None else QUANTIZATIONS[found.runs_as or found.format]
+    return runs if runs is not None and has_units(runs, chip.peak_flop_rate) else None
+
+
+def formats_on(formats: Sequence[EngineFormat], chip: Chip) -> tuple[str, ...]:
+    """Names of all formats that run, those that run as another one left out."""
+    found = {name: format_on(formats, chip, quantization) for name, quantization in QUANTIZATIONS.items()}
+    return tuple(name for name, runs in found.items() if runs is not None and runs.name == name)
+
+
+def require_format(engine: str, formats: Sequence[EngineFormat], chip: Chip, quantization: Quantization) -> Quantization:
+    """As `format_on`. Raises InputError that names what does run."""
+    found = format_on(formats, chip, quantization)
+    if found is None:
+        runs = ", ".join(formats_on(formats, chip))
+        raise InputError(f"quantization={quantization.name}: {engine} does not run it on {chip.name}; use one of {runs}, or another chip")
+    return found

@@ -1,0 +1,57 @@
+"""Prefill and decode workers as text: `3x4:1x8`, or with degrees of each pool, `1x8,tp=2,attention-dp=4,ep=8:1x8,tp=8`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.values import whole
+
+_SIZE = re.compile(r"(\d{1,6})\s*x\s*(\d{1,6})", re.ASCII)
+_REMEDY = "write 3x4:1x8 for three prefill workers of 4 chips and one decode worker of 8; degrees follow, as in 1x8,tp=2,pp=4:1x8,tp=8"
+DEGREES = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedWorkers:
+    """Workers of one pool.
+
+    count    workers
+    chips    of each
+    degrees  that were given
+    """
+
+    count: int
+    chips: int
+    degrees: Mapping[str, int] = field(default_factory=dict)
+
+
+def parse_workers(value: object, name: str = "workers") -> tuple[StatedWorkers, StatedWorkers]:
+    """Prefill and decode workers. Raises InputError."""
+    parts = str(value).split(":")
+    if len(parts) != 2:
+        raise bad_field(name, value, "must be prefill workers x chips of each : decode workers x chips of each", _REMEDY)
+    prefill, decode = (_group(part, value, name) for part in parts)
+    for group, degree, rule in ((prefill, "dcp", "is of decode workers"), (decode, "pcp", "is of prefill workers")):
+        if group.degrees.get(degree, 1) > 1:
+            raise bad_field(name, value, f"{degree} {rule}", f"leave {degree} out on that side of the colon")
+    return prefill, decode
+
+
+def _group(text: str, value: object, name: str) -> StatedWorkers:
+    size, *given = text.split(",")
+    found = _SIZE.fullmatch(size.strip())
+    if found is None:
+        raise bad_field(name, value, "must be prefill workers x chips of each : decode workers x chips of each", _REMEDY)
+    degrees: dict[str, int] = {}
+    for each in given:
+        degree, _, number = each.partition("=")
+        degree = degree.strip().replace("-", "_")
+        if degree not in DEGREES:
+            raise bad_field(name, value, f"{degree or each} is no degree of a worker", f"use {', '.join(DEGREES).replace('_', '-')}")
+        if degree in degrees:
+            raise bad_field(name, value, f"{degree} is given twice for one kind of worker", "keep one")
+        degrees[degree] = whole(number, f"{name}: {degree}")
+    return StatedWorkers(count=whole(found[1], name), chips=whole(found[2], name), degrees=degrees)

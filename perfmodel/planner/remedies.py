@@ -1,0 +1,177 @@
+"""The smallest changes with which a plan, or a job, fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets
+from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.stage_cuts import default_stage_layers
+from perfmodel.planner.explain import changed_knobs, plan_knobs
+from perfmodel.planner.limits import Prober, chip_counts, fewest_chips
+from perfmodel.planner.result import FittingChange
+from perfmodel.planner.uniform.space import Space, runnable_space
+from perfmodel.planner.uniform.sweep import sweep
+
+Knob = int | str | bool
+MakeEstimator = Callable[[int, int], Estimator]
+
+#: Remedies that are named at most.
+MOST = 3
+
+_MICRO_BATCH = ("micro_batch",)
+_RECOMPUTE = ("recompute",)
+_SHARDING = ("zero", "dp_replicate", "dp_shard")
+_DEGREES = ("tp", "pp", "cp", "dp_replicate", "dp_shard", "sequence_parallel", "schedule", "virtual_stages")
+#: What of a plan is freed, the smallest change first: each part alone, then together.
+_STEPS: tuple[tuple[tuple[str, ...], ...], ...] = (
+    (_MICRO_BATCH, _RECOMPUTE, _SHARDING, _DEGREES),
+    ((*_MICRO_BATCH, *_RECOMPUTE), (*_RECOMPUTE, *_SHARDING), (*_MICRO_BATCH, *_SHARDING), (*_SHARDING, *_DEGREES)),
+    ((*_MICRO_BATCH, *_RECOMPUTE, *_SHARDING, *_DEGREES),),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a remedy has to keep.
+
+    make            the estimator of so many tokens a sequence on so many chips
+    any_framework   plans that the framework cannot run are remedies too
+    """
+
+    estimator: Estimator
+    make: MakeEstimator
+    memory_headroom: float | None
+    risk: float | None
+    any_framework: bool
+
+    def best(self, space: Space, attention: AttentionKernel, recompute_operators: tuple[str, ...] | None = None) -> Prediction | None:
+        """Return the fastest plan of the space that fits."""
+        if not self.any_framework:
+            space = runnable_space(space, self.estimator.profile, self.estimator.job)
+        found = sweep(
+            self.estimator,
+            space,
+            top=1,
+            memory_headroom=self.memory_headroom,
+            risk=self.risk,
+            attention=attention,
+            recompute_operators=recompute_operators,
+        )
+        if not found.num_feasible:
+            return None
+        plan = found.plan(int(found.best_time.ids[0]))
+        return self.estimator.predict(plan, memory_headroom=self.memory_headroom, risk=self.risk)
+
+
+def remedies_of_plan(asked: Asked, plan: Plan) -> tuple[FittingChange, ...]:
+    """Return up to `MOST` changes with which the plan fits: of its knobs as few as possible, of these the fastest; then more chips."""
+    if plan.assignment is not None:
+        return ()
+    found: dict[tuple[tuple[str, Knob], ...], FittingChange] = {}
+    for step in _STEPS:
+        better = sorted(_freed(asked, plan, step), key=lambda remedy: remedy.prediction.step_time)
+        for remedy in better:
+            found.setdefault(tuple(sorted(remedy.changes.items())), remedy)
+        if len(found) >= MOST:
+            break
+    remedies = sorted(found.values(), key=lambda remedy: (len(remedy.changes), remedy.prediction.step_time))[:MOST]
+    if len(remedies) < MOST:
+        fixed = {knob: value for knob, value in plan_knobs(plan).items() if knob not in ("rules", "dp_replicate", "dp_shard")}
+        space = Space(fixed=fixed, orders=(plan.order,), rules=_rules(plan), stage_layers=plan.stage_layers)
+        remedies += more_chips(asked, space, plan.attention, plan)
+    return tuple(remedies)
+
+
+def _freed(asked: Asked, plan: Plan, step: tuple[tuple[str, ...], ...]) -> Iterator[FittingChange]:
+    for freed in step:
+        fixed = {knob: value for knob, value in plan_knobs(plan).items() if knob not in (*freed, "rules")}
+        layers = () if "pp" in freed else plan.stage_layers
+        space = Space(fixed=fixed, orders=(plan.order,), rules=_rules(plan), stage_layers=layers)
+        prediction = asked.best(space, plan.attention, plan.recompute_operators)
+        if prediction is not None and "pp" in freed:
+            prediction = _with_default_stages(asked, prediction)
+        if prediction is not None:
+            yield FittingChange(changes=changed_knobs(plan, prediction.plan), prediction=prediction)
+
+
+def _with_default_stages(asked: Asked, prediction: Prediction) -> Prediction | None:
+    """Return it with the layers of each stage that a plan has by default, for no flag states others; None where it does not fit so."""
+    plan = prediction.plan
+    layers = default_stage_layers(plan.job, plan.layout.pp, plan.virtual_stages)
+    if plan.stage_layers == layers:
+        return prediction
+    found = asked.estimator.predict(replace(plan, stage_layers=layers), memory_headroom=asked.memory_headroom, risk=asked.risk)
+    return found if found.fits and (asked.any_framework or not found.not_runnable) else None
+
+
+def _rules(plan: Plan) -> tuple[RuleSet, ...]:
+    return default_rule_sets() if plan.rules in default_rule_sets() else (plan.rules,)
+
+
+def remedies_of_search(asked: Asked, space: Space, attention: AttentionKernel) -> tuple[FittingChange, ...]:
+    """Return up to `MOST` changes with which some plan fits: knobs that were given and are freed one by one, then more chips."""
+    found: list[FittingChange] = []
+    for knob in space.fixed:
+        free = replace(
+            space,
+            fixed={name: value for name, value in space.fixed.items() if name != knob},
+            orders=space.orders[:1],
+            lists=(),
+        )
+        prediction = asked.best(free, attention)
+        if prediction is not None:
+            changes = {name: value for name, value in _given(space, prediction.plan).items() if name == knob}
+            found.append(FittingChange(changes=changes, prediction=prediction))
+    found.sort(key=lambda remedy: remedy.prediction.step_time)
+    found = [*found[: MOST - 1], *more_chips(asked, space, attention, None)]
+    if found or not space.fixed:
+        return tuple(found)
+    free = replace(space, fixed={}, maximum={}, orders=space.orders[:1], lists=())
+    prediction = asked.best(free, attention)
+    remedies = [FittingChange(changes={}, prediction=prediction)] if prediction is not None else more_chips(asked, free, attention, None)
+    return tuple(replace(each, changes={**each.changes, **_given(space, each.prediction.plan)}) for each in remedies)
+
+
+def _given(space: Space, plan: Plan) -> dict[str, Knob]:
+    """Return the knobs that were given, with the values of this plan."""
+    knobs = plan_knobs(plan) | {"dp": plan.layout.data_parallel}
+    return {knob: knobs[knob] for knob in space.fixed if knob in knobs}
+
+
+def more_chips(asked: Asked, space: Space, attention: AttentionKernel, plan: Plan | None) -> list[FittingChange]:
+    """Return the fewest chips with which some plan of the space fits, as `perfmodel limits` finds them; empty where there are none."""
+    estimator, job = asked.estimator, asked.estimator.job
+    candidates = [count for count in chip_counts(estimator) if count > estimator.cluster.num_chips]
+    if not candidates:
+        return []
+    if not asked.any_framework:
+        space = runnable_space(space, estimator.profile, job)
+    prober = Prober(
+        make=asked.make,
+        seq_len=job.seq_len,
+        chips=estimator.cluster.num_chips,
+        global_batch=job.global_batch,
+        space=replace(space, orders=space.orders[:1], lists=()),
+        attention=attention,
+        headroom=asked.memory_headroom,
+        risk=asked.risk,
+    )
+    given = math.prod(int(space.fixed.get(axis, 1)) for axis in ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"))
+    if all(axis in space.fixed for axis in ("pp", "cp", "tp")) and (
+        "dp" in space.fixed or {"dp_replicate", "dp_shard"} <= space.fixed.keys()
+    ):
+        candidates = [count for count in candidates if count == given]  # all degrees are given: their product is the number of chips
+        if not candidates:
+            return []
+    limit = fewest_chips(prober, candidates)
+    if not limit.prediction:
+        return []
+    prediction = limit.prediction[0]
+    changes: dict[str, Knob] = {"chips": limit.value}
+    return [FittingChange(changes=changes | (changed_knobs(plan, prediction.plan) if plan is not None else {}), prediction=prediction)]

@@ -1,0 +1,62 @@
+"""The changes with which a plan would fit, as people read them and as `--json` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.foundation.units import format_bytes, format_step
+from perfmodel.parallel.prediction import PROBABILITY, probability_cell
+from perfmodel.report.table import Table
+
+if TYPE_CHECKING:
+    from perfmodel.planner.result import FittingChange
+
+
+#: Where no plan with other knobs or on more chips fits.
+NOTHING_HELPS = (
+    "No other plan of this job fits, nor on more chips of this cluster: use chips with more memory, a smaller model, shorter sequences or "
+    "--train lora:16."
+)
+
+
+def flags_text(changes: Mapping[str, int | str | bool]) -> str:
+    """The changes as flags of `perfmodel predict`."""
+    return " ".join(_flag(knob, value) for knob, value in changes.items())
+
+
+def _flag(knob: str, value: int | str | bool) -> str:
+    name = knob.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {value}"
+
+
+def fitting_changes_table(remedies: Sequence[FittingChange]) -> Table:
+    return Table(
+        title="The smallest changes that would fit: flags to add, or to put in place of those given",
+        headers=("flags", "step time", "memory", PROBABILITY),
+        rows=tuple(
+            (
+                flags_text(each.changes),
+                format_step(each.prediction.step_time),
+                format_bytes(each.prediction.memory["total"]),
+                probability_cell(each.prediction.fits_probability),
+            )
+            for each in remedies
+        ),
+        right=("step time", "memory", PROBABILITY),
+    )
+
+
+def remedies_objects(remedies: Sequence[FittingChange]) -> list[dict[str, Any]]:
+    return [
+        {
+            "flags": flags_text(each.changes),
+            "changes": dict(each.changes),
+            "step_time": each.prediction.step_time,
+            "memory": each.prediction.memory["total"],
+            "fits_probability": each.prediction.fits_probability,
+        }
+        for each in remedies
+    ]

@@ -1,0 +1,217 @@
+"""Served loads as flat rows for spreadsheets (SI units, columns named as in `--json`), and as one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.foundation.units import format_time
+from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.planner.serving.result import RankedPlan, ServingSearchResult
+from perfmodel.report.serving import limits_object, short_plan
+from perfmodel.report.table import Table, words
+from perfmodel.workload.serving import ServingJob
+
+_TIMES = ("ttft", "tpot", "inter_token", "request_latency")
+_HEADERS = {"concurrency": "in flight", "rate": "requests/s"}
+_PERCENTILES = ("mean", "p50", "p90", "p99")
+
+
+def serving_row(prediction: ServingPrediction) -> dict[str, Any]:
+    """The job, the plan, the results, the parts of a decode step and the classes of memory."""
+    job, plan = prediction.job, prediction.plan.to_dict()
+    degrees = {name: plan.get(name) for name in ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens")}
+    row: dict[str, Any] = {
+        "model": job.model.name,
+        "cluster": prediction.cluster,
+        "chips": prediction.plan.num_chips,
+        **_load_columns(job),
+        "engine": prediction.plan.engine,
+        "quantization": job.quantization.name,
+        "kv_precision": str(job.kv_precision),
+        **degrees,
+        "workers": plan.get("workers", ""),
+        "fits": prediction.fits,
+        "fits_load": prediction.fits_load,
+        "is_saturated": prediction.is_saturated,
+    }
+    for name in _TIMES:
+        spread = getattr(prediction, name)
+        row |= {name if which == "mean" else f"{name}_{which}": _finite(getattr(spread, which)) for which in _PERCENTILES}
+    row |= {
+        "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
+        "tokens_per_second_per_user": prediction.tokens_per_second_per_user,
+        "requests_per_second": prediction.requests_per_second,
+        "goodput": prediction.goodput,
+        "price_per_hour": prediction.price_per_hour or None,
+        "cost_per_million_tokens": prediction.cost_per_million,
+        "running": prediction.running,
+        "queued": _finite(prediction.queued),
+        "max_sequences": prediction.max_sequences,
+        "decode_step": prediction.decode_step,
+        "prefill_time": prediction.prefill_time,
+        "memory_total": prediction.memory["total"],
+        "memory_usable": prediction.memory_usable,
+    }
+    for name, (low, high) in prediction.intervals.items():
+        row |= {f"{name}_low": _finite(low), f"{name}_high": _finite(high)}
+    row |= {f"time_{part}": time for part, time in prediction.parts.items()}
+    row |= {f"memory_{kind}": size for kind, size in prediction.memory.items() if kind != "total"}
+    return row | {"notes": "; ".join(prediction.notes), "reason": ""}
+
+
+def ranked_row(ranked: RankedPlan, *, place: int, kind: str) -> dict[str, Any]:
+    """A row of a search: figures of all chips given, idle ones too. kind: aggregated or disaggregated."""
+    row = serving_row(ranked.prediction)
+    for name, (low, high) in ranked.intervals.items():
+        row |= {f"{name}_low": _finite(low), f"{name}_high": _finite(high)}
+    return {"place": place, "kind": kind} | row | {
+        "chips": ranked.plan.num_chips + ranked.idle_chips,
+        "idle_chips": ranked.idle_chips,
+        "tokens_per_second_per_chip": ranked.tokens_per_second_per_chip,
+        "cost_per_million_tokens": ranked.cost_per_million,
+        "meets": ranked.meets,
+        "reason": ranked.reason,
+    }  # fmt: skip
+
+
+def search_rows(found: ServingSearchResult) -> list[dict[str, Any]]:
+    """All plans that a search lists."""
+    rows = [ranked_row(each, place=place, kind="aggregated") for place, each in enumerate(found.plans, 1) if each.plan.pools is None]
+    return rows + [ranked_row(each, place=place, kind="disaggregated") for place, each in enumerate(found.disaggregated, 1)]
+
+
+def _load_columns(job: ServingJob) -> dict[str, Any]:
+    return {
+        "input_len": job.input_len.most,
+        "input_len_least": job.input_len.least,
+        "output_len": job.output_len.most,
+        "output_len_least": job.output_len.least,
+        "concurrency": job.concurrency,
+        "rate": job.rate,
+        "prefix_hit": job.prefix_hit,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLine:
+    """A line of a table of services. asked: the words that differ from line to line; ranked, prediction: None where there is none."""
+
+    asked: Mapping[str, Any]
+    verdict: str
+    prediction: ServingPrediction | None = None
+    ranked: RankedPlan | None = None
+
+    @property
+    def plan(self) -> str:
+        return "" if self.prediction is None else short_plan(self.prediction.plan)
+
+    @property
+    def per_chip(self) -> float:
+        """Output tokens; of a search over all chips given. [1/s]"""
+        if self.ranked is not None:
+            return self.ranked.tokens_per_second_per_chip
+        return 0.0 if self.prediction is None else self.prediction.tokens_per_second_per_chip
+
+    @property
+    def cost(self) -> float | None:
+        """Of a million output tokens. [USD]"""
+        if self.ranked is not None:
+            return self.ranked.cost_per_million
+        return None if self.prediction is None else self.prediction.cost_per_million
+
+    @property
+    def at_once(self) -> int | None:
+        return None if self.prediction is None else self.prediction.job.concurrency
+
+    @property
+    def chips(self) -> int | None:
+        if self.prediction is None:
+            return None
+        return self.prediction.plan.num_chips + (self.ranked.idle_chips if self.ranked is not None else 0)
+
+
+def predicted_line(asked: Mapping[str, Any], prediction: ServingPrediction | None, limits: Mapping[str, float]) -> ServiceLine:
+    """Of one request of several; without a prediction where it cannot be."""
+    verdict = "not predicted" if prediction is None else short_verdict(prediction, limits)
+    return ServiceLine(asked=asked, prediction=prediction, verdict=verdict)
+
+
+def searched_line(asked: Mapping[str, Any], found: ServingSearchResult | None) -> ServiceLine:
+    """The best plan of one search of several; none where nothing fits or meets the limits."""
+    if found is None:
+        return ServiceLine(asked=asked, verdict="no plan")
+    return ServiceLine(
+        asked=asked, prediction=found.best.prediction, ranked=found.best, verdict="meets" if found.limits.given() else "fits"
+    )
+
+
+def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, shows_chips: bool = False) -> Table:
+    """One line for each request: what was asked, its plan, its figures and its verdict.
+
+    shows_load, shows_chips   as the search chose them
+    """
+    varied = [name for name in lines[0].asked if name != "tp"] if lines else []
+    has_plan = len({line.plan for line in lines if line.plan}) > 1 or shows_load or shows_chips
+    has_cost = any(line.cost is not None for line in lines)
+    headers = [*(_HEADERS.get(name, name) for name in varied), *(["chips"] if shows_chips else []), *(["plan"] if has_plan else [])]
+    headers += [
+        *(["at once"] if shows_load else []),
+        "TTFT",
+        "TPOT",
+        "tok/s/chip",
+        "tok/s/user",
+        *(["USD/M"] if has_cost else []),
+        "verdict",
+    ]
+    right = ("chips", "in flight", "requests/s", "at once", "TTFT", "TPOT", "tok/s/chip", "tok/s/user", "USD/M")
+    rows = []
+    for line in lines:
+        tp = f"tp {line.asked['tp']}" if line.prediction is None and line.asked.get("tp") else line.plan
+        cells = [_shown(name, line.asked[name]) for name in varied] + ([_number(line.chips)] if shows_chips else [])
+        cells += ([tp] if has_plan else []) + ([_number(line.at_once)] if shows_load else [])
+        rows.append((*cells, *_figures(line, has_cost=has_cost), line.verdict))
+    return Table(title=f"{len(lines)} requests", headers=tuple(headers), rows=tuple(rows), right=right, fold=("plan", "verdict"))
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _figures(line: ServiceLine, *, has_cost: bool) -> tuple[str, ...]:
+    prediction = line.prediction
+    if prediction is None or not prediction.fits:
+        return ("",) * (4 + has_cost)
+    times = (prediction.ttft.mean, prediction.tpot.mean)
+    return (
+        *(format_time(time) if math.isfinite(time) else "endless" for time in times),
+        f"{line.per_chip:,.0f}",
+        f"{prediction.tokens_per_second_per_user:,.1f}",
+        *([("" if line.cost is None else f"{line.cost:,.2f}")] if has_cost else []),
+    )
+
+
+def short_verdict(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:
+    """A few words: does not fit, cannot keep up, misses ttft, meets (all limits), or fits."""
+    if not prediction.fits:
+        return "does not fit"
+    if prediction.is_saturated and prediction.job.rate is not None:
+        return "cannot keep up"
+    missed = [words(name) for name, kept in limits_object(prediction, limits).items() if not kept["kept_by_mean"]]
+    if missed:
+        return f"misses {', '.join(missed)}"
+    waits = "" if prediction.fits_load else ", some wait"
+    return ("meets" if limits else "fits") + waits
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "as fits" if name in ("concurrency", "rate") else ""
+    return short_name(str(value)) if name == "cluster" else str(value)

@@ -1,0 +1,117 @@
+"""The smallest changes under which a service that does not fit would: each is tried by itself, and fits where it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any, TypeAlias
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.serving.engine import Engine
+from perfmodel.parallel.serving.engine_formats import formats_on
+from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.workload.quantization import QUANTIZATIONS
+from perfmodel.workload.serving import Lengths
+
+Change: TypeAlias = Mapping[str, Any]
+"""Words of a request and their new values."""
+
+MOST_REMEDIES = 3
+_DEGREES = (2, 4, 8, 16, 32, 64)
+_BATCHES = (512, 256, 128, 64, 32, 16, 8, 4)
+_MOST_CHIPS = 4096
+_LEAST_LENGTH = 128
+
+
+def find_remedies(
+    asked: ServingRequest,
+    prediction: ServingPrediction,
+    *,
+    engine: Engine,
+    cluster: Cluster,
+    fits: Callable[[ServingRequest], ServingPrediction],
+) -> tuple[Change, ...]:
+    """Up to three single changes that fit, of different kinds, those on the same chips first.
+
+    fits   predicts a changed request; raises InputError where it cannot be
+    """
+    room = prediction.memory_usable - (prediction.memory["total"] - prediction.memory["cache"])
+    kinds = [_more_tp(asked, prediction, cluster)]
+    if room > 0.0 or prediction.memory["weights"] < prediction.memory_usable:
+        kinds += [_fewer_sequences(prediction, engine), _narrower_cache(prediction)]
+    kinds += [_narrower_weights(prediction, engine, cluster), _more_chips(asked, cluster)]
+    found: list[Change] = []
+    for changes in kinds:
+        fitting = (change for change in (_tried(asked, each, fits) for each in changes) if change is not None)
+        found += islice(fitting, 1)
+    if len(found) < MOST_REMEDIES and room > 0.0:
+        shorter = _shorter(asked, prediction, fits)
+        found += [shorter] if shorter is not None else []
+    return tuple(found[:MOST_REMEDIES])
+
+
+def _tried(asked: ServingRequest, change: Change, fits: Callable[[ServingRequest], ServingPrediction]) -> Change | None:
+    """The change where it fits, with the tp that follows from more chips."""
+    try:
+        found = fits(replace(asked, **change))
+    except InputError:
+        return None
+    if not found.fits:
+        return None
+    return {name: found.plan.tp if name == "tp" else value for name, value in change.items()}
+
+
+def _more_tp(asked: ServingRequest, prediction: ServingPrediction, cluster: Cluster) -> Iterator[Change]:
+    if asked.tp is None or asked.workers is not None:  # else every tp on these chips was tried
+        return
+    for tp in _DEGREES:
+        if prediction.plan.tp < tp <= cluster.num_chips:
+            yield {"tp": tp}
+
+
+def _fewer_sequences(prediction: ServingPrediction, engine: Engine) -> Iterator[Change]:
+    most = prediction.plan.max_batch or engine.max_batch
+    yield from ({"max_batch": each} for each in _BATCHES if each < most)
+
+
+def _narrower_cache(prediction: ServingPrediction) -> Iterator[Change]:
+    if str(prediction.job.kv_precision) != "fp8":
+        yield {"kv_precision": "fp8"}
+
+
+def _narrower_weights(prediction: ServingPrediction, engine: Engine, cluster: Cluster) -> Iterator[Change]:
+    """Formats that the engine runs on the chip, the widest first; those that differ in their scales alone as `QUANTIZATIONS` has them."""
+    least = prediction.job.quantization.weight_bytes
+    narrower = [QUANTIZATIONS[name] for name in formats_on(engine.formats, cluster.chip)]
+    for each in sorted(narrower, key=lambda each: -round(4 * each.weight_bytes)):
+        if each.weight_bytes < least and not each.experts_only:
+            yield {"quantization": each.name}
+
+
+def _more_chips(asked: ServingRequest, cluster: Cluster) -> Iterator[Change]:
+    """In powers of two, with the least tp that fits."""
+    if asked.workers is not None:
+        return
+    chips = 1
+    while chips <= min(cluster.max_chips, _MOST_CHIPS):
+        if chips > cluster.num_chips:
+            yield {"chips": chips, "tp": None}
+        chips *= 2
+
+
+def _shorter(asked: ServingRequest, prediction: ServingPrediction, fits: Callable[[ServingRequest], ServingPrediction]) -> Change | None:
+    """The longer of prompt and answer, cut to as much as fits in steps of 128 tokens."""
+    job = prediction.job
+    name, lengths = ("input_len", job.input_len) if job.input_len.most >= job.output_len.most else ("output_len", job.output_len)
+
+    def change(most: int) -> Change:
+        return {name: Lengths(least=min(lengths.least, most), most=most)}
+
+    low, high = 0, -(-lengths.most // _LEAST_LENGTH)  # in steps: fits (or nothing), does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _tried(asked, change(middle * _LEAST_LENGTH), fits) else (low, middle)
+    return change(low * _LEAST_LENGTH) if low else None

@@ -1,0 +1,80 @@
+"""What would fit where something does not: every remedy, followed, fits and can be run by the framework."""
+
+import json
+
+import pytest
+
+import perfmodel
+from perfmodel.report.remedies import flags_text
+
+LLAMA = "--model llama-3-70b --cluster dgx-h100 --chips 64 --gbs 512 --seq 8k"
+
+
+def flags_of(text):
+    """Flag -> value, empty where it has none."""
+    found = {}
+    for word in text.split():
+        if word.startswith("--"):
+            flag = word
+            found[flag] = ""
+        else:
+            found[flag] = word
+    return found
+
+
+def words_of(flags):
+    return [word for flag, value in flags.items() for word in (flag, value) if word]
+
+
+def search_in_vain(call, *words):
+    code, out, _ = call("search", *words, "--json")
+    assert code == 2
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("plan", ["--profile megatron --tp 4 --pp 2 --zero 1", "--profile torchtitan --dp-shard 64 --zero 3"])
+def test_a_plan_that_does_not_fit_is_told_with_changes_that_do(plan, call_json, call):
+    given = f"{LLAMA} {plan}"
+    found = call_json("predict", *given.split())
+    assert not found["fits"]
+    assert 1 <= len(found["remedies"]) <= 3
+    for remedy in found["remedies"]:
+        again = call_json("predict", *words_of(flags_of(given) | flags_of(remedy["flags"])))
+        assert again["fits"]
+        assert again["runnable"]
+        assert again["step_time"] == pytest.approx(remedy["step_time"])
+        assert again["memory"]["total"] == pytest.approx(remedy["memory"])
+    out = call("predict", *given.split())[1]
+    assert "The smallest changes that would fit" in out
+    assert found["remedies"][0]["flags"] in out
+
+
+def test_search_and_limits_name_the_same_fewest_chips(call, call_json):
+    job = words_of(flags_of("--model llama-3.1-405b --cluster dgx-h100 --chips 8 --gbs 64 --seq 8k"))
+    (remedy,) = search_in_vain(call, *job)["remedies"]
+    assert remedy["changes"]["chips"] == call_json("limits", *job)["limits"]["chips"]["value"]
+
+
+def test_a_search_that_was_given_too_much_is_told_what_to_free(call, call_json):
+    given = flags_of(f"{LLAMA} --profile megatron --tp 1 --pp 1")
+    found = search_in_vain(call, *words_of(given))
+    assert found["plans"] == []
+    assert {tuple(each["changes"]) for each in found["remedies"]} >= {("tp",), ("pp",)}
+    for remedy in found["remedies"]:
+        assert call_json("search", *words_of(given | flags_of(remedy["flags"])))["plans"]
+
+
+def test_a_plan_that_fits_has_no_remedies(call_json):
+    fits = call_json("predict", *words_of(flags_of("--model gpt2 --cluster dgx-h100 --chips 8 --gbs 8 --seq 1k")))
+    assert fits["fits"]
+    assert "remedies" not in fits
+
+
+def test_explain_ends_with_what_would_fit():
+    plan = perfmodel.predict(
+        model="llama-3-70b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192, tp=4, pp=2, zero=1, profile="megatron"
+    ).plan
+    found = perfmodel.explain_plan(plan).remedies
+    assert found
+    assert all(each.prediction.fits and not each.prediction.not_runnable for each in found)
+    assert flags_text(found[0].changes).startswith("--")

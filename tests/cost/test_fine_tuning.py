@@ -1,0 +1,106 @@
+"""Fine-tuning as trainers do it: what settings of theirs change about memory and time."""
+
+import pytest
+
+import perfmodel
+from perfmodel.hardware.reader import calibrations_for, load_chip
+from perfmodel.parallel.prediction import Prediction, notes
+from perfmodel.workload.models import load_model
+
+SHARDED = {"model": "llama-3.2-1b", "cluster": "dgx-h100", "chips": 8, "global_batch": 8, "seq_len": 4096, "zero": 3, "recompute": "full"}
+ALONE = {"model": "llama-3.2-1b", "cluster": "a100-sxm-80gb", "chips": 1, "global_batch": 2, "micro_batch": 2, "seq_len": 4096}
+PARAMETERS = load_model("llama-3.2-1b").num_parameters
+LOGITS = 2 * 4096 * 128256
+
+
+def sharded(train="lora:16", **settings: object) -> Prediction:
+    return perfmodel.predict(**SHARDED, train=train, profile="torch-fsdp2", settings=settings or None)
+
+
+def alone(**changes: object) -> Prediction:
+    settings = changes.pop("settings", None)
+    return perfmodel.predict(**{**ALONE, **changes}, profile="torch-fsdp2", settings=settings)
+
+
+def test_frozen_weights_may_be_stored_in_float32_and_gathered_in_16_bits():
+    half, whole = sharded(), sharded(frozen_weights="float32")
+    assert whole.memory["weights"] - half.memory["weights"] == pytest.approx(2 * PARAMETERS / 8, rel=1e-3)
+    assert whole.memory["gathered_parameters"] == half.memory["gathered_parameters"]
+    assert sharded("full", frozen_weights="float32").memory == sharded("full").memory
+
+
+def test_next_to_a_quantised_base_all_else_may_be_float32():
+    half, whole = (alone(train="qlora:16", settings=settings) for settings in (None, {"float32_rest": True}))
+    table = 128256 * 2048 + (2 * 16 + 1) * 2048  # one matrix for both ends, and norms
+    assert whole.memory["weights"] - half.memory["weights"] == pytest.approx(2 * table)
+
+
+def test_parameters_on_the_host_are_frozen_ones_too():
+    assert sharded(parameter_offload=True).memory["weights"] < 0.02 * sharded().memory["weights"]
+
+
+def test_a_loss_keeps_what_its_form_says():
+    """A float32 copy of 1.05e9 logits is gigabytes; one that copies an eighth at a time keeps the 16-bit ones."""
+    names = ("float32_logits", "loss=whole", "loss=upcast", "loss=chunked")
+    peaks = [alone(train="lora:16", recompute="full", settings=[name]).memory["total"] for name in names]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[0] - peaks[1] == pytest.approx(4 * LOGITS, rel=0.1)
+    assert alone(train="lora:16", recompute="full", settings={"loss_memory": 30}).memory["total"] > peaks[0]
+
+
+def test_an_optimizer_in_backward_never_holds_all_gradients():
+    after, within = (alone(precision="bf16", settings=settings) for settings in (None, {"optimizer_in_backward": True}))
+    assert after.memory["gradients"] == pytest.approx(2 * PARAMETERS)
+    assert within.memory["gradients"] == 0.0
+
+
+def test_an_optimizer_of_several_kernels_holds_a_copy_at_its_step():
+    """torch's foreach AdamW: with few tokens the step, not the loss, is the peak."""
+    short = {"seq_len": 128, "global_batch": 1, "micro_batch": 1, "precision": "bf16"}
+    foreach = alone(**short, settings={"fused_optimizer": False})
+    assert foreach.memory_moment == "the optimizer's step"
+    assert foreach.memory["total"] - foreach.memory["framework"] == pytest.approx((2 + 2 + 4 + 2) * PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    "optimizer, state", [("adamw", 4.0), ("adamw-8bit", 2.03125), ("adamw-4bit", 1.0625), ("paged-adamw-8bit", 0.0), ("lion", 2.0)]
+)
+def test_states_of_an_optimizer_on_the_chip(optimizer, state):
+    assert alone(precision="bf16", optimizer=optimizer).memory["optimizer"] == pytest.approx(state * PARAMETERS)
+
+
+def test_products_of_a_quantised_base_keep_their_inputs_and_dropout_a_copy():
+    plain, quantized = (alone(train=train) for train in ("lora:16:q_proj+v_proj", "qlora:16:q_proj+v_proj"))
+    assert quantized.memory["activations"] > plain.memory["activations"] + 16 * 2 * 4096 * 8192 * 2  # what feeds down_proj
+    dropping = alone(train="lora:16:q_proj+v_proj", settings={"adapter_dropout": True})
+    assert dropping.memory["activations"] - plain.memory["activations"] == pytest.approx(16 * 2 * 3 * 2 * 4096 * 2048)
+
+
+def test_norms_written_out_keep_float32():
+    kept = alone(train="lora:16", settings={"float32_norms": True}).memory["activations"] - alone(train="lora:16").memory["activations"]
+    assert kept == pytest.approx(16 * 2 * 2 * 4096 * 2048 * 2)
+
+
+def test_cards_reach_the_products_that_were_measured_on_them():
+    """A GeForce halves its rate where it accumulates in float32, and reaches nearly all of what is left."""
+    (calibration,) = calibrations_for("rtx4090-24gb")
+    assert [model.peak_fraction for dtype, model in calibration.matmul.items() if dtype == "bf16"] == [0.97]
+    assert load_chip("3080").name == "rtx3080-10gb"
+
+
+def test_7b_with_adapters_does_not_fit_a_3080():
+    """alpaca-lora issue 121."""
+    job = {"model": "llama-2-7b", "cluster": "rtx3080-10gb", "chips": 1, "global_batch": 128, "micro_batch": 4, "seq_len": 512}
+    assert not perfmodel.predict(**job, train="lora:8:q_proj+v_proj").fits
+    assert perfmodel.predict(**{**job, "micro_batch": 1}, train="qlora:8:q_proj+v_proj", recompute="full").fits
+
+
+def test_the_vocabulary_is_named_where_the_loss_does_not_fit():
+    """unsloth issue 1291: why 0.5B runs out of memory at 128k tokens."""
+    job = {"model": "qwen2.5-0.5b", "cluster": "rtx4090-24gb", "chips": 1, "global_batch": 1, "seq_len": "128k", "recompute": "full"}
+    whole, chunked = (perfmodel.predict(**job, train="qlora:16", settings=settings) for settings in (None, {"loss": "chunked"}))
+    (note,) = [each for each in notes(whole) if "vocabulary" in each]
+    assert "151,936" in note
+    assert "--setting loss=chunked" in note
+    assert not any("vocabulary" in each for each in notes(chunked))
+    assert chunked.memory["total"] < 0.2 * whole.memory["total"]

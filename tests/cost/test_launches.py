@@ -1,0 +1,33 @@
+"""What the host launches of a layer, and what CUDA graphs launch of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.cost.launches import graph_launches, graph_part
+from perfmodel.parallel.profile import GRAPH_SCOPES, load_profile
+from perfmodel.workload.models import load_model
+from perfmodel.workload.transformer import build_graph
+
+
+def graph_of(name):
+    return build_graph(load_model(name), seq_len=128, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0)
+
+
+def test_parts_of_a_layer_are_those_of_megatrons_scopes():
+    graph = graph_of("qwen3-30b-a3b")
+    parts = {op.name: graph_part(op, graph) for op in graph.operators}
+    assert {parts[name] for name in ("attention_norm", "q_proj", "attention", "o_proj", "attention_add")} == {"attn"}
+    assert {parts[name] for name in ("mlp_norm", "router", "route")} == {"moe_router"}
+    assert {parts[name] for name in ("experts_up", "experts_down", "mlp_add", "lm_head", "token_embedding")} == {""}
+    dense = graph_of("llama-3-8b")
+    assert graph_part(dense.operator("down_proj"), dense) == "mlp"
+
+
+@pytest.mark.parametrize(
+    ("scope", "share"), [((), 1.0), (("moe_router",), 0.9), (("attn", "moe_router"), 0.45), (GRAPH_SCOPES, 0.45)], ids=str
+)
+def test_what_a_graph_launches_takes_the_host_next_to_nothing(scope, share):
+    profile, graph = load_profile("megatron"), graph_of("qwen3-30b-a3b")
+    whole = graph_launches(graph, profile)
+    assert graph_launches(graph, replace(profile, graph_scope=scope)) <= share * whole

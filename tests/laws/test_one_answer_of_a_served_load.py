@@ -1,0 +1,69 @@
+"""A closed loop has one answer: what is printed is the simulation whatever its draws, near the formulas that a search ranks by."""
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.serving.pools import predict_plan
+from perfmodel.cost.serving.simulated import predict_served, with_simulation
+from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.verbs.serving import serving_plan, serving_setting
+
+PLANS = (
+    ("llama-3-8b", "dgx-h100", {"chips": 1, "tp": 1}),
+    ("llama-3-8b", "dgx-a100", {"chips": 2, "tp": 2}),
+    ("llama-3.3-70b", "dgx-h100", {"chips": 4, "tp": 4}),
+    ("qwen3-30b-a3b", "hgx-h200", {"chips": 2, "tp": 2, "ep": 2}),
+    ("deepseek-v3", "hgx-h200", {"chips": 8, "tp": 8, "ep": 8}),
+)
+
+
+@lru_cache(maxsize=2)
+def answers(number, seed):
+    """Of random loads that fit: printed, simulated with other draws, by the formulas; TTFT, TPOT and latency of each. [s]"""
+    random, found = np.random.default_rng(seed), []
+    while len(found) < number:
+        model, cluster, plan = PLANS[random.integers(len(PLANS))]
+        prompt, answer = int(2 ** random.uniform(6, 12.5)), int(2 ** random.uniform(4, 11))
+        least = random.choice([0.3, 0.8, 1.0])
+        asked = ServingRequest(
+            model=model,
+            cluster=cluster,
+            engine=str(random.choice(["vllm", "sglang", "tensorrt-llm"])),
+            input_len=f"{max(int(least * prompt), 1)}:{prompt}",
+            output_len=f"{max(int(least * answer), 1)}:{answer}",
+            concurrency=int(2 ** random.uniform(0, 8.5)),
+            **plan,
+        )
+        setting = serving_setting(asked)
+        of, job = setting.estimator, setting.job
+        chosen = serving_plan(setting, asked)[0]
+        printed = predict_served(of, job, chosen)
+        if not printed.fits or not printed.fits_load:
+            continue
+        three = (printed, with_simulation(of, printed, seed=11), predict_plan(of, job, chosen))
+        found.append([[each.ttft.mean, each.tpot.mean, each.request_latency.mean] for each in three])
+    return np.array(found)
+
+
+def shares_within(number, seed, of, share):
+    found = answers(number, seed)
+    return np.mean(np.abs(found[:, of] / found[:, 0] - 1) <= share, axis=0)
+
+
+def test_a_few_random_loads_have_one_answer():
+    assert np.all(shares_within(8, 1, of=1, share=0.1) >= 7 / 8)
+
+
+@pytest.mark.slow
+def test_200_random_loads_have_one_answer():
+    assert np.all(shares_within(200, 2, of=1, share=0.1) >= (0.95, 0.95, 0.98))
+
+
+@pytest.mark.slow
+def test_the_formulas_that_a_search_ranks_by_are_near():
+    found = answers(200, 2)
+    errors = np.abs(found[:, 2] / found[:, 0] - 1)
+    assert np.all(np.median(errors, axis=0) <= (0.08, 0.03, 0.03))
+    assert np.all(np.quantile(errors, 0.9, axis=0) <= (0.45, 0.25, 0.15))

@@ -1,0 +1,80 @@
+"""Whatever is recommended for a framework is a plan that it can run, of random jobs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import perfmodel
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.profile import GENERIC, list_profiles, load_profile
+
+MODELS = ("gpt2", "llama-3.1-8b", "llama-3-70b", "mixtral-8x7b", "qwen3-30b-a3b", "megatron-22b")
+CLUSTERS = ("dgx-h100", "dgx-a100", "hgx-h200")
+SETTINGS = ("tp", "pp", "cp", "zero", "micro_batch", "recompute")
+VALUES: dict[str, tuple[int | str, ...]] = {
+    "tp": (1, 2, 4, 8),
+    "pp": (1, 2, 4),
+    "cp": (1, 2),
+    "zero": (0, 1, 2, 3),
+    "micro_batch": (1, 2),
+    "recompute": ("none", "full"),
+}
+
+
+def random_job(random: random.Random) -> dict[str, Any]:
+    chips = random.choice((1, 2, 4, 8, 8, 16, 24, 64))
+    job: dict[str, Any] = {
+        "model": random.choice(MODELS),
+        "cluster": random.choice(CLUSTERS),
+        "chips": chips,
+        "global_batch": chips * random.choice((1, 2, 8)),
+        "seq_len": 1024 if chips == 1 else random.choice((1000, 1024, 2048, 8192)),
+        "profile": random.choice([name for name in list_profiles() if name != GENERIC]),
+    }
+    if random.random() < 0.2:
+        job["train"] = random.choice(("lora:16", "qlora:16"))
+    knob = random.choice(SETTINGS)
+    return job | ({knob: random.choice(VALUES[knob])} if random.random() < 0.3 else {})
+
+
+def recommended(job: dict[str, Any], random: random.Random) -> Iterator[tuple[str, Prediction]]:
+    try:
+        found = perfmodel.find_plans(**job, top=5)
+    except InputError:  # no such plan
+        return
+    for each in (*found.plans, *found.pareto, *(kind.prediction for kind in found.kinds), *found.least_memory):
+        yield "search", each
+    yield from (("remedy of search", each.prediction) for each in found.remedies)
+    for baseline in found.baselines:
+        yield from ((f"baseline {baseline.name}", each) for each in baseline.prediction)
+    start = [*found.plans, *found.least_memory][0].plan
+    knob = random.choice(SETTINGS)
+    explained = perfmodel.explain_plan(start, why_not={knob: random.choice(VALUES[knob])})
+    for answer in (*explained.neighbours, *explained.why_not):
+        yield from (("explain", each) for each in answer.prediction)
+    yield from (("remedy of explain", each.prediction) for each in explained.remedies)
+
+
+def check(seed: int) -> None:
+    drawn = random.Random(seed)
+    job = random_job(drawn)
+    profile = load_profile(job["profile"])
+    for verb, each in recommended(job, drawn):
+        assert each.not_runnable == "", (verb, job)
+        assert profile.not_runnable_reason(each.plan) == "", (verb, job)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_recommended_for_a_framework_can_be_run_by_it(seed):
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6, 200))
+def test_what_is_recommended_for_a_framework_can_be_run_by_it_for_many_jobs(seed):
+    check(seed)

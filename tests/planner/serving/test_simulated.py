@@ -1,0 +1,65 @@
+"""What a search of a closed loop chooses keeps its limits where it is simulated, which is how `serve` answers for it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.serving.simulated import predict_served, with_simulation
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.planner.serving.result import ServingLimits
+from perfmodel.workload.serving import Lengths
+from tests.planner.serving.serving_searches import searched, serving_job
+from tests.planner.serving.test_serving_search import estimator_of
+
+MODELS = {"llama-3-8b": "bf16", "llama-3-70b": "fp8", "qwen3-30b-a3b": "bf16"}
+
+
+def drawn(random):
+    """A random job with limits, on a few chips under a random engine."""
+    model = str(random.choice(list(MODELS)))
+    prompt, answer = int(2 ** random.uniform(6, 13)), int(2 ** random.uniform(4, 10.5))
+    least = random.choice([0.5, 0.8, 1.0])
+    load = {"concurrency": int(2 ** random.uniform(2, 8))} if random.random() < 0.5 else {}
+    job = serving_job(model, MODELS[model], **load)
+    lengths = (Lengths(least=max(int(least * size), 1), most=size) for size in (prompt, answer))
+    job = replace(job, **dict(zip(("input_len", "output_len"), lengths, strict=True)))
+    limits = ServingLimits(ttft=float(10 ** random.uniform(-0.8, 0.8)), tpot=float(10 ** random.uniform(-2, -1)))
+    return job, limits, str(random.choice(["vllm", "sglang", "tensorrt-llm"]))
+
+
+def kept_shares(jobs, seed):
+    """Of the best plan of each search that finds one: whether it keeps the limits in a simulation of other draws."""
+    random, kept = np.random.default_rng(seed), []
+    while len(kept) < jobs:
+        job, limits, engine = drawn(random)
+        try:
+            best = searched(job, engine=engine, limits=limits, top=1).best
+        except InputError:
+            continue
+        of = replace(estimator_of(job, engine=engine), engine=load_engine(engine))
+        printed = predict_served(of, best.prediction.job, best.plan)
+        assert printed == best.prediction
+        other = with_simulation(of, printed, seed=17)
+        kept.append(all(limits.seen(other)[name] <= limit for name, limit in limits.given().items()))
+    return np.mean(kept)
+
+
+def test_chosen_plans_keep_their_limits_in_the_simulation():
+    assert kept_shares(6, seed=1) >= 5 / 6
+
+
+@pytest.mark.slow
+def test_95_percent_of_chosen_plans_keep_their_limits_in_a_simulation_of_other_draws():
+    assert kept_shares(100, seed=2) >= 0.95
+
+
+def test_a_plan_that_only_the_formulas_let_pass_is_not_chosen():
+    """Prompts of short answers wait for one another, so that the first token takes ten times a prompt."""
+    job = serving_job(input_len=4096, output_len=8)
+    limits = ServingLimits(ttft=1.0)
+    found = searched(job, limits=limits)
+    assert all(plan.prediction.ttft.mean <= 1.0 and plan.prediction.ttft.p50 is not None for plan in found.plans)
+    with pytest.raises(InputError, match="no plan"):
+        searched(replace(job, concurrency=512), chips=1, limits=limits)
