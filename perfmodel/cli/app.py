@@ -190,7 +190,7 @@ def run(arguments: list[str]) -> int:
 
         from perfmodel.cli.complaints import ErrorCode, complain
         from perfmodel.cli.streams import OutputError, abandon_output
-        from perfmodel.foundation.errors import InputError, PerfModelError
+        from perfmodel.foundation.errors import InputError, PerfModelError, presentable, shortened
     except KeyboardInterrupt:
         return _interrupted()
     complain = partial(complain, as_json=as_json)
@@ -218,10 +218,11 @@ def run(arguments: list[str]) -> int:
     except TyperException as error:
         sentence = _meant(error, verb, parameters) if verb else ""
         sentence = sentence or error.format_message().rstrip(".")
+        sentence = shortened(presentable(sentence))
         complain(f"{sentence}; see perfmodel{f' {verb}' if verb else ''} --help", code=ErrorCode.BAD_INPUT)
         return EXIT_BAD_INPUT
     except InputError as error:
-        complain(str(error), code=ErrorCode.BAD_INPUT)
+        complain(str(error), code=ErrorCode.BAD_INPUT, full=error.full)
         return EXIT_BAD_INPUT
     except PerfModelError as error:
         complain(str(error), code=ErrorCode.FAILED)

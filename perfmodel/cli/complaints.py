@@ -36,12 +36,19 @@ _NAME = re.compile(r"'([^']+)'|([\w.+/-]+)")
 _LONGEST_NAME = 40
 
 
-def complain(sentence: str, *, code: ErrorCode, as_json: bool) -> None:
-    """Print an error on standard error."""
+def complain(sentence: str, *, code: ErrorCode, as_json: bool, full: str = "") -> None:
+    """Print an error on standard error. full: the sentence before it was shortened, which JSON has too."""
     from perfmodel.foundation.errors import presentable
 
     sentence = " ".join(presentable(sentence).split())
-    print(json.dumps(error_object(sentence, code), ensure_ascii=False) if as_json else f"perfmodel: {sentence}", file=sys.stderr)
+    if not as_json:
+        print(f"perfmodel: {sentence}", file=sys.stderr)
+        return
+    full = " ".join(presentable(full).split()) or sentence
+    content: dict[str, str | list[str] | None] = {**error_object(full, code), "message": sentence}
+    if full != sentence:
+        content["details"] = full
+    print(json.dumps(content, ensure_ascii=False), file=sys.stderr)
 
 
 def error_object(sentence: str, code: ErrorCode) -> dict[str, str | list[str] | None]:

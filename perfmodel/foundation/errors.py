@@ -2,9 +2,24 @@
 
 import re
 from collections.abc import Iterable
+from typing import ClassVar
 
-_LONG_WORD = re.compile(r"\S{400,}")
+_LONG_WORD = re.compile(r"\S{121,}")
 _LONGEST_MESSAGE = 4000
+#: Characters of a sentence about bad input; what a path has beyond `_PATH` of them comes on top.
+LONGEST_SENTENCE = 200
+_PATH = 40
+#: A sentence that is longer by no more than this stays as it was written.
+_SLACK = 20
+#: Names in a row: the first few of them are enough.
+_ENUMERATION = re.compile(
+    r"(?P<names>(?:[^\s,;:()\[\]]+, ){5,}[^\s,;:()\[\]]+)(?: or (?P<last>[^\s,;:()\[\]]+))?(?: and (?P<more>[\d,]+) more)?"
+)
+_FEWEST_NAMES = 4
+_FAULTS = re.compile(r"(?P<head>\b[\d,]+ faults: )(?=\(1\) )")
+_NEXT_FAULT = re.compile(r"; (?=\(\d+\) |and [\d,]+ more$)")
+_MISSING = re.compile(r"(?:^|; )(?P<name>[\w-]+): is missing; ")
+_ASIDE = re.compile(r" \([^()]{12,}\)")
 
 
 class PerfModelError(Exception):
@@ -18,7 +33,19 @@ class PerfModelError(Exception):
 
 
 class InputError(PerfModelError, ValueError):
-    """Bad input: a field, flag, name, unit or file that breaks a rule (exit code 2)."""
+    """Bad input: a field, flag, name, unit or file that breaks a rule (exit code 2).
+
+    longest   characters of a message; a longer one is shortened
+    full      the message before it was shortened, with every fault of a file
+    """
+
+    longest: ClassVar[int] = LONGEST_SENTENCE
+
+    def __init__(self, message: object = "", *details: object) -> None:
+        super().__init__(message, *details)
+        self.full = str(self)
+        if isinstance(message, str):
+            self.args = (shortened(self.full, self.longest), *details)
 
 
 class RunError(PerfModelError):
@@ -77,8 +104,63 @@ def whole_number(text: str) -> int | None:
 def presentable(message: str) -> str:
     """A text fit for a terminal: no control characters but line ends, no word or whole of any length."""
     text = "".join(char if char.isprintable() or char in "\n\t" else " " for char in message[: 16 * _LONGEST_MESSAGE])
-    text = _LONG_WORD.sub(lambda match: match[0][:200] + "..." + match[0][-40:], text)
+    text = _LONG_WORD.sub(lambda match: match[0][:77] + "..." + match[0][-40:], text)
     return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "..."
+
+
+def shortened(sentence: str, longest: int = LONGEST_SENTENCE) -> str:
+    """Return a sentence of about `longest` characters that keeps the field, the value, the rule and the remedy.
+
+    What goes first is what a reader misses least: further names of an enumeration, further faults of a list, explanations in
+    parentheses, clauses between the first and the last, and at last the middle of what is left.
+    """
+    room = longest + max((len(word) - _PATH for word in sentence.split() if "/" in word and len(word) > _PATH), default=0)
+    if len(sentence) <= room + _SLACK:
+        return sentence
+    missing = _MISSING.findall(sentence)
+    if len(missing) > 1 and _MISSING.match(sentence):
+        return f"{', '.join(missing[:-1])} and {missing[-1]}: are missing; give each of them"
+    for enumeration in sorted(_ENUMERATION.finditer(sentence), key=lambda found: -len(found[0])):
+        sentence = sentence.replace(enumeration[0], _fewer_names(enumeration, len(enumeration[0]) - (len(sentence) - room)))
+    sentence = _fewer_faults(sentence, room)
+    for aside in reversed(_ASIDE.findall(sentence)):
+        if len(sentence) > room:
+            sentence = sentence.replace(aside, "")
+    first, *others = sentence.split("; ")
+    while len(others) > 1 and len("; ".join((first, *others))) > room:
+        del others[-2]
+    if len("; ".join((first, *others))) <= room or not others:
+        return one_line("; ".join((first, *others)), room)
+    remedy = one_line(others[-1], max(room - len(first), room // 2) - 2)
+    return f"{one_line(first, room - len(remedy) - 2)}; {remedy}"
+
+
+def _fewer_names(enumeration: re.Match[str], room: int) -> str:
+    """Return as many names of an enumeration as there is room for, and how many more there are."""
+    names = enumeration["names"].split(", ") + ([enumeration["last"]] if enumeration["last"] else [])
+    more = int((enumeration["more"] or "0").replace(",", ""))
+    text = enumeration[0]
+    for kept in range(len(names) - 1, _FEWEST_NAMES - 1, -1):
+        if len(text) <= room:
+            break
+        text = f"{', '.join(names[:kept])} and {more + len(names) - kept:,} more"
+    return text
+
+
+def _fewer_faults(sentence: str, room: int) -> str:
+    """Return a list of faults without those at its end for which there is no room, and how many they are."""
+    found = _FAULTS.search(sentence)
+    if found is None or len(sentence) <= room:
+        return sentence
+    head, faults = sentence[: found.end()], _NEXT_FAULT.split(sentence[found.end() :])
+    left_out = re.fullmatch(r"and ([\d,]+) more", faults[-1])
+    more = int(left_out[1].replace(",", "")) if left_out else 0
+    total = len(faults) - bool(left_out) + more
+    kept = faults[: len(faults) - bool(left_out)]
+    while len(kept) > 1 and len(head) + len("; ".join(kept)) + len(f"; and {total - len(kept)} more") > room:
+        kept.pop()
+    rest = f"; and {total - len(kept):,} more"
+    return head + one_line("; ".join(kept), max(room - len(head) - len(rest), _PATH)) + rest if total > len(kept) else sentence
 
 
 def one_line(value: object, width: int = 80) -> str:

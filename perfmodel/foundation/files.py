@@ -85,7 +85,7 @@ def parse_yaml(text: str, *, where: str) -> dict[str, Any]:
         finally:
             loader.dispose()
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{where}: {error.full}") from None
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise InputError(f"{where}: {line}not valid YAML ({one_line(error.problem)}); correct that line") from error
@@ -203,4 +203,6 @@ _MOST_NAMED = 8
 
 def _named(fields: Sequence[str]) -> str:
     more = f" and {len(fields) - _MOST_NAMED} more" if len(fields) > _MOST_NAMED else ""
-    return ", ".join(fields[:_MOST_NAMED]) + more
+    first, *others = fields[:_MOST_NAMED]
+    group = first[: first.rfind(".") + 1] if "/" in first else ""  # a path is named once
+    return ", ".join((first, *(name.removeprefix(group) for name in others))) + more

@@ -46,7 +46,7 @@ def record_from_data(cls: type[Record], data: object, *, where: str) -> Record:
     try:
         return cls(**values)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from error
+        raise InputError(f"{where}: {error.full}") from error
 
 
 def _each(

@@ -352,7 +352,7 @@ def _located(path: Path, build: Any) -> Any:
     try:
         return build()
     except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{path}: {error.full}") from error
 
 
 def _chip(data: Mapping[str, Any]) -> Chip:

@@ -43,7 +43,9 @@ def load_memory_doubts(path: str | Path | None = None) -> Mapping[str, MemoryDou
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"memory_doubts={path}: cannot be read ({reason}); write it with `python -m perfmodel.lab.residuals`") from None
+        raise InputError(
+            f"memory_doubts={path}: cannot be read ({reason.removeprefix(f'{path}: ')}); write it with `python -m perfmodel.lab.residuals`"
+        ) from None
 
 
 def _within(value: object, least: float) -> float:

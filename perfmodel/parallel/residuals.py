@@ -383,7 +383,9 @@ def _load(path: Path) -> Residuals:
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"residuals={path}: cannot be read ({reason}); write it with `python -m perfmodel.lab.residuals`") from None
+        raise InputError(
+            f"residuals={path}: cannot be read ({reason.removeprefix(f'{path}: ')}); write it with `python -m perfmodel.lab.residuals`"
+        ) from None
 
 
 def _quantiles(values: object) -> tuple[float, ...]:

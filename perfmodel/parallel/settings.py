@@ -529,7 +529,7 @@ def unread(name: object, value: object) -> str:
 def setting_value(name: object, value: object) -> Value:
     """The value of a setting as somebody stated it. Raises InputError for a setting, or a value, that is not known."""
     if not isinstance(name, str) or name not in STATED:
-        raise bad_field("setting", one_line(name), f"is not known{suggest(one_line(name), STATED)}", f"state {', '.join(STATED)}")
+        raise bad_field("setting", one_line(name), f"is not known{suggest(one_line(name), STATED)}")
     found: Value = _read(name, STATED[name], value)
     return found
 

@@ -107,7 +107,7 @@ class Training:
             if name not in known and name not in groups:
                 rule = f"{name}: is no linear operator of a layer of {model}"
                 options = f"{', '.join((*known, *sorted(groups)))}"
-                raise bad_field("train", str(self), rule, f"use {options}, joined by +, or leave the names out for all of them")
+                raise bad_field("train", str(self), rule, f"use {options} (+ joins several), or leave them out for all")
 
 
 FULL_TRAINING = Training()

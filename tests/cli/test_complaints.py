@@ -51,6 +51,18 @@ def test_messages_are_ours_and_not_a_librarys(flags, call):
     assert "Input should be" not in err
 
 
+def test_every_fault_is_in_json_and_the_sentence_is_short(call, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("name: mine\n" + "".join(f"unknown_{index}: 1\n" for index in range(40)))
+    arguments = ["predict", *with_flags(JOB, "--cluster", str(path))]
+    code, _, err = call(*arguments, "--json")
+    found = json.loads(err)
+    assert code == 2
+    assert len(found["message"].replace(str(path), "")) <= 200
+    assert found["message"] in call(*arguments)[2]
+    assert "chip, num_chips, chips_per_node, tiers: required field is missing" in found["details"]
+
+
 def test_a_shell_completes_verbs_and_flags(capfd, monkeypatch):
     monkeypatch.setenv("_PERFMODEL_COMPLETE", "complete_bash")
     found = []

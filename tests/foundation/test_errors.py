@@ -41,6 +41,49 @@ def test_a_message_is_one_sentence_and_short():
     assert long.isprintable()
 
 
+LONG = {
+    "names": (
+        "chip=x: unknown chip; use one of " + ", ".join(f"name{i:02}" for i in range(40)) + " and 40 more (a path works too)",
+        ("chip=x: unknown chip; use one of name00, name01, ", " more (a path works too)"),
+    ),
+    "fields": (
+        ", ".join(f"field_{i}" for i in range(60)) + ": unknown field; remove them",
+        ("field_0, field_1", " more: unknown field; remove them"),
+    ),
+    "faults": (
+        "c.yaml: 30 faults: " + "; ".join(f"({i}) key_{i}=list: must be a whole number; write 8" for i in range(1, 11)) + "; and 20 more",
+        ("c.yaml: 30 faults: (1) key_1=list: must be a whole number; write 8; (2) key_2", "; and 27 more"),
+    ),
+    "a long fault": (
+        "c.yaml: 2 faults: (1) key=" + "word " * 100 + ": must be short; cut it; (2) other: unknown field; remove it",
+        ("c.yaml: 2 faults: (1) key=word word", "; and 1 more"),
+    ),
+    "an aside": ("tp=3: must divide 8 (" + "why " * 60 + "); use 2", ("tp=3: must divide 8; use 2",)),
+    "clauses": ("tp=3: must divide 8; " + "; ".join(["because of this"] * 20) + "; use 2", ("tp=3: must divide 8; because", "; use 2")),
+    "a value": ("tp=" + "3 " * 300 + ": must be a number; write 2", ("tp=3 3 3", "; write 2")),
+    "missing": (
+        "; ".join(f"--{name}: is missing; give {'words ' * 12}" for name in ("model", "cluster", "chips")),
+        ("--model, --cluster and --chips: are missing; give each of them",),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_a_long_message_keeps_the_field_the_rule_and_the_remedy(case):
+    sentence, parts = LONG[case]
+    error = InputError(sentence)
+    assert len(str(error)) <= 200 < len(sentence)
+    assert str(error).startswith(parts[0])
+    assert str(error).endswith(parts[-1])
+    assert error.full == sentence
+
+
+def test_a_path_does_not_take_the_place_of_a_sentence():
+    path = "/home/user/" + "folder/" * 12 + "c.yaml"
+    rule = "vendor: required field is missing; add it, with the name of the maker of the chip as its data sheet has it"
+    assert str(InputError(f"{path}: {rule}")) == f"{path}: {rule}"
+
+
 def test_a_file_is_written_whole_with_ordinary_permissions(tmp_path):
     path = tmp_path / "plan.yaml"
     write_atomically(path, "name: é\n")

@@ -4,7 +4,7 @@ import json
 import math
 from typing import Any
 
-from perfmodel.foundation.errors import PerfModelError
+from perfmodel.foundation.errors import LONGEST_SENTENCE, InputError, PerfModelError
 
 ROUNDING = 1e-9
 
@@ -47,7 +47,8 @@ def check_step(time: float, parts: dict[str, float], memory: dict[str, float], s
 def check_refusal(error: PerfModelError, *, needs_remedy: bool = False) -> None:
     """A clear sentence: short enough to read, fit for a terminal, and it says something, of files also what to do."""
     message = str(error)
-    require(10 <= len(message) <= 4100, f"a message of {len(message)} characters: {message[:200]}")
+    most = LONGEST_SENTENCE + 90 if isinstance(error, InputError) else 4100  # a path may be longer than a sentence has room for
+    require(10 <= len(message) <= most, f"a message of {len(message)} characters: {message[:200]}")
     require(message.replace("\n", " ").replace("\t", " ").isprintable(), f"a message that steers the terminal: {message[:200]!r}")
     require(not needs_remedy or "; " in message, f"no remedy: {message[:300]}")
     require("Traceback" not in message and "please report" not in message, message[:400])

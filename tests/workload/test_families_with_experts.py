@@ -301,7 +301,7 @@ def test_all_faults_are_told_at_once():
     with pytest.raises(InputError) as caught:
         read_config({**DEEPSEEK, "num_key_value_heads": 2, "n_group": 3, "attention_bias": "no", "v_head_dim": None})
     assert all(
-        word in str(caught.value) for word in ("num_key_value_heads=2", "n_group=3", 'attention_bias="no"', "v_head_dim: is missing")
+        word in caught.value.full for word in ("num_key_value_heads=2", "n_group=3", 'attention_bias="no"', "v_head_dim: is missing")
     )
 
 

@@ -169,9 +169,10 @@ def _table_or_log(content: _Content, name: str) -> RunFile:
         return _table(content, name, separator=max(",;\t", key=heading.count))
     found = row_of_log(content.lines(), name)
     if found is None:
-        table = "a table whose first line names the columns, such as model,chip,chips,tp,dp,global_batch,seq_len,step_time"
-        logs = "a log with the steps of torchtitan, Megatron-LM, nanotron, DeepSpeed or HF Trainer"
-        raise InputError(f"{one_line(content.path, 200)}: holds no step; give {table}, JSON lines, {logs}, or a trace of torch's profiler")
+        table = "a table with a line of column names (model,chip,chips,tp,step_time)"
+        raise InputError(
+            f"{one_line(content.path, 200)}: holds no step; give {table}, JSON lines, a framework's log or a torch profiler trace"
+        )
     return _bare(*found)
 
 

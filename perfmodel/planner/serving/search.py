@@ -10,11 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.errors import LONGEST_SENTENCE, InputError
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.chip_cluster import chips_text
@@ -54,6 +55,8 @@ class NothingFoundError(InputError):
     fits      some plan fits into memory: it is limits or the rate that none keeps
     remedies  flags under which a plan was found in the same search
     """
+
+    longest: ClassVar[int] = 2 * LONGEST_SENTENCE  # it also reports the nearest plan of a whole search
 
     def __init__(self, said: str, remedy: str = "", *, fits: bool = True, remedies: tuple[str, ...] = ()) -> None:
         super().__init__(f"{said}: {remedy}" if remedy else said)

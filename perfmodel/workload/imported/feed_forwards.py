@@ -63,7 +63,7 @@ def read_feed_forward(wiring: Wiring, own: Sequence[int], hidden: int, attention
     several = len(own) > 3 or any(wiring.weights(at).number > 1 for at in own)
     rule = f"is in a layer with {len(own)} products beside its own; a feed-forward has two or three"
     if several:
-        rule += f", and a mixture of experts an operator that picks them (topk, argmax): {BY_CONFIG}"
+        rule = f"has {len(own)} more products; a feed-forward has two or three, or picks experts (topk, argmax): {BY_CONFIG}"
     if several or len(own) < 2:
         raise wiring.refused(attention, rule)
     dense = _mlp(wiring, own[:-1], own[-1], hidden, 1)
