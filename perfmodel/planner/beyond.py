@@ -12,7 +12,7 @@ from perfmodel.parallel.runs import ANYTHING
 from perfmodel.planner.result import Objective
 from perfmodel.planner.ties import TIES
 from perfmodel.planner.uniform.space import Space, unlimited_space
-from perfmodel.planner.uniform.sweep import sweep
+from perfmodel.planner.uniform.sweep import Sweep, sweep
 
 
 def beyond_framework(
@@ -20,6 +20,7 @@ def beyond_framework(
     space: Space,
     *,
     best: tuple[Prediction, ...],
+    least: float,
     objective: Objective,
     memory_headroom: float | None,
     risk: float | None,
@@ -27,23 +28,46 @@ def beyond_framework(
 ) -> tuple[Prediction, ...]:
     """Return the best plan of the space without the framework's limits, if it fits and beats `best` by more than a tie.
 
-    Searches one order of the axes, that of `best`, and leaves out the layouts whose passes alone take longer than `best`.
+    Searches one order of the axes, that of `best`, for nothing but plans that are better.
+
+    least   no plan of the space that fits costs less
     """
     if space.runs == ANYTHING:
         return ()
     by_memory = objective is Objective.MEMORY
     orders = (best[0].plan.order,) if best else space.orders[:1]
-    whole = replace(unlimited_space(space), orders=orders, lists=())
-    slowest = best[0].step_time if best and not by_memory else math.inf
-    found = sweep(estimator, whole, top=1, memory_headroom=memory_headroom, risk=risk, attention=attention, slowest=slowest, needless=0.0)
+    one = replace(space, orders=orders, lists=())
+
+    def search(part: Space, at_most: float, beyond: Space | None = None) -> Sweep:
+        at_most *= 1.0 + 1e-9
+        return sweep(
+            estimator,
+            part,
+            top=1,
+            memory_headroom=memory_headroom,
+            risk=risk,
+            attention=attention,
+            slowest=math.inf if by_memory else at_most,
+            largest=at_most if by_memory else math.inf,
+            only="memory" if by_memory else "time",
+            beyond=beyond,
+        )
+
+    # what is less than a tie better is not looked for
+    limit = _cost(best[0], by_memory=by_memory) * (1.0 - TIES) if best else math.inf
+    found = search(unlimited_space(one), limit, beyond=one)
     if not found.num_feasible:
         return ()
     ids = found.best_memory.ids if by_memory else found.best_time.ids
     other = estimator.predict(found.plan(int(ids[0])), memory_headroom=memory_headroom, risk=risk)
-    if not other.not_runnable:
+    cost = _cost(other, by_memory=by_memory)
+    if not other.not_runnable or (best and cost > limit):
         return ()
-    if best and _cost(other, by_memory=by_memory) > _cost(best[0], by_memory=by_memory) * (1.0 - TIES):
-        return ()
+    if cost >= least:
+        # the best is not the cheapest plan: one of this order that the framework can run may be cheaper still
+        usual = search(one, cost)
+        if usual.num_feasible and float((usual.best_memory if by_memory else usual.best_time).values[0]) < cost:
+            return ()
     return (other,)
 
 

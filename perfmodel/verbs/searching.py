@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -50,6 +51,7 @@ def search_in(
     """Search a setting; see `find_plans`."""
     from perfmodel.parallel.likely import likely_profiles
     from perfmodel.planner.beyond import beyond_framework
+    from perfmodel.planner.result import Objective
     from perfmodel.planner.search import search_plans
 
     check_headroom(memory_headroom)
@@ -76,6 +78,7 @@ def search_in(
             setting.estimator,
             space,
             best=result.plans[:1],
+            least=result.least_time if result.objective is not Objective.MEMORY else _least_memory(result),
             objective=result.objective,
             memory_headroom=memory_headroom,
             risk=risk,
@@ -100,6 +103,11 @@ def search_in(
         any_framework=named(result.any_framework),
         certainty=tuple(replace(each, prediction=named(each.prediction)) for each in result.certainty),
     )
+
+
+def _least_memory(result: SearchResult) -> float:
+    """No plan that fits needs less. [byte]"""
+    return result.plans[0].memory["total"] / (1.0 + result.ties) if result.plans else math.inf
 
 
 def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_framework: bool = False) -> tuple[Space, AttentionKernel]:

@@ -81,8 +81,7 @@ def schedule_columns(
     kept = {rank: {at: np.empty(shape) for at in runs_at(rank, stages) if at in apart} for rank in ranks}
     cells = (1, m.size, 1, len(choices))
     lives = {rank: LiveLayers(**{each.name: np.zeros(cells) for each in fields(LiveLayers)}) for rank in ranks}
-    count = m.reshape(-1)
-    legal = np.empty((len(count), len(choices)), dtype=bool)
+    legal = legal_choices(choices, m, pp, least_microbatches)
     profile = estimator.profile
     factor = reserve_factor(profile, estimator.machine)
     for schedule in PipelineSchedule:
@@ -115,18 +114,26 @@ def schedule_columns(
             for moment, under_way in kept[rank].items():
                 both = (moving[rank][moment][0] + moving[rank][moment][1]) * factor
                 under_way[..., at] = both if interleaved else np.asarray(both)[..., None]
-        match schedule:
-            case PipelineSchedule.GPIPE:
-                legal[:, at] = (count > 1)[:, None]
-            case PipelineSchedule.ONE_F_ONE_B:
-                legal[:, at] = True
-            case PipelineSchedule.INTERLEAVED:
-                legal[:, at] = (count % pp == 0)[:, None]
-    legal &= (count >= least_microbatches)[:, None]
     if not legal.all():
         blocked = np.where(legal, 0.0, np.inf)[None, :, None, :]
         kept[0][At.BLOCKS] += blocked
     return kept, lives, legal
+
+
+def legal_choices(choices: tuple[PipelineChoice, ...], m: Array, pp: int, least_microbatches: int) -> NDArray[np.bool_]:
+    """[micro-batches, schedules]"""
+    count = m.reshape(-1)
+    legal = np.empty((len(count), len(choices)), dtype=bool)
+    for i, choice in enumerate(choices):
+        match choice.schedule:
+            case PipelineSchedule.GPIPE:
+                legal[:, i] = count > 1
+            case PipelineSchedule.ONE_F_ONE_B:
+                legal[:, i] = True
+            case PipelineSchedule.INTERLEAVED:
+                legal[:, i] = count % pp == 0
+    legal &= (count >= least_microbatches)[:, None]
+    return legal
 
 
 def _as_it_is(x: Any) -> Any:

@@ -8,12 +8,12 @@ a handful of additions; all else is computed on the factors that it depends on, 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from math import inf
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,6 @@ from perfmodel.cost.microbatch import microbatch_depends_on
 from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.parameters import parameters_depend_on
 from perfmodel.cost.plan_memory import Holding, activations_as, besides_of, crowding_of, rank_holding, replicas
-from perfmodel.cost.program import Program
-from perfmodel.cost.stages import sum_of
 from perfmodel.cost.step import ParameterTerms, RegionTimes, hop_time
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_room import MemoryDoubt, RankNeed, memory_rule
@@ -36,7 +34,8 @@ from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.planner.uniform.schedules import pipeline_times, schedule_columns, wider
+from perfmodel.planner.uniform.runnable import runnable_layouts, runnable_ways
+from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times, schedule_columns, wider
 from perfmodel.planner.uniform.space import (
     LayoutRows,
     PipelineChoice,
@@ -61,6 +60,8 @@ from perfmodel.search.select import Front, Smallest
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+Cells = NDArray[np.bool_]
+Only = Literal["time", "memory"]
 KeptTables = dict[tuple[object, ...], ParameterTable]
 
 #: Cells evaluated at once: large enough to amortise a numpy call, small enough for the caches.
@@ -103,6 +104,9 @@ class Sweep:
     slowest      plans that surely take longer may be left out, and are not counted   [s]
     needless     plans that surely need more than the capacity and more than this may be left out, and are not counted; none: all are
                  evaluated  [byte]
+    beyond       with `only`: what the framework of this space can run is left out, too
+    only         the one criterion that counts: of the time `slowest`, of the memory `capacity` fall to the best so far; all else is left
+                 out where it costs more, and nothing is counted
     """
 
     estimator: Estimator
@@ -127,6 +131,8 @@ class Sweep:
     interrupted: bool = False
     needless: float | None = None
     slowest: float = inf
+    only: Only | None = None
+    beyond: Space | None = None
 
     @property
     def worth_knowing(self) -> float:
@@ -178,12 +184,16 @@ def sweep(
     progress: Callable[[float], bool | None] | None = None,
     needless: float | None = None,
     slowest: float = inf,
+    largest: float = inf,
+    only: Only | None = None,
+    beyond: Space | None = None,
     kept_tables: KeptTables | None = None,
 ) -> Sweep:
     """Evaluate every plan of the space; where `progress` answers True it ends with what it has.
 
     risk          in place of the headroom, the probability that a plan that fits does not
-    needless, slowest   see `Sweep`
+    needless, slowest, only, beyond   see `Sweep`
+    largest       plans that need more do not fit  [byte]
     kept_tables   of parameters, for passes over other batches of the same space: looked into, and added to
     """
     routing = estimator.job.routing
@@ -191,7 +201,7 @@ def sweep(
         remedy = f"predict plans with them, or search with skew:{routing.skew:.4g}, as their fullest rank has it"
         raise bad_field("routing", str(routing), "counts are of one ep and one micro-batch, of which a search tries others", remedy)
     rule, doubt = memory_rule(memory_headroom, risk), memory_doubt(estimator.profile)
-    capacity = rule.room(estimator.machine.memory_usable)
+    capacity = min(rule.room(estimator.machine.memory_usable), largest)
     attention = attention or AttentionKernel(estimator.profile.default_attention)
     recompute_operators = recompute_operators or space.recompute_operators
     state = Sweep(
@@ -209,17 +219,22 @@ def sweep(
         front=Front(low=0.0, high=max(capacity, 1.0)),
         needless=needless,
         slowest=slowest,
+        only=only,
+        beyond=beyond,
     )
     blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention)) if state.recomputes else []
     if blocks:
         kept_tables = {} if kept_tables is None else kept_tables
         tables = _Tables(state, blocks, kept_tables)
+        if only == "time":
+            _evaluate_quickest_first(state, tables, blocks)
+            return state
         for i, rows in enumerate(blocks):
-            _evaluate_rows(state, tables, i, rows)
+            _evaluate_rows(state, tables, i, rows, tables.micro)
             if progress is not None and progress((i + 1) / len(blocks)):
                 state.interrupted = i + 1 < len(blocks)
                 break
-        if needless is None and not state.interrupted and state.num_evaluated <= LISTS_UP_TO:
+        if needless is None and only is None and not state.interrupted and state.num_evaluated <= LISTS_UP_TO:
             _try_lists(state, blocks, kept_tables)
     return state
 
@@ -232,7 +247,7 @@ def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: KeptTables) 
         tables = _Tables(state, blocks, kept_tables)
         for i, rows in enumerate(blocks):
             state.slowest = state.best_time.bound
-            _evaluate_rows(state, tables, i, rows)
+            _evaluate_rows(state, tables, i, rows, tables.micro)
     state.recomputes, state.recompute_operators = first
     state.slowest = inf
 
@@ -257,9 +272,10 @@ class _Tables:
         layouts = take_grid(whole, parameter_first)
         columns = [column.tobytes() for by_axis in (layouts.degree, *layouts.inside) for column in by_axis.values()]
         columns += [column.tobytes() for column in layouts.hop]
-        self.parameters: dict[tuple[int, int, bool], ParameterTable] = {}
+        self.parameters: dict[tuple[int, int, bool], Callable[[], ParameterTable]] = {}
         pipelined = {rows.pp > 1 for rows in blocks}
         self.micro_keys: dict[int, list[Index]] = {}
+        self.passes: dict[int, Array] = {}
         ways = np.concatenate([rows.rules for rows in blocks])
         used = int(np.bitwise_or.reduce(ways))
         for index, (rules, dispatcher) in enumerate(self.cuts):
@@ -272,24 +288,34 @@ class _Tables:
             place[own] = np.arange(len(own))
             self.micro_keys[index] = [place[keys[bounds[i] : bounds[i + 1]]] for i in range(len(blocks))]
             self.micro[index] = microbatch_table(estimator, program, take_grid(whole, first[own]), self.sizes, state.recomputes)
+            self.passes[index] = self.micro[index].passes()
             for zero in range(4):
                 for in_pipeline in pipelined:
                     if space.admits("zero", zero) and space.runs.admits_zero(zero, pipelined=in_pipeline, replicated=False):
                         key = (program.parameters, program.regions, zero, in_pipeline, *columns)  # however tokens reach experts
-                        if key not in kept:
-                            kept[key] = parameter_table(estimator, program, rules, zero, layouts, pipelined=in_pipeline)
-                        self.parameters[index, zero, in_pipeline] = kept[key]
+                        make = partial(parameter_table, estimator, program, rules, zero, layouts, pipelined=in_pipeline)
+                        self.parameters[index, zero, in_pipeline] = cache(partial(_kept_or_made, kept, key, make))
+
+
+def _kept_or_made(kept: KeptTables, key: tuple[object, ...], make: Callable[[], ParameterTable]) -> ParameterTable:
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Block:
-    """Layouts with all their micro-batches and kinds of recomputation: what no schedule and no stage changes.
+    """Layouts with micro-batches and kinds of recomputation: what no schedule and no stage changes.
 
+    place      of its pipeline and data-parallel degree among the blocks of the space
+    index      which of the rows there
     keys       row of each layout in the parameter tables
     rule       place of rules and dispatcher among `Space.cuts`
     sharding   0: nothing to shard over, 1: cp alone, 2: dp_shard, 3: dp_shard and dp_replicate
     """
 
+    place: int
+    index: Index
     rows: LayoutRows
     keys: Index
     sharding: Index
@@ -297,6 +323,7 @@ class _Block:
     rules: RuleSet
     dispatcher: Dispatcher
     micro: tuple[int, ...]
+    recomputes: Index
     num_microbatches: Array
     regions: RegionTimes
     activations: ActivationTerms
@@ -306,22 +333,42 @@ class _Block:
     least_times: Callable[[], Array]
 
 
-def _evaluate_rows(state: Sweep, tables: _Tables, block: int, rows: LayoutRows) -> None:
-    """One (pipeline, data-parallel) degree, in pieces that fit the caches."""
+def _evaluate_quickest_first(state: Sweep, tables: _Tables, blocks: list[LayoutRows]) -> None:
+    """All plans that may be quicker than the quickest so far, the most promising degrees and rules first."""
+    parts = []
+    for place, rows in enumerate(blocks):
+        for rule in tables.micro:
+            own = np.flatnonzero(rows.rules >> rule & 1)
+            if len(own):
+                micro = micro_batches(state.estimator.job, rows.data_parallel, state.space)
+                times = _least_times(state, tables, place, rows, own, rule, micro)
+                parts.append((float(times.min()), place, rule))
+    for least, place, rule in sorted(parts):
+        if least > state.slowest:
+            break
+        _evaluate_rows(state, tables, place, blocks[place], (rule,))
+
+
+def _evaluate_rows(state: Sweep, tables: _Tables, block: int, rows: LayoutRows, rules: Iterable[int]) -> None:
+    """One (pipeline, data-parallel) degree under these rules, in pieces that fit the caches."""
     job, space = state.estimator.job, state.space
     micro = micro_batches(job, rows.data_parallel, space)
     num_choices = max(len(group.choices) for group in rows.pipelines)
     # rows without sharding axes first, rows with dp_shard last, replicas of shards behind: each ZeRO stage is legal on a contiguous range
-    by_cp = (rows.cp > 1) & ~takes_replicas(dp_shard=rows.dp_shard, cp=rows.cp, tp=rows.tp, ep=rows.ep, etp=rows.etp)
-    group = np.where(rows.dp_shard > 1, np.where(rows.dp_replicate > 1, 3, 2), np.where(by_cp, 1, 0))
-    by_group = np.argsort(group, kind="stable")
-    for rule, table in tables.micro.items():
+    by_group = np.argsort(_sharding(rows), kind="stable")
+    for rule in rules:
         order = by_group[(rows.rules[by_group] >> rule & 1).astype(bool)]
         cells = len(micro) * len(state.recomputes) * num_choices
         step = max(1, BLOCK_CELLS // max(cells, 1))
         for part in _alike_in_zero(space, rows, order):
             for begin in range(0, len(part), step):
-                _evaluate_block(state, tables, block, rows, part[begin : begin + step], group, rule, table, micro)
+                _evaluate_block(state, tables, block, rows, part[begin : begin + step], rule, micro)
+
+
+def _sharding(rows: LayoutRows) -> Index:
+    """`_Block.sharding` of each row."""
+    by_cp = (rows.cp > 1) & ~takes_replicas(dp_shard=rows.dp_shard, cp=rows.cp, tp=rows.tp, ep=rows.ep, etp=rows.etp)
+    return np.where(rows.dp_shard > 1, np.where(rows.dp_replicate > 1, 3, 2), np.where(by_cp, 1, 0))
 
 
 def _alike_in_zero(space: Space, rows: LayoutRows, order: Index) -> list[Index]:
@@ -332,67 +379,179 @@ def _alike_in_zero(space: Space, rows: LayoutRows, order: Index) -> list[Index]:
     return [part for part in (order[~beside], order[beside]) if len(part)]
 
 
-def _evaluate_block(
-    state: Sweep,
-    tables: _Tables,
-    block: int,
-    rows: LayoutRows,
-    index: Index,
-    group: Index,
-    rule: int,
-    table: MicrobatchTable,
-    micro: list[int],
-) -> None:
-    estimator = state.estimator
+def _evaluate_block(state: Sweep, tables: _Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: list[int]) -> None:
+    recomputes = np.arange(len(state.recomputes))
+    if state.slowest < inf:
+        quick = _least_times(state, tables, block, rows, index, rule, micro) <= state.slowest
+        if not quick.any():
+            return
+        kept, some, those = _of_cells(quick)
+        index = index[kept]
+        if state.only:
+            micro, recomputes = [micro[i] for i in some], recomputes[those]
+    here = _block_of(state, tables, block, rows, index, rule, micro, recomputes)
+    for pipelines in rows.pipelines:
+        if state.only:
+            _evaluate_promising(state, tables, here, rows, pipelines)
+        else:
+            _evaluate_group(state, tables, here, pipelines, range(4))
+
+
+def _of_cells(cells: Cells) -> list[Index]:
+    """Of each dim where there is any cell."""
+    dims = range(cells.ndim)
+    return [np.flatnonzero(cells.any(axis=tuple(other for other in dims if other != dim))) for dim in dims]
+
+
+def _least_times(state: Sweep, tables: _Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: Sequence[int]) -> Array:
+    """All passes of a rank, on average over the ranks, less rounding: no step is shorter. [layouts, micro-batches, recompute]"""
+    at = np.ix_(tables.micro_keys[rule][block][index], np.searchsorted(tables.sizes, micro))
+    num_microbatches = state.estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64))
+    return np.moveaxis(tables.passes[rule][:, at[0], at[1]] * num_microbatches / rows.pp * (1.0 - 1e-9), 0, -1)
+
+
+def _block_of(
+    state: Sweep, tables: _Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: Sequence[int], recomputes: Index
+) -> _Block:
+    estimator, table = state.estimator, tables.micro[rule]
     chosen = rows.select(index)
     rules, dispatcher = tables.cuts[rule]
-    columns = np.searchsorted(tables.sizes, micro)
-    if state.slowest < inf:
-        times, _ = table.block(tables.micro_keys[rule][block][index], columns)
-        index = index[_may_be_quick(state, table.program, times, rows, np.array(micro, dtype=np.float64))]
-        if not len(index):
-            return
-        chosen = rows.select(index)
-    regions, activations = table.block(tables.micro_keys[rule][block][index], columns)
+    regions, activations = table.block(tables.micro_keys[rule][block][index], np.searchsorted(tables.sizes, micro), recomputes)
     grid = _column_grid(take_grid(tables.grids[block], index))
-    here = _Block(
+    return _Block(
+        place=block,
+        index=index,
         rows=chosen,
         keys=tables.parameter_keys[block][index],
-        sharding=group[index],
+        sharding=_sharding(chosen),
         rule=rule,
         rules=rules,
         dispatcher=dispatcher,
         micro=tuple(micro),
+        recomputes=recomputes,
         num_microbatches=(estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None],
         regions=regions,
         activations=activations,
         activation_bytes=table.program.rows.activation_bytes,
         grid=grid,
-        least_times=cache(lambda: _least_times(table.program, regions, here.num_microbatches, rows.pp)),
+        least_times=cache(lambda: _least_times(state, tables, block, rows, index, rule, micro)[..., recomputes]),
         hop=cache(
             lambda: hop_time(
                 activations.boundary, grid.degree["tp"], estimator.profile, estimator.machine, grid, is_scattered=rules.scatters_residual
             )
         ),
     )
-    for pipelines in rows.pipelines:
-        _evaluate_group(state, tables, here, pipelines)
 
 
-def _may_be_quick(state: Sweep, program: Program, times: RegionTimes, rows: LayoutRows, micro: Array) -> NDArray[np.bool_]:
-    """Layouts that may take no longer than `Sweep.slowest`."""
-    num_microbatches = (state.estimator.job.global_batch / (rows.data_parallel * micro))[None, :, None]
-    return np.asarray(_least_times(program, times, num_microbatches, rows.pp).min(axis=(1, 2)) <= state.slowest)
+def _evaluate_promising(state: Sweep, tables: _Tables, block: _Block, rows: LayoutRows, pipelines: PipelineGroup) -> None:
+    """Of a block the plans that may be the best by the one criterion that counts: where its other cost is not known yet."""
+    legal = legal_choices(pipelines.choices, block.num_microbatches, block.rows.pp, _least_microbatches(state, block.rows.pp))
+    possible = np.broadcast_to(legal[None, :, None, :], (len(block.index), len(block.micro), len(block.recomputes), len(pipelines.choices)))
+    if state.slowest < inf:
+        # what waits for parameters hides sends, and nothing else of the pipeline
+        possible = possible & (_pipeline_of(state, block, pipelines, hop=np.zeros((1, 1, 1))) * (1.0 - 1e-9) <= state.slowest)
+    if not possible.any():
+        return
+    cells_of = (_quick_cells if state.slowest < inf else _small_cells)(state, block, pipelines)
+    job, beyond = state.estimator.job, state.beyond
+    recomputes = [state.recomputes[i] for i in block.recomputes]
+    ways = None if beyond is None else runnable_ways(beyond, block.micro, recomputes, pipelines.choices, block.rows, job.global_batch)
+    for zero, part in _zero_parts(state, tables, block, range(4)):
+        wanted = possible[part]
+        if beyond is not None and ways is not None:
+            layouts = runnable_layouts(beyond, block.rows.select(part), block.rules, block.dispatcher, zero=zero, seq_len=job.seq_len)
+            wanted = wanted & ~(layouts[:, None, None, None] & ways)
+        if not wanted.any():
+            continue
+        terms, tied = tables.parameters[block.rule, zero, block.rows.pp > 1]().block(block.keys[part])
+        cells = cells_of(part, terms, tied) & wanted
+        if not cells.any():
+            continue
+        rest, micro, some, choices = _of_cells(cells)
+        index, sizes = block.index[part][rest], [block.micro[i] for i in micro]
+        narrow = _block_of(state, tables, block.place, rows, index, block.rule, sizes, block.recomputes[some])
+        _evaluate_group(state, tables, narrow, replace(pipelines, choices=tuple(pipelines.choices[i] for i in choices)), (zero,))
 
 
-def _least_times(program: Program, times: RegionTimes, num_microbatches: Array, pp: int) -> Array:
-    """All passes of a rank, on average over the ranks, less rounding: no step is shorter. [layouts, micro-batches, recompute]"""
-    passes = [region.count * (f + b) for region, f, b in zip(program.regions, times.forward, times.backward, strict=True)]
-    return np.asarray(sum_of(passes) * num_microbatches / pp * (1.0 - 1e-9))
+def _pipeline_of(state: Sweep, block: _Block, pipelines: PipelineGroup, hop: Array) -> Array:
+    """[layouts, micro-batches, recompute, schedules]"""
+    m, choices = block.num_microbatches, pipelines.choices
+    shape = (len(block.index), len(block.micro), len(block.recomputes), len(choices))
+    return pipeline_times(state.estimator, block.regions, pipelines.stages, block.rows.pp, m, hop, choices, shape)
 
 
-def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: PipelineGroup) -> None:
-    """The schedules of a block whose ranks hold the same layers."""
+def _quick_cells(state: Sweep, block: _Block, pipelines: PipelineGroup) -> Callable[[slice, ParameterTerms, Array], Cells]:
+    """Which plans of a ZeRO stage take no longer than `Sweep.slowest`, and have room for what always stays."""
+    estimator, stages, choices, pp, m = state.estimator, pipelines.stages, pipelines.choices, block.rows.pp, block.num_microbatches
+    hop = block.hop()
+    pipeline = _pipeline_of(state, block, pipelines, hop)
+    outside = np.broadcast_to(outside_bytes(estimator.profile, estimator.machine, block.grid), block.grid.degree["pp"].shape)
+    num_replicas = replicas(block.grid)
+
+    def of(part: slice, terms: ParameterTerms, tied: Array) -> Cells:
+        static = static_memory(terms, stages, estimator.sizes, num_replicas=num_replicas[part])
+        has_room = np.logical_and.reduce([fixed_memory(of_rank) + outside[part] <= state.capacity for of_rank in static])[..., None]
+        if not has_room.any():
+            return has_room
+        regions = block.regions.as_made(itemgetter(part))
+        step = step_times(
+            estimator, pipeline[part], terms, tied, regions, stages, pp=pp, num_microbatches=m, hop=hop[part], choices=choices
+        )
+        return np.asarray((step <= state.slowest) & has_room)
+
+    return of
+
+
+def _small_cells(state: Sweep, block: _Block, pipelines: PipelineGroup) -> Callable[[slice, ParameterTerms, Array], Cells]:
+    """Which plans of a ZeRO stage do not surely need more than `Sweep.capacity`."""
+    estimator, stages = state.estimator, pipelines.stages
+    profile, machine, sizes, pp = estimator.profile, estimator.machine, estimator.sizes, block.rows.pp
+    ranks = _ranks_to_compare(profile, pipelines, pp)
+    outside = np.broadcast_to(outside_bytes(profile, machine, block.grid), block.grid.degree["pp"].shape)
+    kept, _, _ = schedule_columns(
+        estimator,
+        block.activations,
+        stages,
+        block.activation_bytes,
+        pp,
+        block.num_microbatches,
+        pipelines.choices,
+        pipelines.apart,
+        ranks,
+        _least_microbatches(state, pp),
+    )
+
+    def of(part: slice, terms: ParameterTerms, _: Array) -> Cells:
+        static = static_memory(terms, stages, sizes, num_replicas=replicas(block.grid)[part])
+        return np.asarray(_surely_needs(kept, static, ranks, part, outside[part]) <= state.capacity)
+
+    return of
+
+
+def _least_microbatches(state: Sweep, pp: int) -> int:
+    return 1 if state.space.runs.few_microbatches else pp
+
+
+def _zero_parts(state: Sweep, tables: _Tables, block: _Block, zeros: Iterable[int]) -> Iterator[tuple[int, slice]]:
+    """Those of these ZeRO stages that the block has, and which of its layouts have each."""
+    runs, pp = state.space.runs, block.rows.pp
+    of_first = {axis: int(getattr(block.rows, axis)[0]) for axis in ("tp", "cp")}  # all of a block are alike in this
+    for zero in zeros:
+        if (block.rule, zero, pp > 1) not in tables.parameters:
+            continue
+        # groups are sorted: 0 and 1 admit stage 0, 1 to 3 the others
+        if not runs.admits_zero(zero, pipelined=pp > 1, replicated=False):
+            continue
+        if runs.refuses_beside_axes(zero, **of_first, data=block.rows.data_parallel):
+            continue
+        last = 4 if runs.admits_zero(zero, pipelined=pp > 1, replicated=True) else 3
+        begin, end = (0, int(np.searchsorted(block.sharding, 2))) if zero == 0 else map(int, np.searchsorted(block.sharding, [1, last]))
+        if begin < end:
+            yield zero, slice(begin, end)
+
+
+def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: PipelineGroup, zeros: Iterable[int]) -> None:
+    """The schedules of a block whose ranks hold the same layers, with these ZeRO stages."""
     estimator, stages, choices = state.estimator, pipelines.stages, pipelines.choices
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
     activations, grid, m, pp = block.activations, block.grid, block.num_microbatches, block.rows.pp
@@ -400,35 +559,22 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
     ranks = _ranks_to_compare(profile, pipelines, pp)
     factor, outside = reserve_factor(profile, machine), np.broadcast_to(outside_bytes(profile, machine, grid), grid.degree["pp"].shape)
     crowded = crowding_of(estimator.job.model, pp, stages, state.doubt)
-    least = 1 if state.space.runs.few_microbatches else pp
+    least = _least_microbatches(state, pp)
     kept, live, legal = schedule_columns(estimator, activations, stages, activation_bytes, pp, m, choices, pipelines.apart, ranks, least)
     num_micro, num_recompute, num_choices = kept[0][At.BLOCKS].shape[1:]
     legal_cells = int(legal.sum()) * num_recompute
     if not legal_cells:
         return
-    keys, groups = block.keys, block.sharding
-    for zero in range(4):
-        if (rule, zero, pp > 1) not in tables.parameters:
-            continue
-        # groups are sorted: 0 and 1 admit stage 0, 1 to 3 the others
-        runs = state.space.runs
-        if not runs.admits_zero(zero, pipelined=pp > 1, replicated=False):
-            continue
-        of_first = {axis: int(getattr(block.rows, axis)[0]) for axis in ("tp", "cp")}  # all of a block are alike in this
-        if runs.refuses_beside_axes(zero, **of_first, data=block.rows.data_parallel):
-            continue
-        last = 4 if runs.admits_zero(zero, pipelined=pp > 1, replicated=True) else 3
-        begin, end = (0, int(np.searchsorted(groups, 2))) if zero == 0 else map(int, np.searchsorted(groups, [1, last]))
-        if begin == end:
-            continue
-        part = slice(begin, end)
-        terms, tied = tables.parameters[rule, zero, pp > 1].block(keys[part])
+    keys = block.keys
+    for zero, part in _zero_parts(state, tables, block, zeros):
+        begin, end = part.start, part.stop
+        terms, tied = tables.parameters[rule, zero, pp > 1]().block(keys[part])
         num_replicas = replicas(grid)[part]
         static = static_memory(terms, stages, sizes, num_replicas=num_replicas)
-        if state.needless is not None and _surely_needs(kept, static, ranks, part, outside[part]) > max(
-            state.capacity, state.worth_knowing
-        ):
-            continue
+        if state.needless is not None:
+            least_need = float(_surely_needs(kept, static, ranks, part, outside[part]).min())
+            if least_need > max(state.capacity, state.worth_knowing):
+                continue
         holding = Holding(
             activations=activations_as(activations, itemgetter(part)),
             terms=terms,
@@ -477,7 +623,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
                 dispatcher=block.dispatcher,
                 micro=block.micro,
                 choices=choices,
-                recomputes=tuple(state.recomputes),
+                recomputes=tuple(state.recomputes[i] for i in block.recomputes),
                 recompute_operators=state.recompute_operators,
             )
         )
@@ -492,11 +638,18 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         if feasible:
             if feasible < memory.size:
                 memory = np.where(fits, memory, np.inf)
-            worth = _worth_timing(state, block.least_times()[part], memory)
+            if state.only == "memory":
+                state.best_memory.offer(memory.reshape(-1), state.next_id)
+                state.capacity = min(state.capacity, state.best_memory.bound)
+                worth = np.empty(0, dtype=np.int64)
+            else:
+                worth = _worth_timing(state, block.least_times()[part], memory)
             if len(worth):
                 if len(worth) < end - begin:
-                    terms, tied = tables.parameters[rule, zero, pp > 1].block(keys[part][worth])
+                    terms, tied = tables.parameters[rule, zero, pp > 1]().block(keys[part][worth])
                 _offer_times(state, block, pipelines, terms, tied, worth, begin, memory[worth])
+            if state.only == "time":
+                state.slowest = min(state.slowest, state.best_time.bound)
         state.next_id += memory.size
 
 
@@ -565,11 +718,11 @@ def _ranks_to_compare(profile: ExecutionProfile, pipelines: PipelineGroup, pp: i
     return ranks[0], ranks[-1]
 
 
-def _surely_needs(kept: dict[int, dict[At, Array]], static: list[Any], ranks: tuple[int, ...], part: slice, outside: Any) -> float:
-    """No plan of these needs less: what is kept of microbatches and what always stays, without what comes and goes. [byte]"""
+def _surely_needs(kept: dict[int, dict[At, Array]], static: list[Any], ranks: tuple[int, ...], part: slice, outside: Any) -> Array:
+    """No plan needs less: what is kept of microbatches and what always stays, without what comes and goes. [byte]"""
     whole: Any = 0.0
     for rank in ranks:
         stays = np.asarray(fixed_memory(static[rank]) + outside)[..., None]
         for under_way in kept[rank].values():
             whole = np.maximum(whole, under_way[part] + stays)
-    return float(whole.min())
+    return np.asarray(whole)

@@ -16,6 +16,7 @@ from perfmodel.cost.microbatch import microbatch_cost
 from perfmodel.cost.moments import ActivationTerms, activation_terms
 from perfmodel.cost.parameters import parameter_cost, side_by_side
 from perfmodel.cost.program import Program
+from perfmodel.cost.stages import sum_of
 from perfmodel.cost.step import ParameterTerms, RegionTimes, parameter_terms, region_times, tied_time
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid, make_grid
@@ -92,12 +93,19 @@ class MicrobatchTable:
     boundary: Array
     logits: Array
 
-    def block(self, keys: Index, columns: Index) -> tuple[RegionTimes, ActivationTerms]:
-        """Arrays [layouts, micro-batches, recompute] for these layouts' keys and micro-batches."""
-        index = np.ix_(keys, columns)
+    def passes(self) -> Array:
+        """All passes of a microbatch over all layers. [recompute, keys, micro-batches]"""
+        regions = self.program.regions
+        pairs = zip(self.times[: len(regions)], self.times[len(regions) :], strict=False)
+        return np.asarray(sum_of([region.count * (f + b) for region, (f, b) in zip(regions, pairs, strict=False)]))
+
+    def block(self, keys: Index, columns: Index, recomputes: Index) -> tuple[RegionTimes, ActivationTerms]:
+        """Arrays [layouts, micro-batches, recompute] for these layouts' keys, micro-batches and kinds of recomputation."""
+        index, alike = np.ix_(keys, columns), np.ix_(np.zeros(1, dtype=np.int64), keys, columns)
+        each = np.ix_(recomputes, keys, columns)
 
         def pick(values: Array) -> Array:
-            return np.moveaxis(values[:, index[0], index[1]], 0, -1)
+            return np.moveaxis(values[alike if len(values) == 1 else each], 0, -1)
 
         regions = self.program.regions
         times = [pick(values) for values in self.times]

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.planner.uniform import sweep as uniform_sweep
 from perfmodel.planner.uniform import tables
-from perfmodel.planner.uniform.space import Space
+from perfmodel.planner.uniform.space import Space, runnable_space, unlimited_space
 from perfmodel.planner.uniform.sweep import sweep
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.training import training_of
@@ -50,3 +50,24 @@ def test_what_need_not_be_timed_would_not_be_kept(monkeypatch):
     monkeypatch.setattr(uniform_sweep, "_worth_timing", counting)
     assert found(job) == pruned
     assert sum(skipped) > 0
+
+
+@pytest.mark.parametrize("profile", ["megatron", "torchtitan", "hf-trainer"])
+@pytest.mark.parametrize("only", ["time", "memory"])
+def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, only):
+    job = make_job(make_model(num_hidden_layers=2), batch=8)
+    estimator = estimator_of(job, chips=8, profile=profile)
+    space = runnable_space(Space(orders=Space().orders[:1]), estimator.profile, job)
+    everything = unlimited_space(space)
+    state = sweep(estimator, everything, top=100_000)
+    costs = state.best_time if only == "time" else state.best_memory
+    of_others = [cost for cost, i in zip(costs.values, costs.ids, strict=True) if estimator.profile.not_runnable_reason(state.plan(int(i)))]
+    for limit in (np.inf, float(np.median(of_others))):
+        within = {"slowest": limit} if only == "time" else {"largest": limit}
+        found = sweep(estimator, everything, top=1, only=only, beyond=space, **within)
+        best = found.best_time if only == "time" else found.best_memory
+        assert best.values[0] == pytest.approx(of_others[0], rel=1e-12)
+        assert estimator.profile.not_runnable_reason(found.plan(int(best.ids[0])))
+        assert found.next_id < state.next_id
+    nothing = {"slowest": of_others[0] * 0.999} if only == "time" else {"largest": of_others[0] * 0.999}
+    assert not sweep(estimator, everything, top=1, only=only, beyond=space, **nothing).num_feasible
