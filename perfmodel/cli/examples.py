@@ -47,7 +47,8 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 
 _WORDS = (
     "profile: the framework that is assumed, and what it does with a plan: what it overlaps, keeps and rounds (`perfmodel profiles`)",
-    "calibration: what was measured of a chip; prior: the mean of its maker's other measured chips; spec sheet: neither is there",
+    "calibration: what was measured of a chip; partial calibration: its best point only, or measured on another chip; "
+    "prior: the mean of its maker's other measured chips; spec sheet: neither is there",
     "rests on: which of these a number comes from",
     "sizes: 8k is 8192 and 4M is 4194304; tokens to train on count in powers of ten, 15T is 15e12",
 )

@@ -149,8 +149,8 @@ class DecodeAttentionRates:
 class Machine:
     """What a cost needs to know of the hardware and its software, for one compute dtype. Made by `resolve_machine`.
 
-    rests_on: for matmul, streaming, attention and the kinds of tier that are there (scale_up, scale_out): `spec sheet`, `prior: NAME` or
-        `calibrated: NAME`.
+    rests_on: for matmul, streaming, attention and the kinds of tier that are there (scale_up, scale_out): `spec sheet`, `prior: NAME`,
+        `partial calibration: NAME` or `calibrated: NAME`.
     convolution: None where a convolution takes as long as a matrix multiply of its size.
     grouped_matmul, decode_attention: what the fused experts of a layer and a decoding step reach; no cost of a training step uses them.
     errors: held-out median errors of the calibration, by part.
@@ -404,8 +404,9 @@ def _slower_attention(rates: AttentionRates, factor: float) -> AttentionRates:
 def _label(calibration: Calibration, chip: Chip, part: str) -> str:
     if calibration.provenance is Provenance.SPEC_SHEET:
         return str(Provenance.SPEC_SHEET)
-    is_measured = calibration.provenance is Provenance.CALIBRATED and chip.name in calibration.chips and part not in calibration.borrowed
-    return f"{Provenance.CALIBRATED if is_measured else Provenance.PRIOR}: {calibration.name}"
+    if calibration.provenance is not Provenance.CALIBRATED or chip.name not in calibration.chips:
+        return f"{Provenance.PRIOR}: {calibration.name}"
+    return f"{Provenance.PARTIAL if part in calibration.borrowed else Provenance.CALIBRATED}: {calibration.name}"
 
 
 def _nearest_matmul(models: Mapping[Dtype, MatmulModel], dtype: Dtype) -> tuple[MatmulModel, bool]:

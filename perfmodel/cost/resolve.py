@@ -22,7 +22,7 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import calibrations_for, load_calibration, prior_for
 from perfmodel.parallel.profile import GENERIC, ExecutionProfile, load_profile
 from perfmodel.workload.graph import Graph
-from perfmodel.workload.job import TrainingJob
+from perfmodel.workload.job import PRECISION_POLICIES, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.networks import is_language_model
 
@@ -60,6 +60,16 @@ def choose_profile(chip: Chip, name: str | Path = "") -> ExecutionProfile:
     return load_profile(name or default_profile(chip))
 
 
+def _trained_precisions(cluster: Cluster) -> list[str]:
+    """Return the precisions that the chip multiplies in, which a job may name."""
+    has = cluster.chip.peak_flop_rate
+    return [
+        str(name)
+        for name, policy in PRECISION_POLICIES.items()
+        if policy.compute in has and (policy.recipe is None or policy.recipe.needs in has)
+    ]
+
+
 def resolve_estimator(
     job: TrainingJob,
     cluster: Cluster,
@@ -72,8 +82,9 @@ def resolve_estimator(
     machine, recipe = resolve_machine(cluster, calibration, dtype=job.policy.compute), job.policy.recipe
     if recipe is not None:
         if recipe.needs not in cluster.chip.peak_flop_rate:
-            rule = f"{cluster.chip.name} has no units for it (it has {', '.join(cluster.chip.peak_flop_rate)})"
-            raise bad_field("precision", job.precision, rule, "use another chip or bf16-mixed")
+            rule = f"{cluster.chip.name} has no units for it ({recipe.needs})"
+            remedy = f"use {', '.join(_trained_precisions(cluster))} or another chip"
+            raise bad_field("precision", job.precision, rule, remedy)
         low = replace(resolve_machine(cluster, calibration, dtype=recipe.product), row_multiple=recipe.row_multiple)
         machine = replace(machine, low=low)
     return make_estimator(job, cluster, machine, profile_for(job, profile), network_at)

@@ -71,6 +71,7 @@ class Provenance(StrEnum):
 
     SPEC_SHEET = "spec sheet"
     PRIOR = "prior"
+    PARTIAL = "partial calibration"
     CALIBRATED = "calibrated"
 
 
@@ -362,7 +363,7 @@ class Calibration:
     chips               the chips that it was measured on; for them a prediction is `calibrated`
     relatives           chips that are near enough to borrow it; for them a prediction rests on a `prior`
     borrowed            parts that were measured on another chip, or hardly (matmul, streaming, attention, scale_up, scale_out): a
-                        `prior` here too
+                        `partial calibration`
     software            libraries and their versions
     matmul, streaming, attention, collectives   parameters by dtype, kernel class, kernel, tier kind and collective; an attention kernel
                         that differs by dtype has a second entry, such as `flash.bf16`

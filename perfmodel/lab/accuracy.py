@@ -256,7 +256,7 @@ def _plan_choice(report: AccuracyReport) -> str:
             "plan*: the same for the",
             "median plan, which is what is at stake; *best of 3 near*: share of groups where the best of the first",
             "three is within 3 % of the best.",
-            f"Left out of the groups: {num_broken} runs whose notes give an all-reduce in the node of under 100 GB/s",
+            f"Left out of the groups: {num_broken} {'run' if num_broken == 1 else 'runs'} whose notes give an all-reduce in the node of under 100 GB/s",
             "where others have 425 to 458",
             "(broken NVLink). This chooses what is judged; no prediction sees it.",
             *parts,

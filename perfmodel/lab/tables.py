@@ -166,12 +166,11 @@ def choice_lines(choices: PlanChoices) -> list[str]:
         if choices.num_small_groups:
             lines.append(f"{choices.num_small_groups:,} groups of two or three plans are not judged.")
     if choices.num_broken_nvlink:
-        verb = (
-            "are left out of it" if choices.skips_broken_nvlink else "are in it, scored runs aside (--skip-broken-nvlink leaves them out)"
-        )
-        lines.append(
-            f"{choices.num_broken_nvlink:,} runs whose notes give an all-reduce in the node of under 100 GB/s (broken NVLink) {verb}."
-        )
+        one = choices.num_broken_nvlink == 1
+        runs, verb, them = ("run", "is", "it") if one else ("runs", "are", "them")
+        place = "left out of it" if choices.skips_broken_nvlink else f"in it, scored runs aside (--skip-broken-nvlink leaves {them} out)"
+        notes = "give an all-reduce in the node of under 100 GB/s (broken NVLink)"
+        lines.append(f"{choices.num_broken_nvlink:,} {runs} whose notes {notes} {verb} {place}.")
     return lines
 
 

@@ -50,7 +50,7 @@ class Prediction:
     mfu_causal      the same with attention counted once below the diagonal
     hfu             FLOPs executed, with recomputation, over the peak
     peak_flop_rate  of one chip, dense, in the compute dtype
-    rests_on        part -> spec sheet, prior or calibrated, with the name of the calibration
+    rests_on        part -> spec sheet, prior, partial calibration or calibrated, with the name of the calibration
     calibration     what the prediction rests on, as a plan file may name it; the plan names one only where somebody asked for it
     not_runnable    why the assumed framework cannot run the plan; empty if it can
     price_per_hour  of one chip; 0: not known   [USD/h]

@@ -28,7 +28,7 @@ def test_everything_is_printed_and_written(call, cases, tmp_path):
         "Choice of plan, scored runs",
         "Does it fit?",
         "Not predicted",
-        "1 runs whose notes give an all-reduce in the node of under 100 GB/s (broken NVLink) are left out",
+        "1 run whose notes give an all-reduce in the node of under 100 GB/s (broken NVLink) is left out",
         "table: r.csv",
         "figures: plots",
     ):

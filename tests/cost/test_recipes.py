@@ -66,5 +66,11 @@ def test_utilisation_is_of_what_most_is_computed_in():
     "precision, cluster, calibration", [(Precision.MXFP8, "dgx-h100", "h100"), (Precision.FP8_BLOCK, "dgx-a100", "a100")]
 )
 def test_a_chip_without_the_units_is_refused(precision, cluster, calibration):
-    with pytest.raises(InputError, match=f"precision={precision}: .* has no units for it"):
+    with pytest.raises(InputError, match=f"precision={precision}: .* has no units for it") as refused:
         predicted(precision, cluster=cluster, calibration=calibration)
+    remedy = str(refused.value).rpartition("; ")[2]
+    named = remedy.removeprefix("use ").removesuffix(" or another chip").split(", ")
+    assert {"bf16-mixed", "fp16-mixed", "fp32"} <= set(named)
+    assert ("fp8-delayed" in named) == (cluster == "dgx-h100")
+    for other in named:
+        assert predicted(Precision(other), cluster=cluster, calibration=calibration).step_time > 0

@@ -11,7 +11,7 @@ from perfmodel.hardware.calibration import NO_TILES, SPEC_SHEET, Calibration
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.engine import Engine
-from perfmodel.workload.quantization import Quantization, has_units
+from perfmodel.workload.quantization import QUANTIZATIONS, Quantization, has_units
 
 LEAST_TILE_ROWS = 64.0
 """Rows of the smallest tile of shipped calibrations."""
@@ -27,8 +27,9 @@ def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, 
     """
     chip = cluster.chip
     if not has_units(quantization, chip.peak_flop_rate):
-        known = ", ".join(str(each) for each in chip.peak_flop_rate)
-        raise bad_field("quantization", quantization.name, f"{chip.name} has no units for it (it has {known})", "use another chip or bf16")
+        runs = ", ".join(name for name, each in QUANTIZATIONS.items() if has_units(each, chip.peak_flop_rate))
+        rule = f"{chip.name} has no units for it ({quantization.needs})"
+        raise bad_field("quantization", quantization.name, rule, f"use {runs} or another chip")
     calm = replace(
         with_few_rows(calibration, chip),
         sustained_clock_fraction=1.0,
