@@ -244,6 +244,7 @@ def _plan_choice(report: AccuracyReport) -> str:
             table = choice_table(choices)
             parts += ["", f"{name.capitalize()}:", "", markdown_table(table), *_worst_groups(choices.groups)]
             num_broken = choices.num_broken_nvlink
+            noted = "run" if num_broken == 1 else "runs"
     if not parts:
         return ""
     return "\n".join(
@@ -256,7 +257,7 @@ def _plan_choice(report: AccuracyReport) -> str:
             "plan*: the same for the",
             "median plan, which is what is at stake; *best of 3 near*: share of groups where the best of the first",
             "three is within 3 % of the best.",
-            f"Left out of the groups: {num_broken} {'run' if num_broken == 1 else 'runs'} whose notes give an all-reduce in the node of under 100 GB/s",
+            f"Left out of the groups: {num_broken} {noted} whose notes give an all-reduce in the node of under 100 GB/s",
             "where others have 425 to 458",
             "(broken NVLink). This chooses what is judged; no prediction sees it.",
             *parts,

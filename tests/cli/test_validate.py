@@ -44,7 +44,7 @@ def test_by_source_is_what_is_shown_if_nothing_is_said(call, cases):
     code, out, _ = call("validate", cases)
     assert code == 0
     assert "Errors by source" in out
-    assert "are in it, scored runs aside (--skip-broken-nvlink leaves them out)" in out
+    assert "is in it, scored runs aside (--skip-broken-nvlink leaves it out)" in out
 
 
 def test_settings_that_nothing_is_known_of_are_told_once(call, call_json, tmp_path):
