@@ -10,6 +10,7 @@ from perfmodel.foundation.errors import InputError, bad_field, shown, suggest
 from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet, list_rule_sets, present_axes
 from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.layout import USUAL_DISPATCHERS, ZERO_STAGES, Dispatcher, PipelineSchedule, Recompute
+from perfmodel.parallel.offloads import OFFLOADS
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.base_formats import BASE_FORMATS
 from perfmodel.workload.config import TransformerConfig
@@ -39,6 +40,7 @@ class Runs:
     sharded_bases        formats of a quantised base that ZeRO 2 and 3 can shard; others are whole on every data rank
     axes_of_bases        of tp, cp, pp beside a quantised base
     zero_beside_axes     ZeRO stages beside tp or cp where the state could be sharded over data ranks or cp
+    offloads             what may lie in the host's memory (`parallel/offloads.py`); suggested where a plan does not fit
     source               where that is said
     """
 
@@ -58,6 +60,7 @@ class Runs:
     sharded_bases: tuple[str, ...] = tuple(BASE_FORMATS)
     axes_of_bases: tuple[str, ...] = AXES
     zero_beside_axes: tuple[int, ...] = ZERO_STAGES
+    offloads: tuple[str, ...] = ()
 
     def cuts_alike(self, rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> bool:
         """Whether one of its rule sets cuts this model alike where only these fine axes have more than one rank."""
@@ -111,10 +114,11 @@ _CHOICES: dict[str, tuple[int | str, ...]] = {
     "sharded_bases": tuple(BASE_FORMATS),
     "axes_of_bases": AXES,
     "zero_beside_axes": ZERO_STAGES,
+    "offloads": tuple(OFFLOADS),
 }
 
 #: What a file may leave out: the rules of every framework with tensor parallelism; no library, no lists; nothing said of bases.
-_MAY_BE_LEFT_OUT = ("rules", "flex", "recompute_modules", "sharded_bases", "axes_of_bases", "zero_beside_axes")
+_MAY_BE_LEFT_OUT = ("rules", "flex", "recompute_modules", "sharded_bases", "axes_of_bases", "zero_beside_axes", "offloads")
 
 
 def listed_choices(value: object, choices: Sequence[Any], key: str) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from perfmodel.cost.estimate import Estimator
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets
 from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.offloads import OFFLOADS
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.stage_cuts import default_stage_layers
@@ -28,6 +29,8 @@ _MICRO_BATCH = ("micro_batch",)
 _RECOMPUTE = ("recompute",)
 _SHARDING = ("zero", "dp_replicate", "dp_shard")
 _DEGREES = ("tp", "pp", "cp", "dp_replicate", "dp_shard", "sequence_parallel", "schedule", "virtual_stages")
+#: Offloads that need sharded parameters.
+_OF_ZERO_3 = ("parameters",)
 #: What of a plan is freed, the smallest change first: each part alone, then together.
 _STEPS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (_MICRO_BATCH, _RECOMPUTE, _SHARDING, _DEGREES),
@@ -41,11 +44,13 @@ class Asked:
     """What a remedy has to keep.
 
     make            the estimator of so many tokens a sequence on so many chips
+    with_setting    the estimator of the job with a setting more; None where another one contradicts it
     any_framework   plans that the framework cannot run are remedies too
     """
 
     estimator: Estimator
     make: MakeEstimator
+    with_setting: Callable[[str], Estimator | None]
     memory_headroom: float | None
     risk: float | None
     any_framework: bool
@@ -75,7 +80,8 @@ def remedies_of_plan(asked: Asked, plan: Plan) -> tuple[FittingChange, ...]:
         return ()
     found: dict[tuple[tuple[str, Knob], ...], FittingChange] = {}
     for step in _STEPS:
-        better = sorted(_freed(asked, plan, step), key=lambda remedy: remedy.prediction.step_time)
+        offloaded = _offloaded(asked, plan) if step is _STEPS[0] else ()
+        better = sorted((*_freed(asked, plan, step), *offloaded), key=lambda remedy: remedy.prediction.step_time)
         for remedy in better:
             found.setdefault(tuple(sorted(remedy.changes.items())), remedy)
         if len(found) >= MOST:
@@ -98,6 +104,21 @@ def _freed(asked: Asked, plan: Plan, step: tuple[tuple[str, ...], ...]) -> Itera
             prediction = _with_default_stages(asked, prediction)
         if prediction is not None:
             yield FittingChange(changes=changed_knobs(plan, prediction.plan), prediction=prediction)
+
+
+def _offloaded(asked: Asked, plan: Plan) -> Iterator[FittingChange]:
+    """Yield the plan with one thing more in the host's memory, of those for which the framework has a switch."""
+    profile = asked.estimator.profile
+    for name in profile.runs.offloads:
+        if name in _OF_ZERO_3 and plan.zero != 3:
+            continue
+        estimator = asked.with_setting(OFFLOADS[name])
+        if estimator is None:
+            continue
+        changed = replace(plan, profile=estimator.profile.name)
+        prediction = estimator.predict(changed, memory_headroom=asked.memory_headroom, risk=asked.risk)
+        if prediction.fits and (asked.any_framework or not prediction.not_runnable):
+            yield FittingChange(changes={"offload": name}, prediction=prediction)
 
 
 def _with_default_stages(asked: Asked, prediction: Prediction) -> Prediction | None:

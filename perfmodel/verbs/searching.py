@@ -14,7 +14,9 @@ from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import check_agrees, rule_set_of
 from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
+from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.settings import framework_named
+from perfmodel.parallel.stated import settings_in, with_stated
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.setting import (
     Setting,
@@ -236,4 +238,19 @@ def _asked(setting: Setting, memory_headroom: float | None, risk: float | None, 
         )
         return larger.estimator
 
-    return Asked(estimator=setting.estimator, make=make, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
+    def with_setting(name: str) -> Estimator | None:
+        given = setting.estimator.profile.name
+        stated_now = settings_in(given)
+        if name in stated_now:
+            return None
+        profile = with_stated(load_profile(framework_named(given)), {**stated_now, name: True})
+        return make_setting(setting.job, setting.cluster, calibration=setting.calibration or None, profile=profile).estimator
+
+    return Asked(
+        estimator=setting.estimator,
+        make=make,
+        with_setting=with_setting,
+        memory_headroom=memory_headroom,
+        risk=risk,
+        any_framework=any_framework,
+    )
