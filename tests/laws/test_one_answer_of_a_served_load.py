@@ -1,5 +1,6 @@
-"""A closed loop has one answer: what is printed is the simulation whatever its draws, near the formulas that a search ranks by."""
+"""A served load has one answer: what is printed is the simulation whatever its draws, near the formulas that a search ranks by."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from perfmodel.cost.serving.pools import predict_plan
 from perfmodel.cost.serving.simulated import predict_served, with_simulation
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.verbs.serving import serving_plan, serving_setting
+from perfmodel.verbs.serving import pools_plan, serving_plan, serving_setting
 
 PLANS = (
     ("llama-3-8b", "dgx-h100", {"chips": 1, "tp": 1}),
@@ -17,14 +18,24 @@ PLANS = (
     ("qwen3-30b-a3b", "hgx-h200", {"chips": 2, "tp": 2, "ep": 2}),
     ("deepseek-v3", "hgx-h200", {"chips": 8, "tp": 8, "ep": 8}),
 )
+DISAGGREGATED = (
+    ("llama-3-8b", "dgx-h100", {"chips": 2, "workers": "1x1:1x1"}),
+    ("llama-3-8b", "dgx-h100", {"chips": 4, "workers": "2x1:1x2"}),
+    ("llama-3.3-70b", "dgx-h100", {"chips": 8, "workers": "1x4:1x4"}),
+    ("qwen3-30b-a3b", "hgx-h200", {"chips": 8, "workers": "2x2:2x2"}),
+)
 
 
-@lru_cache(maxsize=2)
-def answers(number, seed):
-    """Of random loads that fit: printed, simulated with other draws, by the formulas; TTFT, TPOT and latency of each. [s]"""
+@lru_cache(maxsize=4)
+def answers(number, seed, kind="aggregated", at_rate=False):
+    """Of random loads that fit: printed, simulated with other draws, by the formulas; TTFT, TPOT and latency of each. [s]
+
+    at_rate   requests at random, up to 95 % of what the plan answers at most, in place of clients
+    """
+    plans = {"aggregated": PLANS, "disaggregated": DISAGGREGATED}[kind]
     random, found = np.random.default_rng(seed), []
     while len(found) < number:
-        model, cluster, plan = PLANS[random.integers(len(PLANS))]
+        model, cluster, plan = plans[random.integers(len(plans))]
         prompt, answer = int(2 ** random.uniform(6, 12.5)), int(2 ** random.uniform(4, 11))
         least = random.choice([0.3, 0.8, 1.0])
         asked = ServingRequest(
@@ -33,22 +44,25 @@ def answers(number, seed):
             engine=str(random.choice(["vllm", "sglang", "tensorrt-llm"])),
             input_len=f"{max(int(least * prompt), 1)}:{prompt}",
             output_len=f"{max(int(least * answer), 1)}:{answer}",
-            concurrency=int(2 ** random.uniform(0, 8.5)),
+            concurrency=None if at_rate else int(2 ** random.uniform(0, 8.5)),
             **plan,
         )
         setting = serving_setting(asked)
         of, job = setting.estimator, setting.job
-        chosen = serving_plan(setting, asked)[0]
+        chosen = serving_plan(setting, asked)[0] if asked.workers is None else pools_plan(setting, asked)
+        if at_rate:
+            job = replace(job, rate=random.uniform(0.03, 0.95) * predict_plan(of, job, chosen).requests_per_second or None)
         printed = predict_served(of, job, chosen)
-        if not printed.fits or not printed.fits_load:
+        if not printed.fits or not printed.fits_load or (at_rate and printed.is_saturated):
             continue
+        assert printed.ttft.p50 is not None
         three = (printed, with_simulation(of, printed, seed=11), predict_plan(of, job, chosen))
         found.append([[each.ttft.mean, each.tpot.mean, each.request_latency.mean] for each in three])
     return np.array(found)
 
 
-def shares_within(number, seed, of, share):
-    found = answers(number, seed)
+def shares_within(number, seed, of, share, **words):
+    found = answers(number, seed, **words)
     return np.mean(np.abs(found[:, of] / found[:, 0] - 1) <= share, axis=0)
 
 
@@ -56,9 +70,21 @@ def test_a_few_random_loads_have_one_answer():
     assert np.all(shares_within(8, 1, of=1, share=0.1) >= 7 / 8)
 
 
+def test_a_few_random_rates_have_one_answer():
+    assert np.all(shares_within(6, 3, of=1, share=0.1, at_rate=True) >= 5 / 6)
+    assert np.all(shares_within(4, 3, of=1, share=0.1, kind="disaggregated", at_rate=True) >= 3 / 4)
+
+
 @pytest.mark.slow
 def test_200_random_loads_have_one_answer():
     assert np.all(shares_within(200, 2, of=1, share=0.1) >= (0.95, 0.95, 0.98))
+
+
+@pytest.mark.slow
+def test_80_random_rates_and_loads_of_disaggregated_plans_have_one_answer():
+    assert np.all(shares_within(60, 4, of=1, share=0.1, at_rate=True) >= (0.95, 0.95, 0.95))
+    assert np.all(shares_within(10, 5, of=1, share=0.1, kind="disaggregated", at_rate=True) >= 0.9)
+    assert np.all(shares_within(10, 6, of=1, share=0.1, kind="disaggregated") >= 0.9)
 
 
 @pytest.mark.slow

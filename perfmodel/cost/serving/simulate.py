@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.table import StepTable, tabulate
@@ -18,8 +20,12 @@ from perfmodel.cost.serving.times import Array, ServingTimes
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.serving.prediction import Spread
 
+#: TTFT, TPOT, latency [s] and tokens of an answered request.
+Answer: TypeAlias = tuple[float, float, float, int]
 #: Draws are made this many at a time.
 _DRAWS = 1024
+#: Requests of a run of some precision that have the load that is asked for at least.
+LEAST_BLOCK = 1024
 #: Tokens of a step where the engine sets no limit: the table has to end somewhere.
 MOST_TOKENS = 131_072.0
 #: Requests of each client in a closed loop from a standing start, as benchmarks run (InferenceMAX: --num-prompts=$((CONC * 10))).
@@ -28,6 +34,10 @@ ROUNDS = 10
 #: length do not march in waves: with this spread their TTFT is met without bias, without it predicted twice too long. Engines that run
 #: prompts first march (SGLang's runs), and have none.
 SPREAD_OF_ENDS = 0.05
+#: Batches of a run whose means are compared.
+_BATCHES = 20
+#: A run whose mean is not known well enough goes on by this share of its requests at least.
+_LEAST_GROWTH = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +50,7 @@ class SimulatedLoad:
     goodput                requests a second that kept all limits [1/s]
     kept_fraction          of the requests, those that did [-]
     preemptions, steps     in the whole run
+    ttft_error             standard error of the mean TTFT at a rate, as a share of it; 0: of clients, whose runs are as benchmarks' [-]
     """
 
     ttft: Spread
@@ -54,6 +65,36 @@ class SimulatedLoad:
     kept_fraction: float
     preemptions: int
     steps: int
+    ttft_error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """When a run at a rate ends: once the standard errors of mean TTFT and TPOT are at most `error` of them, or after `most` requests."""
+
+    error: float
+    most: int
+
+    def missing(self, answers: Sequence[Answer]) -> int:
+        """Requests that are still to be answered. [-]"""
+        error, number = max(mean_error([answer[at] for answer in answers]) for at in (0, 1)), len(answers)
+        if error <= self.error or number >= self.most:
+            return 0
+        return int(min(max(number * (error / self.error) ** 2, _LEAST_GROWTH * number), self.most)) - number
+
+
+def mean_error(values: Sequence[float]) -> float:
+    """Standard error of the mean of a stationary series, as a share of it, by means of batches, as neighbours are alike. [-]
+
+    Source: Law, Simulation Modeling and Analysis, section 9.5.3 (batch means).
+    """
+    size = max(len(values) // _BATCHES, 1)
+    batches = [sum(values[at : at + size]) / size for at in range(0, size * (len(values) // size), size)]
+    mean = sum(batches) / max(len(batches), 1)
+    if mean <= 0 or len(batches) < 2:
+        return 0.0
+    variance = sum((batch - mean) ** 2 for batch in batches) / (len(batches) - 1)
+    return float((variance / len(batches)) ** 0.5 / mean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +138,7 @@ class RunRecord:
     clients                    of a closed loop; 0: of an open one
     """
 
-    answers: Sequence[tuple[float, float, float, int]]
+    answers: Sequence[Answer]
     gaps: Sequence[float]
     weights: Sequence[float]
     elapsed: float
@@ -113,6 +154,11 @@ class RunRecord:
         if not self.clients:
             return len(self.answers) / self.elapsed
         return self.clients * len(self.answers) / sum(latency for _, _, latency, _ in self.answers)
+
+    @property
+    def ttft_error(self) -> float:
+        """Standard error of the mean TTFT of an open load, as a share of it. [-]"""
+        return 0.0 if self.clients else mean_error([answer[0] for answer in self.answers])
 
 
 class DrawnRequest:
@@ -168,9 +214,13 @@ def run_engine(
     rate: float | None = None,
     answered: int | None = None,
     warm_up: int | None = None,
+    precision: Precision | None = None,
     seed: int = 0,
 ) -> RunRecord:
-    """The run that `simulate` summarises. Raises InputError."""
+    """The run that `simulate` summarises; with a `precision` (of a rate) it goes on from `answered` requests until that is reached.
+
+    Raises InputError.
+    """
     if (concurrency is None) == (rate is None):
         raise bad_field("concurrency", concurrency, "one of concurrency and rate must be given", "give one of them")
     if places.max_sequences < 1:
@@ -181,10 +231,11 @@ def run_engine(
     most = places.max_sequences if concurrency is None else min(places.max_sequences, concurrency)
     if not isinstance(times, StepTable):
         times = table_of(times, requests, scheduling, places, concurrency)
-    engine = _Engine(times, requests, scheduling, replace(places, max_sequences=most), concurrency, rate, seed)
     wanted = answered if answered is not None else (ROUNDS * concurrency if concurrency is not None else 1000)
     before = warm_up if warm_up is not None else (0 if concurrency is not None else 200)
-    return engine.run(before, wanted)
+    block = 0 if precision is None else max(before + wanted, LEAST_BLOCK)
+    engine = _Engine(times, requests, scheduling, replace(places, max_sequences=most), concurrency, rate, seed, block)
+    return engine.run(before, wanted, precision)
 
 
 def table_of(times: ServingTimes, requests: Requests, scheduling: Scheduling, places: Places, concurrency: int | None) -> StepTable:
@@ -213,6 +264,7 @@ class _Engine:
         concurrency: int | None,
         rate: float | None,
         seed: int,
+        block: int,
     ) -> None:
         self.table, self.places, self.cache_tokens = table, places.max_sequences, places.cache_tokens
         self.block, self.reserves = places.block_tokens, places.reserves_output
@@ -222,7 +274,7 @@ class _Engine:
         self.front, self.border = float(scheduling.first_token_time), float(scheduling.border_steps)
         self.is_closed, self.clients = concurrency is not None, concurrency or 0
         spread = SPREAD_OF_ENDS if self.chunked and (concurrency or 0) > 1 else 0.0
-        self.draws = draws(requests, rate, seed, speculates=self.per_step > 1, spread=spread, varies_front=self.is_closed)
+        self.draws = draws(requests, rate, seed, speculates=self.per_step > 1, spread=spread, varies_front=self.is_closed, block=block)
         self.now, self.decoded, self.preemptions, self.steps = 0.0, 0, 0, 0
         self.sent = 0
         self.coming: list[tuple[float, int, DrawnRequest]] = []
@@ -234,7 +286,7 @@ class _Engine:
         self.cached = self.used = self.growth = 0.0
         self.fresh: list[float] = []
         self.last_decode = 0.0
-        self.answers: list[tuple[float, float, float, int]] = []
+        self.answers: list[Answer] = []
         self.gaps: list[float] = []
         self.weights: list[float] = []
         self.area_running = self.area_queue = 0.0
@@ -242,14 +294,14 @@ class _Engine:
         for _ in range(concurrency if concurrency is not None else 1):
             self._send(0.0)
 
-    def run(self, before: int, wanted: int) -> RunRecord:
-        while len(self.answers) < before:
-            self._step()
+    def run(self, before: int, wanted: int, precision: Precision | None) -> RunRecord:
+        self._until(before)
         start, first = self.now, len(self.answers)
         self.gaps, self.weights = [], []
         self.area_running = self.area_queue = 0.0
-        while len(self.answers) < before + wanted:
-            self._step()
+        self._until(before + wanted)
+        while precision is not None and (more := precision.missing(self.answers[first:])):
+            self._until(len(self.answers) + more)
         return RunRecord(
             answers=self.answers[first:],
             gaps=self.gaps,
@@ -261,6 +313,10 @@ class _Engine:
             steps=self.steps,
             clients=self.clients,
         )
+
+    def _until(self, answered: int) -> None:
+        while len(self.answers) < answered:
+            self._step()
 
     def _send(self, at: float) -> None:
         """The next request leaves its client; it reaches the queue once the engine's front is through with it.
@@ -452,28 +508,51 @@ class _Engine:
 
 
 def draws(
-    requests: Requests, rate: float | None, seed: int, *, speculates: bool, spread: float = 0.0, varies_front: bool = False
+    requests: Requests,
+    rate: float | None,
+    seed: int,
+    *,
+    speculates: bool,
+    spread: float = 0.0,
+    varies_front: bool = False,
+    block: int = 0,
 ) -> Iterator[tuple[float, float, int, float, float, float]]:
     """Requests without end: tokens found, to compute and to answer, luck in rounding steps, seconds after the one before, share of the
     front's mean time.
 
     spread        answers are at least so much shorter and longer than their mean
     varies_front  that share is exponential; else 1
+    block         of so many requests at a rate the last comes when it should, as vLLM's benchmark rescales its delays, and lengths are
+                  spread evenly (Latin hypercube), so that the load is the one that is asked for; 0: all is left to chance   [-]
     """
     random = np.random.default_rng(seed)
     found_fraction = float(requests.found_fraction)
     wide = round(spread * requests.output.mean)
     least = max(min(requests.output.least, int(np.ceil(requests.output.mean)) - wide), 1)
     most = max(requests.output.most, int(requests.output.mean) + wide)
+    number = block or _DRAWS
+    whole = _even if block else _random
     while True:
-        prompts = random.integers(requests.prompt.least, requests.prompt.most + 1, _DRAWS)
-        outputs = random.integers(least, most + 1, _DRAWS)
-        gaps = random.exponential(1 / rate, _DRAWS) if rate is not None else np.zeros(_DRAWS)
-        luck = random.random(_DRAWS) if speculates else np.zeros(_DRAWS)
-        fronts = random.exponential(1.0, _DRAWS) if varies_front else np.ones(_DRAWS)
+        prompts = whole(random, requests.prompt.least, requests.prompt.most, number)
+        outputs = whole(random, least, most, number)
+        gaps = random.exponential(1 / rate, number) if rate is not None else np.zeros(number)
+        if block and rate is not None:
+            gaps *= number / rate / gaps.sum()
+        luck = random.random(number) if speculates else np.zeros(number)
+        fronts = random.exponential(1.0, number) if varies_front else np.ones(number)
         new = np.maximum(prompts * (1 - found_fraction), 1.0)
         columns = (prompts - new, new, outputs, luck, gaps, fronts)
         yield from zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _random(random: np.random.Generator, least: int, most: int, number: int) -> NDArray[np.int64]:
+    """Whole numbers from `least` to `most`, each as likely."""
+    return random.integers(least, most + 1, number)
+
+
+def _even(random: np.random.Generator, least: int, most: int, number: int) -> NDArray[np.int64]:
+    """The same in random order, one of each of `number` equal parts of that range."""
+    return np.asarray(least + (random.permutation(number) + random.random(number)) * ((most - least + 1) / number), dtype=np.int64)
 
 
 def what_was_seen(records: Sequence[tuple[RunRecord, float]], limits: GoodputLimits) -> SimulatedLoad:
@@ -504,6 +583,7 @@ def what_was_seen(records: Sequence[tuple[RunRecord, float]], limits: GoodputLim
         kept_fraction=kept_fraction,
         preemptions=sum(record.preemptions for record, _ in records),
         steps=sum(record.steps for record, _ in records),
+        ttft_error=max(record.ttft_error for record, _ in records),
     )
 
 

@@ -16,7 +16,18 @@ import numpy as np
 
 from perfmodel.cost.serving.disaggregated import Handover, Workers
 from perfmodel.cost.serving.requests import Requests, Scheduling
-from perfmodel.cost.serving.simulate import MOST_TOKENS, DrawnRequest, GoodputLimits, RunRecord, SimulatedLoad, draws, what_was_seen
+from perfmodel.cost.serving.simulate import (
+    LEAST_BLOCK,
+    MOST_TOKENS,
+    Answer,
+    DrawnRequest,
+    GoodputLimits,
+    Precision,
+    RunRecord,
+    SimulatedLoad,
+    draws,
+    what_was_seen,
+)
 from perfmodel.cost.serving.table import tabulate
 from perfmodel.cost.serving.times import Num, ServingTimes
 from perfmodel.foundation.errors import bad_field
@@ -48,10 +59,12 @@ def simulate_pools(
     rate: float | None = None,
     answered: int | None = None,
     warm_up: int | None = None,
+    precision: Precision | None = None,
     limits: GoodputLimits | None = None,
     seed: int = 0,
 ) -> SimulatedLoad:
-    """Run both pools until so many requests are `answered` after the first `warm_up` (10 and 2 rounds of the clients, or 1000 and 200).
+    """Run both pools until so many requests are `answered` after the first `warm_up` (10 and 2 rounds of the clients, or 1000 and 200),
+    and on until a `precision` is reached.
 
     concurrency  clients of all workers, each of which sends its next request when the last is answered; all start at once
     rate         requests a second at random (Poisson) instead
@@ -66,7 +79,8 @@ def simulate_pools(
         raise bad_field("capacity", pools.capacity, "must be at least 1", "use a decode worker with more room")
     wanted = answered if answered is not None else (10 * concurrency if concurrency is not None else 1000)
     before = warm_up if warm_up is not None else (2 * concurrency if concurrency is not None else 200)
-    return _Run(pools, requests, concurrency, rate, seed).run(before, wanted, limits or GoodputLimits())
+    block = 0 if precision is None else max(before + wanted, LEAST_BLOCK)
+    return _Run(pools, requests, concurrency, rate, seed, block).run(before, wanted, limits or GoodputLimits(), precision)
 
 
 def _one(value: Num) -> float:
@@ -94,7 +108,7 @@ class _DecodeWorker:
 class _Run:
     """State of a run: one pass of the loop is one event."""
 
-    def __init__(self, pools: TwoPools, requests: Requests, concurrency: int | None, rate: float | None, seed: int) -> None:
+    def __init__(self, pools: TwoPools, requests: Requests, concurrency: int | None, rate: float | None, seed: int, block: int) -> None:
         scheduling, of_prompts, workers, handover = pools.scheduling, pools.prefill_scheduling, pools.workers, pools.handover
         longest = float(requests.prompt.most + requests.output.most)
         cached = (float(requests.prompt.least), longest)
@@ -108,7 +122,7 @@ class _Run:
         self.per_step = float(scheduling.tokens_per_step)
         self.front, self.border = float(scheduling.first_token_time), float(scheduling.border_steps)
         self.is_closed = rate is None
-        self.draws = draws(requests, rate, seed, speculates=self.per_step > 1)
+        self.draws = draws(requests, rate, seed, speculates=self.per_step > 1, block=block)
         self.token_bytes, self.bandwidth, self.latency, self.layers = (
             _one(each) for each in (handover.token_bytes, handover.bandwidth, handover.latency, handover.layers)
         )
@@ -121,11 +135,11 @@ class _Run:
         self.link_free = [0.0] * len(self.idle)
         self.workers = [_DecodeWorker() for _ in range(int(_one(workers.decode)))]
         self.num_running = 0
-        self.answers: list[tuple[float, float, float, int]] = []
+        self.answers: list[Answer] = []
         self.gaps: list[float] = []
         self.weights: list[int] = []
 
-    def run(self, before: int, wanted: int, limits: GoodputLimits) -> SimulatedLoad:
+    def run(self, before: int, wanted: int, limits: GoodputLimits, precision: Precision | None) -> SimulatedLoad:
         for _ in range(self.clients):
             self._send(0.0)
         self._until(before)
@@ -133,6 +147,8 @@ class _Run:
         self.gaps, self.weights = [], []
         self.area_running = self.area_queue = 0.0
         self._until(first + wanted)
+        while precision is not None and (more := precision.missing(self.answers[first:])):
+            self._until(len(self.answers) + more)
         record = RunRecord(
             answers=self.answers[first:],
             gaps=self.gaps,

@@ -1,7 +1,7 @@
 """A plan of serving as a simulation has it: times over requests, their percentiles, and how many kept their limits.
 
-A closed loop is predicted so by default (`predict_served`): how far its requests march in step follows from the engine's rules and decides
-its TTFT, which formulas meet on average alone. A search ranks by the formulas (`load.py`).
+A load is predicted so by default (`predict_served`): how far requests of a closed loop march in step, and how many that come at random meet
+in one step, decides TTFT, which formulas meet on average alone. A search ranks by the formulas (`load.py`, `disaggregated.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ import numpy as np
 from perfmodel.cost.serving.estimate import ServingEstimator, step_parts
 from perfmodel.cost.serving.pools import pools_inputs, predict_plan
 from perfmodel.cost.serving.requests import Requests
-from perfmodel.cost.serving.simulate import ROUNDS, GoodputLimits, Places, RunRecord, SimulatedLoad, run_engine, table_of, what_was_seen
+from perfmodel.cost.serving.simulate import (
+    ROUNDS,
+    GoodputLimits,
+    Places,
+    Precision,
+    RunRecord,
+    SimulatedLoad,
+    run_engine,
+    table_of,
+    what_was_seen,
+)
 from perfmodel.cost.serving.simulate_pools import TwoPools, simulate_pools
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.serving.plan import ServingPlan
@@ -26,8 +36,13 @@ from perfmodel.workload.serving import ServingJob
 _LEAST_REQUESTS = 500
 #: Tokens of an answer from which a tenth more or less is more than a step or two.
 _LONG_ANSWER = 32
-#: Clients of a replica up to which a closed loop is simulated by default: a second.
+#: Requests that run in a replica, or clients, up to which a load is simulated by default: a second.
 MOST_CLIENTS = 2048
+#: Of a rate, those before the first that counts.
+_LEAST_WARM_UP = 100
+#: A rate is simulated until TTFT and TPOT are known to 3 % with 95 % confidence, or so many requests are answered, which loads near
+#: saturation need more of.
+PRECISION = Precision(error=0.015, most=4000)
 
 
 def predict_served(
@@ -38,17 +53,18 @@ def predict_served(
     distinct_experts: float = 0.0,
     limits: GoodputLimits | None = None,
 ) -> ServingPrediction:
-    """A plan under a load as it is printed: a closed loop of workers that do both is simulated, all else is by the formulas."""
+    """A plan under a load as it is printed: clients and rates are simulated, all else is by the formulas."""
     prediction = predict_plan(estimator, job, plan, distinct_experts=distinct_experts)
     if not is_simulated(prediction):
         return prediction
-    found = with_simulation(estimator, prediction, limits=limits, distinct_experts=distinct_experts)
-    return replace(found, notes=(*found.notes, *_waves_notes(estimator, found)))
+    return with_simulation(estimator, prediction, limits=limits, distinct_experts=distinct_experts)
 
 
 def _waves_notes(estimator: ServingEstimator, found: ServingPrediction) -> list[str]:
     """Why the first token takes long where all answers have one length."""
     length = found.job.output_len
+    if found.job.rate is not None or found.plan.pools is not None:
+        return []
     if estimator.engine.has_chunks or length.least != length.most or length.most < _LONG_ANSWER or found.running <= 1:
         return []
     varied = f"{round(0.9 * length.mean)}:{round(1.1 * length.mean)}"
@@ -56,12 +72,21 @@ def _waves_notes(estimator: ServingEstimator, found: ServingPrediction) -> list[
     return [f"requests come in waves: {rule}; with --output-len {varied} the first token comes sooner"]
 
 
+def _error_notes(job: ServingJob, found: SimulatedLoad) -> list[str]:
+    """Near saturation, where more requests than are simulated would be needed."""
+    if job.rate is None or found.ttft_error <= PRECISION.error:
+        return []
+    return [f"near saturation waits vary widely: the mean time to the first token is known to {2 * found.ttft_error:.0%} only"]
+
+
 def is_simulated(prediction: ServingPrediction) -> bool:
-    """Whether `predict_served` simulates such a plan and load."""
+    """Whether `predict_served` simulates such a plan and load. A queue that only grows is not simulated."""
     job, plan = prediction.job, prediction.plan
-    if job.concurrency is None or job.is_static or plan.pools is not None:
+    if not prediction.fits or job.is_static or (job.concurrency is None and job.rate is None):
         return False
-    return prediction.fits and job.concurrency <= MOST_CLIENTS * plan.replicas
+    if job.rate is not None:
+        return not prediction.is_saturated and prediction.running <= MOST_CLIENTS
+    return (job.concurrency or 0) <= MOST_CLIENTS * (plan.replicas if plan.pools is None else plan.pools.decode_workers)
 
 
 def with_simulation(
@@ -96,9 +121,12 @@ def with_simulation(
         working = min(plan.replicas, job.concurrency or plan.replicas)
         times = estimator.times([plan], distinct_experts=distinct_experts)
         parts = step_parts(times, job, found.running * plan.replicas / working)
-    per_chip = found.tokens_per_second * copies / plan.num_chips
+    if job.rate is not None:  # what comes is answered, but for chance
+        answered, per_chip = prediction.requests_per_second, prediction.tokens_per_second_per_chip
+    else:
+        answered, per_chip = found.requests_per_second * copies, found.tokens_per_second * copies / plan.num_chips
     means = {"ttft": found.ttft.mean, "tpot": found.tpot.mean, "request_latency": found.request_latency.mean}
-    return replace(
+    done = replace(
         prediction,
         ttft=found.ttft,
         tpot=found.tpot,
@@ -109,11 +137,13 @@ def with_simulation(
         running=found.running / running_in,
         queued=found.queue / running_in,
         tokens_per_second_per_chip=per_chip,
-        requests_per_second=found.requests_per_second * copies,
-        goodput=found.goodput * copies if limits.are_given else None,
+        requests_per_second=answered,
+        goodput=found.kept_fraction * answered if limits.are_given else None,
         kept_fraction=found.kept_fraction if limits.are_given else None,
         intervals=_about(prediction, {**means, "tokens_per_second": per_chip}),
     )
+    notes = (*prediction.notes, *_waves_notes(estimator, done), *_error_notes(job, found))
+    return replace(done, notes=tuple(dict.fromkeys(notes)))
 
 
 def _about(prediction: ServingPrediction, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
@@ -136,12 +166,13 @@ def simulate_replicas(
     seed: int = 0,
     answered: int | None = None,
     warm_up: int | None = None,
+    precision: Precision | None = None,
     distinct_experts: float = 0.0,
 ) -> SimulatedLoad:
     """Replicas of the plan, each under its share of the load, on average over all of them; those without a request are idle.
 
-    Where replicas do not divide the clients, some have one client more than others. `answered` and `warm_up` requests of each as
-    `simulate` has them.
+    Where replicas do not divide the clients, some have one client more than others. `answered`, `warm_up` and `precision` of each as
+    `run_engine` has them.
     """
     job, plan = prediction.job, prediction.plan
     costs = estimator.with_drafts(estimator.times([plan], distinct_experts=distinct_experts), [plan], job.speculation)
@@ -175,6 +206,7 @@ def simulate_replicas(
                 rate=None if job.rate is None else job.rate / plan.replicas,
                 answered=answered,
                 warm_up=warm_up,
+                precision=precision,
                 seed=seed + at,
             )
             records.append((record, copies / runs))
@@ -187,20 +219,35 @@ def simulate_replicas(
 def _of_replicas(
     estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int, distinct_experts: float
 ) -> SimulatedLoad:
-    """At a rate after as many requests as fill the engine three times."""
+    """At a rate as long as its precision takes."""
     if prediction.job.rate is None:
         return simulate_replicas(estimator, prediction, limits=limits, seed=seed, distinct_experts=distinct_experts)
-    full = round(prediction.running)
     return simulate_replicas(
-        estimator, prediction, limits=limits, seed=seed, answered=max(1000, 5 * full), warm_up=max(200, 3 * full),
+        estimator,
+        prediction,
+        limits=limits,
+        seed=seed,
         distinct_experts=distinct_experts,
-    )  # fmt: skip
+        precision=PRECISION,
+        **_run_length(prediction.running),
+    )
+
+
+def _run_length(running: float) -> dict[str, int]:
+    """Requests of a run at a rate with so many under way: twice as many before it counts, and at least twice as many after."""
+    full = round(2 * running)
+    return {"warm_up": max(_LEAST_WARM_UP, full), "answered": max(_LEAST_REQUESTS, full)}
 
 
 def _of_pools(estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int) -> SimulatedLoad:
+    """Clients from a standing start, as `simulate_replicas` has them; a rate as long as its precision takes."""
     job, pools = prediction.job, prediction.plan.pools
     assert pools is not None
     of = pools_inputs(estimator, job, [pools])
+    if job.rate is None:
+        length, precision = {"answered": max(_LEAST_REQUESTS, ROUNDS * (job.concurrency or 1)), "warm_up": 0}, None
+    else:
+        length, precision = _run_length(prediction.running * pools.decode_workers), PRECISION
     return simulate_pools(
         TwoPools(
             prefill=of.prefill_times,
@@ -215,5 +262,7 @@ def _of_pools(estimator: ServingEstimator, prediction: ServingPrediction, limits
         concurrency=job.concurrency,
         rate=job.rate,
         limits=limits,
+        precision=precision,
         seed=seed,
+        **length,
     )

@@ -27,7 +27,7 @@ class Estimators:
         return predict_plan(self.of(planned, engine), planned.job, planned.plan, distinct_experts=planned.distinct_experts)
 
     def as_served(self, planned: PlannedServing) -> ServingPrediction:
-        """As `serve` prints it: closed loops simulated."""
+        """As `serve` prints it: simulated."""
         return predict_served(self.of(planned), planned.job, planned.plan, distinct_experts=planned.distinct_experts)
 
     def of(self, planned: PlannedServing, engine: Engine | None = None) -> ServingEstimator:

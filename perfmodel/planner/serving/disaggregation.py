@@ -6,7 +6,7 @@ another with the largest batch that keeps the limit of a token); the best splits
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +32,8 @@ _BETWEEN = 6
 #: Of a front: times of a token for each of which the best splits are tried (None: however long), and how many of them. [s]
 _PACES = (None, 0.16, 0.08, 0.04, 0.02, 0.01)
 _SPLITS_AT_A_PACE = 8
+#: Plans that are simulated, for each that is shown.
+_TRIED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +55,15 @@ def find_pools(
     objective: ServingObjective = ServingObjective.THROUGHPUT,
     top: int = 3,
     price_per_hour: float = 0.0,
+    kept: Callable[[ServingPlan, int], RankedPlan | None] | None = None,
 ) -> tuple[RankedPlan, ...]:
     """The best plans of two pools, best first, of workers that lie as `columns` do (`answering`: those that answer lie so);
     empty where none fits or none meets the limits.
 
     With a load in the job every split is evaluated at it; else each stands at the largest number of clients under which it holds the
     limits (with one client where latency is the objective).
+
+    kept   simulates a plan at its clients (0: the load of the job); None where it breaks a limit so. Without it figures are the formulas'
     """
     limits = limits or ServingLimits()
     workers = None if job.is_static else _workers(estimator, job, columns, answering, num_chips)
@@ -71,13 +76,20 @@ def find_pools(
             found.append((float(badness), at, int(clients)))
     ranked: list[RankedPlan] = []
     kinds: set[tuple[ServingPlan, ServingPlan]] = set()
+    tried = 0
     for _, at, clients in sorted(found):
         pools = splits[at].pools
-        if (pools.prefill, pools.decode) not in kinds:
+        if (pools.prefill, pools.decode) in kinds:
+            continue
+        plan = ServingPlan(engine=estimator.engine.name, pools=pools)
+        one = kept(plan, clients) if kept else _ranked(estimator, _at_load(job, clients), plan, num_chips, price_per_hour)
+        tried += 1
+        if one is not None:
             kinds.add((pools.prefill, pools.decode))
-            ranked.append(_ranked(estimator, _at_load(job, clients), pools, num_chips, price_per_hour))
-        if len(ranked) == top:
+            ranked.append(one)
+        if len(ranked) == top or tried == _TRIED * top:
             break
+    ranked.sort(key=lambda each: each.badness(objective))
     return tuple(replace(one, reason=against(one, ranked[0], objective)) if one is not ranked[0] else one for one in ranked)
 
 
@@ -322,8 +334,7 @@ def _at_load(job: ServingJob, clients: int) -> ServingJob:
     return replace(job, concurrency=clients) if clients else job
 
 
-def _ranked(estimator: ServingEstimator, job: ServingJob, pools: Pools, num_chips: int, price: float) -> RankedPlan:
-    plan = ServingPlan(engine=estimator.engine.name, pools=pools)
+def _ranked(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, num_chips: int, price: float) -> RankedPlan:
     return ranked_plan(predict_pools(estimator, job, plan), num_chips=num_chips, price=price)
 
 

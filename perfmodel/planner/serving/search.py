@@ -363,6 +363,7 @@ class _Search:
             objective=self.objective,
             top=min(self.top, MOST_POOLS),
             price_per_hour=self.price,
+            kept=(lambda plan, clients: self.chosen.kept_plan(0, plan, clients)[0]) if self.chosen.simulates else None,
         )
         return found if best is None else tuple(replace(each, reason=against(each, best, self.objective)) for each in found)
 

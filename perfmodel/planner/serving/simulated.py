@@ -1,4 +1,4 @@
-"""What a search of a closed loop chooses, as `serve` would print it: simulated, and only what keeps the limits then.
+"""What a search chooses, as `serve` would print it: simulated, and only what keeps the limits then.
 
 The space is ranked by formulas (`evaluate.py`), which are some percent off in TTFT; the plans that are shown are simulated. One that
 breaks a limit so stands at fewer clients where the load is searched, and is left out where the load is given.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from perfmodel.cost.serving.pools import predict_plan
 from perfmodel.cost.serving.simulated import predict_served
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.planner.serving.evaluate import LATENCY, NO_ROOM, SATURATED, TPOT, TTFT, Evaluator, LoadTable
@@ -41,7 +42,8 @@ class Chosen:
     def simulates(self) -> bool:
         """Of a load that is searched without limits the figures are those of the formulas: each plan has as many clients as it holds."""
         job = self.evaluator.job
-        return not job.is_static and job.rate is None and (job.concurrency is not None or bool(self.evaluator.limits.given()))
+        has_load = job.concurrency is not None or job.rate is not None
+        return not job.is_static and (has_load or bool(self.evaluator.limits.given()))
 
     def plans(self, table: LoadTable, order: Sequence[int] | np.ndarray, top: int) -> tuple[RankedPlan, ...]:
         """Up to `top` rows that keep the limits, best first; the rest of the table only where none of `order` does."""
@@ -63,26 +65,33 @@ class Chosen:
 
     def kept(self, table: LoadTable, row: int) -> RankedPlan | None:
         """The row, with fewer clients where those of the table break a limit."""
-        which, plan, clients = int(table.formats[row]), table.columns.plan(row), int(table.concurrency[row])
+        found, first = self.kept_plan(int(table.formats[row]), table.columns.plan(row), int(table.concurrency[row]))
+        if first is not None:
+            self.broken[row] = self.evaluator.limits.seen(first.prediction)
+        return found
+
+    def kept_plan(self, which: int, plan: ServingPlan, clients: int) -> tuple[RankedPlan | None, RankedPlan | None]:
+        """A plan at the clients, or fewer, under which it keeps the limits; and what breaks them at the clients that were given."""
+        first: RankedPlan | None = None
         for step in range(_MOST_STEPS):
             ranked = self.ranked(which, plan, clients)
             worst = self._worst(ranked)
             if worst <= 1.0:
-                return ranked
+                return ranked, first
             if not step:
-                self.broken[row] = self.evaluator.limits.seen(ranked.prediction)
+                first = ranked
             together = plan.replicas * plan.attention_dp
             each = int(clients / together * min(0.98, max(1 / worst, 0.5)))
             if not self.evaluator.is_load_searched or each < 1:
-                return None
+                break
             is_bound = plan.max_batch * together == clients
             clients, plan = each * together, replace(plan, max_batch=each) if is_bound else plan
-        return None
+        return None, first
 
     def ranked(self, which: int, plan: ServingPlan, clients: int) -> RankedPlan:
         """A plan under so many clients, in one of the formats."""
         job, estimator = self.evaluator.job_of(which, clients or None), self.evaluator.estimators[which]
-        prediction = predict_served(estimator, job, plan) if self.simulates else estimator.predict(job, plan)
+        prediction = (predict_served if self.simulates else predict_plan)(estimator, job, plan)
         return ranked_plan(prediction, num_chips=self.evaluator.num_chips, price=self.price)
 
     def _worst(self, ranked: RankedPlan) -> float:

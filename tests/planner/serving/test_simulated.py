@@ -1,4 +1,4 @@
-"""What a search of a closed loop chooses keeps its limits where it is simulated, which is how `serve` answers for it."""
+"""What a search chooses keeps its limits where it is simulated, which is how `serve` answers for it."""
 
 from dataclasses import replace
 
@@ -16,12 +16,14 @@ from tests.planner.serving.test_serving_search import estimator_of
 MODELS = {"llama-3-8b": "bf16", "llama-3-70b": "fp8", "qwen3-30b-a3b": "bf16"}
 
 
-def drawn(random):
-    """A random job with limits, on a few chips under a random engine."""
+def drawn(random, at_rate=False):
+    """A random job with limits, on a few chips under a random engine; at_rate: requests at random, not clients."""
     model = str(random.choice(list(MODELS)))
     prompt, answer = int(2 ** random.uniform(6, 13)), int(2 ** random.uniform(4, 10.5))
     least = random.choice([0.5, 0.8, 1.0])
     load = {"concurrency": int(2 ** random.uniform(2, 8))} if random.random() < 0.5 else {}
+    if at_rate:
+        load = {"rate": float(2 ** random.uniform(-1, 6))}
     job = serving_job(model, MODELS[model], **load)
     lengths = (Lengths(least=max(int(least * size), 1), most=size) for size in (prompt, answer))
     job = replace(job, **dict(zip(("input_len", "output_len"), lengths, strict=True)))
@@ -29,13 +31,13 @@ def drawn(random):
     return job, limits, str(random.choice(["vllm", "sglang", "tensorrt-llm"]))
 
 
-def kept_shares(jobs, seed):
+def kept_shares(jobs, seed, at_rate=False):
     """Of the best plan of each search that finds one: whether it keeps the limits in a simulation of other draws."""
     random, kept = np.random.default_rng(seed), []
     while len(kept) < jobs:
-        job, limits, engine = drawn(random)
+        job, limits, engine = drawn(random, at_rate)
         try:
-            best = searched(job, engine=engine, limits=limits, top=1).best
+            best = searched(job, engine=engine, limits=limits, top=1, with_pools=at_rate and len(kept) % 2 == 0, names_pools=False).best
         except InputError:
             continue
         of = replace(estimator_of(job, engine=engine), engine=load_engine(engine))
@@ -48,6 +50,15 @@ def kept_shares(jobs, seed):
 
 def test_chosen_plans_keep_their_limits_in_the_simulation():
     assert kept_shares(6, seed=1) >= 5 / 6
+
+
+def test_plans_that_are_chosen_for_a_rate_keep_their_limits_in_the_simulation():
+    assert kept_shares(4, seed=3, at_rate=True) >= 3 / 4
+
+
+@pytest.mark.slow
+def test_95_percent_of_plans_that_are_chosen_for_a_rate_keep_their_limits_in_a_simulation_of_other_draws():
+    assert kept_shares(20, seed=4, at_rate=True) >= 0.95
 
 
 @pytest.mark.slow
