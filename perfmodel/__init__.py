@@ -47,6 +47,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.workload.networks": ("list_networks", "load_network"),
     "perfmodel.verbs.fitting": ("fit_runs",),
     "perfmodel.verbs.limits": ("find_limits",),
+    "perfmodel.verbs.rows": ("prediction_rows",),
     "perfmodel.verbs.serving": ("find_serving", "serve", "serve_operators"),
     "perfmodel.verbs.serving_requests": ("serve_several",),
     "perfmodel.parallel.serving.engine": ("Engine", "list_engines", "load_engine"),

@@ -6,6 +6,7 @@ import pytest
 
 import perfmodel
 from perfmodel import InputError
+from perfmodel.cli.app import run
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.verbs.api import compare_measurement
 from perfmodel.verbs.searching import search_remedies
@@ -46,6 +47,19 @@ def test_a_cluster_file_is_named_in_full_so_that_the_plan_finds_it(tmp_path, mon
     monkeypatch.chdir("/")
     assert prediction.plan.cluster == str(tmp_path / path)
     assert perfmodel.predict(prediction.plan) == prediction
+
+
+def test_rows_of_predictions_are_flat_and_those_of_the_csv(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    job = {"model": "gpt2", "cluster": "dgx-h100", "chips": [8, 16], "global_batch": 64, "seq_len": 1024, "tp": [1, 5]}
+    frame = pandas.DataFrame(perfmodel.prediction_rows(perfmodel.predict(**job)))
+    path = tmp_path / "table.csv"
+    flags = "--model gpt2 --cluster dgx-h100 --chips 8,16 --global-batch 64 --seq-len 1024 --tp 1,5"
+    assert run(["predict", *flags.split(), "--csv", str(path)]) == 0
+    assert list(frame.columns) == list(pandas.read_csv(path).columns)
+    assert len(frame) == 4
+    assert list(frame["reason"] != "") == [False, False, True, True]
+    assert not frame.map(lambda value: isinstance(value, (dict, list, tuple))).any(axis=None)
 
 
 def test_find_plans_agrees_with_predict():

@@ -1,0 +1,22 @@
+"""Predictions as flat rows, for data frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfmodel.parallel.prediction import Prediction, Predictions
+
+
+def prediction_rows(predictions: Predictions | Iterable[Prediction]) -> list[dict[str, Any]]:
+    """Return one flat row for each prediction, with the columns of `predict --csv`, in SI units.
+
+    `pandas.DataFrame(perfmodel.prediction_rows(predictions))` is the table. A combination that cannot be predicted has a row with its
+    `reason`. `pandas.DataFrame(predictions)` itself has a column for each field, of which some are records.
+    """
+    from perfmodel.parallel.prediction import Predictions
+    from perfmodel.report.rows import not_predicted_row, prediction_row
+
+    failures = predictions.not_predicted if isinstance(predictions, Predictions) else ()
+    return [*map(prediction_row, predictions), *map(not_predicted_row, failures)]
