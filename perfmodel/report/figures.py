@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.parallel.plan import plan_facts
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.result import SearchResult
 from perfmodel.report.predictions import degrees_line, workload_line
@@ -74,9 +75,21 @@ def plot_scaling(predictions: Sequence[Prediction], path: Path) -> None:
     write_figure(scaling_figure(predictions), path)
 
 
+#: Bars of a figure at most, and up to how many of them there is room for their numbers; its width [inch], 1,600 pixels.
+_MOST_BARS = 12
+_FEW_BARS = 4
+_WIDEST = 10.6
+#: What of a plan follows from its other knobs.
+_FOLLOWING = ("dp", "dp_replicate", "dp_shard", "num_microbatches", "rules", "sequence_parallel", "stage_layers", "order")
+
+
 def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str] = ()) -> Figure:
-    labels = list(names) or _labels(predictions)
-    figure = new_figure(width=max(8.4, 4.6 + 2.0 * len(predictions)), height=5.0)
+    """At most `_MOST_BARS` bars: of more predictions the fastest, in their order."""
+    number, labels = len(predictions), list(names) or _labels(predictions)
+    if number > _MOST_BARS:
+        fastest = sorted(sorted(range(number), key=lambda place: predictions[place].step_time)[:_MOST_BARS])
+        predictions, labels = [predictions[place] for place in fastest], [labels[place] for place in fastest]
+    figure = new_figure(width=min(max(8.4, 4.6 + 2.0 * len(predictions)), _WIDEST), height=5.0 if len(predictions) <= _FEW_BARS else 6.2)
     left, right = figure.subplots(1, 2)
     slowest = max(each.step_time for each in predictions)
     scale, unit = (1.0, "s") if slowest >= 1.0 else (1e3, "ms")
@@ -111,7 +124,8 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
     _legend(right)
     right.set_ylabel("memory of the fullest chip [GiB]")
     right.set_title("Memory")
-    figure.suptitle(_title(predictions), fontsize=10)
+    left_out = f"\nthe {_MOST_BARS} fastest of {number}" if number > _MOST_BARS else ""
+    figure.suptitle(_title(predictions) + left_out, fontsize=10)
     return figure
 
 
@@ -267,7 +281,14 @@ def _title(predictions: Sequence[Prediction]) -> str:
 def _labels(predictions: Sequence[Prediction]) -> list[str]:
     if len(predictions) == 1:
         return ["\n".join(degrees_line(predictions[0].plan).split(", "))]
-    return [f"{each.plan.num_chips:,} chips\n{short_name(each.plan.cluster)}" for each in predictions]
+    labels = [f"{each.plan.num_chips:,} chips\n{short_name(each.plan.cluster)}" for each in predictions]
+    if len(set(labels)) == len(labels):
+        return labels
+    facts = [plan_facts(each.plan) for each in predictions]
+    varying = [name for name in facts[0] if len({str(each.get(name)) for each in facts}) > 1]
+    given = [name for name in varying if name not in _FOLLOWING]
+    names = given if len({tuple(str(each.get(name)) for name in given) for each in facts}) == len(facts) else varying
+    return ["\n".join(f"{words(name)} {each.get(name)}" for name in names) for each in facts]
 
 
 def _stack(
@@ -293,16 +314,22 @@ def _stack(
         label = words(name) if max(heights) > _THINNEST * tallest else "_"
         axes.bar(places, heights, bottom=bottom, width=0.6, color=colours.get(name, _OTHER), label=label, edgecolor="white", linewidth=0.5)
         for place, height, base in zip(places, heights, bottom, strict=True):
-            if height > _SMALLEST_LABEL * tallest:
+            if height > _SMALLEST_LABEL * tallest and len(columns) <= _FEW_BARS:
                 axes.text(place, base + height / 2, f"{height:.3g}", ha="center", va="center", fontsize=8, color=_ink(name, colours))
         bottom = [base + height for base, height in zip(bottom, heights, strict=True)]
     for place, height, text in zip(places, bottom, total, strict=True):
         line = lines[place] if lines else 0.0
         height = line if 0.0 <= line - height < _LABEL_HEIGHT * max(tallest, line) else height
-        axes.text(place, height, text, ha="center", va="bottom", fontsize=9, fontweight="bold")
-    axes.set_xticks(list(places), labels, fontsize=8)
+        is_dense = len(columns) > _FEW_BARS
+        size, turned, text = (7, 90, f" {text}") if is_dense else (9, 0, text)
+        axes.text(place, height, text, ha="center", va="bottom", fontsize=size, rotation=turned, fontweight="bold")
+    if len(columns) > _FEW_BARS:
+        slanted = [label.replace("\n", ", ") for label in labels]
+        axes.set_xticks(list(places), slanted, fontsize=7, rotation=40, ha="right", rotation_mode="anchor")
+    else:
+        axes.set_xticks(list(places), labels, fontsize=8)
     axes.set_xlim(-0.6, len(columns) - 0.4)
-    axes.set_ylim(top=tallest * 1.08)
+    axes.set_ylim(top=tallest * (1.08 if len(columns) <= _FEW_BARS else 1.2))
     axes.spines[["top", "right"]].set_visible(False)
     _legend(axes)
 

@@ -75,6 +75,18 @@ def test_what_is_too_thin_to_be_seen_is_not_in_the_legend(predictions):
         assert len(axes.get_legend().get_texts()) <= len(seen) + 1
 
 
+def test_many_bars_stay_narrow_and_have_names_of_their_own():
+    found = perfmodel.predict(**dict(JOB, tp=[1, 2, 4, 8], micro_batch=[1, 2], recompute=["none", "full"]))
+    assert len(found) == 16
+    figure = predictions_figure(list(found))
+    assert figure.get_figwidth() * 150 <= 1600
+    fastest = sorted(each.step_time for each in found)[:12]
+    for axes in figure.axes:
+        labels = [text.get_text() for text in axes.get_xticklabels()]
+        assert len(labels) == len(set(labels)) == len(fastest)
+    assert "the 12 fastest of 16" in figure.get_suptitle()
+
+
 def test_several_numbers_of_chips_are_all_drawn():
     """Throughput and MFU against chips, a line for each cluster."""
     found = [
