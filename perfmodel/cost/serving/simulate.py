@@ -24,7 +24,7 @@ from perfmodel.parallel.serving.prediction import Spread
 Answer: TypeAlias = tuple[float, float, float, int]
 #: Draws are made this many at a time.
 _DRAWS = 1024
-#: Requests of a run of some precision that have the load that is asked for at least.
+#: Requests of a run with a stopping rule that have the load that is asked for at least.
 LEAST_BLOCK = 1024
 #: Tokens of a step where the engine sets no limit: the table has to end somewhere.
 MOST_TOKENS = 131_072.0
@@ -69,7 +69,7 @@ class SimulatedLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
+class StoppingRule:
     """When a run at a rate ends: once the standard errors of mean TTFT and TPOT are at most `error` of them, or after `most` requests."""
 
     error: float
@@ -214,10 +214,10 @@ def run_engine(
     rate: float | None = None,
     answered: int | None = None,
     warm_up: int | None = None,
-    precision: Precision | None = None,
+    stopping: StoppingRule | None = None,
     seed: int = 0,
 ) -> RunRecord:
-    """The run that `simulate` summarises; with a `precision` (of a rate) it goes on from `answered` requests until that is reached.
+    """The run that `simulate` summarises; with a `stopping` rule (of a rate) it goes on from `answered` requests until that holds.
 
     Raises InputError.
     """
@@ -233,9 +233,9 @@ def run_engine(
         times = table_of(times, requests, scheduling, places, concurrency)
     wanted = answered if answered is not None else (ROUNDS * concurrency if concurrency is not None else 1000)
     before = warm_up if warm_up is not None else (0 if concurrency is not None else 200)
-    block = 0 if precision is None else max(before + wanted, LEAST_BLOCK)
+    block = 0 if stopping is None else max(before + wanted, LEAST_BLOCK)
     engine = _Engine(times, requests, scheduling, replace(places, max_sequences=most), concurrency, rate, seed, block)
-    return engine.run(before, wanted, precision)
+    return engine.run(before, wanted, stopping)
 
 
 def table_of(times: ServingTimes, requests: Requests, scheduling: Scheduling, places: Places, concurrency: int | None) -> StepTable:
@@ -294,13 +294,13 @@ class _Engine:
         for _ in range(concurrency if concurrency is not None else 1):
             self._send(0.0)
 
-    def run(self, before: int, wanted: int, precision: Precision | None) -> RunRecord:
+    def run(self, before: int, wanted: int, stopping: StoppingRule | None) -> RunRecord:
         self._until(before)
         start, first = self.now, len(self.answers)
         self.gaps, self.weights = [], []
         self.area_running = self.area_queue = 0.0
         self._until(before + wanted)
-        while precision is not None and (more := precision.missing(self.answers[first:])):
+        while stopping is not None and (more := stopping.missing(self.answers[first:])):
             self._until(len(self.answers) + more)
         return RunRecord(
             answers=self.answers[first:],

@@ -22,9 +22,9 @@ from perfmodel.cost.serving.simulate import (
     Answer,
     DrawnRequest,
     GoodputLimits,
-    Precision,
     RunRecord,
     SimulatedLoad,
+    StoppingRule,
     draws,
     what_was_seen,
 )
@@ -59,12 +59,12 @@ def simulate_pools(
     rate: float | None = None,
     answered: int | None = None,
     warm_up: int | None = None,
-    precision: Precision | None = None,
+    stopping: StoppingRule | None = None,
     limits: GoodputLimits | None = None,
     seed: int = 0,
 ) -> SimulatedLoad:
     """Run both pools until so many requests are `answered` after the first `warm_up` (10 and 2 rounds of the clients, or 1000 and 200),
-    and on until a `precision` is reached.
+    and on until the `stopping` rule holds.
 
     concurrency  clients of all workers, each of which sends its next request when the last is answered; all start at once
     rate         requests a second at random (Poisson) instead
@@ -79,8 +79,8 @@ def simulate_pools(
         raise bad_field("capacity", pools.capacity, "must be at least 1", "use a decode worker with more room")
     wanted = answered if answered is not None else (10 * concurrency if concurrency is not None else 1000)
     before = warm_up if warm_up is not None else (2 * concurrency if concurrency is not None else 200)
-    block = 0 if precision is None else max(before + wanted, LEAST_BLOCK)
-    return _Run(pools, requests, concurrency, rate, seed, block).run(before, wanted, limits or GoodputLimits(), precision)
+    block = 0 if stopping is None else max(before + wanted, LEAST_BLOCK)
+    return _Run(pools, requests, concurrency, rate, seed, block).run(before, wanted, limits or GoodputLimits(), stopping)
 
 
 def _one(value: Num) -> float:
@@ -139,7 +139,7 @@ class _Run:
         self.gaps: list[float] = []
         self.weights: list[int] = []
 
-    def run(self, before: int, wanted: int, limits: GoodputLimits, precision: Precision | None) -> SimulatedLoad:
+    def run(self, before: int, wanted: int, limits: GoodputLimits, stopping: StoppingRule | None) -> SimulatedLoad:
         for _ in range(self.clients):
             self._send(0.0)
         self._until(before)
@@ -147,7 +147,7 @@ class _Run:
         self.gaps, self.weights = [], []
         self.area_running = self.area_queue = 0.0
         self._until(first + wanted)
-        while precision is not None and (more := precision.missing(self.answers[first:])):
+        while stopping is not None and (more := stopping.missing(self.answers[first:])):
             self._until(len(self.answers) + more)
         record = RunRecord(
             answers=self.answers[first:],

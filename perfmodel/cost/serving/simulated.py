@@ -19,9 +19,9 @@ from perfmodel.cost.serving.simulate import (
     ROUNDS,
     GoodputLimits,
     Places,
-    Precision,
     RunRecord,
     SimulatedLoad,
+    StoppingRule,
     run_engine,
     table_of,
     what_was_seen,
@@ -42,7 +42,7 @@ MOST_CLIENTS = 2048
 _LEAST_WARM_UP = 100
 #: A rate is simulated until TTFT and TPOT are known to 3 % with 95 % confidence, or so many requests are answered, which loads near
 #: saturation need more of.
-PRECISION = Precision(error=0.015, most=4000)
+STOPPING_RULE = StoppingRule(error=0.015, most=4000)
 
 
 def predict_served(
@@ -74,7 +74,7 @@ def _waves_notes(estimator: ServingEstimator, found: ServingPrediction) -> list[
 
 def _error_notes(job: ServingJob, found: SimulatedLoad) -> list[str]:
     """Near saturation, where more requests than are simulated would be needed."""
-    if job.rate is None or found.ttft_error <= PRECISION.error:
+    if job.rate is None or found.ttft_error <= STOPPING_RULE.error:
         return []
     return [f"near saturation waits vary widely: the mean time to the first token is known to {2 * found.ttft_error:.0%} only"]
 
@@ -166,12 +166,12 @@ def simulate_replicas(
     seed: int = 0,
     answered: int | None = None,
     warm_up: int | None = None,
-    precision: Precision | None = None,
+    stopping: StoppingRule | None = None,
     distinct_experts: float = 0.0,
 ) -> SimulatedLoad:
     """Replicas of the plan, each under its share of the load, on average over all of them; those without a request are idle.
 
-    Where replicas do not divide the clients, some have one client more than others. `answered`, `warm_up` and `precision` of each as
+    Where replicas do not divide the clients, some have one client more than others. `answered`, `warm_up` and `stopping` of each as
     `run_engine` has them.
     """
     job, plan = prediction.job, prediction.plan
@@ -206,7 +206,7 @@ def simulate_replicas(
                 rate=None if job.rate is None else job.rate / plan.replicas,
                 answered=answered,
                 warm_up=warm_up,
-                precision=precision,
+                stopping=stopping,
                 seed=seed + at,
             )
             records.append((record, copies / runs))
@@ -219,7 +219,7 @@ def simulate_replicas(
 def _of_replicas(
     estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int, distinct_experts: float
 ) -> SimulatedLoad:
-    """At a rate as long as its precision takes."""
+    """At a rate until the stopping rule holds."""
     if prediction.job.rate is None:
         return simulate_replicas(estimator, prediction, limits=limits, seed=seed, distinct_experts=distinct_experts)
     return simulate_replicas(
@@ -228,7 +228,7 @@ def _of_replicas(
         limits=limits,
         seed=seed,
         distinct_experts=distinct_experts,
-        precision=PRECISION,
+        stopping=STOPPING_RULE,
         **_run_length(prediction.running),
     )
 
@@ -240,14 +240,14 @@ def _run_length(running: float) -> dict[str, int]:
 
 
 def _of_pools(estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int) -> SimulatedLoad:
-    """Clients from a standing start, as `simulate_replicas` has them; a rate as long as its precision takes."""
+    """Clients from a standing start, as `simulate_replicas` has them; a rate until the stopping rule holds."""
     job, pools = prediction.job, prediction.plan.pools
     assert pools is not None
     of = pools_inputs(estimator, job, [pools])
     if job.rate is None:
-        length, precision = {"answered": max(_LEAST_REQUESTS, ROUNDS * (job.concurrency or 1)), "warm_up": 0}, None
+        length, stopping = {"answered": max(_LEAST_REQUESTS, ROUNDS * (job.concurrency or 1)), "warm_up": 0}, None
     else:
-        length, precision = _run_length(prediction.running * pools.decode_workers), PRECISION
+        length, stopping = _run_length(prediction.running * pools.decode_workers), STOPPING_RULE
     return simulate_pools(
         TwoPools(
             prefill=of.prefill_times,
@@ -262,7 +262,7 @@ def _of_pools(estimator: ServingEstimator, prediction: ServingPrediction, limits
         concurrency=job.concurrency,
         rate=job.rate,
         limits=limits,
-        precision=precision,
+        stopping=stopping,
         seed=seed,
         **length,
     )
