@@ -4,6 +4,7 @@ PyYAML is imported when the first file is read.
 """
 
 import os
+import pickle
 import select
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,6 +65,10 @@ def read_text(path: str | Path, what: str) -> str:
         raise InputError(f"{one_line(path, 200)}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
 
 
+#: Texts of up to as many characters are parsed once, as the files that we ship are.
+MOST_KEPT = 1 << 18
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping that a YAML (or JSON) file holds. Repeated keys, other tags and anything that is not a mapping are refused."""
     return parse_yaml(read_text(path, "YAML file"), where=str(path))
@@ -71,6 +76,14 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 def parse_yaml(text: str, *, where: str) -> dict[str, Any]:
     """As `read_yaml`, from the text itself; `where` names it in messages."""
+    parsed = _parsed if len(text) <= MOST_KEPT else _parsed.__wrapped__
+    data: dict[str, Any] = pickle.loads(parsed(text, where))  # of each caller its own
+    return data
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str, where: str) -> bytes:
+    """The mapping in a text, pickled: the same few files are read for every prediction, and parsing takes many times as long."""
     import yaml
 
     if _depth(text) > MAX_DEPTH:
@@ -94,7 +107,7 @@ def parse_yaml(text: str, *, where: str) -> dict[str, Any]:
         raise InputError(f"{where}: not valid YAML ({one_line(summary, 120)}); correct the file") from error
     if not isinstance(data, dict):
         raise InputError(f"{where}: must hold a mapping of fields at the top; write lines such as 'name: my-cluster'")
-    return data
+    return pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _depth(text: str) -> int:

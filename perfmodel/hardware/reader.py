@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
-from perfmodel.foundation.files import parse_yaml, read_bytes, read_yaml
+from perfmodel.foundation.files import parse_yaml, read_bytes, read_text, read_yaml
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.shapes import check_shape, count, list_of, map_of, number, one_of, quantity, record, text, yes_or_no
 from perfmodel.foundation.units import parse_quantity
@@ -476,10 +476,15 @@ def _dtype(name: str) -> Dtype:
 
 
 def _read_calibration(path: Path) -> "Calibration":
+    return _calibration_of(read_text(path, "YAML file"), path)
+
+
+@lru_cache(maxsize=64)
+def _calibration_of(text: str, path: Path) -> "Calibration":
     from perfmodel.foundation.records import record_from_data
     from perfmodel.hardware.calibration import Calibration
 
-    data = read_yaml(path)
+    data = parse_yaml(text, where=str(path))
     return _located(path, lambda: record_from_data(Calibration, data, where="calibration"))
 
 

@@ -350,3 +350,9 @@ def test_fields_with_one_fault_are_named_together(tmp_path):
     assert "chip, num_chips, chips_per_node, tiers: required field is missing; add it" in said
     assert "provenance: required field is missing; write read, recalled, mixed or measured" in said
     assert len(said) < 900
+
+
+def test_a_text_is_parsed_once_and_each_caller_has_a_mapping_of_its_own():
+    first = parse_yaml("a: {b: [1]}", where="here")
+    first["a"]["b"].append(2)
+    assert parse_yaml("a: {b: [1]}", where="here") == {"a": {"b": [1]}}
