@@ -261,14 +261,9 @@ def operator_object(row: OperatorRow) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
-    """One prediction as plain values, SI units."""
-    job = prediction.job
+def throughput_object(prediction: ServingPrediction) -> dict[str, Any]:
+    """Throughput, price, requests at once and times of a step, in SI units: the same in `--json` and in CSV."""
     return {
-        "ttft": _spread_object(prediction.ttft),
-        "tpot": _spread_object(prediction.tpot),
-        "inter_token": _spread_object(prediction.inter_token),
-        "request_latency": _spread_object(prediction.request_latency),
         "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
         "tokens_per_second_per_user": prediction.tokens_per_second_per_user,
         "requests_per_second": prediction.requests_per_second,
@@ -280,6 +275,18 @@ def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
         "max_sequences": prediction.max_sequences,
         "decode_step": prediction.decode_step,
         "prefill_time": prediction.prefill_time,
+    }
+
+
+def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
+    """One prediction as plain values, SI units."""
+    job = prediction.job
+    return {
+        "ttft": _spread_object(prediction.ttft),
+        "tpot": _spread_object(prediction.tpot),
+        "inter_token": _spread_object(prediction.inter_token),
+        "request_latency": _spread_object(prediction.request_latency),
+        **throughput_object(prediction),
         "memory": dict(prediction.memory),
         "memory_usable": prediction.memory_usable,
         "fits": prediction.fits,

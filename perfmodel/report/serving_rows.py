@@ -11,7 +11,7 @@ from perfmodel.foundation.units import format_time
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.serving.result import RankedPlan, ServingSearchResult
-from perfmodel.report.serving import limits_object, short_plan
+from perfmodel.report.serving import limits_object, short_plan, throughput_object
 from perfmodel.report.table import Table, words
 from perfmodel.workload.serving import ServingJob
 
@@ -41,18 +41,8 @@ def serving_row(prediction: ServingPrediction) -> dict[str, Any]:
     for name in _TIMES:
         spread = getattr(prediction, name)
         row |= {name if which == "mean" else f"{name}_{which}": _finite(getattr(spread, which)) for which in _PERCENTILES}
-    row |= {
-        "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
-        "tokens_per_second_per_user": prediction.tokens_per_second_per_user,
-        "requests_per_second": prediction.requests_per_second,
-        "goodput": prediction.goodput,
-        "price_per_hour": prediction.price_per_hour or None,
-        "cost_per_million_tokens": prediction.cost_per_million,
-        "running": prediction.running,
+    row |= throughput_object(prediction) | {
         "queued": _finite(prediction.queued),
-        "max_sequences": prediction.max_sequences,
-        "decode_step": prediction.decode_step,
-        "prefill_time": prediction.prefill_time,
         "memory_total": prediction.memory["total"],
         "memory_usable": prediction.memory_usable,
     }
