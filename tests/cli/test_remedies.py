@@ -49,14 +49,8 @@ def test_a_plan_that_does_not_fit_is_told_with_changes_that_do(plan, call_json, 
     assert found["remedies"][0]["flags"] in out
 
 
-@pytest.mark.parametrize(
-    ("plan", "offload"),
-    [
-        ("--profile deepspeed --zero 1 --recompute full --chips 4", "optimizer"),
-        ("--profile megatron --zero 1 --recompute full --chips 8", "optimizer"),
-    ],
-)
-def test_offload_is_among_the_changes_where_the_framework_has_it(plan, offload, call_json):
+def test_offload_is_among_the_changes_where_the_framework_has_it(call_json):
+    plan, offload = "--profile deepspeed --zero 1 --recompute full --chips 4", "optimizer"
     given = f"--model llama-2-13b --cluster dgx-h100 --gbs 64 --seq 4k {plan}"
     found = call_json("predict", *given.split())
     assert not found["fits"]
@@ -65,6 +59,13 @@ def test_offload_is_among_the_changes_where_the_framework_has_it(plan, offload, 
     again = call_json("predict", *words_of(flags_of(given) | flags_of(remedy["flags"])))
     assert again["fits"]
     assert again["step_time"] == pytest.approx(remedy["step_time"])
+
+
+def test_megatron_keeps_float32_gradients_on_the_chip_so_no_offload_is_suggested(call_json):
+    given = "--model llama-2-13b --cluster dgx-h100 --gbs 64 --seq 4k --profile megatron --zero 1 --recompute full --chips 8"
+    found = call_json("predict", *given.split())
+    assert found["remedies"]
+    assert not [each for each in found["remedies"] if "offload" in each["changes"]]
 
 
 def test_search_and_limits_name_the_same_fewest_chips(call, call_json):
