@@ -11,15 +11,16 @@ LONGEST_SENTENCE = 200
 _PATH = 40
 #: A sentence that is longer by no more than this stays as it was written.
 _SLACK = 20
+#: A list of faults has room for so many sentences.
+_FAULTS_SHOWN = 4
 #: Names in a row: the first few of them are enough.
 _ENUMERATION = re.compile(
     r"(?P<names>(?:[^\s,;:()\[\]]+, ){5,}[^\s,;:()\[\]]+)(?: or (?P<last>[^\s,;:()\[\]]+))?(?: and (?P<more>[\d,]+) more)?"
 )
 _FEWEST_NAMES = 4
 _FAULTS = re.compile(r"(?P<head>\b[\d,]+ faults: )(?=\(1\) )")
-_NEXT_FAULT = re.compile(r"; (?=\(\d+\) |and [\d,]+ more$)")
-_MISSING = re.compile(r"(?:^|; )(?P<name>[\w-]+): is missing; ")
-_ASIDE = re.compile(r" \([^()]{12,}\)")
+_NEXT_FAULT = re.compile(r"; (?=\(\d+\) |and [\d,]+ more$|--[\w-]+: is missing; )")
+_ASIDE = re.compile(r" \([^()=]{12,}\)")
 
 
 class PerfModelError(Exception):
@@ -111,18 +112,17 @@ def presentable(message: str) -> str:
 def shortened(sentence: str, longest: int = LONGEST_SENTENCE) -> str:
     """Return a sentence of about `longest` characters that keeps the field, the value, the rule and the remedy.
 
-    What goes first is what a reader misses least: further names of an enumeration, further faults of a list, explanations in
-    parentheses, clauses between the first and the last, and at last the middle of what is left.
+    A list of faults may be `_FAULTS_SHOWN` times as long, each of them one such sentence. What goes first is what a reader misses
+    least: further names of an enumeration, the last faults of a list, explanations in parentheses, clauses between the first and the
+    last, and at last the middle of what is left.
     """
-    room = longest + max((len(word) - _PATH for word in sentence.split() if "/" in word and len(word) > _PATH), default=0)
+    if _NEXT_FAULT.search(sentence):
+        return _fewer_faults(sentence, longest)
+    room = _room(sentence, longest)
     if len(sentence) <= room + _SLACK:
         return sentence
-    missing = _MISSING.findall(sentence)
-    if len(missing) > 1 and _MISSING.match(sentence):
-        return f"{', '.join(missing[:-1])} and {missing[-1]}: are missing; give each of them"
     for enumeration in sorted(_ENUMERATION.finditer(sentence), key=lambda found: -len(found[0])):
         sentence = sentence.replace(enumeration[0], _fewer_names(enumeration, len(enumeration[0]) - (len(sentence) - room)))
-    sentence = _fewer_faults(sentence, room)
     for aside in reversed(_ASIDE.findall(sentence)):
         if len(sentence) > room:
             sentence = sentence.replace(aside, "")
@@ -133,6 +133,11 @@ def shortened(sentence: str, longest: int = LONGEST_SENTENCE) -> str:
         return one_line("; ".join((first, *others)), room)
     remedy = one_line(others[-1], max(room - len(first), room // 2) - 2)
     return f"{one_line(first, room - len(remedy) - 2)}; {remedy}"
+
+
+def _room(sentence: str, longest: int) -> int:
+    """Return `longest` and what paths have beyond `_PATH` characters."""
+    return longest + max((len(word) - _PATH for word in sentence.split() if "/" in word and len(word) > _PATH), default=0)
 
 
 def _fewer_names(enumeration: re.Match[str], room: int) -> str:
@@ -147,20 +152,18 @@ def _fewer_names(enumeration: re.Match[str], room: int) -> str:
     return text
 
 
-def _fewer_faults(sentence: str, room: int) -> str:
-    """Return a list of faults without those at its end for which there is no room, and how many they are."""
+def _fewer_faults(sentence: str, longest: int) -> str:
+    """Return a list of faults, each of them shortened, without those at its end for which there is no room, and how many they are."""
     found = _FAULTS.search(sentence)
-    if found is None or len(sentence) <= room:
-        return sentence
-    head, faults = sentence[: found.end()], _NEXT_FAULT.split(sentence[found.end() :])
+    head = sentence[: found.end()] if found else ""
+    faults = _NEXT_FAULT.split(sentence[len(head) :])
     left_out = re.fullmatch(r"and ([\d,]+) more", faults[-1])
     more = int(left_out[1].replace(",", "")) if left_out else 0
-    total = len(faults) - bool(left_out) + more
-    kept = faults[: len(faults) - bool(left_out)]
-    while len(kept) > 1 and len(head) + len("; ".join(kept)) + len(f"; and {total - len(kept)} more") > room:
+    kept = [shortened(fault, longest) for fault in (faults[:-1] if left_out else faults)]
+    total, room = len(kept) + more, _room(head, _FAULTS_SHOWN * longest)
+    while len(kept) > 1 and len(head) + len("; ".join(kept)) > room:
         kept.pop()
-    rest = f"; and {total - len(kept):,} more"
-    return head + one_line("; ".join(kept), max(room - len(head) - len(rest), _PATH)) + rest if total > len(kept) else sentence
+    return head + "; ".join(kept) + (f"; and {total - len(kept):,} more" if total > len(kept) else "")
 
 
 def one_line(value: object, width: int = 80) -> str:

@@ -12,7 +12,7 @@ from perfmodel.parallel.runs import ANYTHING
 from perfmodel.planner.result import Objective
 from perfmodel.planner.ties import TIES
 from perfmodel.planner.uniform.space import Space, unlimited_space
-from perfmodel.planner.uniform.sweep import Sweep, sweep
+from perfmodel.planner.uniform.sweep import Better, Sweep, sweep
 
 
 def beyond_framework(
@@ -39,7 +39,6 @@ def beyond_framework(
     one = replace(space, orders=orders, lists=())
 
     def search(part: Space, at_most: float, beyond: Space | None = None) -> Sweep:
-        at_most *= 1.0 + 1e-9
         return sweep(
             estimator,
             part,
@@ -47,10 +46,7 @@ def beyond_framework(
             memory_headroom=memory_headroom,
             risk=risk,
             attention=attention,
-            slowest=math.inf if by_memory else at_most,
-            largest=at_most if by_memory else math.inf,
-            only="memory" if by_memory else "time",
-            beyond=beyond,
+            better=Better(only="memory" if by_memory else "time", at_most=at_most * (1.0 + 1e-9), beyond=beyond),
         )
 
     # what is less than a tie better is not looked for

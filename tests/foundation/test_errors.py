@@ -50,20 +50,12 @@ LONG = {
         ", ".join(f"field_{i}" for i in range(60)) + ": unknown field; remove them",
         ("field_0, field_1", " more: unknown field; remove them"),
     ),
-    "faults": (
-        "c.yaml: 30 faults: " + "; ".join(f"({i}) key_{i}=list: must be a whole number; write 8" for i in range(1, 11)) + "; and 20 more",
-        ("c.yaml: 30 faults: (1) key_1=list: must be a whole number; write 8; (2) key_2", "; and 27 more"),
-    ),
-    "a long fault": (
-        "c.yaml: 2 faults: (1) key=" + "word " * 100 + ": must be short; cut it; (2) other: unknown field; remove it",
-        ("c.yaml: 2 faults: (1) key=word word", "; and 1 more"),
-    ),
     "an aside": ("tp=3: must divide 8 (" + "why " * 60 + "); use 2", ("tp=3: must divide 8; use 2",)),
     "clauses": ("tp=3: must divide 8; " + "; ".join(["because of this"] * 20) + "; use 2", ("tp=3: must divide 8; because", "; use 2")),
     "a value": ("tp=" + "3 " * 300 + ": must be a number; write 2", ("tp=3 3 3", "; write 2")),
-    "missing": (
-        "; ".join(f"--{name}: is missing; give {'words ' * 12}" for name in ("model", "cluster", "chips")),
-        ("--model, --cluster and --chips: are missing; give each of them",),
+    "a value at the end": (
+        "module=x: its forward fails on these inputs: RuntimeError: " + "words " * 40 + "; call it with others (inputs=float32[2,9])",
+        ("module=x: its forward fails", "; call it with others (inputs=float32[2,9])"),
     ),
 }
 
@@ -76,6 +68,20 @@ def test_a_long_message_keeps_the_field_the_rule_and_the_remedy(case):
     assert str(error).startswith(parts[0])
     assert str(error).endswith(parts[-1])
     assert error.full == sentence
+
+
+def test_of_several_faults_each_is_a_sentence():
+    keys = "; ".join(f"({i}) key_{i}=list: must be a whole number; write 8" for i in range(1, 11))
+    many = f"c.yaml: 30 faults: {keys}; and 20 more"
+    assert str(InputError(many)) == many
+    words = "; ".join(f"({i}) key_{i}={'word ' * 100}: must be short; cut it" for i in range(1, 11))
+    error = InputError(f"c.yaml: 10 faults: {words}")
+    assert len(str(error)) < 4 * 200 + 50
+    assert str(error).startswith("c.yaml: 10 faults: (1) key_1=word word")
+    assert "; cut it; (2) key_2=word word" in str(error)
+    assert str(error).endswith("; and 5 more")
+    missing = "; ".join(f"--{name}: is missing; give {'words ' * 12}(or as --more)" for name in ("model", "cluster", "chips"))
+    assert str(InputError(missing)) == missing
 
 
 def test_a_path_does_not_take_the_place_of_a_sentence():

