@@ -68,5 +68,5 @@ def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, o
         assert best.values[0] == pytest.approx(of_others[0], rel=1e-12)
         assert estimator.profile.not_runnable_reason(found.plan(int(best.ids[0])))
         assert found.next_id < state.next_id
-    nothing = {"slowest": of_others[0] * 0.999} if only == "time" else {"largest": of_others[0] * 0.999}
-    assert not sweep(estimator, everything, top=1, only=only, beyond=space, **nothing).num_feasible
+    nothing = Better(only=only, at_most=of_others[0] * 0.999, beyond=space)
+    assert not sweep(estimator, everything, top=1, better=nothing).num_feasible
