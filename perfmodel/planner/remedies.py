@@ -17,7 +17,7 @@ from perfmodel.planner.explain import changed_knobs, plan_knobs
 from perfmodel.planner.limits import Prober, chip_counts, fewest_chips
 from perfmodel.planner.result import FittingChange
 from perfmodel.planner.uniform.space import Space, runnable_space
-from perfmodel.planner.uniform.sweep import sweep
+from perfmodel.planner.uniform.sweep import Better, sweep
 
 Knob = int | str | bool
 MakeEstimator = Callable[[int, int], Estimator]
@@ -67,6 +67,7 @@ class Asked:
             risk=self.risk,
             attention=attention,
             recompute_operators=recompute_operators,
+            better=Better(only="time"),
         )
         if not found.num_feasible:
             return None
