@@ -17,7 +17,6 @@ from perfmodel.execute.measure.scope import Scope, make_scope
 from perfmodel.hardware.local import local_cluster
 from perfmodel.parallel.results import MachineMeasurement
 
-
 #: Every process group of gloo has three threads that wake a hundred times a second, and meshes are never given back: a process with
 #: a thousand of them takes 40 % of a core without doing anything.
 MOST_THREADS = 160
