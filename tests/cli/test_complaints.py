@@ -1,6 +1,7 @@
 """Errors on standard error: a sentence, or with --json one object with code, field, value, message and suggestions."""
 
 import json
+import re
 
 import pytest
 
@@ -58,7 +59,9 @@ def test_every_fault_is_in_json_and_the_sentence_is_short(call, tmp_path):
     code, _, err = call(*arguments, "--json")
     found = json.loads(err)
     assert code == 2
-    assert len(found["message"].replace(str(path), "")) <= 4 * 200
+    said = found["message"].replace(str(path), "")
+    assert len(said) <= 4 * 200
+    assert all(len(fault) <= 200 for fault in re.split(r"faults: |; (?=\(\d+\) )", said))
     assert found["message"] in call(*arguments)[2]
     assert "chip, num_chips, chips_per_node, tiers: required field is missing" in found["details"]
 

@@ -17,8 +17,8 @@ from perfmodel.execute.measure.scope import Scope, make_scope
 from perfmodel.hardware.local import local_cluster
 from perfmodel.parallel.results import MachineMeasurement
 
-#: Every process group of gloo has three threads that wake a hundred times a second, and meshes are never given back: a process with
-#: a thousand of them takes 40 % of a core without doing anything.
+#: Each process group of gloo keeps about three threads that take time while they wait (measured: 196 threads, 7.5 % of a core), and a
+#: rank keeps the groups of every mesh that it made.
 MOST_THREADS = 160
 
 
@@ -35,10 +35,10 @@ class Groups:
         self._groups: dict[int, WorkerGroup] = {}
 
     def __call__(self, num_ranks: int) -> WorkerGroup:
-        for size in [size for size in self._groups if size > 4 and size != num_ranks]:
-            self._groups.pop(size).close()  # idle processes hold memory
-        for size in [size for size, group in self._groups.items() if any(num_threads(pid) > MOST_THREADS for pid in group.pids)]:
-            self._groups.pop(size).close()
+        for size, group in list(self._groups.items()):
+            holds_memory = size > 4 and size != num_ranks
+            if holds_memory or any(num_threads(pid) > MOST_THREADS for pid in group.pids):
+                self._groups.pop(size).close()
         if num_ranks not in self._groups or not self._groups[num_ranks].pids:
             self._groups[num_ranks] = WorkerGroup(num_ranks, hang_timeout=60.0).__enter__()
         return self._groups[num_ranks]

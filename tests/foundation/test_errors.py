@@ -80,6 +80,7 @@ def test_of_several_faults_each_is_a_sentence():
     assert str(error).startswith("c.yaml: 10 faults: (1) key_1=word word")
     assert "; cut it; (2) key_2=word word" in str(error)
     assert str(error).endswith("; and 5 more")
+    assert error.full == f"c.yaml: 10 faults: {words}"[:4000] + "..."
     missing = "; ".join(f"--{name}: is missing; give {'words ' * 12}(or as --more)" for name in ("model", "cluster", "chips"))
     assert str(InputError(missing)) == missing
 

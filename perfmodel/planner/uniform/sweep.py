@@ -93,14 +93,15 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Better:
-    """Ask a sweep for nothing but plans that cost at most so much.
+    """Restriction of a sweep to the best plan by one criterion; the default restricts nothing.
 
-    only      the one criterion that counts
-    at_most   what a plan may cost by it   [s or byte]
+    only      the one criterion that counts: of the time `Sweep.slowest`, of the memory `Sweep.capacity` fall to the best so far; all
+              else is left out where it costs more, and nothing is counted
+    at_most   maximum cost of a plan by that criterion   [s or byte]
     beyond    plans that the framework of this space can run are left out, too
     """
 
-    only: Only
+    only: Only | None = None
     at_most: float = inf
     beyond: Space | None = None
 
@@ -118,9 +119,7 @@ class Sweep:
     slowest      plans that surely take longer may be left out, and are not counted   [s]
     needless     plans that surely need more than the capacity and more than this may be left out, and are not counted; none: all are
                  evaluated  [byte]
-    beyond       with `only`: what the framework of this space can run is left out, too
-    only         the one criterion that counts: of the time `slowest`, of the memory `capacity` fall to the best so far; all else is left
-                 out where it costs more, and nothing is counted
+    better       see `Better`
     """
 
     estimator: Estimator
@@ -145,8 +144,7 @@ class Sweep:
     interrupted: bool = False
     needless: float | None = None
     slowest: float = inf
-    only: Only | None = None
-    beyond: Space | None = None
+    better: Better
 
     @property
     def worth_knowing(self) -> float:
@@ -204,7 +202,7 @@ def sweep(
 
     risk          in place of the headroom, the probability that a plan that fits does not
     needless      see `Sweep`
-    better        look for nothing but better plans than one that is known
+    better        search only for the best plan by one criterion
     kept_tables   of parameters, for passes over other batches of the same space: looked into, and added to
     """
     routing = estimator.job.routing
@@ -212,9 +210,8 @@ def sweep(
         remedy = f"predict plans with them, or search with skew:{routing.skew:.4g}, as their fullest rank has it"
         raise bad_field("routing", str(routing), "counts are of one ep and one micro-batch, of which a search tries others", remedy)
     rule, doubt = memory_rule(memory_headroom, risk), memory_doubt(estimator.profile)
-    only = better.only if better else None
-    slowest = better.at_most if better and only == "time" else inf
-    capacity = min(rule.room(estimator.machine.memory_usable), better.at_most if better and only == "memory" else inf)
+    better = better or Better()
+    capacity = min(rule.room(estimator.machine.memory_usable), better.at_most if better.only == "memory" else inf)
     attention = attention or AttentionKernel(estimator.profile.default_attention)
     recompute_operators = recompute_operators or space.recompute_operators
     state = Sweep(
@@ -231,15 +228,14 @@ def sweep(
         least=Smallest(count=1),
         front=Front(low=0.0, high=max(capacity, 1.0)),
         needless=needless,
-        slowest=slowest,
-        only=only,
-        beyond=better.beyond if better else None,
+        slowest=better.at_most if better.only == "time" else inf,
+        better=better,
     )
     blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention)) if state.recomputes else []
     if blocks:
         kept_tables = {} if kept_tables is None else kept_tables
         tables = _Tables(state, blocks, kept_tables)
-        if only == "time":
+        if better.only == "time":
             _evaluate_quickest_first(state, tables, blocks)
             return state
         for i, rows in enumerate(blocks):
@@ -247,7 +243,7 @@ def sweep(
             if progress is not None and progress((i + 1) / len(blocks)):
                 state.interrupted = i + 1 < len(blocks)
                 break
-        if needless is None and only is None and not state.interrupted and state.num_evaluated <= LISTS_UP_TO:
+        if needless is None and better.only is None and not state.interrupted and state.num_evaluated <= LISTS_UP_TO:
             _try_lists(state, blocks, kept_tables)
     return state
 
@@ -400,11 +396,11 @@ def _evaluate_block(state: Sweep, tables: _Tables, block: int, rows: LayoutRows,
             return
         kept, some, those = _of_cells(quick)
         index = index[kept]
-        if state.only:
+        if state.better.only:
             micro, recomputes = [micro[i] for i in some], recomputes[those]
     here = _block_of(state, tables, block, rows, index, rule, micro, recomputes)
     for pipelines in rows.pipelines:
-        if state.only:
+        if state.better.only:
             _evaluate_promising(state, tables, here, rows, pipelines)
         else:
             _evaluate_group(state, tables, here, pipelines, range(4))
@@ -466,7 +462,7 @@ def _evaluate_promising(state: Sweep, tables: _Tables, block: _Block, rows: Layo
     if not possible.any():
         return
     cells_of = (_quick_cells if state.slowest < inf else _small_cells)(state, block, pipelines)
-    job, beyond = state.estimator.job, state.beyond
+    job, beyond = state.estimator.job, state.better.beyond
     recomputes = [state.recomputes[i] for i in block.recomputes]
     ways = None if beyond is None else runnable_ways(beyond, block.micro, recomputes, pipelines.choices, block.rows, job.global_batch)
     for zero, part in _zero_parts(state, tables, block, range(4)):
@@ -651,7 +647,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         if feasible:
             if feasible < memory.size:
                 memory = np.where(fits, memory, np.inf)
-            if state.only == "memory":
+            if state.better.only == "memory":
                 state.best_memory.offer(memory.reshape(-1), state.next_id)
                 state.capacity = min(state.capacity, state.best_memory.bound)
                 worth = np.empty(0, dtype=np.int64)
@@ -661,7 +657,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
                 if len(worth) < end - begin:
                     terms, tied = tables.parameters[rule, zero, pp > 1]().block(keys[part][worth])
                 _offer_times(state, block, pipelines, terms, tied, worth, begin, memory[worth])
-            if state.only == "time":
+            if state.better.only == "time":
                 state.slowest = min(state.slowest, state.best_time.bound)
         state.next_id += memory.size
 
