@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from typing import Any
 
 from perfmodel.foundation.errors import LONGEST_SENTENCE, InputError, PerfModelError
@@ -47,11 +48,20 @@ def check_step(time: float, parts: dict[str, float], memory: dict[str, float], s
 def check_refusal(error: PerfModelError, *, needs_remedy: bool = False) -> None:
     """A clear sentence: short enough to read, fit for a terminal, and it says something, of files also what to do."""
     message = str(error)
-    most = LONGEST_SENTENCE + 90 if isinstance(error, InputError) else 4100  # a path may be longer than a sentence has room for
-    require(10 <= len(message) <= most, f"a message of {len(message)} characters: {message[:200]}")
+    require(10 <= len(message) <= 4100, f"a message of {len(message)} characters: {message[:200]}")
+    if isinstance(error, InputError):
+        check_length(message)
     require(message.replace("\n", " ").replace("\t", " ").isprintable(), f"a message that steers the terminal: {message[:200]!r}")
     require(not needs_remedy or "; " in message, f"no remedy: {message[:300]}")
     require("Traceback" not in message and "please report" not in message, message[:400])
+
+
+def check_length(message: str) -> None:
+    """Up to four faults, each of them a sentence that is short enough to read; a path may be longer than a sentence has room for."""
+    faults = re.split(r"; (?=\(\d+\) |--[\w-]+: is missing; )", message)
+    require(len(message) <= 4 * LONGEST_SENTENCE + 90, f"{len(faults)} faults of {len(message)} characters: {message[:200]}")
+    for fault in faults:
+        require(len(fault) <= LONGEST_SENTENCE + 90, f"a fault of {len(fault)} characters: {fault}")
 
 
 def check_json(text: str) -> Any:
