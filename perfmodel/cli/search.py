@@ -217,7 +217,8 @@ def _show(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted
         objects = [search_object(result, tokens=tokens) for _, result in found]
         for place, (setting, result) in zip(objects, found, strict=True):
             place |= setting.described()
-            for content, each in zip(place["plans"] if interval else (), result.plans, strict=interval):
+            asks = interval or not is_measured(setting)
+            for content, each in zip(place["plans"] if asks else (), result.plans, strict=asks):
                 content |= confidence_object(each, interval_in(setting, each.plan), ())
         not_searched = [{**each.asked, "reason": each.reason} for each in failures]
         print_json({"searches": objects, "not_searched": not_searched} if len(found) + len(failures) > 1 else objects[0])
@@ -262,7 +263,7 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float, interval
         search_line,
         ties_line,
     )
-    from perfmodel.verbs.setting import interval_in
+    from perfmodel.verbs.setting import interval_in, is_measured
 
     some = [*result.plans, *result.least_memory]
     if some:
@@ -277,11 +278,12 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float, interval
         if line:
             print(line)
     if result.plans:
+        asks = interval or not is_measured(setting)  # the step time of a chip without kernel tables is never shown without its interval
         print()
         print_facts(
             "The best plan" if str(result.objective) != "memory" else "The plan that needs the least memory",
             headline(result.plans[0], tokens=tokens)
-            + (confidence_lines(result.plans[0], interval_in(setting, result.plans[0].plan)) if interval else []),
+            + (confidence_lines(result.plans[0], interval_in(setting, result.plans[0].plan)) if asks else []),
         )
         print_tables([parts_table(result.plans[0])])
     print_tables([*([certainty_table(result)] if any(each.prediction for each in result.certainty) else []), rejected_table(result)])

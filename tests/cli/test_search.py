@@ -382,3 +382,14 @@ def test_a_framework_that_has_ulysses_alone_is_searched_with_it(call_json):
     assert best["fits"]
     assert best["plan"]["layout"]["cp"] > 1
     assert best["plan"]["rule_set"] == "ulysses"
+
+
+def test_the_step_time_of_a_chip_without_kernel_tables_has_its_interval_unasked(call, call_json):
+    job = ["--model", "gpt2", "--chips", "8", "--global-batch", "16", "--seq-len", "512", "--top", 2]
+    for cluster, shown in ((("--chip", "l40s"), True), (("--cluster", "dgx-h100"), False)):
+        code, out, err = call("search", *cluster, *job)
+        assert (code, err) == (0, "")
+        assert any(line.startswith("80% interval") for line in out.splitlines()) is shown
+        for plan in call_json("search", *cluster, *job)["plans"]:
+            assert ("step_time_low" in plan) is shown
+            assert not shown or plan["step_time_low"] < plan["step_time"] < plan["step_time_high"]
