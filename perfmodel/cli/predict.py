@@ -104,13 +104,13 @@ def predict(
 
 def _confidences(answers: Sequence[Answer], *, interval: bool) -> list[Confidence]:
     """The interval of every answer where it is asked for, or where the kernels of a chip were not measured."""
-    from perfmodel.verbs.setting import confidence_in, interval_in, is_measured
+    from perfmodel.verbs.setting import confidence_in, interval_in, need_intervals
     from perfmodel.workload.config import TransformerConfig
 
     if interval:
         return [confidence_in(each.setting, each.prediction.plan) for each in answers]
     settings = [each.setting for each in answers if isinstance(each.prediction.plan.job.model, TransformerConfig)]
-    if len(settings) < len(answers) or all(is_measured(each) for each in settings):
+    if len(settings) < len(answers) or not need_intervals(settings):
         return []
     return [(interval_in(each.setting, each.prediction.plan), ()) for each in answers]
 

@@ -211,15 +211,15 @@ def _write_csv(found: list[tuple[Setting, SearchResult]], path: Path, *, tokens:
 def _show(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, json: bool, tokens: float, interval: bool) -> None:
     from perfmodel.report.predictions import confidence_object
     from perfmodel.report.searches import search_object
-    from perfmodel.verbs.setting import interval_in, is_measured
+    from perfmodel.verbs.setting import interval_in, need_intervals
 
     if json:
         objects = [search_object(result, tokens=tokens) for _, result in found]
         for place, (setting, result) in zip(objects, found, strict=True):
             place |= setting.described()
-            asks = interval or not is_measured(setting)
-            for content, each in zip(place["plans"] if asks else (), result.plans, strict=asks):
-                content |= confidence_object(each, interval_in(setting, each.plan), ())
+            if interval or need_intervals([setting]):
+                for content, each in zip(place["plans"], result.plans, strict=True):
+                    content |= confidence_object(each, interval_in(setting, each.plan), ())
         not_searched = [{**each.asked, "reason": each.reason} for each in failures]
         print_json({"searches": objects, "not_searched": not_searched} if len(found) + len(failures) > 1 else objects[0])
     elif len(found) + len(failures) > 1:
@@ -229,8 +229,8 @@ def _show(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted
         best = [result.plans[0] for _, result in found if result.plans]
         if best:
             settings = [setting for setting, result in found if result.plans]
-            asks = interval or not all(is_measured(each) for each in settings)
-            intervals = [interval_in(setting, each.plan) for setting, each in zip(settings, best, strict=True)] if asks else []
+            shows = interval or need_intervals(settings)
+            intervals = [interval_in(setting, each.plan) for setting, each in zip(settings, best, strict=True)] if shows else []
             print(f"{settings_title(best)}: the best plan of each")
             print_tables([settings_table(best, tokens=tokens, intervals=intervals)])
             print("\n".join(["", *convention_lines(best)]))
@@ -263,7 +263,7 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float, interval
         search_line,
         ties_line,
     )
-    from perfmodel.verbs.setting import interval_in, is_measured
+    from perfmodel.verbs.setting import interval_in, need_intervals
 
     some = [*result.plans, *result.least_memory]
     if some:
@@ -278,12 +278,12 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float, interval
         if line:
             print(line)
     if result.plans:
-        asks = interval or not is_measured(setting)  # the step time of a chip without kernel tables is never shown without its interval
+        shows = interval or need_intervals([setting])
         print()
         print_facts(
             "The best plan" if str(result.objective) != "memory" else "The plan that needs the least memory",
             headline(result.plans[0], tokens=tokens)
-            + (confidence_lines(result.plans[0], interval_in(setting, result.plans[0].plan)) if asks else []),
+            + (confidence_lines(result.plans[0], interval_in(setting, result.plans[0].plan)) if shows else []),
         )
         print_tables([parts_table(result.plans[0])])
     print_tables([*([certainty_table(result)] if any(each.prediction for each in result.certainty) else []), rejected_table(result)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -327,11 +327,11 @@ def _beyond_model(job: TrainingJob, model: TransformerConfig) -> Iterator[str]:
         yield f"{model.name}: {model.left_out} is left out; {counted}"
 
 
-def is_measured(setting: Setting) -> bool:
-    """Whether the kernels of the setting's chip were measured on that chip."""
+def need_intervals(settings: Iterable[Setting]) -> bool:
+    """Return whether step times are shown with their interval unasked: the kernels of a chip were not measured on it."""
     from perfmodel.cost.calibrated import is_calibrated
 
-    return is_calibrated(setting.estimator.machine)
+    return not all(is_calibrated(setting.estimator.machine) for setting in settings)
 
 
 def confidence_in(setting: Setting, plan: Plan) -> Confidence:

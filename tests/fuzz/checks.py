@@ -57,7 +57,7 @@ def check_refusal(error: PerfModelError, *, needs_remedy: bool = False) -> None:
 
 
 def check_length(message: str) -> None:
-    """Up to four faults, each of them a sentence that is short enough to read; a path may be longer than a sentence has room for."""
+    """Require each fault to be a short sentence, and all of them together to be as long as four; a path may come on top."""
     faults = re.split(r"; (?=\(\d+\) |--[\w-]+: is missing; )", message)
     require(len(message) <= 4 * LONGEST_SENTENCE + 90, f"{len(faults)} faults of {len(message)} characters: {message[:200]}")
     for fault in faults:

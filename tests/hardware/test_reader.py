@@ -447,9 +447,12 @@ def mutated(draw, original):
 def assert_valid_or_refused(parse, data, kind):
     """A good object or a refusal of a few short sentences; any other exception fails the test."""
     try:
+        message = ""
         assert isinstance(parse(dump_yaml(data)), kind)
     except InputError as error:
         check_refusal(error)
+        message = str(error)
+    assert message.isprintable()
 
 
 @settings(max_examples=150)
