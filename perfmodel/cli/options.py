@@ -73,6 +73,8 @@ AnyFramework = Annotated[
         "--any-framework", help="Also plans that the framework cannot run (by default only what `perfmodel profiles NAME` lists)."
     ),
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every note and detail.")]
+Wide = Annotated[bool, typer.Option("--wide", help="Print every column of a table, however wide.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
 
 

@@ -4,19 +4,24 @@ import dataclasses
 import enum
 import json
 import math
+import os
 import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 SCHEMA_VERSION = 1
-_FOLDED_WIDTH = 30  # a column that may break into lines keeps this much
+_WIDEST, _NARROWEST = 100, 80  # columns of a page
+_FOLDED_WIDTH = 24  # a column that may break into lines keeps this much
 _COLUMN_GAP = 2
+MOST_NOTES = 5  # of a report without --verbose
 
 
 def to_plain(value: Any) -> Any:
@@ -48,6 +53,11 @@ def print_json(content: Mapping[str, Any]) -> None:
     print(json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=not _is_unicode(sys.stdout.encoding)))
 
 
+def page_width() -> int:
+    """Return the columns that a report may take: 100, or those of the terminal where it has fewer, but at least 80."""
+    return min(max(shutil.get_terminal_size((_WIDEST, 24)).columns, _NARROWEST), _WIDEST)
+
+
 def print_table(
     headers: Sequence[str],
     rows: Iterable[Sequence[str]],
@@ -55,30 +65,78 @@ def print_table(
     title: str = "",
     right: Iterable[str] = (),
     fold: Iterable[str] = (),
+    optional: Iterable[str] = (),
+    wide: bool = False,
 ) -> None:
-    """A table for people. `right` names the columns of numbers, `fold` those that may break into lines on a narrow terminal.
+    """Print a table that fits the page.
 
-    A pipe gets plain lines as wide as they need; rich, which costs 40 ms to load, is for terminals.
+    right      headers of columns of numbers
+    fold       headers of columns whose text may break into lines
+    optional   headers of columns that are left out where the page is too narrow, the first one first
+    wide       leave out no column and break no line
     """
-    to_the_right, may_fold = set(right), set(fold)
-    title, cells = printable(title), [tuple(map(printable, row)) for row in (headers, *rows)]
-    columns = list(zip(*cells, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    if not sys.stdout.isatty():
-        lines = [_aligned(row, widths, [header in to_the_right for header in headers]) for row in cells]
-        rule = "─" if _is_unicode(sys.stdout.encoding) else "-"
-        print("\n".join([*([title] if title else []), lines[0], rule * (sum(widths) + _COLUMN_GAP * (len(widths) - 1)), *lines[1:]]))
-        return
-    from rich import box
-    from rich.table import Table
+    cells = [tuple(map(printable, row)) for row in (headers, *rows)]
+    kept = list(range(len(headers)))
+    left_out: list[str] = []
+    for header in () if wide else optional:
+        if _least_width(cells, kept, set(fold)) <= page_width():
+            break
+        place = list(headers).index(header) if header in headers else -1
+        if place in kept:
+            kept.remove(place)
+            left_out.append(header)
+    names = [headers[place] for place in kept]
+    columns = [[row[place] for row in cells] for place in kept]
+    widths = _fitted([_cells_width(column) for column in columns], [name in set(fold) and not wide for name in names])
+    to_the_right = [name in set(right) for name in names]
+    lines = [line for row in zip(*columns, strict=True) for line in _row_lines(row, widths, to_the_right)]
+    head = max(len(names[place].splitlines()) for place in range(len(names))) if names else 1
+    rule = ("─" if _is_unicode(sys.stdout.encoding) else "-") * (sum(widths) + _COLUMN_GAP * (len(widths) - 1))
+    print("\n".join([*([bold(printable(title))] if title else []), *lines[:head], rule, *lines[head:]]))
+    if left_out:
+        print(f"columns not shown: {', '.join(left_out)} (--wide)")
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for header in headers:
-        table.add_column(header, justify="right" if header in to_the_right else "left", no_wrap=header not in may_fold, overflow="fold")
-    for row in cells[1:]:
-        table.add_row(*row)
-    least = [min(width, _FOLDED_WIDTH) if header in may_fold else width for header, width in zip(headers, widths, strict=True)]
-    _show(title, table, least_width=sum(least) + _COLUMN_GAP * len(headers))
+
+def bold(text: str) -> str:
+    """Return the text in bold on a terminal; `NO_COLOR` and dumb terminals get it as it is."""
+    is_plain = not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if is_plain or not text else f"\x1b[1m{text}\x1b[0m"
+
+
+def _cells_width(column: Sequence[str]) -> int:
+    return max((len(line) for cell in column for line in cell.split("\n")), default=0)
+
+
+def _least_width(cells: Sequence[Sequence[str]], kept: Sequence[int], fold: set[str]) -> int:
+    """The narrowest that these columns can be, gaps included."""
+    widths = [(_cells_width([row[place] for row in cells]), cells[0][place] in fold) for place in kept]
+    return sum(min(width, _FOLDED_WIDTH) if may_fold else width for width, may_fold in widths) + _COLUMN_GAP * (len(kept) - 1)
+
+
+def _fitted(widths: Sequence[int], may_fold: Sequence[bool]) -> list[int]:
+    """The widths of the columns with the widest of those that may fold made narrower until the table fits the page."""
+    fitted = list(widths)
+    excess = sum(fitted) + _COLUMN_GAP * (len(fitted) - 1) - page_width()
+    while excess > 0:
+        place = max((i for i, folds in enumerate(may_fold) if folds and fitted[i] > _FOLDED_WIDTH), key=fitted.__getitem__, default=-1)
+        if place < 0:
+            break
+        fitted[place] -= 1
+        excess -= 1
+    return fitted
+
+
+def _row_lines(row: Sequence[str], widths: Sequence[int], to_the_right: Sequence[bool]) -> Iterator[str]:
+    """The lines of a row: more than one where a cell breaks."""
+    broken = [_broken(cell, width) for cell, width in zip(row, widths, strict=True)]
+    for cells in zip_longest(*broken, fillvalue=""):
+        yield _aligned(cells, widths, to_the_right)
+
+
+def _broken(text: str, width: int) -> list[str]:
+    """The lines of a text that fit `width`; words are broken only where one alone is wider."""
+    lines = (textwrap.wrap(line, width, break_on_hyphens=False) if len(line) > width > 0 else [line] for line in text.split("\n"))
+    return [line for block in lines for line in block] or [""]
 
 
 def _is_unicode(encoding: str | None) -> bool:
@@ -95,11 +153,27 @@ def _aligned(cells: Sequence[str], widths: Sequence[int], to_the_right: Sequence
     return (" " * _COLUMN_GAP).join(placed).rstrip()
 
 
-def print_tables(tables: Iterable[Any]) -> None:
+def print_tables(tables: Iterable[Any], *, wide: bool = False) -> None:
     """Tables of `perfmodel.report`, each after a blank line."""
     for table in tables:
         print()
-        print_table(table.headers, table.rows, title=table.title, right=table.right, fold=table.fold)
+        print_table(table.headers, table.rows, title=table.title, right=table.right, fold=table.fold, optional=table.optional, wide=wide)
+
+
+def print_paragraph(text: str, *, first: str = "", indent: str = "") -> None:
+    """Print a text that is broken at the width of the page. first, indent: what its first and its other lines begin with."""
+    print(textwrap.fill(printable(text), page_width(), initial_indent=first, subsequent_indent=indent, break_on_hyphens=False))
+
+
+def print_notes(notes: Sequence[str], *, verbose: bool) -> None:
+    """Print the most important notes, given in that order, after a blank line; with `verbose` all of them."""
+    shown = notes if verbose else notes[:MOST_NOTES]
+    if shown:
+        print()
+    for note in shown:
+        print_paragraph(note, first="note: ", indent=" " * len("note: "))
+    if hidden := len(notes) - len(shown):
+        print(f"{hidden} more note{'s' * (hidden > 1)}: --verbose")
 
 
 def print_sources(sources: Iterable[str]) -> None:
@@ -115,20 +189,14 @@ def cite(sources: Iterable[str]) -> dict[str, str]:
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
-    """A title and one `name  value` line for each fact."""
-    title, pairs = printable(title), [(printable(name), printable(value)) for name, value in facts]
-    if not sys.stdout.isatty():
-        width = max((len(name) for name, _ in pairs), default=0)
-        print("\n".join([title, *(_aligned(pair, (width, 0), (False, False)) for pair in pairs)]))
-        return
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    """Print a title and one `name  value` line for each fact; longer values break at the width of the page."""
+    pairs = [(printable(name), printable(value)) for name, value in facts]
+    width = max((len(name) for name, _ in pairs), default=0)
+    room = page_width() - width - _COLUMN_GAP
+    print("\n".join(map(bold, _broken(printable(title), page_width()))))
     for name, value in pairs:
-        table.add_row(name, value)
-    _show(title, table, least_width=max((len(name) for name, _ in pairs), default=0) + 1 + _FOLDED_WIDTH)
+        for line, text in enumerate(_broken(value, room)):
+            print(_aligned(("" if line else name, text), (width, 0), (False, False)))
 
 
 @contextmanager
@@ -201,15 +269,3 @@ class Progress:
         if self._length:
             print(f"\r{'':<{self._length}}\r", end="", file=sys.stderr, flush=True)
             self._length = 0
-
-
-def _show(title: str, table: Any, *, least_width: int) -> None:
-    """Print on a terminal: as wide as it is, or wider where cells would be cut (then the terminal wraps the lines)."""
-    from rich.console import Console
-
-    console = Console(markup=False, highlight=False, emoji=False)
-    if least_width > console.width:
-        console = Console(markup=False, highlight=False, emoji=False, width=least_width)
-    if title:
-        console.print(title, style="bold")
-    console.print(table)

@@ -8,13 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """right: headers of the columns that hold numbers; fold: headers of those whose text may break on a narrow terminal."""
+    """A table for people.
+
+    right      headers of columns of numbers
+    fold       headers of columns whose text may break into lines
+    optional   headers of columns that a narrow page leaves out, the first one first; `--wide` shows them
+    """
 
     title: str
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     right: tuple[str, ...] = ()
     fold: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 def bar(share: float, width: int = 20) -> str:
