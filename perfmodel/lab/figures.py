@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.lab.accuracy_lines import source_name
 from perfmodel.lab.judgement import ValidationResult, ValidationRow
 from perfmodel.report.figures import new_figure, plain_numbers, write_figure
 
@@ -64,7 +65,7 @@ def predicted_against_measured(rows: Sequence[ValidationRow]) -> Figure:
     axes.set_aspect("equal")
     axes.set_xlabel("measured step time [s]")
     axes.set_ylabel("predicted step time [s]")
-    axes.set_title(f"{len(rows):,} published runs (shaded: within {_BAND:.0%})", fontsize=10)
+    axes.set_title(f"Step time of {len(rows):,} published training runs (shaded: error below {_BAND:.0%})", fontsize=10)
     axes.legend(fontsize=8, loc="upper left", framealpha=0.9)
     return figure
 
@@ -100,8 +101,8 @@ def error_by_chips(rows: Sequence[ValidationRow]) -> Figure:
     axes.set_ylim(-0.85, _SHOWN_ERROR * 1.05)
     axes.yaxis.set_major_formatter(_percent_axis())
     axes.set_xlabel("chips")
-    axes.set_ylabel("predicted / measured - 1")
-    axes.set_title(f"Error by scale: {len(known):,} published runs (beyond +100 % drawn at the edge)", fontsize=10)
+    axes.set_ylabel("relative error, predicted / measured - 1")
+    axes.set_title(f"Step-time error of {len(known):,} published runs (over +100 %: drawn at the edge)", fontsize=10)
     _legend_outside(axes)
     return figure
 
@@ -118,9 +119,9 @@ def error_distribution(rows: Sequence[ValidationRow]) -> Figure:
     left.hist(errors, bins=[i / 50 for i in range(-50, 51)], color=_COLOURS[0])
     left.axvline(0, color="black", linewidth=1)
     left.xaxis.set_major_formatter(_percent_axis())
-    left.set_xlabel("predicted / measured - 1 (beyond +100 % in the last bar)")
+    left.set_xlabel("relative error (last bar: over +100 %)")
     left.set_ylabel("runs")
-    left.set_title(f"{len(rows):,} published runs", fontsize=10)
+    left.set_title(f"Step-time error of {len(rows):,} published runs", fontsize=10)
     for label, members, style in _by_source(rows):
         ordered = sorted(abs(row.time_error) for row in members)
         shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
@@ -129,9 +130,9 @@ def error_distribution(rows: Sequence[ValidationRow]) -> Figure:
     right.set_ylim(0, 1)
     right.xaxis.set_major_formatter(_percent_axis())
     right.yaxis.set_major_formatter(_percent_axis())
-    right.set_xlabel("|predicted / measured - 1|")
-    right.set_ylabel("share of runs within")
-    right.set_title("by source", fontsize=10)
+    right.set_xlabel("absolute relative error")
+    right.set_ylabel("share of runs with at most this error")
+    right.set_title("Cumulative distribution by source", fontsize=10)
     right.grid(alpha=0.25)
     _legend_outside(right)
     return figure
@@ -154,7 +155,7 @@ def _by_source(rows: Sequence[ValidationRow]) -> list[tuple[str, list[Validation
     shown, others = ordered[: len(_COLOURS)], ordered[len(_COLOURS) :]
     drawn = [
         (
-            f"{name} ({len(groups[name]):,})",
+            f"{source_name(name)} ({len(groups[name]):,})",
             groups[name],
             dict(color=colour, marker=marker, markersize=4.5, linestyle="none", alpha=0.65, markeredgewidth=0),
         )
@@ -163,7 +164,7 @@ def _by_source(rows: Sequence[ValidationRow]) -> list[tuple[str, list[Validation
     rest = [row for name in others for row in groups[name]]
     if rest:
         style = dict(color=_GREY, marker=".", markersize=6, linestyle="none", zorder=1.5)
-        drawn.append((f"{len(others)} other{'s' * (len(others) > 1)} ({len(rest):,})", rest, style))
+        drawn.append((f"{len(others)} other source{'s' * (len(others) > 1)} ({len(rest):,})", rest, style))
     return drawn
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,16 +80,21 @@ def plot_scaling(predictions: Sequence[Prediction], path: Path) -> None:
 _MOST_BARS = 12
 _FEW_BARS = 4
 _WIDEST = 10.6
+#: Memory above which a baseline that does not fit is named in the legend only, as a multiple of the usable memory.
+_WIDEST_MEMORY = 3.0
+#: Points of a line that labels keep clear of, between two marks.
+_LINE_POINTS = 50
 #: What of a plan follows from its other knobs.
 _FOLLOWING = ("dp", "dp_replicate", "dp_shard", "num_microbatches", "rules", "sequence_parallel", "stage_layers", "order")
 
 
 def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str] = ()) -> Figure:
     """At most `_MOST_BARS` bars: of more predictions the fastest, in their order."""
-    number, labels = len(predictions), list(names) or _labels(predictions)
+    number = len(predictions)
     if number > _MOST_BARS:
         fastest = sorted(sorted(range(number), key=lambda place: predictions[place].step_time)[:_MOST_BARS])
-        predictions, labels = [predictions[place] for place in fastest], [labels[place] for place in fastest]
+        predictions, names = [predictions[place] for place in fastest], [names[place] for place in fastest] if names else ()
+    labels = list(names) or _labels(predictions)
     figure = new_figure(width=min(max(8.4, 4.6 + 2.0 * len(predictions)), _WIDEST), height=5.0 if len(predictions) <= _FEW_BARS else 6.2)
     left, right = figure.subplots(1, 2)
     slowest = max(each.step_time for each in predictions)
@@ -100,8 +106,8 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
         _PART_COLOURS,
         total=[f"{each.step_time * scale:.3g} {unit}" for each in predictions],
     )
-    left.set_ylabel(f"step time [{unit}], exposed")
-    left.set_title("Where the step goes")
+    left.set_ylabel(f"exposed time [{unit}]")
+    left.set_title("Step time by part")
     _stack(
         right,
         labels,
@@ -122,8 +128,8 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
     )
     right.set_ylim(top=max(right.get_ylim()[1], max(capacities) * 1.08))
     _legend(right)
-    right.set_ylabel("memory of the fullest chip [GiB]")
-    right.set_title("Memory")
+    right.set_ylabel("peak memory per chip [GiB]")
+    right.set_title("Memory by class")
     left_out = f"\nthe {_MOST_BARS} fastest of {number}" if number > _MOST_BARS else ""
     figure.suptitle(_title(predictions) + left_out, fontsize=10)
     return figure
@@ -149,14 +155,17 @@ def search_figure(result: SearchResult) -> Figure:
         *points(result.plans), "o", color="#E69F00", markersize=7, markeredgecolor="black", label=f"{len(result.plans)} best", zorder=4
     )
     best = result.plans[0]
+    capacity = (1.0 - result.memory_headroom) * result.memory_usable / GIB
     axes.plot(
         *points([best]), "*", color="#D55E00", markersize=16, markeredgecolor="black", label=f"best: {degrees_line(best.plan)}", zorder=5
     )
     for marker, baseline in zip("sD^v", (each for each in result.baselines if each.prediction), strict=False):
         fits = "" if baseline.fits else " (does not fit)"
         where, when = points(baseline.prediction)
-        if when[0] > top:  # a line of the legend alone
+        if when[0] > top:  # only in the legend
             where, when, fits = [], [], f"{fits}: {when[0]:.3g} {unit}"
+        elif where[0] > _WIDEST_MEMORY * capacity:
+            where, when, fits = [], [], f" (does not fit: {where[0]:,.0f} GiB)"
         axes.plot(
             where,
             when,
@@ -169,10 +178,9 @@ def search_figure(result: SearchResult) -> Figure:
             label=f"{baseline.name}{fits}",
             zorder=4,
         )
-    capacity = (1.0 - result.memory_headroom) * result.memory_usable / GIB
     axes.axvline(capacity, color="black", linewidth=1.2, linestyle="--")
     axes.annotate(
-        f"{capacity:.3g} GiB may be used ",
+        f"usable: {capacity:.3g} GiB ",
         (capacity, 0.98),
         xycoords=("data", "axes fraction"),
         rotation=90,
@@ -180,13 +188,13 @@ def search_figure(result: SearchResult) -> Figure:
         ha="right",
         fontsize=8,
     )
-    drawn = [each for each in shown if each.step_time * scale <= top]
+    drawn = [each for each in shown if each.step_time * scale <= top and each.memory["total"] / GIB <= _WIDEST_MEMORY * capacity]
     values = points(drawn)[0]
     if max(values) > 6 * capacity or max(values) > 20 * min(values):
         axes.set_xscale("log")
         plain_numbers(axes.xaxis)
     axes.set_ylim(0.95 * min(shown_times) if top < 3.0 * min(shown_times) else 0.0, top)
-    axes.set_xlabel("memory of the fullest chip [GiB]")
+    axes.set_xlabel("peak memory per chip [GiB]")
     axes.set_ylabel(f"step time [{unit}]")
     axes.set_title(f"{_title([best])}\n{result.num_evaluated:,} plans, {result.num_feasible:,} fit", fontsize=10)
     axes.grid(alpha=0.25)
@@ -197,6 +205,7 @@ def search_figure(result: SearchResult) -> Figure:
 def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
     """Throughput and MFU of each cluster against the number of chips."""
     lines: dict[tuple[str, str], list[Prediction]] = {}
+    between: list[tuple[float, float]] = []  # points of the lines of MFU, which labels keep clear of
     for each in sorted(predictions, key=lambda each: each.plan.num_chips):
         lines.setdefault((each.plan.cluster, each.plan.profile), []).append(each)
     figure = new_figure(width=10.4, height=4.8)
@@ -209,11 +218,11 @@ def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
         rate = [each.tokens_per_second / scale for each in some]
         (line,) = left.plot(chips, rate, "o-", label=label)
         left.plot(chips, [rate[0] * n / chips[0] for n in chips], ":", color=line.get_color(), linewidth=1.0)
-        right.plot(chips, [100.0 * each.mfu_palm for each in some], "o-", color=line.get_color(), label=label)
-        for each in some:
-            text = "\n".join(degrees_line(each.plan).split(", "))
-            at = (each.plan.num_chips, 100.0 * each.mfu_palm)
-            right.annotate(text, at, fontsize=6, ha="center", va="top", xytext=(0, -5), textcoords="offset points")
+        mfu = [100.0 * each.mfu_palm for each in some]
+        right.plot(chips, mfu, "o-", color=line.get_color(), label=label)
+        for (n, low), (m, high) in pairwise(zip(chips, mfu, strict=True)):
+            shares = [place / _LINE_POINTS for place in range(1, _LINE_POINTS)]
+            between += [(n * (m / n) ** share, low + share * (high - low)) for share in shares]
     shown = sorted({each.plan.num_chips for each in predictions})
     for axes in (left, right):
         axes.set_xlabel("chips")
@@ -227,12 +236,15 @@ def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
         left.set_yscale("log")
         plain_numbers(left.yaxis)
     left.set_ylabel(f"throughput [{unit}tokens/s]")
-    left.set_title("Throughput of the best plan; dotted: in proportion to the chips", fontsize=9)
+    left.set_title("Throughput of the best plan (dotted: linear scaling)", fontsize=9)
     right.set_ylabel("MFU (PaLM) [%]")
     right.set_ylim(bottom=0.0, top=1.1 * right.get_ylim()[1])
-    right.set_title("Utilisation, and the plan", fontsize=9)
+    right.set_title("MFU and layout of the best plan", fontsize=9)
     left.legend(fontsize=8, frameon=False)
     figure.suptitle(_title(predictions), fontsize=10)
+    figure.draw_without_rendering()  # the layout of the axes decides where labels have room
+    layouts = [(degrees_line(each.plan), (each.plan.num_chips, 100.0 * each.mfu_palm)) for each in predictions]
+    name_spots(right, layouts, [*(spot for _, spot in layouts), *between])
     return figure
 
 
@@ -352,3 +364,37 @@ def plain_numbers(axis: Any, *, subs: Sequence[float] = (1.0, 2.0, 5.0), base: f
     axis.set_major_locator(LogLocator(base=base, subs=subs))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter("")
+
+
+_LETTER, _LINE, _GAP = 4.2, 8.0, 5.0
+"""Of a label of 7 points: width of a letter, height, and distance from its mark. [point]"""
+
+
+def name_spots(axes: Any, names: Sequence[tuple[str, tuple[float, float]]], spots: Sequence[tuple[float, float]]) -> None:
+    """Label the marks, each on a side where the label covers no other mark or label and stays inside the axes.
+
+    A label without such a side is left out. spots: marks to keep clear of
+    """
+    figure = axes.get_figure()
+    axes.autoscale_view()
+    points = 72.0 / figure.dpi
+    left_edge, low_edge, right_edge, high_edge = (edge * points for edge in axes.bbox.extents)
+    marks = [tuple(axes.transData.transform(spot) * points) for spot in dict.fromkeys(spots)]
+    taken: list[tuple[float, float, float, float]] = [(x - 3.0, y - 3.0, x + 3.0, y + 3.0) for x, y in marks]
+    for name, spot in names:
+        x, y = axes.transData.transform(spot) * points
+        width = _LETTER * len(name)
+        level, below, above = -_LINE / 2, -_LINE - _GAP / 2, _GAP / 2
+        beside, centred = (_GAP, -_GAP - width), -width / 2
+        sides = [*((shift, level) for shift in beside), (centred, below - _GAP / 2), (centred, above + _GAP / 2)]
+        sides += [(shift, rise) for shift in beside for rise in (below, above)]
+        for shift, rise in sides:
+            left, low = x + shift, y + rise
+            box = (left, low, left + width, low + _LINE)
+            if box[0] < left_edge or box[1] < low_edge or box[2] > right_edge or box[3] > high_edge:
+                continue
+            if any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+                continue
+            axes.annotate(name, spot, textcoords="offset points", xytext=(left - x, rise + 1.5), fontsize=7)
+            taken.append(box)
+            break

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.planner.serving.result import ServingSearchResult
-from perfmodel.report.figures import new_figure, write_figure
+from perfmodel.report.figures import name_spots, new_figure, plain_numbers, write_figure
 from perfmodel.report.serving import short_plan
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 BOUND_COLOURS = {"compute": "#D55E00", "memory": "#0072B2", "latency": "#999999", "link": "#CC79A7", "host": "#555555"}
 _LAYOUT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _LAYOUT_MARKS = ("o", "s", "^", "D")
+#: Points of the roofline that labels keep clear of.
+_ROOF_POINTS = 200
 #: Layouts that the legend names.
 _NAMED = 12
 _MARKS = {"decode": "o", "prefill": "s"}
@@ -34,52 +36,30 @@ def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
     figure = new_figure(width=9.0, height=5.6)
     axes = figure.add_subplot()
     low, high = min(row.intensity for row in shown) / 2, max(max(row.intensity, row.ridge) for row in shown) * 2
+    roof: list[tuple[float, float]] = []
     for ridge, bandwidth in sorted({(row.ridge, row.bandwidth) for row in shown}):
         level = bandwidth * ridge / 1e12
         axes.plot([low, ridge, high], [bandwidth * low / 1e12, level, level], color="#333333", linewidth=1.0)
+        slope = [low * (high / low) ** (place / _ROOF_POINTS) for place in range(_ROOF_POINTS + 1)]
+        roof += [(intensity, min(bandwidth * intensity / 1e12, level)) for intensity in slope]
     for row in shown:
         axes.scatter(row.intensity, row.flops / row.time / 1e12, s=36, marker=_MARKS[row.phase], color=BOUND_COLOURS[row.bound], zorder=3)
     for bound in dict.fromkeys(row.bound for row in shown):
-        axes.scatter([], [], color=BOUND_COLOURS[bound], label=f"bound by {bound}")
+        axes.scatter([], [], color=BOUND_COLOURS[bound], label=f"{bound}-bound")
     for phase in dict.fromkeys(row.phase for row in shown):
         axes.scatter([], [], color="#333333", marker=_MARKS[phase], label=phase)
-    axes.set(xscale="log", yscale="log", xlabel="intensity [FLOP/byte]", ylabel="TFLOP/s reached on a chip")
+    axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity [FLOP/byte]", ylabel="achieved TFLOP/s per chip")
     axes.set_title(title, fontsize=9)
     longest = sorted(shown, key=lambda row: -row.time)[:8]
     spots = [(row.intensity, row.flops / row.time / 1e12) for row in shown]
     names = [(row.name.rpartition(".")[2], (row.intensity, row.flops / row.time / 1e12)) for row in longest]
-    name_spots(axes, names, spots)
+    for axis in (axes.xaxis, axes.yaxis):
+        plain_numbers(axis, subs=(1.0,))
     axes.legend(fontsize=8, loc="lower right")
     axes.grid(which="major", alpha=0.3)
+    figure.draw_without_rendering()
+    name_spots(axes, names, [*spots, *roof])
     return figure
-
-
-_LETTER, _LINE, _GAP = 4.2, 8.0, 5.0
-"""Of a label of 7 points: width of a letter, height, and distance from its mark. [point]"""
-
-
-def name_spots(axes: Any, names: Sequence[tuple[str, tuple[float, float]]], spots: Sequence[tuple[float, float]]) -> None:
-    """Labels beside their marks, each on the side where it covers no mark and no label; one without such a side is left out."""
-    figure = axes.get_figure()
-    axes.autoscale_view()
-    points = 72.0 / figure.dpi
-    marks = [tuple(axes.transData.transform(spot) * points) for spot in dict.fromkeys(spots)]
-    taken: list[tuple[float, float, float, float]] = [(x - 3.0, y - 3.0, x + 3.0, y + 3.0) for x, y in marks]
-    for name, spot in names:
-        x, y = axes.transData.transform(spot) * points
-        width = _LETTER * len(name)
-        for right in (True, False):
-            for rise in (-_LINE / 2, -_LINE - _GAP / 2, _GAP / 2):
-                left, low = (x + _GAP if right else x - _GAP - width), y + rise
-                box = (left, low, left + width, low + _LINE)
-                if any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
-                    continue
-                axes.annotate(name, spot, textcoords="offset points", xytext=(left - x, rise + 1.5), fontsize=7)
-                taken.append(box)
-                break
-            else:
-                continue
-            break
 
 
 def plot_front(found: ServingSearchResult, title: str, path: Path) -> None:
@@ -121,17 +101,11 @@ def front_figure(found: ServingSearchResult, title: str) -> Figure:
         names.append((name, spot))
     if found.limits.tpot is not None:
         limit = 1.0 / found.limits.tpot
-        axes.axvline(limit, color="#D55E00", linewidth=1.0, linestyle="--")
-        where: dict[str, Any] = {
-            "xy": (limit, 0.02),
-            "xycoords": axes.get_xaxis_transform(),
-            "xytext": (3, 0),
-            "textcoords": "offset points",
-        }
-        axes.annotate("TPOT limit", **where, fontsize=7, color="#D55E00", rotation=90, ha="left", va="bottom")
-    name_spots(axes, names, [(each.tokens_per_second_per_user, each.tokens_per_second_per_chip) for each in points])
-    axes.set(xlabel="output tokens/s of a user", ylabel="output tokens/s of a chip")
+        axes.axvline(limit, color="#D55E00", linewidth=1.0, linestyle="--", label=f"TPOT limit: {1e3 * found.limits.tpot:.3g} ms")
+    axes.set(xlabel="output tokens/s per user", ylabel="output tokens/s per chip")
     axes.set_title(title, fontsize=9)
     axes.legend(fontsize=7, loc="upper right")
     axes.grid(alpha=0.3)
+    figure.draw_without_rendering()
+    name_spots(axes, names, [(each.tokens_per_second_per_user, each.tokens_per_second_per_chip) for each in points])
     return figure

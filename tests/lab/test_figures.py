@@ -1,11 +1,17 @@
 """Figures of errors: every judged run is drawn, axes carry units."""
 
+from pathlib import Path
+
 import pytest
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.lab.accuracy_lines import SOURCE_NAMES, source_name
+from perfmodel.lab.cases import read_cases
 from perfmodel.lab.figures import FIGURES, error_by_chips, error_distribution, judged_rows, predicted_against_measured
 from perfmodel.lab.validate import validate_cases
 from tests.lab.published_cases import CASE, changed, sweep, write
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture(scope="module")
@@ -19,12 +25,30 @@ def rows(tmp_path_factory):
 def test_every_judged_run_is_a_point(rows):
     assert len(rows) == 10
     (axes,) = predicted_against_measured(rows).axes
-    drawn = [line for line in axes.lines if line.get_label().startswith(("nanotron", "vtrain"))]
+    drawn = [line for line in axes.lines if line.get_label().startswith(("nanotron", "vTrain"))]
     points = {(x, y) for line in drawn for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)}
     assert points == {(row.measured_step_time, row.predicted_step_time) for row in rows}
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert "[s]" in axes.get_xlabel()
     assert "[s]" in axes.get_ylabel()
+
+
+def test_sources_have_names_and_no_prefixes_of_case_ids(rows):
+    (axes,) = predicted_against_measured(rows).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["nanotron (5)", "vTrain (5)"]
+    published = {
+        case.id.partition("-")[0] for name in ("training", "out_of_memory") for case in read_cases(GOLDEN / f"published_{name}.jsonl.gz")
+    }
+    assert published <= set(SOURCE_NAMES)
+    assert source_name("titan2506") == "torchtitan, June 2025"
+    assert len(set(SOURCE_NAMES.values())) == len(SOURCE_NAMES)
+    assert source_name("my-runs") == "my-runs"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_are_at_most_1600_pixels_wide(rows, name):
+    assert FIGURES[name](rows).get_figwidth() * 150 <= 1600
 
 
 def test_error_by_chips_has_the_median_of_each_number_of_chips(rows):

@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 
 import perfmodel
-from perfmodel.report.figures import GIB, plot_predictions, plot_search, predictions_figure, scaling_figure, search_figure
+from perfmodel.report.figures import (
+    GIB,
+    name_spots,
+    new_figure,
+    plot_predictions,
+    plot_search,
+    predictions_figure,
+    scaling_figure,
+    search_figure,
+)
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
 MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
@@ -126,3 +135,18 @@ def test_neither_an_unknown_backend_nor_a_home_without_room_disturbs_a_figure(tm
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "figure.png").exists()
+
+
+def test_labels_beside_marks_stay_inside_the_axes_and_cover_nothing():
+    figure = new_figure(width=6.0, height=4.0)
+    axes = figure.subplots()
+    spots = [(float(x), 1.0 + 0.01 * x) for x in range(10)]
+    axes.plot(*zip(*spots, strict=True), "o")
+    figure.draw_without_rendering()
+    name_spots(axes, [(f"a rather long label {x:g}", (x, y)) for x, y in spots], spots)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) >= 3
+    assert not any(a.overlaps(b) for place, a in enumerate(boxes) for b in boxes[place + 1 :])
+    frame = axes.get_window_extent()
+    assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1 for box in boxes)

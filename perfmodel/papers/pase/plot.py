@@ -241,7 +241,7 @@ def pase_chart(bars: Sequence[Bar]) -> Figure:
     """A panel for each cluster and network: bars as published, marks as predicted."""
     clusters = [name for name in FIGURE_CLUSTERS if any(bar.point.cluster == name for bar in bars)]
     networks = [name for name in FIGURE_NETWORKS if any(bar.point.network == name for bar in bars)]
-    figure = new_figure(width=max(6.5, 3.2 * len(networks)), height=0.8 + 2.6 * len(clusters))
+    figure = new_figure(width=max(6.5, 2.65 * len(networks)), height=0.8 + 2.6 * len(clusters))
     panels = figure.subplots(len(clusters), len(networks), squeeze=False)
     for row, cluster in zip(panels, clusters, strict=True):
         for axes, network in zip(row, networks, strict=True):
