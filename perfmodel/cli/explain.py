@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import print_facts, print_json, print_tables
+from perfmodel.cli.output import print_facts, print_json, print_notes, print_paragraph, print_tables
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, given_words
@@ -29,11 +29,14 @@ def explain(
     ] = False,
     assumed: Request,
     any_framework: options.AnyFramework = False,
+    verbose: options.Verbose = False,
+    wide: options.Wide = False,
     json: options.Json = False,
 ) -> None:
     """Where a plan's time and memory go, what turning each knob would do, and why another plan was not chosen."""
+    from perfmodel.parallel.prediction import notes
     from perfmodel.planner.explain import parse_knobs
-    from perfmodel.report.predictions import headline, job_line, memory_table, parts_table, plan_line
+    from perfmodel.report.predictions import headline, job_line, memory_table, parts_table, plan_line, verdict_line
     from perfmodel.report.searches import explanation_object, neighbours_table
     from perfmodel.verbs.api import explain_plan
     from perfmodel.verbs.setting import load_plan
@@ -53,22 +56,23 @@ def explain(
         return
     if answers:
         for answer in answers:
-            print(f"Why not {answer.reason}.")
+            print_paragraph(f"Why not {answer.reason}.")
         print()
     if first.trust is not None:
         from perfmodel.report.trust import doubts_table, remedies_table, trust_lines
 
         step = first.prediction.step_time
         print_facts(job_line(first.prediction.plan), [("plan", plan_line(first.prediction.plan)), *trust_lines(first.trust, step)])
-        print_tables([doubts_table(first.trust), *([remedies_table(first.trust, step)] if first.trust.remedies else [])])
+        print_tables([doubts_table(first.trust), *([remedies_table(first.trust, step)] if first.trust.remedies else [])], wide=wide)
         return
-    print_facts(job_line(first.prediction.plan), headline(first.prediction))
+    print_facts(verdict_line(first.prediction), headline(first.prediction, verbose=verbose))
     turned = [neighbours_table(first)] if first.neighbours else []
-    print_tables([parts_table(first.prediction), memory_table(first.prediction), *turned])
+    print_tables([parts_table(first.prediction), memory_table(first.prediction), *turned], wide=wide)
     if first.remedies:
         from perfmodel.report.remedies import fitting_changes_table
 
         print_tables([fitting_changes_table(first.remedies)])
+    print_notes(notes(first.prediction), verbose=verbose)
 
 
 @command(assumed=options.ASSUMED, files=Words(options.Files, only="plot"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_json, print_tables
+from perfmodel.cli.output import Progress, print_json, print_notes, print_paragraph, print_tables
 from perfmodel.cli.words import command
 from perfmodel.foundation.words import Words
 from perfmodel.parallel.knobs import Knobs
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _WORDS = {
     "micro_batch": "largest micro-batch",
-    "global_batch": "largest global batch at once",
+    "global_batch": "largest batch at once",
     "seq_len": "longest sequence",
     "chips": "fewest chips",
 }
@@ -41,7 +41,13 @@ _WORDS = {
     after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "settings": "profile", "calibration": "settings"},
 )
 def limits(
-    *, asked: Request, chip: options.ChipWords, knobs: Knobs, any_framework: options.AnyFramework = False, json: options.Json = False
+    *,
+    asked: Request,
+    chip: options.ChipWords,
+    knobs: Knobs,
+    any_framework: options.AnyFramework = False,
+    wide: options.Wide = False,
+    json: options.Json = False,
 ) -> None:
     """The largest micro-batch and global batch, the longest sequence and the fewest chips that fit, and what limits each.
 
@@ -62,7 +68,7 @@ def limits(
     if json:
         print_json(_object(found))
         return
-    _show(found)
+    _show(found, wide=wide)
 
 
 def _object(found: Limits) -> dict[str, Any]:
@@ -88,7 +94,7 @@ def _object(found: Limits) -> dict[str, Any]:
     }
 
 
-def _show(found: Limits) -> None:
+def _show(found: Limits, *, wide: bool) -> None:
     from perfmodel.foundation.units import format_bytes, format_count
     from perfmodel.parallel.prediction import trained_text
     from perfmodel.report.predictions import room_words
@@ -96,30 +102,28 @@ def _show(found: Limits) -> None:
     setting = found.setting
     job, machine = setting.job, setting.estimator.machine
     batch = f"{found.given_batch:,} sequences" if found.given_batch else "any number of sequences"
-    print(
+    print_paragraph(
         f"{job.model.name} ({format_count(job.transformer.num_parameters)} parameters), {batch} of {job.seq_len:,} tokens a step, "
         f"{job.precision}, {job.optimizer}{trained_text(job)}, "
         f"on {setting.cluster.num_chips:,} chip{'s' * (setting.cluster.num_chips > 1)} of {setting.reference}; "
-        f"{setting.estimator.profile.name} as the framework"
+        f"framework {setting.estimator.profile.name}"
     )
     print(f"{format_bytes(machine.memory_usable)} of a chip usable, {room_words(found.memory_headroom, found.risk)}")
-    print_tables([_table(found)])
-    print()
-    for each in found:
-        print(f"{_WORDS[each.name]}: {each.reason}")
+    print_tables([_table(found)], wide=wide)
+    print_notes([f"{_WORDS[each.name]}: {each.reason}" for each in found], verbose=False)
 
 
 def _table(found: Limits) -> Table:
     from perfmodel.foundation.units import format_bytes, format_step
     from perfmodel.parallel.prediction import PROBABILITY, probability_cell
-    from perfmodel.report.predictions import PLAN_HEADERS, plan_cells
+    from perfmodel.report.predictions import short_plan_text
     from perfmodel.report.table import Table
 
     rows = []
     for each in found:
         value = f"{each.value:,}" if each.value else "none"
         if not each.prediction:
-            rows.append((_WORDS[each.name], value, each.limited_by, "", "", "", *[""] * len(PLAN_HEADERS)))
+            rows.append((_WORDS[each.name], value, each.limited_by, "", "", "", ""))
             continue
         plan = each.prediction[0]
         rows.append(
@@ -130,12 +134,14 @@ def _table(found: Limits) -> Table:
                 format_bytes(plan.memory["total"]),
                 probability_cell(plan.fits_probability),
                 format_step(plan.step_time) if math.isfinite(plan.step_time) else "",
-                *plan_cells(plan.plan),
+                short_plan_text(plan.plan),
             )
         )
     return Table(
-        title="How far it goes, and the fastest plan there",
-        headers=("what", "value", "limited by", "memory", PROBABILITY, "step time", *PLAN_HEADERS),
+        title="Limits, and the fastest plan at each",
+        headers=("what", "value", "limited by", "memory", PROBABILITY, "step time", "plan"),
         rows=tuple(rows),
-        right=("value", "memory", PROBABILITY, "step time", "tp", "cp", "pp", "dp", "zero", "micro"),
+        right=("value", "memory", PROBABILITY, "step time"),
+        fold=("plan",),
+        optional=("memory", PROBABILITY, "limited by"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli.options import only_one
-from perfmodel.cli.output import print_facts, print_json, print_tables
+from perfmodel.cli.output import print_facts, print_json, print_notes, print_tables
 from perfmodel.foundation.values import optional_share
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from perfmodel.workload.graph import Graph
 
 
-def predict_network_file(plan: Plan, asked: Request, *, network: str, json: bool) -> None:
+def predict_network_file(plan: Plan, asked: Request, *, network: str, verbose: bool, json: bool) -> None:
     """A prediction for each cluster, or for the plan's own. A profile and a calibration that are asked for stand in for the plan's."""
     from perfmodel.report.predictions import prediction_object
     from perfmodel.verbs.networks import network_of_plan, predict_network_plan
@@ -32,12 +32,14 @@ def predict_network_file(plan: Plan, asked: Request, *, network: str, json: bool
     for number, prediction in enumerate(found):
         if number:
             print()
-        _show(own, prediction)
+        _show(own, prediction, verbose=verbose)
 
 
-def _show(network: Graph, prediction: Prediction) -> None:
+def _show(network: Graph, prediction: Prediction, *, verbose: bool) -> None:
+    from perfmodel.parallel.prediction import notes
     from perfmodel.report.networks import operators_table
-    from perfmodel.report.predictions import headline, job_line, memory_table, parts_table
+    from perfmodel.report.predictions import headline, memory_table, parts_table, verdict_line
 
-    print_facts(job_line(prediction.plan), headline(prediction))
+    print_facts(verdict_line(prediction), headline(prediction, verbose=verbose))
     print_tables([parts_table(prediction), memory_table(prediction), operators_table(network, prediction.plan)])
+    print_notes(notes(prediction), verbose=verbose)

@@ -63,6 +63,7 @@ def print_table(
     rows: Iterable[Sequence[str]],
     *,
     title: str = "",
+    caption: str = "",
     right: Iterable[str] = (),
     fold: Iterable[str] = (),
     optional: Iterable[str] = (),
@@ -70,10 +71,13 @@ def print_table(
 ) -> None:
     """Print a table that fits the page.
 
+    caption    a sentence below the title
     right      headers of columns of numbers
     fold       headers of columns whose text may break into lines
     optional   headers of columns that are left out where the page is too narrow, the first one first
     wide       leave out no column and break no line
+
+    What is still too wide is printed in blocks of columns, each with the first column.
     """
     cells = [tuple(map(printable, row)) for row in (headers, *rows)]
     kept = list(range(len(headers)))
@@ -85,14 +89,17 @@ def print_table(
         if place in kept:
             kept.remove(place)
             left_out.append(header)
-    names = [headers[place] for place in kept]
-    columns = [[row[place] for row in cells] for place in kept]
-    widths = _fitted([_cells_width(column) for column in columns], [name in set(fold) and not wide for name in names])
-    to_the_right = [name in set(right) for name in names]
-    lines = [line for row in zip(*columns, strict=True) for line in _row_lines(row, widths, to_the_right)]
-    head = max(len(names[place].splitlines()) for place in range(len(names))) if names else 1
-    rule = ("─" if _is_unicode(sys.stdout.encoding) else "-") * (sum(widths) + _COLUMN_GAP * (len(widths) - 1))
-    print("\n".join([*([bold(printable(title))] if title else []), *lines[:head], rule, *lines[head:]]))
+    may_fold, to_the_right = set() if wide else set(fold), set(right)
+    lines = [bold(printable(title))] if title else []
+    lines += _broken(printable(caption), page_width()) if caption else []
+    for block in [kept] if wide else _blocks(cells, kept, may_fold):
+        columns = [[row[place] for row in cells] for place in block]
+        widths = _fitted([_cells_width(column) for column in columns], [headers[place] in may_fold for place in block])
+        aligned = [headers[place] in to_the_right for place in block]
+        rule = ("─" if _is_unicode(sys.stdout.encoding) else "-") * (sum(widths) + _COLUMN_GAP * (len(widths) - 1))
+        head, *body = (list(_row_lines(row, widths, aligned)) for row in zip(*columns, strict=True))
+        lines += [*head, rule, *(line for row in body for line in row)]
+    print("\n".join(lines))
     if left_out:
         print(f"columns not shown: {', '.join(left_out)} (--wide)")
 
@@ -111,6 +118,18 @@ def _least_width(cells: Sequence[Sequence[str]], kept: Sequence[int], fold: set[
     """The narrowest that these columns can be, gaps included."""
     widths = [(_cells_width([row[place] for row in cells]), cells[0][place] in fold) for place in kept]
     return sum(min(width, _FOLDED_WIDTH) if may_fold else width for width, may_fold in widths) + _COLUMN_GAP * (len(kept) - 1)
+
+
+def _blocks(cells: Sequence[Sequence[str]], kept: Sequence[int], fold: set[str]) -> Iterator[list[int]]:
+    """The columns in groups that fit the page, the first column in each of them."""
+    first, *others = kept or [0]
+    block = [first] if kept else []
+    for place in others:
+        if len(block) > 1 and _least_width(cells, [*block, place], fold) > page_width():
+            yield block
+            block = [first]
+        block.append(place)
+    yield block
 
 
 def _fitted(widths: Sequence[int], may_fold: Sequence[bool]) -> list[int]:
@@ -157,7 +176,16 @@ def print_tables(tables: Iterable[Any], *, wide: bool = False) -> None:
     """Tables of `perfmodel.report`, each after a blank line."""
     for table in tables:
         print()
-        print_table(table.headers, table.rows, title=table.title, right=table.right, fold=table.fold, optional=table.optional, wide=wide)
+        print_table(
+            table.headers,
+            table.rows,
+            title=table.title,
+            caption=table.caption,
+            right=table.right,
+            fold=table.fold,
+            optional=table.optional,
+            wide=wide,
+        )
 
 
 def print_paragraph(text: str, *, first: str = "", indent: str = "") -> None:
@@ -165,15 +193,15 @@ def print_paragraph(text: str, *, first: str = "", indent: str = "") -> None:
     print(textwrap.fill(printable(text), page_width(), initial_indent=first, subsequent_indent=indent, break_on_hyphens=False))
 
 
-def print_notes(notes: Sequence[str], *, verbose: bool) -> None:
-    """Print the most important notes, given in that order, after a blank line; with `verbose` all of them."""
-    shown = notes if verbose else notes[:MOST_NOTES]
+def print_notes(notes: Sequence[str], *, details: Sequence[str] = (), verbose: bool) -> None:
+    """Print the most important notes, given in that order, after a blank line; with `verbose` all of them and the details."""
+    shown = [*notes, *details] if verbose else notes[:MOST_NOTES]
     if shown:
         print()
     for note in shown:
         print_paragraph(note, first="note: ", indent=" " * len("note: "))
-    if hidden := len(notes) - len(shown):
-        print(f"{hidden} more note{'s' * (hidden > 1)}: --verbose")
+    if hidden := len(notes) + len(details) - len(shown):
+        print(f"{'' if shown else chr(10)}{hidden} more note{'s' * (hidden > 1)}: --verbose")
 
 
 def print_sources(sources: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_facts, print_json, print_tables
+from perfmodel.cli.output import Progress, print_facts, print_json, print_notes, print_paragraph, print_tables
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, words_of
@@ -52,6 +52,8 @@ def predict(
         str,
         typer.Option("--network", metavar="MODULE:FACTORY", help="Of a plan of `shard` for a module of your own: that it may be loaded."),
     ] = "",
+    verbose: options.Verbose = False,
+    wide: options.Wide = False,
     json: options.Json = False,
     files: options.Files,
 ) -> None:
@@ -73,7 +75,7 @@ def predict(
         decided = {name: getattr(asked, name) for name in words_of(Request) if name not in _OF_NETWORK_PLANS}
         others = {"tokens": tokens, "plot": files.plot, "save": files.save, "csv": files.csv, "interval": interval or None}
         _refuse_beside_a_network_plan(plan, **decided, **others, **knobs[0].given())
-        predict_network_file(found, asked, network=network, json=json)
+        predict_network_file(found, asked, network=network, verbose=verbose, json=json)
         return
     if network:
         raise InputError("--network: is for plans of `perfmodel shard`; leave it out")
@@ -93,10 +95,14 @@ def predict(
         return
     if is_one:
         remedies = _remedies(answers[0], requests[0])
-        _show_one(predictions[0], answers[0].changes, json=json, tokens=num_tokens, confidences=confidences, remedies=remedies)
+        _show_one(
+            predictions[0], answers[0].changes, json=json, tokens=num_tokens, confidences=confidences, remedies=remedies, verbose=verbose
+        )
     else:
         varied = varied_knobs(knobs)
-        _show_several(predictions, failures, json=json, tokens=num_tokens, confidences=confidences, varied=varied)
+        _show_several(
+            predictions, failures, json=json, tokens=num_tokens, confidences=confidences, varied=varied, verbose=verbose, wide=wide
+        )
     for what, path in (("figure", files.plot), ("table", files.csv), ("plan", files.save)):
         if path is not None and not json:
             print(f"\n{what}: {path}")
@@ -162,16 +168,18 @@ def _show_one(
     tokens: float,
     confidences: list[Confidence],
     remedies: tuple[FittingChange, ...],
+    verbose: bool,
 ) -> None:
+    from perfmodel.parallel.prediction import notes
     from perfmodel.report.predictions import (
         confidence_lines,
         confidence_object,
         headline,
-        job_line,
         memory_table,
         parts_table,
         prediction_object,
         sensitivity_table,
+        verdict_line,
     )
     from perfmodel.report.remedies import NOTHING_HELPS, fitting_changes_table, remedies_objects
 
@@ -186,12 +194,14 @@ def _show_one(
         return
     lines = [line for interval, _ in confidences for line in confidence_lines(prediction, interval)]
     told = [("overrides" if i == 0 else "", text) for i, text in enumerate(_changes_lines(changes))]
-    print_facts(job_line(prediction.plan), told + headline(prediction, tokens=tokens) + lines)
+    print_facts(verdict_line(prediction), told + headline(prediction, tokens=tokens, verbose=verbose) + lines)
     print_tables([parts_table(prediction), memory_table(prediction), *(sensitivity_table(named) for _, named in confidences if named)])
     if remedies:
         print_tables([fitting_changes_table(remedies)])
     elif not prediction.fits:
-        print(f"\n{NOTHING_HELPS}")
+        print()
+        print_paragraph(NOTHING_HELPS)
+    print_notes(notes(prediction), verbose=verbose)
 
 
 def _changes_lines(changes: Sequence[Change]) -> list[str]:
@@ -217,6 +227,8 @@ def _show_several(
     tokens: float,
     confidences: list[Confidence],
     varied: Sequence[str],
+    verbose: bool,
+    wide: bool,
 ) -> None:
     from perfmodel.report.predictions import confidence_object, convention_lines, prediction_object, settings_table, settings_title
 
@@ -226,11 +238,9 @@ def _show_several(
             content |= confidence_object(prediction, interval, named)
         print_json({"predictions": objects, "not_predicted": [{**each.asked, "reason": each.reason} for each in failures]})
         return
-    print(settings_title(predictions))
+    print_paragraph(settings_title(predictions))
     intervals = [interval for interval, _ in confidences]
-    print_tables([settings_table(predictions, tokens=tokens, intervals=intervals, varied=varied)])
-    print()
-    for line in convention_lines(predictions):
-        print(line)
+    print_tables([settings_table(predictions, tokens=tokens, intervals=intervals, varied=varied)], wide=wide)
+    print_notes(convention_lines(predictions), verbose=verbose)
     for failure in failures:
-        print(f"not predicted: {failure}")
+        print_paragraph(f"not predicted: {failure}")

@@ -11,7 +11,7 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.complaints import ErrorCode, complain
-from perfmodel.cli.output import Progress, first_interrupt, print_facts, print_json, print_tables
+from perfmodel.cli.output import Progress, first_interrupt, print_facts, print_json, print_notes, print_paragraph, print_tables
 from perfmodel.cli.words import command, flag, largest_of
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, word
@@ -67,6 +67,8 @@ def search(
     any_framework: options.AnyFramework = False,
     interval: Annotated[bool, typer.Option("--interval", help="An 80 % interval of the step time of each plan that is shown.")] = False,
     tokens: options.Tokens = "",
+    verbose: options.Verbose = False,
+    wide: options.Wide = False,
     json: options.Json = False,
     files: options.Files,
 ) -> int:
@@ -122,7 +124,7 @@ def search(
         _write_csv(found, files.csv, tokens=num_tokens, interval=interval)
         written.append(f"table: {files.csv}")
     if str(files.csv) != "-":
-        _show(found, failures, json=json, tokens=num_tokens, interval=interval)
+        _show(found, failures, json=json, tokens=num_tokens, interval=interval, verbose=verbose, wide=wide)
     for line in written if not json and str(files.csv) != "-" else ():
         print(f"\n{line}")
     if was_interrupted:
@@ -208,7 +210,16 @@ def _write_csv(found: list[tuple[Setting, SearchResult]], path: Path, *, tokens:
     options.write_csv(csv_text(rows), path)
 
 
-def _show(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, json: bool, tokens: float, interval: bool) -> None:
+def _show(
+    found: list[tuple[Setting, SearchResult]],
+    failures: list[NotPredicted],
+    *,
+    json: bool,
+    tokens: float,
+    interval: bool,
+    verbose: bool,
+    wide: bool,
+) -> None:
     from perfmodel.report.predictions import confidence_object
     from perfmodel.report.searches import search_object
     from perfmodel.verbs.setting import interval_in, need_intervals
@@ -231,17 +242,18 @@ def _show(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted
             settings = [setting for setting, result in found if result.plans]
             shows = interval or need_intervals(settings)
             intervals = [interval_in(setting, each.plan) for setting, each in zip(settings, best, strict=True)] if shows else []
-            print(f"{settings_title(best)}: the best plan of each")
-            print_tables([settings_table(best, tokens=tokens, intervals=intervals)])
-            print("\n".join(["", *convention_lines(best)]))
+            print_paragraph(f"{settings_title(best)}: the best plan of each")
+            print_tables([settings_table(best, tokens=tokens, intervals=intervals)], wide=wide)
+            print_notes(convention_lines(best), verbose=verbose)
+            print()
         shared = [name for name, _ in setting_words(found[0][0]).items() if len({setting_words(each)[name] for each, _ in found}) == 1]
         for setting, result in found:
             told = [text for name, text in setting_words(setting).items() if name not in shared or name in ("cluster", "chips")]
-            print(f"{', '.join(told)}: {search_line(result)}")
+            print_paragraph(f"{', '.join(told)}: {search_line(result)}")
         for failure in failures:
-            print(f"not searched: {failure}")
+            print_paragraph(f"not searched: {failure}")
     else:
-        _show_one(*found[0], tokens=tokens, interval=interval)
+        _show_one(*found[0], tokens=tokens, interval=interval, verbose=verbose, wide=wide)
 
 
 def setting_words(setting: Setting) -> dict[str, str]:
@@ -249,44 +261,39 @@ def setting_words(setting: Setting) -> dict[str, str]:
     return {name: f"{value:,} {_COUNTED[name]}" if name in _COUNTED else value for name, value in setting.described().items()}
 
 
-def _show_one(setting: Setting, result: SearchResult, *, tokens: float, interval: bool) -> None:
-    from perfmodel.report.predictions import confidence_lines, headline, job_line, parts_table, rests_on_lines
+def _show_one(setting: Setting, result: SearchResult, *, tokens: float, interval: bool, verbose: bool, wide: bool) -> None:
+    from perfmodel.report.predictions import confidence_lines, headline, job_line, parts_table, verdict_line
     from perfmodel.report.searches import (
-        any_framework_line,
-        baselines_lines,
-        beside_lines,
+        baselines_table,
         certainty_table,
-        marked_lines,
-        plans_legend,
         plans_table,
         rejected_table,
+        search_details,
         search_line,
-        ties_line,
+        search_notes,
     )
     from perfmodel.verbs.setting import interval_in, need_intervals
 
-    some = [*result.plans, *result.least_memory]
-    if some:
-        print(job_line(some[0].plan))
-        print(f"assumes {some[0].plan.profile} as the framework (--profile); rests on {rests_on_lines(some[0])[0]}")
-    print(("interrupted; the best so far: " if result.interrupted else "") + search_line(result))
-    plans, shared = plans_table(result)
-    print_tables([plans])
-    for line in plans_legend(plans, shared):
-        print(line)
-    for line in [*beside_lines(result), ties_line(result), *marked_lines(result), *baselines_lines(result), any_framework_line(result)]:
-        if line:
-            print(line)
+    searched = ("search", ("interrupted; the best so far: " if result.interrupted else "") + search_line(result))
     if result.plans:
+        best = result.plans[0]
         shows = interval or need_intervals([setting])
-        print()
-        print_facts(
-            "The best plan" if str(result.objective) != "memory" else "The plan that needs the least memory",
-            headline(result.plans[0], tokens=tokens)
-            + (confidence_lines(result.plans[0], interval_in(setting, result.plans[0].plan)) if shows else []),
-        )
+        facts = headline(best, tokens=tokens, verbose=verbose)
+        title = "The best plan" if str(result.objective) != "memory" else "The plan that needs the least memory"
+        shown = facts if verbose or tokens else [fact for fact in facts if fact[0] in ("job", "layers", "plan", "framework", "based on")]
+        bounds = confidence_lines(best, interval_in(setting, best.plan)) if shows else []
+        print_facts(f"{title} {verdict_line(best)}", [*shown, *bounds, searched])
+    else:
+        print_facts("No plan fits", [*([("job", job_line(result.least_memory[0].plan))] if result.least_memory else []), searched])
+    with_baselines = [baselines_table(result)] if result.baselines else []
+    print_tables([*([plans_table(result)] if result.plans else []), *with_baselines], wide=wide)
+    if result.plans:
         print_tables([parts_table(result.plans[0])])
-    print_tables([*([certainty_table(result)] if any(each.prediction for each in result.certainty) else []), rejected_table(result)])
+    if verbose and any(each.prediction for each in result.certainty):
+        print_tables([certainty_table(result)])
+    if verbose or not result.plans:
+        print_tables([rejected_table(result)])
+    print_notes(search_notes(result), details=search_details(result), verbose=verbose)
 
 
 def _nothing_fits(result: SearchResult, *, given: bool) -> str:

@@ -160,7 +160,7 @@ def summary(prediction: Prediction) -> list[tuple[str, str]]:
         ("step time", f"{format_step(prediction.step_time)}; {prediction.tokens_per_second_per_chip:,.0f} {job.unit}/s a chip"),
         ("utilisation", f"{flop_rate_text(prediction.tflops_per_chip)} TFLOP/s a chip, MFU {prediction.mfu_palm:.1%}"),
         ("memory", _room(prediction)),
-        ("rests on", f"{prediction.rests_on['forward']}; {plan.profile} as the framework"),
+        ("based on", f"{prediction.rests_on['forward']}; framework {plan.profile}"),
         *(("note", warning) for warning in notes(prediction)),
     ]
 

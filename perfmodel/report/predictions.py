@@ -1,4 +1,4 @@
-"""Predictions as people read them: what is trained where, the plan, where the time goes, what fills the memory, what it rests on."""
+"""Predictions for people: the verdict, the job, the plan, where the time and the memory go, and what the numbers are based on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from perfmodel.parallel.prediction import (
     Prediction,
     batch_text,
     layers_row,
-    notes,
     probability_cell,
     routed_text,
     trained_text,
@@ -121,13 +120,13 @@ def grade_object(trust: str) -> dict[str, str]:
 
 def confidence_lines(prediction: Prediction, interval: StepInterval) -> list[tuple[str, str]]:
     low, high = (format_step(prediction.step_time * factor) for factor in (interval.low, interval.high))
-    return [(f"{COVERAGE:.0%} interval", f"{low} to {high}"), ("", f"from {interval.rests_on}"), ("trust", interval.trust)]
+    return [(f"{COVERAGE:.0%} interval", f"{low} to {high}, from {interval.rests_on}"), ("trust", interval.trust)]
 
 
 def sensitivity_table(named: Sequence[Sensitivity]) -> Table:
     return Table(
-        title=f"What the step hangs on most: each {STEP:.0%} larger",
-        headers=("parameter", "step time", "rests on"),
+        title=f"Most sensitive parameters: step time with each {STEP:.0%} larger",
+        headers=("parameter", "step time", "based on"),
         rows=tuple((each.parameter, f"{each.change:+.1%}", each.rests_on) for each in named),
         right=("step time",),
     )
@@ -188,14 +187,20 @@ def room_text(total: float, usable: float, verdict: Verdict) -> str:
     """`61.7 GiB of 79.1 GiB usable (78.0 %): fits, 17.4 GiB to spare`."""
     spare = usable - total
     left = f"{format_bytes(spare)} to spare" if spare >= 0 else f"{format_bytes(-spare)} too much"
-    said = {Verdict.FITS: "fits", Verdict.TIGHT: "TIGHT", Verdict.DOES_NOT_FIT: "DOES NOT FIT"}[verdict]
-    return f"{format_bytes(total)} of {format_bytes(usable)} usable ({percent(total / usable)}): {said}, {left}"
+    return f"{format_bytes(total)} of {format_bytes(usable)} usable ({percent(total / usable)}): {_VERDICTS[verdict]}, {left}"
+
+
+_VERDICTS = {Verdict.FITS: "fits", Verdict.TIGHT: "TIGHT", Verdict.DOES_NOT_FIT: "DOES NOT FIT"}
+
+
+def probability_text(probability: float) -> str:
+    """`97 %`, `over 99 %` or `under 1 %`: no plan fits for certain."""
+    return "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
 
 
 def fits_text(probability: float) -> str:
-    """`fits with 97 %`; nothing is said to be certain."""
-    share = "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
-    return f"fits with {share}"
+    """`probability of fitting 97 %`."""
+    return f"probability of fitting {probability_text(probability)}"
 
 
 def room_words(headroom: float, risk: float | None) -> str:
@@ -210,22 +215,33 @@ def fits_cell(verdict: Verdict) -> str:
     return {Verdict.FITS: "yes", Verdict.TIGHT: "tight", Verdict.DOES_NOT_FIT: "NO"}[verdict]
 
 
-def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, str]]:
-    """The few lines that answer most questions: (name, value)."""
+def verdict_line(prediction: Prediction) -> str:
+    """`fits (over 99 %): 47.1 GiB of 79.1 GiB; 7.54 s a step, 8,695 tokens/s a chip, MFU 50.9 %`."""
+    share = probability_text(prediction.fits_probability)
+    room = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)}"
+    speed = f"{prediction.tokens_per_second_per_chip:,.0f} {prediction.plan.job.unit}/s a chip, MFU {percent(prediction.mfu_palm)}"
+    return f"{_VERDICTS[prediction.verdict]} ({share}): {room}; {format_step(prediction.step_time)} a step, {speed}"
+
+
+def headline(prediction: Prediction, *, tokens: float = 0.0, verbose: bool = False) -> list[tuple[str, str]]:
+    """The few lines that answer most questions: (name, value).
+
+    verbose   also the order of the axes, the other conventions of utilisation and the basis of every part
+    """
     plan = prediction.plan
     lines = [
+        ("job", job_line(plan)),
         *layers_row(plan.job),
         ("plan", plan_line(plan)),
-        ("assumes", _assumed(plan)),
+        *([("axes", f"on the network, innermost first: {'-'.join(plan.order)}")] if verbose and plan.assignment is None else []),
+        ("framework", _assumed(plan)),
         ("step time", f"{format_step(prediction.step_time)} for {format_count(plan.job.tokens_per_step)} {plan.job.unit}"),
         (
             "throughput",
             f"{prediction.tokens_per_second_per_chip:,.0f} {plan.job.unit}/s a chip, "
             f"{format_count(prediction.tokens_per_second)} {plan.job.unit}/s in all",
         ),
-        *_utilisation(prediction),
-        ("", f"HFU {percent(prediction.hfu)} (FLOPs executed, attention below the diagonal only, with what is computed again)"),
-        ("", f"each of {format_flop_rate(prediction.peak_flop_rate)} a chip, dense {prediction.peak_dtype}"),
+        *_utilisation(prediction, verbose=verbose),
         ("memory", memory_line(prediction)),
         ("", f"{fits_text(prediction.fits_probability)}; 80 % interval {_between(prediction.memory_low, prediction.memory_high)}"),
     ]
@@ -235,8 +251,8 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
         if prediction.price_per_hour:
             cost, price = training_cost(prediction, tokens), prediction.price_per_hour
             lines.append(("", f"{cost:,.0f} USD at {price:.2f} USD a chip-hour (indicative; see `perfmodel chips`)"))
-    lines += [("rests on" if i == 0 else "", line) for i, line in enumerate(rests_on_lines(prediction))]
-    return lines + [("note", warning) for warning in notes(prediction)]
+    basis = rests_on_lines(prediction)
+    return lines + [("based on" if i == 0 else "", line) for i, line in enumerate(basis if verbose else basis[:1])]
 
 
 def _between(low: float, high: float) -> str:
@@ -244,20 +260,25 @@ def _between(low: float, high: float) -> str:
 
 
 def _assumed(plan: Plan) -> str:
-    framework = f"{short_name(plan.profile)} as the framework"
+    framework = short_name(plan.profile)
     if framework_named(plan.profile) == GENERIC:
-        framework += " (none is named: the mean of those known; --profile NAME, or --setting such as compile, narrows it)"
-    return framework if plan.assignment is not None else f"{framework}, axes on the network {'-'.join(plan.order)} (innermost first)"
+        framework += " (not given: the mean of the known ones; --profile NAME, or --setting such as compile, narrows it)"
+    return framework
 
 
-def _utilisation(prediction: Prediction) -> list[tuple[str, str]]:
+def _utilisation(prediction: Prediction, *, verbose: bool) -> list[tuple[str, str]]:
     rate, mfu = f"{flop_rate_text(prediction.tflops_per_chip)} TFLOP/s a chip", f"MFU {percent(prediction.mfu_palm)}"
+    short = f"{rate}, {mfu} of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"
+    if not verbose:
+        return [("utilisation", short)]
+    executed = ("", f"HFU {percent(prediction.hfu)} (FLOPs executed, recomputation included, causal attention)")
     if isinstance(prediction.plan.job.model, NetworkModel):
-        return [("utilisation", f"{rate}, {mfu} (model FLOPs: three times those of a forward pass)")]
+        return [("utilisation", f"{short} (model FLOPs: three times those of a forward pass)"), executed]
     frozen = "" if prediction.plan.job.train.is_full else ", 4 of 6 parts for a frozen weight"
     return [
-        ("utilisation", f"{rate}, {mfu} (model FLOPs as PaLM counts them: attention on the full square{frozen})"),
+        ("utilisation", f"{short} (model FLOPs as PaLM counts them: attention on the full square{frozen})"),
         ("", f"MFU {percent(prediction.mfu_causal)} (model FLOPs, attention below the diagonal only)"),
+        executed,
     ]
 
 
@@ -348,8 +369,10 @@ def settings_table(
     return Table(
         title="",
         headers=("cluster", "chips", *varying, *map(words, knobs), "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory",
-                 "fits", PROBABILITY, *days, "plan", "rests on"),
+                 "fits", PROBABILITY, *days, "plan", "based on"),
         rows=tuple(rows),
+        fold=("plan", "based on"),
+        optional=("TFLOP/s/chip", "fits", "based on", "MFU", "chip-hours", PROBABILITY),
         right=("chips", "batch", "seq", "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", PROBABILITY, *days),
     )  # fmt: skip
 
@@ -400,21 +423,32 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
 
 
 def convention_lines(predictions: Sequence[Prediction]) -> list[str]:
-    """How a table counts FLOPs, and what a person should know beside it."""
+    """Notes of a table: how it counts FLOPs, and the warnings of its predictions."""
     dtypes = " or ".join(dict.fromkeys(each.peak_dtype for each in predictions))
-    counted = f"TFLOP/s and MFU count model FLOPs as PaLM does (attention on the full square), MFU of the dense {dtypes} peak of each chip."
-    return [counted, *(f"note: {text}" for text in dict.fromkeys(text for each in predictions for text in each.warnings))]
+    counted = f"TFLOP/s and MFU count model FLOPs as PaLM does (attention on the full square); MFU is of each chip's dense {dtypes} peak"
+    return [counted, *dict.fromkeys(text for each in predictions for text in each.warnings)]
 
 
 PLAN_HEADERS = ("tp", "sp", "cp", "pp", "schedule", "dp", "zero", "micro", "recompute")
 PLAN_LEGEND = {
-    "TFLOP/s": "of a chip, and MFU, model FLOPs as PaLM counts them",
     "sp": "sequence parallel",
-    "schedule": "x chunks a rank",
+    "schedule": "with chunks per rank",
     "dp": "dp_replicate x dp_shard",
-    "zero": "ZeRO stage",
     "micro": "micro-batch",
+    "MFU": "of model FLOPs as PaLM counts them",
 }
+
+
+def short_plan_text(plan: Plan) -> str:
+    """The degrees and the knobs that are not at their first value, for a column of a table."""
+    parts = [
+        degrees_line(plan),
+        f"ZeRO {int(plan.zero)}" if int(plan.zero) else "",
+        schedule_text(plan) if plan.layout.pp > 1 else "",
+        f"micro-batch {plan.micro_batch}" if plan.micro_batch > 1 else "",
+        f"recompute {recompute_words(plan.recompute, plan.recompute_operators)}",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def plan_cells(plan: Plan) -> tuple[str, ...]:
@@ -426,7 +460,7 @@ def plan_cells(plan: Plan) -> tuple[str, ...]:
         str(layout.cp),
         str(layout.pp),
         interleaved if layout.pp > 1 else "-",
-        ", ".join([f"{layout.dp_replicate} x {layout.dp_shard}", *expert_words(plan)]),
+        ", ".join([f"{layout.dp_replicate}x{layout.dp_shard}", *expert_words(plan)]),
         str(int(plan.zero)),
         str(plan.micro_batch),
         recompute_words(plan.recompute, plan.recompute_operators),
@@ -473,7 +507,7 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
         Table(title="Memory of the fullest chip", headers=("class", *columns), rows=tuple(memory), right=columns),
     ]
     if differing:
-        tables.append(Table(title="In what they differ", headers=("knob", *columns), rows=tuple(differing), right=columns))
+        tables.append(Table(title="Knobs that differ", headers=("knob", *columns), rows=tuple(differing), right=columns))
     return tables
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,11 +20,10 @@ from perfmodel.report.predictions import (
     PLAN_HEADERS,
     PLAN_LEGEND,
     fits_cell,
-    fits_text,
     plan_cells,
-    plan_line,
     prediction_object,
     room_words,
+    short_plan_text,
 )
 from perfmodel.report.remedies import remedies_objects
 from perfmodel.report.table import Table, bytes_like, percent, times_like
@@ -33,10 +31,6 @@ from perfmodel.report.trust import trust_object
 
 #: Of how many values of a knob the line of plans that are nearly the same names.
 _ALIKE_VALUES = 3
-#: Where a reason breaks, so that its table is no wider than 120 columns.
-_REASON_WIDTH = 46
-#: Where the knobs of a neighbour break.
-_KNOBS_WIDTH = 28
 #: Beside the name of a plan that the assumed framework cannot run.
 _MARK = "*"
 
@@ -91,16 +85,16 @@ def certainty_table(result: SearchResult) -> Table:
 
     def row(each: Certainty) -> tuple[str, ...]:
         if not each.prediction:
-            return percent(each.risk), "-", "-", "-", "no plan is so sure"
+            return percent(each.risk), "-", "-", "-", "none"
         found = each.prediction[0]
         against = _against(found.step_time, best[0])
-        return percent(each.risk), step(found.step_time), against, fits_text(found.fits_probability), plan_line(found.plan)
+        return percent(each.risk), step(found.step_time), against, probability_cell(found.fits_probability), short_plan_text(found.plan)
 
     return Table(
-        title="What more certainty costs: the fastest plan at each risk",
-        headers=("risk", "step time", "more", "certainty", "plan"),
+        title="Fastest plan at each risk of running out of memory",
+        headers=("risk", "step time", "slower", PROBABILITY, "plan"),
         rows=tuple(map(row, result.certainty)),
-        right=("risk", "step time", "more"),
+        right=("risk", "step time", "slower", PROBABILITY),
         fold=("plan",),
     )
 
@@ -130,45 +124,84 @@ def search_line(result: SearchResult) -> str:
     )
 
 
-def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
-    """The best plans, what is nearly the same once, and the baselines even where they lose or do not fit; and the knobs that all share.
+def plans_table(result: SearchResult) -> Table:
+    """The best plans, each with those that are nearly the same only once.
 
-    Orders of the axes and what is nearly the same would make it twice as wide: they are lines below it (`beside_lines`).
+    Only the knobs in which the plans differ have a column; the caption has the values of the others. `_more_columns` are for wide pages.
     """
     best = result.plans[0].step_time if result.plans else 0.0
-    shown = _named_plans(result)
+    shown = [(str(number), each.prediction) for number, each in enumerate(result.kinds, 1)]
     step, room = times_like(min((each.step_time for _, each in shown), default=1.0)), bytes_like(result.memory_usable)
     places = _place_ranges([each.place for each in result.kinds])
-    with_places = len(set(places)) < len(places)
     with_rules = any(told_rules(each.plan.rules) for _, each in shown)
+    unit = room(result.memory_usable).rpartition(" ")[2]
     rows = [
         (
             f"{name}{_MARK}" if each.not_runnable else name,
-            *((_of_row(places, row),) if with_places else ()),
             step(each.step_time),
             _against(each.step_time, best),
-            f"{each.tflops_per_chip:,.0f}",
             percent(each.mfu_palm),
-            room(each.memory["total"]),
-            fits_cell(each.verdict),
+            room(each.memory["total"]).removesuffix(f" {unit}"),
             probability_cell(each.fits_probability),
             *plan_cells(each.plan),
             *((each.plan.rule_set,) if with_rules else ()),
+            place,
+            f"{each.tflops_per_chip:,.0f}",
+            fits_cell(each.verdict),
         )
-        for row, (name, each) in enumerate(shown)
+        for place, (name, each) in zip(places, shown, strict=True)
     ]
-    results = ("plan", *(("place",) if with_places else ()), "step time", "vs 1", "TFLOP/s", "MFU", "memory", "fits", PROBABILITY)
-    headers = (*results, *PLAN_HEADERS, *(("rules",) if with_rules else ()))
-    knobs = range(len(results), len(headers))
+    results = ("plan", "step time", "vs 1", "MFU", unit, PROBABILITY)
+    headers = (*results, *PLAN_HEADERS, *(("rules",) if with_rules else ()), *_MORE_COLUMNS)
+    knobs = range(len(results), len(headers) - len(_MORE_COLUMNS))
     shared = [i for i in knobs if len({row[i] for row in rows}) == 1] if len(rows) > 1 else []
     kept = [i for i in range(len(headers)) if i not in shared]
-    table = Table(
-        title="Best plans, and what one would use without a search",
+    same = [f"{headers[i]} {rows[0][i]}" for i in shared if rows[0][i] not in ("-", "")]
+    return Table(
+        title="Best plans",
+        caption=f"in every row: {', '.join(same)}" if same else "",
         headers=tuple(headers[i] for i in kept),
         rows=tuple(tuple(row[i] for i in kept) for row in rows),
-        right=("step time", "vs 1", "TFLOP/s", "MFU", "memory", PROBABILITY, "tp", "cp", "pp", "dp", "zero", "micro"),
+        right=("step time", "vs 1", "TFLOP/s", "MFU", unit, PROBABILITY, "tp", "cp", "pp", "dp", "zero", "micro"),
+        optional=(*_MORE_COLUMNS, "MFU", "vs 1", "sp", "rules", "schedule"),
     )
-    return table, tuple(f"{headers[i]} {rows[0][i]}" for i in shared if rows[0][i] not in ("-", ""))
+
+
+#: Columns that say again what others do; only wide pages have them.
+_MORE_COLUMNS = ("place", "TFLOP/s", "fits")
+
+
+def baselines_table(result: SearchResult) -> Table:
+    """The plans that one would use without a search, even where they lose or do not fit."""
+    best = result.plans[0].step_time if result.plans else 0.0
+    shown = [each.prediction[0] for each in result.baselines if each.prediction]
+    step, room = times_like(min((each.step_time for each in shown), default=1.0)), bytes_like(result.memory_usable)
+    unit = room(result.memory_usable).rpartition(" ")[2]
+    rows = []
+    for each in result.baselines:
+        if not each.prediction:
+            rows.append((each.name, *["-"] * 5, f"no such plan: {each.reason}"))
+            continue
+        found = each.prediction[0]
+        rows.append(
+            (
+                f"{each.name}{_MARK}" if found.not_runnable else each.name,
+                step(found.step_time),
+                _against(found.step_time, best),
+                percent(found.mfu_palm),
+                room(found.memory["total"]).removesuffix(f" {unit}"),
+                probability_cell(found.fits_probability),
+                short_plan_text(found.plan),
+            )
+        )
+    return Table(
+        title="Without a search",
+        headers=("baseline", "step time", "vs 1", "MFU", unit, PROBABILITY, "plan"),
+        rows=tuple(rows),
+        right=("step time", "vs 1", "MFU", unit, PROBABILITY),
+        fold=("plan",),
+        optional=("MFU", PROBABILITY, "vs 1"),
+    )
 
 
 def beside_lines(result: SearchResult) -> list[str]:
@@ -181,11 +214,6 @@ def beside_lines(result: SearchResult) -> list[str]:
     lines = [f"axis order on the network, innermost first: {'; '.join([*unusual, *others])}"] if unusual else []
     alike = ((number, _alike_text(each)) for number, each in enumerate(result.kinds, 1))
     return [*lines, *(f"as good as {number} with: {text}" for number, text in alike if text)]
-
-
-def _of_row(cells: Sequence[str], row: int) -> str:
-    """The cell of one of the best plans; baselines have none."""
-    return cells[row] if row < len(cells) else ""
 
 
 def _place_ranges(places: Sequence[int]) -> list[str]:
@@ -228,10 +256,10 @@ def ties_line(result: SearchResult) -> str:
     """What a shared place means, where there is one, or why the plan to prefer is not of the first."""
     if (told := result.expectation) is not None:
         is_unknown = framework_named(result.plans[0].plan.profile) == GENERIC
-        known = "the frameworks that it may be" if is_unknown else "what your runs leave open of its habits"
+        known = "the known frameworks" if is_unknown else "the profiles that agree with your runs"
         return (
-            f"place: plan 1 by the time expected over {known}, {format_step(told.best)}; of the plan that is next, predicted to be "
-            f"faster, that is {format_step(told.first)}: it hangs on habits that some lack. The others by their predicted times"
+            f"plan 1 has the least expected time over {known}, {format_step(told.best)}; for the plan with the least predicted time it is "
+            f"{format_step(told.first)}, because it needs what some of them lack"
         )
     tied = sum(place == 1 for place in result.places)
     if tied < 2 or not result.ties:
@@ -240,7 +268,7 @@ def ties_line(result: SearchResult) -> str:
     first = "has" if by_memory else "most likely fits, then has"
     least = "" if by_memory else f" (the least time of any plan that fits is {format_step(result.least_time)})"
     return (
-        f"place: within {percent(result.ties)} plans are ties (--ties); of the first, plan 1 {first} the fewest "
+        f"plans within {percent(result.ties)} tie (--ties): plan 1 {first} the fewest "
         f"forms of parallelism, then the least {'time' if by_memory else 'memory'}{least}"
     )
 
@@ -277,18 +305,21 @@ def any_framework_line(result: SearchResult) -> str:
     return f"--any-framework: {gain} with what {framework} cannot run ({other.not_runnable})"
 
 
-def plans_legend(table: Table, shared: tuple[str, ...]) -> list[str]:
-    """What the short headers mean, and the knobs that have one value in every row."""
-    meanings = [f"{header}: {meaning}" for header, meaning in PLAN_LEGEND.items() if header in table.headers]
-    return [*(["in every row: " + ", ".join(shared)] if shared else []), *(["; ".join(meanings)] if meanings else [])]
+def search_notes(result: SearchResult) -> list[str]:
+    """What to know beside the tables, the most important first."""
+    table = plans_table(result)
+    legend = "; ".join(f"{header}: {meaning}" for header, meaning in PLAN_LEGEND.items() if header in table.headers)
+    return [line for line in (*marked_lines(result), any_framework_line(result), ties_line(result), legend) if line]
+
+
+def search_details(result: SearchResult) -> list[str]:
+    """Notes for `--verbose`: what is nearly the same as each plan, and what the baselines are."""
+    return [*beside_lines(result), *baselines_lines(result)]
 
 
 def baselines_lines(result: SearchResult) -> list[str]:
-    """What the baselines are, and which are not there."""
-    return [
-        f"{each.name}: {MEANINGS[each.name]}" if each.prediction else f"{each.name}: no such plan ({each.reason})"
-        for each in result.baselines
-    ]
+    """What the baselines are."""
+    return [f"{each.name}: {MEANINGS[each.name]}" for each in result.baselines if each.prediction]
 
 
 def _against(time: float, best: float) -> str:
@@ -302,7 +333,7 @@ def rejected_table(result: SearchResult) -> Table:
     rows = [(f"{count:,}", "plans", reason) for reason, count in result.rejected.items()]
     rows += [(f"{count:,}", "layouts", reason) for reason, count in result.left_out.items()]
     return Table(
-        title="Rejected, and degrees that were never plans",
+        title="Rejected plans and layouts",
         headers=("count", "of", "reason"),
         rows=tuple(rows),
         right=("count",),
@@ -332,7 +363,7 @@ def explanation_object(explanation: Explanation) -> dict[str, Any]:
 
 
 def neighbours_table(explanation: Explanation) -> Table:
-    """The same plan with one knob turned, the fastest first; what does not fit or cannot be, last."""
+    """The same plan with one knob changed, the fastest first; what does not fit or is no plan, last."""
     own = explanation.prediction.step_time
     step, room = times_like(own), bytes_like(explanation.prediction.memory_usable)
 
@@ -343,18 +374,14 @@ def neighbours_table(explanation: Explanation) -> Table:
 
     rows = []
     for each in sorted(explanation.neighbours, key=rank):
-        named = _knobs_text(each.knobs)
+        knobs = _knobs_text({**each.knobs, **each.changed})
         if not each.prediction:
-            first, *rest = textwrap.wrap(each.reason.partition(": ")[2], _REASON_WIDTH)
-            rows.append((named, *["-"] * 5, first))
-            rows += [(*[""] * 6, line) for line in rest]
+            rows.append((knobs, *["-"] * 5, each.reason.partition(": ")[2]))
             continue
         found = each.prediction[0]
-        whole = f"{named}, {_knobs_text(each.changed)}" if each.changed else named
-        named, *others = textwrap.wrap(whole, _KNOBS_WIDTH)
         rows.append(
             (
-                named,
+                knobs,
                 step(found.step_time),
                 _against(found.step_time, own),
                 room(found.memory["total"]),
@@ -363,13 +390,13 @@ def neighbours_table(explanation: Explanation) -> Table:
                 _cause(each) if found.fits else "",
             )
         )
-        rows += [(f"  {line}", *[""] * 6) for line in others]
     return Table(
-        title="The same plan with one knob turned, and every other knob that changes with it",
-        headers=("knob", "step time", "change", "memory", "fits", PROBABILITY, "mostly"),
+        title="One knob changed, with every other knob that has to follow",
+        headers=("knob", "step time", "change", "memory", "fits", PROBABILITY, "largest change"),
         rows=tuple(rows),
         right=("step time", "change", "memory", PROBABILITY),
-        fold=("mostly",),
+        fold=("knob", "largest change"),
+        optional=("fits",),
     )
 
 

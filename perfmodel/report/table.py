@@ -10,6 +10,7 @@ from dataclasses import dataclass
 class Table:
     """A table for people.
 
+    caption    a sentence below the title
     right      headers of columns of numbers
     fold       headers of columns whose text may break into lines
     optional   headers of columns that a narrow page leaves out, the first one first; `--wide` shows them
@@ -21,6 +22,7 @@ class Table:
     right: tuple[str, ...] = ()
     fold: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    caption: str = ""
 
 
 def bar(share: float, width: int = 20) -> str:

@@ -16,6 +16,11 @@ def with_flags(job: list[str], *flags: object) -> list[str]:
     return [*(word for pair in kept for word in pair), *words]
 
 
+def joined(text: str) -> str:
+    """What is printed on one line: a report breaks its lines at the width of the page."""
+    return " ".join(text.split())
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     folder = tmp_path / "home"

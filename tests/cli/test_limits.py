@@ -8,7 +8,7 @@ JOB = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", "2", "--seq-len", 
 def test_the_table_has_the_four_answers(call):
     code, out, err = call("limits", *JOB)
     assert (code, err) == (0, "")
-    for text in ("largest micro-batch", "largest global batch at once", "longest sequence", "fewest chips", "of a chip usable"):
+    for text in ("largest micro-batch", "largest batch at once", "longest sequence", "fewest chips", "of a chip usable"):
         assert text in out
     assert "the model has learned 1,024" in out
 

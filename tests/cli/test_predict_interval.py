@@ -12,7 +12,7 @@ def test_the_interval_and_three_parameters_are_printed(call):
     code, out, err = call("predict", *JOB, "--tp", 2, "--interval")
     assert (code, err) == (0, "")
     assert "80% interval" in out
-    assert "What the step hangs on most: each 10% larger" in out
+    assert "Most sensitive parameters: step time with each 10% larger" in out
     assert "rate of matrix multiplies (sustained clock)" in out
 
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from perfmodel.planner.uniform import sweep as planner_sweep
-from tests.cli.conftest import JOB, with_flags
+from tests.cli.conftest import JOB, joined, with_flags
 
 SMALL = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", "8", "--global-batch", "16", "--seq-len", "512"]
 TOO_LARGE = ["--model", "gpt3-175b", "--cluster", "dgx-a100", "--chips", "8", "--global-batch", "64", "--seq-len", "2048"]
@@ -151,7 +151,7 @@ def test_several_clusters_give_one_table(call, call_json):
 
 
 def test_a_person_reads_the_best_the_baselines_and_why_not_the_others(call):
-    code, out, err = call("search", *JOB, "--top", "5")
+    code, out, err = call("search", *JOB, "--top", "5", "--verbose")
     assert (code, err) == (0, "")
     for piece in (
         "plans evaluated",
@@ -162,7 +162,7 @@ def test_a_person_reads_the_best_the_baselines_and_why_not_the_others(call):
         "does not fit",
         "in every row",
     ):
-        assert piece in out
+        assert piece in joined(out)
 
 
 WIDE = ["--model", "llama-3-8b", "--cluster", "gb200-nvl72", "--chips", "64", "--global-batch", "64", "--seq-len", "1024", "--top", "2"]
@@ -284,8 +284,9 @@ def test_dp_fixes_the_product_of_both_data_parallel_degrees(call_json):
 
 
 def test_the_framework_and_what_numbers_rest_on_are_said_first(call):
-    second = call("search", *SMALL)[1].splitlines()[1]
-    assert second == "assumes generic as the framework (--profile); rests on calibrated: h100"
+    facts = joined(call("search", *SMALL)[1].partition("Best plans")[0])
+    assert " framework generic (not given: the mean of the known ones; " in facts
+    assert " based on calibrated: h100 " in facts
 
 
 def test_plans_and_baselines_as_csv(call):
@@ -321,7 +322,7 @@ def test_one_line_tells_what_plans_beyond_the_framework_would_gain(call, call_js
     assert not beyond["runnable"]
     assert beyond["fits"]
     assert beyond["step_time"] < result["plans"][0]["step_time"]
-    (line,) = (line for line in call("search", *job)[1].splitlines() if line.startswith("--any-framework: "))
+    (line,) = (note for note in joined(call("search", *job)[1]).split("note: ") if note.startswith("--any-framework: "))
     assert "% faster" in line
     assert "zero=1: torchtitan has ZeRO 0, 2 and 3 only" in line
 
@@ -351,10 +352,10 @@ def test_a_risk_limits_the_plans_and_more_certainty_has_its_price(call, call_jso
     assert times == sorted(times)
     assert found["num_feasible"] == call_json("search", *job)["num_feasible"], "the default"
     assert found["num_feasible"] < call_json("search", *job, "--risk", "20%")["num_feasible"]
-    code, out, err = call("search", *job, "--risk", "5%", "--top", 1)
+    code, out, err = call("search", *job, "--risk", "5%", "--top", 1, "--verbose")
     assert (code, err) == (0, "")
-    assert "usable at a risk of 5.0 % of running out of memory" in out
-    assert "What more certainty costs: the fastest plan at each risk" in out
+    assert "usable at a risk of 5.0 % of running out of memory" in joined(out)
+    assert "Fastest plan at each risk of running out of memory" in out
 
 
 def test_predict_takes_the_same_risk_and_has_five_percent_by_default(call_json):

@@ -5,10 +5,10 @@ import sys
 import pytest
 
 import perfmodel
-from perfmodel.cli.output import print_table
+from perfmodel.cli.output import print_table, print_tables
 from perfmodel.foundation.units import format_step
 from perfmodel.report.predictions import headline, memory_table, parts_table, rests_on_lines, settings_table, training_time
-from perfmodel.report.searches import beside_lines, plans_legend, plans_table, rejected_table
+from perfmodel.report.searches import baselines_table, beside_lines, plans_table, rejected_table
 from perfmodel.report.table import bar, percent
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
@@ -42,10 +42,10 @@ def test_what_does_not_fit_says_by_how_much():
 
 
 def test_the_peak_and_the_convention_stand_beside_the_utilisation(prediction):
-    text = " ".join(value for _, value in headline(prediction))
+    text = " ".join(value for _, value in headline(prediction, verbose=True))
     assert "PaLM" in text
     assert "attention below the diagonal only" in text
-    assert "989 TFLOP/s a chip, dense bf16" in text
+    assert "989 TFLOP/s dense bf16" in text
 
 
 def test_what_it_rests_on_names_no_part_that_takes_no_time(prediction):
@@ -54,19 +54,19 @@ def test_what_it_rests_on_names_no_part_that_takes_no_time(prediction):
 
 
 def test_a_knob_that_all_plans_share_leaves_the_table(result):
-    table, shared = plans_table(result)
+    table = plans_table(result)
     knobs = [cell for header in table.headers[6:] for cell in {row[table.headers.index(header)] for row in table.rows}]
     assert len(knobs) >= 2
-    assert len(table.rows) == 10 + 3
+    assert (len(table.rows), len(baselines_table(result).rows)) == (10, 3)
     assert all(len(row) == len(table.headers) for row in table.rows)
-    assert any(line.startswith("in every row") for line in plans_legend(table, shared)) == bool(shared)
+    assert table.caption == "in every row: micro 1, recompute none"
 
 
 def test_the_best_plans_are_no_wider_than_a_screen(capsys):
     result = perfmodel.find_plans(**JOB | {"model": "llama-3-70b", "profile": "megatron"})
-    table, _ = plans_table(result)
-    print_table(table.headers, table.rows, title=table.title, right=table.right)
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 160
+    for table in (plans_table(result), baselines_table(result)):
+        print_tables([table])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
     lines = beside_lines(result)
     orders = {"-".join(each.prediction.plan.order) for each in result.kinds}
     assert len(orders) > 1
@@ -96,7 +96,7 @@ def test_no_terminal_cuts_a_cell(columns, monkeypatch, capsys, result):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    table, _ = plans_table(result)
+    table = plans_table(result)
     print_table(table.headers, table.rows, title=table.title, right=table.right)
     out = capsys.readouterr().out
     for row in table.rows:

@@ -38,7 +38,7 @@ def test_the_plan_that_is_expected_to_be_fastest_comes_first(estimator):
     others = [each for each in plans(plain) if each != plans(found)[0]]
     assert plans(found)[1:] == others, "the others stay in their order"
     assert found.places[0] == 1
-    assert "plan 1 by the time expected over the frameworks that it may be" in ties_line(found)
+    assert "plan 1 has the least expected time over the known frameworks" in ties_line(found)
     told = search_object(found)["expectation"]
     assert told == {"best": found.expectation.best, "first": found.expectation.first}
 
