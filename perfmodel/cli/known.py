@@ -228,10 +228,10 @@ def models(
         print_facts(known[0].name, [(key, _fact(value)) for key, value in _model_object(known[0]).items() if key != "name"])
     else:
         print_list(
-            ("model", "parameters", "active", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions", "source"),
+            ("model", "params", "active", "layers", "hidden", "heads/kv", "positions", "source"),
             [(*_model_row(model), model.source) for model in known],
-            title=f"Known models: {len(known)}.",
-            right=("parameters", "active", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions"),
+            title=f"Known models: {len(known)}. `perfmodel models NAME` prints all sizes.",
+            right=("params", "active", "layers", "hidden", "heads/kv", "positions"),
             sources=sources,
         )
 
@@ -242,10 +242,7 @@ def _model_row(model: TransformerConfig) -> tuple[str, ...]:
     sizes = (
         model.num_hidden_layers,
         model.hidden_size,
-        model.num_attention_heads,
-        model.num_key_value_heads,
-        model.intermediate_size,
-        model.vocab_size,
+        f"{model.num_attention_heads}/{model.num_key_value_heads}",
         model.max_position_embeddings,
     )
     active = format_count(model.num_active_parameters) if model.experts else "all"

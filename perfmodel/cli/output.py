@@ -5,6 +5,7 @@ import enum
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -191,6 +192,17 @@ def print_tables(tables: Iterable[Any], *, wide: bool = False) -> None:
 def print_paragraph(text: str, *, first: str = "", indent: str = "") -> None:
     """Print a text that is broken at the width of the page. first, indent: what its first and its other lines begin with."""
     print(textwrap.fill(printable(text), page_width(), initial_indent=first, subsequent_indent=indent, break_on_hyphens=False))
+
+
+def print_command(command: str) -> None:
+    """Print a shell command that can be copied: longer ones break before an option, with a backslash."""
+    lines: list[str] = []
+    for part in re.split(r" (?=--?[a-zA-Z])", command):
+        if lines and len(lines[-1]) + len(part) + 3 <= page_width():
+            lines[-1] += f" {part}"
+        else:
+            lines.append(part if not lines else f"    {part}")
+    print(" \\\n".join(lines))
 
 
 def print_notes(notes: Sequence[str], *, details: Sequence[str] = (), verbose: bool) -> None:

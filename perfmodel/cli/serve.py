@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_facts, print_json, print_tables
+from perfmodel.cli.output import Progress, print_command, print_facts, print_json, print_notes, print_paragraph, print_tables
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, word
 from perfmodel.parallel.serving.request import ServingRequest
+
+if TYPE_CHECKING:
+    from perfmodel.planner.serving.launch import LaunchLine
 
 EXIT_NOTHING_FITS = 2
 
@@ -82,6 +86,8 @@ def serve(
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="With --simulate: of the requests that are drawn; 0 if left out.")
     ] = None,
+    verbose: options.Verbose = False,
+    wide: options.Wide = False,
     json: options.Json = False,
 ) -> int:
     """Time to the first token and of each token, throughput, and how many requests fit, of one plan of serving.
@@ -121,13 +127,13 @@ def serve(
         return _several(requests, wanted, csv=csv, json=json)
     asked = requests[0]
     if search:
-        _search(asked, wanted, p99=p99, disaggregated=disaggregated, plot=plot, csv=csv, json=json)
+        _search(asked, wanted, p99=p99, disaggregated=disaggregated, plot=plot, csv=csv, verbose=verbose, wide=wide, json=json)
     elif operators:
-        _operators(asked, plot=plot, json=json)
+        _operators(asked, plot=plot, verbose=verbose, wide=wide, json=json)
     elif plot is not None:
         raise InputError("--plot: goes with --operators, whose roofline it draws, or with --search; add one of them")
     else:
-        return _predict(asked, wanted, simulated=simulated, seed=seed or 0, csv=csv, json=json)
+        return _predict(asked, wanted, simulated=simulated, seed=seed or 0, csv=csv, verbose=verbose, json=json)
     return 0
 
 
@@ -176,10 +182,11 @@ def _several(requests: list[ServingRequest], wanted: WantedWords, *, csv: Path |
         )
         return code
     job = predicted[0].job
-    print(f"{job.model.name} in {job.quantization.name}, {lengths_line(job)}, {predicted[0].plan.engine}")
+    print_paragraph(f"{job.model.name} in {job.quantization.name}, {lengths_line(job)}, {predicted[0].plan.engine}")
     print_tables([services_table([predicted_line(each.asked, each.prediction, limits) for each in found])])
     for reason in dict.fromkeys(each.reason for each in found if each.reason):
-        print(f"\nnot predicted: {reason}")
+        print()
+        print_paragraph(f"not predicted: {reason}")
     _named(csv)
     return code
 
@@ -195,19 +202,20 @@ def _named(csv: Path | None) -> None:
         print(f"\ntable: {csv}")
 
 
-def _predict(asked: ServingRequest, wanted: WantedWords, *, simulated: bool, seed: int, csv: Path | None, json: bool) -> int:
+def _predict(asked: ServingRequest, wanted: WantedWords, *, simulated: bool, seed: int, csv: Path | None, verbose: bool, json: bool) -> int:
     from perfmodel.cost.serving.simulated import is_simulated
     from perfmodel.report.serving import (
         headline,
-        launch_facts,
         launch_object,
         limits_facts,
         limits_object,
         memory_table,
         parts_table,
+        remedy_facts,
         service_line,
         serving_object,
-        verdict_facts,
+        shown_notes,
+        verdict_line,
         verdict_text,
     )
     from perfmodel.verbs.serving import launch_of, limits_of, serve_asked, simulated_in
@@ -227,17 +235,38 @@ def _predict(asked: ServingRequest, wanted: WantedWords, *, simulated: bool, see
         verdict = {"verdict": verdict_text(prediction, limits)}
         print_json({**verdict, **serving_object(prediction), "limits": limits_object(prediction, limits), "launch": launch_object(launch)})
         return code
-    facts = [*verdict_facts(prediction, limits), *headline(prediction)]
-    if prediction.fits:
-        facts += [*limits_facts(prediction, limits), *launch_facts(launch)]
-    print_facts(service_line(prediction), facts)
+    facts = [("job", service_line(prediction)), *remedy_facts(prediction), *headline(prediction, verbose=verbose)]
+    print_facts(verdict_line(prediction, limits), facts + (limits_facts(prediction, limits) if prediction.fits else []))
     print_tables([*([parts_table(prediction)] if prediction.fits else []), memory_table(prediction)])
+    if prediction.fits:
+        _print_launch(launch)
+    print_notes(shown_notes(prediction), verbose=verbose)
     _named(csv)
     return code
 
 
-def _operators(asked: ServingRequest, *, plot: Path | None, json: bool) -> None:
-    from perfmodel.report.serving import headline, operator_object, operators_table, service_line, serving_object
+def _print_launch(lines: Sequence[LaunchLine]) -> None:
+    """The commands that start a plan; MODEL is the checkpoint's name or folder."""
+    for line in lines:
+        copies = f" ({line.copies} times, each on its own chips)" if line.copies > 1 else ""
+        print(f"\nStart{copies}")
+        print_command(line.command)
+        if line.config:
+            print_paragraph(f"{line.config_name}: {' | '.join(line.config.splitlines())}")
+        for note in line.notes:
+            print_paragraph(note)
+
+
+def _operators(asked: ServingRequest, *, plot: Path | None, verbose: bool, wide: bool, json: bool) -> None:
+    from perfmodel.report.serving import (
+        headline,
+        operator_object,
+        operators_table,
+        service_line,
+        serving_object,
+        shown_notes,
+        verdict_line,
+    )
     from perfmodel.verbs.serving import operators_asked
 
     _, prediction, rows = operators_asked(asked)
@@ -248,8 +277,9 @@ def _operators(asked: ServingRequest, *, plot: Path | None, json: bool) -> None:
     if json:
         print_json({**serving_object(prediction), "operators": [operator_object(row) for row in rows]})
         return
-    print_facts(service_line(prediction), headline(prediction))
-    print_tables([operators_table(rows, "decode"), operators_table(rows, "prefill")])
+    print_facts(verdict_line(prediction, {}), [("job", service_line(prediction)), *headline(prediction, verbose=verbose)])
+    print_tables([operators_table(rows, "decode"), operators_table(rows, "prefill")], wide=wide)
+    print_notes(shown_notes(prediction), verbose=verbose)
     if plot is not None:
         print(f"\nfigure: {plot}")
 
@@ -272,19 +302,28 @@ def _run(asked: ServingRequest, *, json: bool) -> None:
 
 
 def _search(
-    asked: ServingRequest, wanted: WantedWords, *, p99: bool, disaggregated: bool, plot: Path | None, csv: Path | None, json: bool
+    asked: ServingRequest,
+    wanted: WantedWords,
+    *,
+    p99: bool,
+    disaggregated: bool,
+    plot: Path | None,
+    csv: Path | None,
+    verbose: bool,
+    wide: bool,
+    json: bool,
 ) -> None:
-    from perfmodel.report.serving import launch_facts, launch_object
+    from perfmodel.report.serving import launch_object
     from perfmodel.report.serving_searches import (
-        baselines_meanings,
         baselines_table,
-        best_facts,
+        best_line,
         front_table,
         plans_table,
         pools_tables,
-        reasons_table,
+        search_details,
         search_facts,
         search_line,
+        search_notes,
         search_object,
     )
     from perfmodel.verbs.serving import launch_of, search_asked
@@ -304,13 +343,11 @@ def _search(
     if json:
         print_json({**search_object(found), "launch": launch_object(launch)})
         return
-    print_facts(line, [*search_facts(found), *(("note", note) for note in setting.notes)])
+    print_facts(best_line(found), [("job", line), *search_facts(found)])
     apart = pools_tables(found) if disaggregated and found.num_feasible else []
-    why = reasons_table(found)
-    tables = [plans_table(found), *([why] if why else []), *apart, baselines_table(found), baselines_meanings(found), front_table(found)]
-    print_tables(tables)
-    print()
-    print_facts("The best of them", [*best_facts(found), *launch_facts(launch)])
+    print_tables([plans_table(found), *apart, baselines_table(found), front_table(found)], wide=wide)
+    _print_launch(launch)
+    print_notes([*search_notes(found), *setting.notes], details=search_details(found), verbose=verbose)
     if plot is not None:
         print(f"\nfigure: {plot}")
     _named(csv)
@@ -353,12 +390,13 @@ def _searches(requests: list[ServingRequest], wanted: WantedWords, *, p99: bool,
     first = next(result for _, result, _ in found if result is not None)
     job = first.best.prediction.job
     under = f", under {first.limits}" if str(first.limits) else ""
-    print(f"{job.model.name}, {lengths_line(job)}, the best plan of each{under}")
+    print_paragraph(f"{job.model.name}, {lengths_line(job)}, the best plan of each{under}")
     lines = [searched_line(asked, result) for asked, result, _ in found]
     has_load = first.is_load_searched
     print_tables([services_table(lines, shows_load=has_load, shows_chips=requests[0].chips is None)])
     for reason in dict.fromkeys(reason for _, _, reason in found if reason):
-        print(f"\nno plan: {reason}")
+        print()
+        print_paragraph(f"no plan: {reason}")
     _named(csv)
     return 0
 

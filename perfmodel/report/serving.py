@@ -42,13 +42,26 @@ def service_line(prediction: ServingPrediction) -> str:
     return f"{what}, {lengths_line(job)}, {load_text(job)}, on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
 
 
-def verdict_facts(prediction: ServingPrediction, limits: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Whether the plan runs and keeps the limits; where it does not fit, what would."""
-    facts = [("verdict", verdict_text(prediction, limits))]
+def verdict_line(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:
+    """`fits; TTFT 792 ms, TPOT 67.7 ms, 286 output tokens/s a chip`."""
+    verdict = verdict_text(prediction, limits)
+    if not prediction.fits:
+        return verdict
+    times = ", ".join(
+        f"{label} {format_time(spread.mean)}"
+        for label, spread in (("TTFT", prediction.ttft), ("TPOT", prediction.tpot))
+        if math.isfinite(spread.mean)
+    )
+    rate = f"{prediction.tokens_per_second_per_chip:,.0f} output tokens/s a chip"
+    return f"{verdict}; {times}, {rate}" if times else f"{verdict}; {rate}"
+
+
+def remedy_facts(prediction: ServingPrediction) -> list[tuple[str, str]]:
+    """The smallest changes with which a plan that does not fit would."""
     if prediction.fits:
-        return facts
+        return []
     would = [remedy_text(change) for change in prediction.remedies] or ["no single change; use chips with more memory"]
-    return [*facts, *(("would fit" if at == 0 else "", text) for at, text in enumerate(would))]
+    return [("would fit" if at == 0 else "", text) for at, text in enumerate(would)]
 
 
 def verdict_text(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:
@@ -77,22 +90,24 @@ def _flag_value(value: Any) -> str:
     return str(value)
 
 
-def headline(prediction: ServingPrediction) -> list[tuple[str, str]]:
-    """The few lines that answer most questions: (name, value). Of a plan that does not fit there are no times."""
+def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tuple[str, str]]:
+    """The few lines that answer most questions: (name, value). A plan that does not fit has no times.
+
+    verbose   also the basis of every part
+    """
     job, plan = prediction.job, prediction.plan
     if not prediction.fits:
         total, usable = prediction.memory["total"], prediction.memory_usable
         return [
             ("plan", f"{plan.label()}, {plan.engine}"),
             ("memory", f"{format_bytes(total)} of {format_bytes(usable)} usable on each chip"),
-            *(("note", note) for note in prediction.notes if not note.startswith(DOES_NOT_FIT)),
         ]
     user = prediction.tokens_per_second_per_user
     lines = [
         ("plan", f"{plan.label()}, {plan.engine}"),
-        ("first token", _spread(prediction.ttft, prediction, "ttft")),
-        ("each token", f"{_spread(prediction.tpot, prediction, 'tpot')}, {user:,.1f} tokens/s for a user"),
-        ("request", _spread(prediction.request_latency, prediction, "request_latency")),
+        ("TTFT", _spread(prediction.ttft, prediction, "ttft")),
+        ("TPOT", f"{_spread(prediction.tpot, prediction, 'tpot')}, {user:,.1f} tokens/s for a user"),
+        ("latency", _spread(prediction.request_latency, prediction, "request_latency")),
         (
             "throughput",
             f"{prediction.tokens_per_second_per_chip:,.0f} output tokens/s a chip, "
@@ -101,12 +116,18 @@ def headline(prediction: ServingPrediction) -> list[tuple[str, str]]:
         ),
         *([] if prediction.goodput is None else [("goodput", _goodput(prediction))]),
         *([] if prediction.cost_per_million is None else [("cost", _cost(prediction))]),
-        ("at once", _running(prediction)),
+        ("in flight", _running(prediction)),
         ("memory", f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable on each chip"),
-        ("cache", f"{job.kv_precision}; {_verdict(prediction)}"),
-        ("rests on", "; ".join(f"{words(name)} {source}" for name, source in _grouped(prediction.rests_on).items())),
+        ("KV cache", f"{job.kv_precision}; {_verdict(prediction)}"),
     ]
-    return lines + [("note", note) for note in prediction.notes]
+    basis = [f"{words(name)}: {source}" for name, source in _grouped(prediction.rests_on).items()]
+    shown = basis if verbose else [next(iter(_grouped(prediction.rests_on).values()), "")]
+    return lines + [("based on" if at == 0 else "", text) for at, text in enumerate(shown) if text]
+
+
+def shown_notes(prediction: ServingPrediction) -> list[str]:
+    """The notes of a prediction without the verdict, which is printed first."""
+    return [note for note in prediction.notes if not note.startswith(DOES_NOT_FIT)]
 
 
 def _cost(prediction: ServingPrediction) -> str:
@@ -312,17 +333,6 @@ def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
         "rests_on": dict(prediction.rests_on),
         "notes": list(prediction.notes),
     }
-
-
-def launch_facts(lines: Sequence[LaunchLine]) -> list[tuple[str, str]]:
-    """The commands that start a plan, with what to know; MODEL is the checkpoint's name or folder."""
-    facts = []
-    for line in lines:
-        times = f" ({line.copies} times, each on chips of its own)" if line.copies > 1 else ""
-        facts.append(("start", f"{line.command}{times}"))
-        facts += [("", f"{line.config_name}: {' | '.join(line.config.splitlines())}")] if line.config else []
-        facts += [("", note) for note in line.notes]
-    return facts
 
 
 def launch_object(lines: Sequence[LaunchLine]) -> list[dict[str, Any]]:

@@ -153,7 +153,7 @@ def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, sh
     has_cost = any(line.cost is not None for line in lines)
     headers = [*(_HEADERS.get(name, name) for name in varied), *(["chips"] if shows_chips else []), *(["plan"] if has_plan else [])]
     headers += [
-        *(["at once"] if shows_load else []),
+        *(["in flight"] if shows_load else []),
         "TTFT",
         "TPOT",
         "tok/s/chip",
@@ -161,14 +161,21 @@ def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, sh
         *(["USD/M"] if has_cost else []),
         "verdict",
     ]
-    right = ("chips", "in flight", "requests/s", "at once", "TTFT", "TPOT", "tok/s/chip", "tok/s/user", "USD/M")
+    right = ("chips", "in flight", "requests/s", "TTFT", "TPOT", "tok/s/chip", "tok/s/user", "USD/M")
     rows = []
     for line in lines:
         tp = f"tp {line.asked['tp']}" if line.prediction is None and line.asked.get("tp") else line.plan
         cells = [_shown(name, line.asked[name]) for name in varied] + ([_number(line.chips)] if shows_chips else [])
         cells += ([tp] if has_plan else []) + ([_number(line.at_once)] if shows_load else [])
         rows.append((*cells, *_figures(line, has_cost=has_cost), line.verdict))
-    return Table(title=f"{len(lines)} requests", headers=tuple(headers), rows=tuple(rows), right=right, fold=("plan", "verdict"))
+    return Table(
+        title=f"{len(lines)} requests",
+        headers=tuple(headers),
+        rows=tuple(rows),
+        right=right,
+        fold=("plan", "verdict"),
+        optional=("USD/M", "tok/s/user"),
+    )
 
 
 def _number(value: int | None) -> str:

@@ -32,12 +32,11 @@ def search_facts(found: ServingSearchResult) -> list[tuple[str, str]]:
     spare = f", each with {percent(found.limits.headroom)} to spare" if limits and found.limits.headroom else ""
     price = f"{found.price_per_hour:,.2f} USD an hour for a chip" if found.price_per_hour else ""
     facts = [
-        ("wanted", _WANTED[found.objective] + (f", under {limits}" if limits else "") + spare),
-        ("plans", f"{found.num_evaluated:,} evaluated in {format_time(found.search_time)}, {found.num_feasible:,} of them can be chosen"),
-        ("not these", "; ".join(rejected)),
-        ("no layouts", "; ".join(left_out)),
+        ("objective", _WANTED[found.objective] + (f", under {limits}" if limits else "") + spare),
+        ("plans", f"{found.num_evaluated:,} evaluated in {format_time(found.search_time)}, {found.num_feasible:,} feasible"),
+        ("rejected", "; ".join(rejected)),
+        ("left out", "; ".join(left_out)),
         ("price", price),
-        ("note", "" if found.num_feasible else "no aggregated plan meets the limits; those below are disaggregated"),
     ]
     return [(name, text) for name, text in facts if text]
 
@@ -49,17 +48,19 @@ def plans_table(found: ServingSearchResult) -> Table:
         headers=_HEADERS,
         rows=tuple((str(place), *_row(ranked)) for place, ranked in enumerate(found.plans, 1)),
         right=_RIGHT,
+        fold=("plan",),
+        optional=("USD/M", "weights"),
     )
 
 
-def reasons_table(found: ServingSearchResult) -> Table | None:
-    """Why each plan is not the best; None where there is no other."""
-    rows = tuple((str(place), ranked.reason) for place, ranked in enumerate(found.plans, 1) if ranked.reason)
-    return Table(title="Why not the best", headers=("", "reason"), rows=rows, right=("",), fold=("reason",)) if rows else None
+def search_details(found: ServingSearchResult) -> list[str]:
+    """Notes for `--verbose`: why each plan is not the best, and what the baselines are or which limit they break."""
+    reasons = [f"plan {place}: {ranked.reason}" for place, ranked in enumerate(found.plans, 1) if ranked.reason]
+    return [*reasons, *(f"{each.name}: {each.reason or each.meaning}" for each in found.baselines)]
 
 
-_HEADERS = ("", "plan", "weights", "at once", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
-_RIGHT = ("", "at once", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
+_HEADERS = ("", "plan", "weights", "in flight", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
+_RIGHT = ("", "in flight", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
 
 
 def _row(ranked: RankedPlan) -> tuple[str, ...]:
@@ -112,13 +113,9 @@ def baselines_table(found: ServingSearchResult) -> Table:
         for each in found.baselines
     ]
     headers = ("baseline", "plan", *_HEADERS[3:])
-    return Table(title="What one would take without a search", headers=headers, rows=tuple(rows), right=_RIGHT[1:], fold=("plan",))
-
-
-def baselines_meanings(found: ServingSearchResult) -> Table:
-    """What the baselines are, or which limit they break."""
-    rows = tuple((each.name, each.reason or each.meaning) for each in found.baselines)
-    return Table(title="", headers=("baseline", "what it is"), rows=rows, fold=("what it is",))
+    return Table(
+        title="Without a search", headers=headers, rows=tuple(rows), right=_RIGHT[1:], fold=("plan",), optional=("USD/M", "tok/s/user")
+    )
 
 
 def front_table(found: ServingSearchResult) -> Table:
@@ -127,8 +124,7 @@ def front_table(found: ServingSearchResult) -> Table:
     step = max(-(-len(points) // _SHOWN), 1)
     shown = [*points[::step], *([points[-1]] if points and (len(points) - 1) % step else [])]
     return Table(
-        title=f"The front: {len(points)} plans and loads than which none has more of both"
-        + (f" (one in {step} is shown)" if step > 1 else ""),
+        title=f"Pareto front of throughput and speed: {len(points)} plans and loads" + (f" (one in {step})" if step > 1 else ""),
         headers=("tok/s/user", "tok/s/chip", "plan", "weights", "in flight", "TTFT", "TPOT", "limits"),
         rows=tuple(
             (
@@ -144,23 +140,30 @@ def front_table(found: ServingSearchResult) -> Table:
             for each in shown
         ),
         right=("tok/s/user", "tok/s/chip", "in flight", "TTFT", "TPOT"),
+        fold=("plan",),
+        optional=("weights",),
     )
 
 
-def best_facts(found: ServingSearchResult) -> list[tuple[str, str]]:
-    """The plan that a search ends with, its figures, and how to predict it by itself."""
+def best_line(found: ServingSearchResult) -> str:
+    """The best plan and its figures."""
     best = found.best
-    prediction, plan = best.prediction, best.plan
-    at_once, cost = prediction.job.concurrency, best.cost_per_million
+    prediction = best.prediction
+    in_flight, cost = prediction.job.concurrency, best.cost_per_million
     figures = [
         f"{best.tokens_per_second_per_chip:,.0f} output tokens/s a chip",
-        *([f"{at_once:,} requests in flight"] if at_once is not None else []),
-        f"first token {format_time(prediction.ttft.mean)}",
-        f"each token {format_time(prediction.tpot.mean)}",
+        *([f"{in_flight:,} {'request' if in_flight == 1 else 'requests'} in flight"] if in_flight is not None else []),
+        f"TTFT {format_time(prediction.ttft.mean)}",
+        f"TPOT {format_time(prediction.tpot.mean)}",
         *([f"{cost:,.2f} USD a million output tokens"] if cost is not None else []),
     ]
-    again = [("predict", f"--workers {plan.pools.text}")] if plan.pools is not None else []
-    return [("plan", plan.label()), ("yields", ", ".join(figures)), *again]
+    return f"The best plan: {best.plan.label()}; {', '.join(figures)}"
+
+
+def search_notes(found: ServingSearchResult) -> list[str]:
+    again = found.best.plan.pools
+    fits = [] if found.num_feasible else ["no aggregated plan meets the limits; those below are disaggregated"]
+    return [*fits, *([f"`perfmodel serve --workers {again.text}` predicts this plan by itself"] if again is not None else [])]
 
 
 def ranked_object(ranked: RankedPlan) -> dict[str, Any]:

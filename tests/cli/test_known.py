@@ -3,6 +3,7 @@
 import pytest
 
 import perfmodel
+from tests.cli.conftest import joined
 
 
 def test_a_chip_is_listed_with_the_rate_that_one_trains_at_and_its_price_with_a_currency(call):
@@ -40,7 +41,7 @@ def test_templates_are_valid_and_can_be_used(call, call_json, tmp_path):
 
 
 def test_a_cluster_says_what_of_its_latency_is_used(call):
-    assert "latency 15 us (24.1 us a hop of a ring; calibrated: h100)" in call("clusters", "aws-p5")[1]
+    assert "latency 15 us (24.1 us a hop of a ring; calibrated: h100)" in joined(call("clusters", "aws-p5")[1])
 
 
 def test_more_chips_than_the_largest_job_are_predicted_with_a_warning(call_json):

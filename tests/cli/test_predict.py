@@ -572,9 +572,8 @@ def test_settings_are_said_again_and_again_and_over_those_of_a_file(call, call_j
     assert first["plan"]["settings"] == {"compile": True, "attention_kernel": "flash2"}
     assert call_json("predict", "plan.yaml") == first
     assert call_json("predict", *JOB, "--profile", "generic+compile+attention_kernel=flash2") == first
-    assert (
-        "overrides settings compile+attention_kernel=flash3 (the file: compile+attention_kernel=flash2)"
-        in (call("predict", "plan.yaml", "--setting", "attention_kernel=flash3")[1])
+    assert "overrides settings compile+attention_kernel=flash3 (the file: compile+attention_kernel=flash2)" in joined(
+        call("predict", "plan.yaml", "--setting", "attention_kernel=flash3")[1]
     )
     both = call_json("predict", *JOB, "--profile", "generic,torchtitan", "--setting", "compile")["predictions"]
     assert [each["plan"]["profile"] for each in both] == ["generic", "torchtitan"]

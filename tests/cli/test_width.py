@@ -1,0 +1,76 @@
+"""Reports fit 100 columns, or the 80 of a narrow terminal, and end with at most five notes."""
+
+import re
+
+import pytest
+
+from perfmodel.cli.output import MOST_NOTES, print_command, print_table
+from tests.cli.conftest import JOB
+
+SERVED = ["--model", "llama-3.3-70b", "--cluster", "dgx-h100", "--chips", "8", "--input-len", "1k", "--output-len", "1k"]
+EXPERTS = ["--model", "deepseek-v3", "--cluster", "dgx-h100", "--chips", "2048", "--global-batch", "15360", "--seq-len", "4k"]
+REPORTS = {
+    "predict": ["predict", *JOB, "--tp", "2", "--zero", "1", "--profile", "megatron"],
+    "predict, does not fit": ["predict", *JOB, "--interval"],
+    "predict, experts": ["predict", *EXPERTS, "--ep", "64", "--pp", "16", "--zero", "1", "--profile", "megatron"],
+    "predict, several": ["predict", *JOB[:2], *JOB[4:], "--cluster", "dgx-h100,dgx-b200,dgx-a100", "--chips", "64,128", "--tokens", "15T"],
+    "search": ["search", *JOB],
+    "search, framework": ["search", *JOB, "--profile", "megatron", "--tokens", "15T"],
+    "search, several": ["search", *JOB[:2], *JOB[4:], "--cluster", "dgx-h100,dgx-a100"],
+    "explain": ["explain", "llama-3.1-405b", "--why-not", "tp=16"],
+    "explain, trust": ["explain", "fsdp", "--trust"],
+    "compare": ["compare", "ddp", "fsdp", "llama-3.1-405b", "megatron-22b", "megatron-175b", "megatron-530b", "megatron-1t"],
+    "limits": ["limits", "--model", "gpt2", "--cluster", "dgx-h100", "--chips", "2", "--seq-len", "1k"],
+    "serve": ["serve", *SERVED, "--concurrency", "64", "--ttft", "1s"],
+    "serve, several": ["serve", *SERVED, "--concurrency", "16,64,256"],
+    "serve, operators": ["serve", *SERVED, "--concurrency", "64", "--operators"],
+    "serve, search": ["serve", "--search", *SERVED, "--ttft", "1s", "--tpot", "30ms"],
+    "models": ["models"],
+    "clusters": ["clusters"],
+    "chips": ["chips"],
+    "chips, one": ["chips", "h100-sxm-80gb"],
+    "profiles": ["profiles"],
+    "profiles, one": ["profiles", "megatron"],
+    "engines": ["engines"],
+    "networks": ["networks"],
+    "calibrations": ["calibrations"],
+}
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+@pytest.mark.parametrize("name", REPORTS)
+def test_no_line_is_wider_than_the_page(name, columns, call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = call(*REPORTS[name])
+    wide = [line for line in out.splitlines() if len(line) > min(columns, 100) and not re.search(r"\S{60}", line)]
+    assert wide == []
+    assert len(re.findall("^note: ", out, re.MULTILINE)) <= MOST_NOTES
+
+
+def test_verbose_adds_notes_and_wide_adds_columns(call):
+    short, verbose, wide = (call("search", *JOB, *flags)[1] for flags in ((), ("--verbose",), ("--wide",)))
+    assert re.search(r"^\d+ more notes: --verbose$", short, re.MULTILINE)
+    assert len(re.findall("^note: ", verbose, re.MULTILINE)) > len(re.findall("^note: ", short, re.MULTILINE))
+    assert "Rejected plans" in verbose
+    assert "columns not shown: " in short
+    assert "TFLOP/s" in wide
+    assert "columns not shown" not in wide
+
+
+def test_a_table_too_wide_for_the_page_is_printed_in_blocks_with_its_first_column(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table(["name", *(f"column {number}" for number in range(20))], [["a", *(f"value {number}" for number in range(20))]])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(f"value {number}" in out for number in range(20))
+    assert out.count("name") == len([line for line in out.splitlines() if line.startswith("a ")]) > 1
+
+
+def test_a_long_command_breaks_before_an_option_so_that_a_shell_reads_it(capsys):
+    import shlex
+
+    command = "vllm serve MODEL " + " ".join(f"--option-{number} '{{\"key\": {number}}}'" for number in range(12))
+    print_command(command)
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 100
+    assert shlex.split(printed.replace("\\\n", "")) == shlex.split(command)
