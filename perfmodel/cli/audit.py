@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_facts, print_json, print_table
+from perfmodel.cli.output import Progress, print_facts, print_json, print_paragraph, print_table
 from perfmodel.foundation.errors import bad_field
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def audit(
     else:
         _show(result, own, tolerance)
         if differences:
-            print(f"\n{len(differences)} of torch's counts differ from the predicted ones.")
+            print_paragraph(f"\n{len(differences)} of torch's counts differ from the predicted ones.")
         else:
             counts = "equal" if tolerance == 0.0 else f"within {tolerance:g} of the predicted one"
-            print(
+            print_paragraph(
                 f"\nEvery count is {counts}; saved activations are within {SAVED_TOLERANCE:.0%} and the peak within {PEAK_TOLERANCE:.0%}."
             )
     if differences:
@@ -132,17 +132,20 @@ def _show(result: Audit, own: Prediction, tolerance: float) -> None:
         ("convention", CONVENTION),
         ("took", f"{took}; {format_bytes(memory)} of this machine's memory"),
     ]
-    print_facts(job_line(result.plan), facts)
+    rows = [row for audited in result.ranks for row in audited.rows]
+    agreeing = sum(row.passes(tolerance) for row in rows)
+    verdict = f"{'agrees' if agreeing == len(rows) else 'DIFFERS'}: {agreeing:,} of {len(rows):,} counts of torch are as predicted"
+    print_facts(verdict, [("job", job_line(result.plan)), *facts])
     for audited in result.ranks:
         print()
-        headers = ("", "", "predicted", "torch", "difference")
+        headers = ("", "", "unit", "predicted", "torch", "difference")
         rows = [_cells(row, tolerance) for row in audited.rows]
-        print_table(headers, rows, title=_title(audited, result), right=headers[2:], fold=("",))
+        print_table(headers, rows, title=_title(audited, result), right=headers[3:], fold=("",))
         classes = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in audited.peak_by_class.items())
-        print(f"The peak is predicted at the {audited.peak_moment}: {classes}.")
+        print_paragraph(f"The peak is predicted at the {audited.peak_moment}: {classes}.")
     peak, rank = _largest_peak(result)
     if peak > own.memory_usable:
-        print(
+        print_paragraph(
             f"\nThis program does not fit: the tensors of rank {rank} alone take {format_bytes(peak)}, "
             f"a chip of {own.plan.cluster} offers {format_bytes(own.memory_usable)}."
         )
@@ -175,9 +178,16 @@ def _title(audited: RankAudit, result: Audit) -> str:
 
 def _cells(row: AuditRow, tolerance: float) -> tuple[str, ...]:
     def shown(value: float) -> str:
-        return f"{value:,.0f} {row.unit}".strip()
+        return f"{value:,.0f}"
 
     same = row.passes(tolerance)
     kind, _, axes = row.name.partition(" ")
     name = f"{kind.replace('_', '-')} over {axes}" if row.group == "collectives" else row.name
-    return row.group, name, shown(row.predicted), shown(row.counted), "0" if same and not row.difference else shown(row.difference)
+    return (
+        row.group,
+        name,
+        row.unit,
+        shown(row.predicted),
+        shown(row.counted),
+        "0" if same and not row.difference else shown(row.difference),
+    )

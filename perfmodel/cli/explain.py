@@ -107,7 +107,7 @@ def compare(
     first, *rest = comparison_tables(names, predictions)
     print_tables([first, *rest])
     if not is_one_job(predictions):
-        print("\nThese are different jobs: their step times do different work; compare tokens/s a chip.")
+        print_notes(["these plans run different jobs: compare tokens/s a chip, not step times"], verbose=False)
     if files.plot is not None:
         print(f"\nfigure: {files.plot}")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import print_facts, print_json, print_tables
+from perfmodel.cli.output import print_facts, print_json, print_notes, print_tables
 from perfmodel.cli.words import command
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
@@ -78,7 +78,10 @@ def _object(found: FittedProfile, save: Path | None) -> dict[str, Any]:
 
 def _show(found: FittedProfile) -> None:
     from perfmodel.lab.own_runs.tables import habits_table, headline, runs_table
+    from perfmodel.report.table import percent
 
     several = "s" if len(found.runs) > 1 else ""
-    print_facts(f"{len(found.runs)} run{several} of your own; where they say nothing: {found.base}", headline(found))
+    error = f"mean error {percent(found.error_before)} before, {percent(found.error_after)} after"
+    print_facts(f"fitted to {len(found.runs)} run{several}: {error}", [("base", found.base), *headline(found)])
     print_tables([habits_table(found), runs_table(found)])
+    print_notes(found.notes, verbose=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_facts, print_json, print_table
+from perfmodel.cli.output import Progress, print_facts, print_json, print_paragraph, print_table
 from perfmodel.foundation.errors import bad_field
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def show_strategy(graph: ImportedGraph, strategy: ImportedStrategy) -> None:
     if strategy.cost and strategy.data_parallel_devices < strategy.num_devices:
         gain += f" on {strategy.data_parallel_devices} of them (it has no more samples)"
     proof = "proved best" if strategy.is_proved else f"within {strategy.gap:.2%} of the best"
-    print(
+    print_paragraph(
         f"\nBest split on {strategy.num_devices} devices by PaSE's cost function (no memory, latency or overlap): "
         f"{gain}, {proof}; "
         f"tables {format_time(strategy.table_time)}, search {format_time(strategy.search_time)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfmodel.cli.output import cite, print_facts, print_json, print_sources, print_table, to_plain
+from perfmodel.cli.output import cite, print_facts, print_json, print_paragraph, print_sources, print_table, to_plain
 from perfmodel.foundation.dtypes import Dtype
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def print_list(
         print_sources(marks)
         return
     print_table(headers[:-1], [row[:-1] for row in rows], title=title, right=right, fold=fold)
-    print("\n--sources tells where it comes from, a name shows everything about one")
+    print_paragraph("\n--sources prints the sources, a name everything about one")
 
 
 def _chip_row(chip: Chip) -> tuple[str, ...]:
@@ -287,7 +287,7 @@ def profiles(
             right=("host a kernel", "a step"),
             sources=sources,
         )
-        print(f"\nWhat may be stated with any of them (--setting, docs/settings.md): {', '.join(STATED)}.")
+        print_paragraph(f"\nSettings of any of them (--setting, docs/settings.md): {', '.join(STATED)}.")
 
 
 def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:

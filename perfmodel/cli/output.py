@@ -91,7 +91,7 @@ def print_table(
             kept.remove(place)
             left_out.append(header)
     may_fold, to_the_right = set() if wide else set(fold), set(right)
-    lines = [bold(printable(title))] if title else []
+    lines = list(map(bold, _broken(printable(title), page_width()))) if title else []
     lines += _broken(printable(caption), page_width()) if caption else []
     for block in [kept] if wide else _blocks(cells, kept, may_fold):
         columns = [[row[place] for row in cells] for place in block]
@@ -102,7 +102,7 @@ def print_table(
         lines += [*head, rule, *(line for row in body for line in row)]
     print("\n".join(lines))
     if left_out:
-        print(f"columns not shown: {', '.join(left_out)} (--wide)")
+        print_paragraph(f"columns not shown: {', '.join(left_out)} (--wide)")
 
 
 def bold(text: str) -> str:
@@ -190,8 +190,12 @@ def print_tables(tables: Iterable[Any], *, wide: bool = False) -> None:
 
 
 def print_paragraph(text: str, *, first: str = "", indent: str = "") -> None:
-    """Print a text that is broken at the width of the page. first, indent: what its first and its other lines begin with."""
-    print(textwrap.fill(printable(text), page_width(), initial_indent=first, subsequent_indent=indent, break_on_hyphens=False))
+    """Print a text whose lines break at the width of the page. first, indent: what its first and its other lines begin with."""
+    for number, line in enumerate(printable(text).split("\n")):
+        start = indent if number else first
+        shape = textwrap.TextWrapper(page_width(), initial_indent=start, subsequent_indent=indent)
+        shape.break_on_hyphens = shape.break_long_words = False
+        print(shape.fill(line))
 
 
 def print_command(command: str) -> None:

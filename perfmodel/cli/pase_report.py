@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_json, print_tables
+from perfmodel.cli.output import Progress, print_json, print_paragraph, print_tables
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.values import several, whole
@@ -66,7 +66,9 @@ def pase_report(
         print_tables([figure_table(bars), score_table(bars)])
         if TABLE_2_DEVICES in counts:
             print_tables([printed_table(bars)])
-    print(f"\nPublished: {SOURCE}; search times on a Sandy-Bridge Xeon. A cost in FLOP over 1e13 is seconds on its devices of 10 TFLOP/s.")
+    print_paragraph(
+        f"\nPublished: {SOURCE}; search times on a Sandy-Bridge Xeon. A cost in FLOP over 1e13 is seconds on its devices of 10 TFLOP/s."
+    )
     if files.plot is not None:
         print(f"figure: {files.plot}")
 

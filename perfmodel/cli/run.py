@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_facts, print_json, print_tables
+from perfmodel.cli.output import Progress, print_facts, print_json, print_paragraph, print_tables
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.resources import check_can_be_written
@@ -111,7 +111,7 @@ def _run_network(plan: Plan, *, steps: int, warmup: int, strategies: bool, devic
         ("steps", f"{len(measured.step_times)} of each plan, in turn, after {measured.warmup}"),
         ("trained", trained_line(measured.plan)),
     ]
-    facts.append(("prediction", f"rests on {'; '.join(rests_on_lines(found.predictions[0]))}"))
+    facts.append(("prediction", f"based on {'; '.join(rests_on_lines(found.predictions[0]))}"))
     print_facts(f"{found.network.name}, batch {found.network.batch * measured.plan.num_microbatches}", facts)
     print_tables([measured_table(found.names, found.predictions, found.measurements)])
     _print_busy(measured.busy_fraction, "run it")
@@ -119,10 +119,10 @@ def _run_network(plan: Plan, *, steps: int, warmup: int, strategies: bool, devic
 
 def _show(comparison: Comparison) -> None:
     from perfmodel.report.predictions import job_line, plan_line
-    from perfmodel.report.runs import collectives_table, measurement_facts, predicted_and_measured
+    from perfmodel.report.runs import collectives_table, measurement_facts, predicted_and_measured, run_verdict
 
     plan = comparison.measurement.plan
-    print_facts(job_line(plan), [("plan", plan_line(plan)), *measurement_facts(comparison)])
+    print_facts(run_verdict(comparison), [("job", job_line(plan)), ("plan", plan_line(plan)), *measurement_facts(comparison)])
     print_tables([predicted_and_measured(comparison), collectives_table(comparison.measurement)])
     _print_busy(comparison.measurement.busy_fraction, "run it")
 
@@ -132,7 +132,7 @@ def _print_busy(busy_fraction: float, what: str) -> None:
 
     sentence = busy_sentence(busy_fraction, what)
     if sentence:
-        print(f"\n{sentence}")
+        print_paragraph(f"\n{sentence}")
 
 
 def calibrate(
@@ -205,7 +205,7 @@ def _show_demo(result: DemoResult) -> None:
         ("took", phases),
         ("searched", f"{result.search.num_evaluated:,} plans, {result.search.num_feasible:,} fit"),
         ("ran on", f"{measured.num_ranks} processes of {measured.chip}; {software}"),
-        ("rests on", "microbenchmarks of this machine alone; nothing is fitted to the plans"),
+        ("based on", "microbenchmarks of this machine alone; nothing is fitted to the plans"),
         (
             "measured",
             f"{result.turns} turns of a few steps" + (f", {result.discarded} more discarded (busy machine)" if result.discarded else ""),
@@ -218,7 +218,7 @@ def _show_demo(result: DemoResult) -> None:
     ]
     print_facts(job_line(result.rows[0].plan), facts)
     print_tables([demo_table([(row.name, row.comparison, row.predicted_place, row.measured_place) for row in result.rows])])
-    print(
+    print_paragraph(
         f"\n{result.pairs_right} of {result.pairs_apart} pairs of plans whose measured times differ clearly came in the predicted order; "
         f"closer ones are ties and share places. Largest error of a step time: {result.worst_error:.1%}."
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_facts, print_json, print_table, print_tables
+from perfmodel.cli.output import Progress, print_facts, print_json, print_paragraph, print_table, print_tables
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import InputError, bad_field, whole_number
 from perfmodel.foundation.values import optional_share, whole
@@ -239,11 +239,11 @@ def _show(result: ShardResult, cluster: str) -> None:
     print_facts(f"{network.name}, batch {batch}", facts)
     print_tables([strategies_table(best, result.strategies), parts_table(best.parts, best.step_time), operators_table(network, best.plan)])
     if result.treatments:
-        print("\nKept whole:")
+        print_paragraph("\nKept whole:")
         for sentence in result.treatments[:12]:
-            print(f"  {sentence}")
+            print_paragraph(f"  {sentence}")
         if len(result.treatments) > 12:
-            print(f"  and {len(result.treatments) - 12} more")
+            print_paragraph(f"  and {len(result.treatments) - 12} more")
 
 
 def _with_pipeline(
@@ -356,4 +356,4 @@ def networks(json: options.Json = False) -> None:
         return
     headers = ("network", "batch", "operators", "parameters", "FLOP forward", "sizes")
     print_table(headers, rows, title="Built-in networks", right=headers[1:5], fold=("sizes",))
-    print(f"\nand every model of `perfmodel models` ({len(models)}), with sizes {' '.join(network_sizes('gpt2'))}")
+    print_paragraph(f"\nand every model of `perfmodel models` ({len(models)}), with sizes {' '.join(network_sizes('gpt2'))}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_json, print_tables
+from perfmodel.cli.output import Progress, print_json, print_paragraph, print_tables
 from perfmodel.cli.words import command
 from perfmodel.foundation.resources import check_can_be_written
 from perfmodel.foundation.words import Words
@@ -151,13 +151,13 @@ def _show(result: ValidationResult) -> None:
     from perfmodel.parallel.stated import passed_over_line
 
     if result.rows or result.serving is None:
-        print(headline(result))
+        print_paragraph(headline(result))
         print_tables(result_tables(result))
     if result.serving is not None:
         from perfmodel.lab.serving.tables import serving_headline, serving_tables
 
-        print(("\n" if result.rows else "") + serving_headline(result.serving))
+        print_paragraph(("\n" if result.rows else "") + serving_headline(result.serving))
         print_tables(serving_tables(result.serving))
     told = [f"{name} ({count:,} runs)" for name, count in result.passed_over.items()]
     for line in [*fit_lines(result.fits), *choice_lines(result.choices), *([passed_over_line(told)] if told else [])]:
-        print(line)
+        print_paragraph(line)

@@ -34,7 +34,7 @@ def _flag(knob: str, value: int | str | bool) -> str:
 
 def fitting_changes_table(remedies: Sequence[FittingChange]) -> Table:
     return Table(
-        title="The smallest changes that would fit: flags to add, or to put in place of those given",
+        title="Smallest changes that fit: flags to add or to replace",
         headers=("flags", "step time", "memory", PROBABILITY),
         rows=tuple(
             (
@@ -46,6 +46,7 @@ def fitting_changes_table(remedies: Sequence[FittingChange]) -> Table:
             for each in remedies
         ),
         right=("step time", "memory", PROBABILITY),
+        fold=("flags",),
     )
 
 

@@ -59,7 +59,7 @@ def doubts_table(account: TrustAccount) -> Table:
         headers=("what is not known exactly", "share", "by itself", "what is known"),
         rows=tuple((each.name, percent(each.share), f"+-{percent(NORMAL * each.spread)}", each.rests_on) for each in account.doubts),
         right=("share", "by itself"),
-        fold=("what is known",),
+        fold=("what is not known exactly", "what is known"),
     )
 
 
@@ -69,5 +69,5 @@ def remedies_table(account: TrustAccount, step_time: float) -> Table:
         headers=("what", "how", "variance left", "interval then"),
         rows=tuple((each.says, each.how, percent(each.share_left), _range(each.low, each.high, step_time)) for each in account.remedies),
         right=("variance left",),
-        fold=("how",),
+        fold=("what", "how", "interval then"),
     )

@@ -134,7 +134,7 @@ def test_one_plan_is_no_comparison(call):
 
 def test_different_jobs_are_compared_by_throughput(call, call_json):
     out = call("compare", "megatron-22b", "fsdp")[1]
-    assert "These are different jobs" in out
+    assert "these plans run different jobs" in out
     assert "against the most" in out
     assert "against the fastest" not in out
     assert call_json("compare", "megatron-22b", "fsdp")["same_job"] is False

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.cli.conftest import joined
 from tests.lab.published_cases import CASE, changed, sweep, write
 
 
@@ -32,7 +33,7 @@ def test_everything_is_printed_and_written(call, cases, tmp_path):
         "table: r.csv",
         "figures: plots",
     ):
-        assert text in out
+        assert text in joined(out)
     with (tmp_path / "r.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 8
@@ -44,13 +45,13 @@ def test_by_source_is_what_is_shown_if_nothing_is_said(call, cases):
     code, out, _ = call("validate", cases)
     assert code == 0
     assert "Errors by source" in out
-    assert "is in it, scored runs aside (--skip-broken-nvlink leaves it out)" in out
+    assert "is in it, scored runs aside (--skip-broken-nvlink leaves it out)" in joined(out)
 
 
 def test_settings_that_nothing_is_known_of_are_told_once(call, call_json, tmp_path):
     cases = write(tmp_path / "odd.jsonl", [changed(settings={"fused_rms": True}), changed(settings={"fused_rms": 3, "compile": "perhaps"})])
     line = "settings that nothing is known of, passed over: fused_rms (2 runs), compile=perhaps (1 runs); did you mean 'fused_rmsnorm' or"
-    assert call("validate", cases)[1].count(line) == 1
+    assert joined(call("validate", cases)[1]).count(line) == 1
     assert call_json("validate", cases)["settings_passed_over"] == {"fused_rms": 2, "compile=perhaps": 1}
 
 

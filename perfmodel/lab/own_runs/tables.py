@@ -15,30 +15,33 @@ _MOST_SHOWN = 20
 
 def headline(found: FittedProfile) -> list[tuple[str, str]]:
     """The few lines that answer most questions: (name, value)."""
-    left_out = f"{percent(found.error_left_out)}: each run by the others alone" if len(found.runs) > 1 else "one run has no others"
+    left_out = (
+        f"{percent(found.error_left_out)}: mean error of each run by a fit to the others"
+        if len(found.runs) > 1
+        else "not known from one run"
+    )
     lines = [
-        ("error before", f"{percent(found.error_before)} on average, with {found.base} as the framework"),
-        ("error fitted", percent(found.error_after)),
         ("left out", left_out),
-        ("a further run", f"expect {percent(found.noise)}, and what the runs leave open of its plan; `predict --interval` says it"),
+        ("further runs", f"expected error {percent(found.noise)}, plus what the runs leave open of the plan (`predict --interval`)"),
     ]
     for index, run in enumerate(found.outliers):
         lines.append(("outlier" if not index else "", f"{run.id}: {run.outlier} (counts {run.weight:.2f} of a run)"))
     lines += [("next run", text) for each in found.next_runs for text in _next_lines(each)]
-    return lines + [("note", note) for note in found.notes]
+    return lines
 
 
 def _next_lines(each: NextRun) -> Iterator[str]:
-    near = f"plans near these would be known to {percent(each.spread_after)} for {percent(each.spread_before)}"
-    yield f"{each.differs} ({degrees_line(each.plan)}; about {format_step(each.step_time)}) would tell most: {near}"
+    near = f"the uncertainty of similar plans falls from {percent(each.spread_before)} to {percent(each.spread_after)}"
+    yield f"{each.differs} ({degrees_line(each.plan)}; about {format_step(each.step_time)}) is the most informative: {near}"
 
 
 def habits_table(found: FittedProfile) -> Table:
     return Table(
-        title="What the runs say of each habit",
-        headers=("habit", "value", "+-", "before", "+-", "determined"),
+        title="Fitted parameters, with one standard deviation",
+        headers=("parameter", "value", "+-", "before", "+-", "determined"),
         rows=tuple(_habit_row(habit) for habit in found.habits),
         right=("value", "+-", "before"),
+        fold=("parameter",),
     )
 
 
@@ -62,7 +65,7 @@ def runs_table(found: FittedProfile) -> Table:
     ordered = sorted(found.runs, key=lambda run: -abs(run.left_out / run.measured - 1.0))
     text = times_like(max(run.measured for run in found.runs))
     return Table(
-        title=f"Runs: measured, and predicted before, fitted, and by the others alone{_of_many(len(ordered))}",
+        title=f"Runs: measured, and predicted before the fit, after it, and by a fit to the other runs{_of_many(len(ordered))}",
         headers=("run", "measured", "before", "fitted", "left out", "error left out"),
         rows=tuple(
             (run.id, *map(text, (run.measured, run.before, run.after, run.left_out)), f"{run.left_out / run.measured - 1.0:+.1%}")
