@@ -132,9 +132,8 @@ def _show(result: Audit, own: Prediction, tolerance: float) -> None:
         ("convention", CONVENTION),
         ("took", f"{took}; {format_bytes(memory)} of this machine's memory"),
     ]
-    rows = [row for audited in result.ranks for row in audited.rows]
-    agreeing = sum(row.passes(tolerance) for row in rows)
-    verdict = f"{'agrees' if agreeing == len(rows) else 'DIFFERS'}: {agreeing:,} of {len(rows):,} counts of torch are as predicted"
+    agreeing = [row.passes(tolerance) for audited in result.ranks for row in audited.rows]
+    verdict = f"{'agrees' if all(agreeing) else 'DIFFERS'}: {sum(agreeing):,} of {len(agreeing):,} counts of torch are as predicted"
     print_facts(verdict, [("job", job_line(result.plan)), *facts])
     for audited in result.ranks:
         print()

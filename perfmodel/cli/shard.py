@@ -234,12 +234,12 @@ def _show(result: ShardResult, cluster: str) -> None:
                       f"{format_time(result.lower_bound)}"),
         ("ZeRO", f"{result.zero}{others}; " + price_line(search.price)),
         ("memory", memory_line(best.memory, best.memory_usable, best.verdict)),
-        ("rests on", "; ".join(rests_on_lines(best))),
+        ("based on", "; ".join(rests_on_lines(best))),
     ]  # fmt: skip
     print_facts(f"{network.name}, batch {batch}", facts)
     print_tables([strategies_table(best, result.strategies), parts_table(best.parts, best.step_time), operators_table(network, best.plan)])
     if result.treatments:
-        print_paragraph("\nKept whole:")
+        print_paragraph("\nNot sharded:")
         for sentence in result.treatments[:12]:
             print_paragraph(f"  {sentence}")
         if len(result.treatments) > 12:

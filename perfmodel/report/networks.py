@@ -42,13 +42,13 @@ def operators_table(network: Graph, plan: Plan) -> Table:
         key = (_NUMBER.sub("#", operator.name), operator.kind, sizes, cut_of(plan, operator))
         rows.setdefault(key, []).append(operator.name)
     return Table(
-        title="How each operator is cut",
-        headers=("operator", "number", "kind", "dims", "cut into"),
+        title="Sharding of each operator",
+        headers=("operator", "number", "kind", "dims", "sharded"),
         rows=tuple(
             (_joined(names), f"{len(names):,}", kind.replace("_", " "), sizes, cut) for (_, kind, sizes, cut), names in rows.items()
         ),
         right=("number",),
-        fold=("dims",),
+        fold=("operator", "dims"),
     )
 
 
@@ -72,7 +72,7 @@ def strategies_table(best: Prediction, strategies: Mapping[str, Prediction]) -> 
     rows = [_strategy_row("every operator by itself", best, best)]
     rows += [_strategy_row(name, prediction, best) for name, prediction in strategies.items()]
     return Table(
-        title="Beside common strategies",
+        title="Compared with common strategies",
         headers=("strategy", "step time", "vs best", "memory", "fits"),
         rows=tuple(rows),
         right=("step time", "vs best", "memory"),

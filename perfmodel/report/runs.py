@@ -33,11 +33,9 @@ def _uncalibrated(comparison: Comparison) -> list[tuple[str, str]]:
 def run_verdict(comparison: Comparison) -> str:
     """`step time 1.21 s predicted, 1.25 s measured (-3.2%); memory 2.1 GiB predicted, 2.2 GiB measured (-4.5%)`."""
     predicted, measured = comparison.prediction, comparison.measurement
-    return (
-        f"step time {format_time(predicted.step_time)} predicted, {format_time(measured.step_time)} measured ({comparison.time_error:+.1%}); "
-        f"memory {format_bytes(predicted.memory['total'])} predicted, {format_bytes(measured.peak_memory)} measured "
-        f"({comparison.memory_error:+.1%})"
-    )
+    time = f"{format_time(predicted.step_time)} predicted, {format_time(measured.step_time)} measured ({comparison.time_error:+.1%})"
+    sizes = f"{format_bytes(predicted.memory['total'])} predicted, {format_bytes(measured.peak_memory)} measured"
+    return f"step time {time}; memory {sizes} ({comparison.memory_error:+.1%})"
 
 
 def measurement_facts(comparison: Comparison) -> list[tuple[str, str]]:

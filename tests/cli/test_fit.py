@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cli.conftest import joined
 from tests.lab.own_runs.made_up import BASE, csv_text, rows
 
 
@@ -16,16 +17,16 @@ def test_it_prints_errors_habits_and_runs(call, runs):
     code, out, err = call("fit", runs, "--profile", BASE)
     assert (code, err) == (0, "")
     for words in (
-        "error before",
+        "fitted to 3 runs: mean error ",
         "left out",
         "next run",
-        "What the runs say of each habit",
+        "Fitted parameters, with one standard deviation",
         "by the runs",
         "still prior",
         "run-2",
         "wandb",
     ):
-        assert words in out
+        assert words in joined(out)
 
 
 def test_the_object_and_the_file(call_json, runs, tmp_path):

@@ -85,5 +85,5 @@ def test_ties_share_places(comparison):
 def test_a_run_on_a_machine_that_was_not_calibrated_says_so_first(comparison):
     (name, text), (_, remedy) = measurement_facts(comparison)[:2]
     assert name == "not calibrated"
-    assert "rests on a spec sheet" in text
+    assert "based on a spec sheet" in text
     assert "run `perfmodel calibrate`" in remedy
