@@ -24,7 +24,7 @@ help:
 	@echo "make demo         calibrate this machine briefly, search, run the plans, show predicted against measured"
 	@echo "make check        lint, types and the quick tests: what to run after each change"
 	@echo "make test         every test, those with several processes included"
-	@echo "make lint         ruff (rules and format) and mypy"
+	@echo "make lint         ruff (rules and format), mypy and the wording of what users read"
 	@echo "make format       let ruff rewrite the files"
 	@echo "make bench        the speed of perfmodel itself (tests/benchmarks)"
 	@echo "make accuracy     how far predictions are from published runs, models left out; writes docs/accuracy.md and"
@@ -62,6 +62,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.vocabulary
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

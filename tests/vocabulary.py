@@ -1,0 +1,398 @@
+"""The wording check of `make lint`: replaced words and long sentences in pages, help texts, messages and reports.
+
+    python -m tests.vocabulary            # every file
+    python -m tests.vocabulary README.md  # the named files
+
+Checked are the prose of README.md, ARCHITECTURE.md, the Unreleased section of CHANGELOG.md and docs/*.md, the markdown cells of the
+notebooks, the texts of YAML files (words only: a citation may be long), and the string literals of the package that contain a space: help,
+messages, notes and reports. Of the docstrings, those of commands are checked, because `--help` prints them. Text in backticks is exempt: it
+names keys, flags, columns and files.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST_SENTENCE = 40
+
+# Files that do not pass yet: the list only gets shorter.
+TO_DO: frozenset[str] = frozenset(
+    {
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "README.md",
+        "docs/accuracy-serving.md",
+        "docs/accuracy.md",
+        "docs/experts.md",
+        "docs/files.md",
+        "docs/fitting.md",
+        "docs/kernels.md",
+        "docs/modules.md",
+        "docs/operators.md",
+        "docs/predicting.md",
+        "docs/rules.md",
+        "docs/running.md",
+        "docs/serving.md",
+        "docs/settings.md",
+        "docs/space.md",
+        "docs/trust.md",
+        "docs/worked_problem.md",
+        "hardware_specs/chips/rtx-a6000-48gb.yaml",
+        "notebooks/01_from_cluster_to_plan.ipynb",
+        "notebooks/02_three_runs_to_a_profile.ipynb",
+        "notebooks/04_what_bounds_a_service.ipynb",
+        "notebooks/05_sizing_a_service.ipynb",
+        "notebooks/pase.ipynb",
+        "perfmodel/calibrate/fit_machine.py",
+        "perfmodel/calibrate/fits.py",
+        "perfmodel/cli/app.py",
+        "perfmodel/cli/engines.py",
+        "perfmodel/cli/examples.py",
+        "perfmodel/cli/fit.py",
+        "perfmodel/cli/known.py",
+        "perfmodel/cli/predict.py",
+        "perfmodel/cli/run.py",
+        "perfmodel/cli/search.py",
+        "perfmodel/cli/serve.py",
+        "perfmodel/cli/shard.py",
+        "perfmodel/cost/compute.py",
+        "perfmodel/cost/launches.py",
+        "perfmodel/cost/link_rates.py",
+        "perfmodel/cost/live.py",
+        "perfmodel/cost/machine.py",
+        "perfmodel/cost/sensitivity.py",
+        "perfmodel/cost/serving/context.py",
+        "perfmodel/cost/serving/pools.py",
+        "perfmodel/cost/serving/routing.py",
+        "perfmodel/execute/gpu_checks.py",
+        "perfmodel/execute/measure/rounds.py",
+        "perfmodel/execute/per_operator/run.py",
+        "perfmodel/execute/serving/refuse.py",
+        "perfmodel/foundation/files.py",
+        "perfmodel/foundation/memory_room.py",
+        "perfmodel/foundation/records.py",
+        "perfmodel/foundation/shapes.py",
+        "perfmodel/hardware/calibration.py",
+        "perfmodel/hardware/serving_kernels.py",
+        "perfmodel/lab/ablation.py",
+        "perfmodel/lab/accuracy.py",
+        "perfmodel/lab/doubts.py",
+        "perfmodel/lab/expert_cases.py",
+        "perfmodel/lab/few_runs.py",
+        "perfmodel/lab/fitted.py",
+        "perfmodel/lab/kernels/clocks.py",
+        "perfmodel/lab/kernels/cross_validate.py",
+        "perfmodel/lab/kernels/fit.py",
+        "perfmodel/lab/kernels/grouped.py",
+        "perfmodel/lab/memory_outcomes.py",
+        "perfmodel/lab/own_runs/account.py",
+        "perfmodel/lab/own_runs/fit.py",
+        "perfmodel/lab/own_runs/habits.py",
+        "perfmodel/lab/own_runs/result.py",
+        "perfmodel/lab/own_runs/tables.py",
+        "perfmodel/lab/residuals.py",
+        "perfmodel/lab/serving/accuracy.py",
+        "perfmodel/lab/serving/measured.py",
+        "perfmodel/lab/serving/saturation.py",
+        "perfmodel/lab/strangers.py",
+        "perfmodel/papers/pase/tables.py",
+        "perfmodel/parallel/algebra/folding.py",
+        "perfmodel/parallel/doubts.py",
+        "perfmodel/parallel/executable.py",
+        "perfmodel/parallel/frameworks.py",
+        "perfmodel/parallel/habits.py",
+        "perfmodel/parallel/knobs.py",
+        "perfmodel/parallel/plan.py",
+        "perfmodel/parallel/prediction.py",
+        "perfmodel/parallel/profile.py",
+        "perfmodel/parallel/residuals.py",
+        "perfmodel/parallel/runs.py",
+        "perfmodel/parallel/serving/engine.py",
+        "perfmodel/parallel/serving/plan.py",
+        "perfmodel/parallel/serving/request.py",
+        "perfmodel/parallel/settings.py",
+        "perfmodel/planner/serving/reasons.py",
+        "perfmodel/planner/serving/result.py",
+        "perfmodel/planner/serving/search.py",
+        "perfmodel/planner/serving/space.py",
+        "perfmodel/report/networks.py",
+        "perfmodel/report/predictions.py",
+        "perfmodel/report/runs.py",
+        "perfmodel/report/searches.py",
+        "perfmodel/report/serving.py",
+        "perfmodel/report/serving_runs.py",
+        "perfmodel/report/trust.py",
+        "perfmodel/search/problem.py",
+        "perfmodel/search/solution.py",
+        "perfmodel/verbs/api.py",
+        "perfmodel/verbs/requests.py",
+        "perfmodel/verbs/serving.py",
+        "perfmodel/verbs/setting.py",
+        "perfmodel/workload/config.py",
+        "perfmodel/workload/config_fields.py",
+        "perfmodel/workload/families/experts.py",
+        "perfmodel/workload/huggingface.py",
+        "perfmodel/workload/imported/aten_rules.py",
+        "perfmodel/workload/imported/decoder.py",
+        "perfmodel/workload/imported/feed_forwards.py",
+        "perfmodel/workload/imported/graph.py",
+        "perfmodel/workload/imported/mixers.py",
+        "perfmodel/workload/networks/__init__.py",
+        "perfmodel/workload/networks/alexnet.py",
+        "perfmodel/workload/networks/dlrm.py",
+        "perfmodel/workload/routing.py",
+        "perfmodel/workload/serving.py",
+        "strategies/engines/sglang.yaml",
+        "strategies/engines/tensorrt-llm.yaml",
+        "strategies/engines/vllm.yaml",
+        "strategies/frameworks/hf-trainer/habits.yaml",
+        "strategies/frameworks/llama-3/habits.yaml",
+        "strategies/frameworks/llm-c/habits.yaml",
+        "strategies/frameworks/megatron-2020/habits.yaml",
+        "strategies/frameworks/megatron/habits.yaml",
+        "strategies/frameworks/nanotron/habits.yaml",
+        "strategies/frameworks/nemo/habits.yaml",
+        "strategies/frameworks/torch-fsdp2/habits.yaml",
+        "strategies/frameworks/torchtitan/habits.yaml",
+        "strategies/frameworks/unsloth/habits.yaml",
+        "strategies/frameworks/xla/habits.yaml",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A pattern that does not belong in text that users read, what to write instead, and why."""
+
+    pattern: str
+    replacement: str
+    reason: str
+
+
+_PEOPLE = "no metaphors of people"
+_PARAPHRASE = "the field has a term for it"
+_ODD = "not idiomatic"
+RULES = (
+    Rule(pattern=r"strangers?", replacement="unseen framework", reason=_PEOPLE),
+    Rule(pattern=r"nobody|somebody", replacement="name the subject, or: not published, not measured, user", reason=_PEOPLE),
+    Rule(pattern=r"one's", replacement="your, the user's", reason=_PEOPLE),
+    Rule(pattern=r"rest(?:s|ed|ing)? on", replacement="based on, basis", reason=_ODD),
+    Rule(pattern=r"footing", replacement="basis", reason=_ODD),
+    Rule(pattern=r"told|tells|telling", replacement="given, passed, set, reported", reason="code does not speak"),
+    Rule(pattern=r"said", replacement="given, passed, set, reported", reason="code does not speak"),
+    Rule(pattern=r"hear|hears|heard|believed?|believes", replacement="read, measured, estimated, prior, posterior", reason=_PEOPLE),
+    Rule(pattern=r"dealt|deals? out", replacement="assigned, sharded, split, distributed", reason=_PARAPHRASE),
+    Rule(pattern=r"cut into", replacement="split into, sharded", reason=_PARAPHRASE),
+    Rule(pattern=r"beside", replacement="in addition to, next to, with, and", reason=_ODD),
+    Rule(pattern=r"hang(?:s|ing)? on", replacement="most sensitive parameters, sensitivity, depends on", reason=_PARAPHRASE),
+    Rule(pattern=r"doubt(?:s|ed|ful)?", replacement="uncertainty, standard deviation, prediction interval", reason=_PARAPHRASE),
+    Rule(pattern=r"(?:shows?|shown|hides?|hidden|hiding) (?:under|beneath)", replacement="exposed, overlapped", reason=_PARAPHRASE),
+    Rule(pattern=r"workers of two kinds|two kinds of workers", replacement="prefill and decode workers", reason=_PARAPHRASE),
+    Rule(pattern=r"habits?", replacement="framework defaults, behaviour", reason=_PEOPLE),
+    Rule(pattern=r"what bounds", replacement="bottleneck, roofline, memory-bound or compute-bound", reason=_PARAPHRASE),
+    Rule(pattern=r"(?:as|so) many(?: as)?", replacement="give the number, or: the same number of", reason=_ODD),
+)
+_WORDS = tuple((re.compile(rf"(?<![\w'-])(?:{rule.pattern})(?![\w'])", re.IGNORECASE), rule) for rule in RULES)
+
+_FENCE = re.compile(r"^\s*(?:```|~~~)")
+_CODE = re.compile(r"``.+?``|`[^`]*`")
+_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_HTML = re.compile(r"<!--.*?-->")
+_ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+|^\s*#+\s+|^\s*>\s?")
+_SENTENCE = re.compile(r"(?<=[.!?])[)\"']*\s+(?=[\"'(`*\[]*[A-Z0-9`])|\n\s*\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """A paragraph, a table cell or a string literal, and the line of its file on which it starts."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A word that a rule replaces, or a sentence that is too long."""
+
+    file: str
+    line: int
+    text: str
+    replacement: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text} -> {self.replacement}"
+
+
+def findings_of(passage: Passage, file: str) -> list[Finding]:
+    """Return what the rules find in one passage."""
+    text = _CODE.sub(lambda code: "`" + "x" * (len(code[0]) - 2) + "`", passage.text)
+    text = _HTML.sub(lambda comment: " " * len(comment[0]), text)
+
+    def line(offset: int) -> int:
+        return passage.line + passage.text.count("\n", 0, offset)
+
+    flat = text.replace("\n", " ")
+    found = [
+        Finding(file=file, line=line(hit.start()), text=hit[0], replacement=f"{rule.replacement} ({rule.reason})")
+        for pattern, rule in _WORDS
+        for hit in pattern.finditer(flat)
+    ]
+    start = 0
+    for part in [*_SENTENCE.finditer(text), None]:
+        end = len(text) if part is None else part.start()
+        num_words = len([word for word in _LINK.sub(r"\1", text[start:end]).split() if re.search(r"\w", word)])
+        if num_words > LONGEST_SENTENCE and not file.endswith(".yaml"):
+            opening = " ".join(passage.text[start:end].split()[:6])
+            found.append(
+                Finding(
+                    file=file,
+                    line=line(start),
+                    text=f'sentence of {num_words} words "{opening} ..."',
+                    replacement=f"split it (at most {LONGEST_SENTENCE} words)",
+                )
+            )
+        start = len(text) if part is None else part.end()
+    return sorted(found, key=lambda finding: finding.line)
+
+
+def markdown_passages(text: str, *, first_line: int = 1) -> Iterator[Passage]:
+    """Yield the paragraphs, list items, headings and table cells outside fenced blocks."""
+    paragraph: list[str] = []
+    start = first_line
+    fenced = False
+
+    def flushed() -> Iterator[Passage]:
+        if paragraph:
+            yield Passage(text="\n".join(paragraph), line=start)
+            paragraph.clear()
+
+    for number, line in enumerate(text.splitlines(), first_line):
+        if _FENCE.match(line):
+            yield from flushed()
+            fenced = not fenced
+        elif fenced:
+            continue
+        elif line.lstrip().startswith("|"):
+            yield from flushed()
+            yield from (Passage(text=cell.strip(), line=number) for cell in line.strip().strip("|").split("|") if cell.strip())
+        else:
+            if not line.strip() or _ITEM.match(line):
+                yield from flushed()
+            if line.strip():
+                if not paragraph:
+                    start = number
+                paragraph.append(_ITEM.sub("", line))
+    yield from flushed()
+
+
+def changelog_passages(text: str) -> Iterator[Passage]:
+    """Yield the passages of the Unreleased section: released sections are history."""
+    lines = text.splitlines()
+    first = lines.index("## Unreleased")
+    last = next((number for number, line in enumerate(lines) if number > first and line.startswith("## ")), len(lines))
+    return markdown_passages("\n".join(lines[first:last]), first_line=first + 1)
+
+
+def notebook_passages(text: str) -> Iterator[Passage]:
+    """Yield the passages of the markdown cells, with the number of the cell in place of a line."""
+    for number, cell in enumerate(json.loads(text)["cells"], 1):
+        if cell["cell_type"] == "markdown":
+            for passage in markdown_passages("".join(cell["source"])):
+                yield Passage(text=passage.text, line=number)
+
+
+def yaml_passages(text: str) -> Iterator[Passage]:
+    """Yield the texts of a YAML file: scalars that contain a space."""
+    pending = [node for node in yaml.compose_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if node is not None]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, yaml.MappingNode):
+            pending.extend(value for _, value in node.value)
+        elif isinstance(node, yaml.SequenceNode):
+            pending.extend(node.value)
+        elif isinstance(node, yaml.ScalarNode) and " " in node.value:
+            yield Passage(text=node.value, line=node.start_mark.line + 1)
+
+
+def python_passages(text: str, *, docstrings: bool = False) -> Iterator[Passage]:
+    """Yield the string literals that contain a space; docstrings only of functions that are commands, and if asked for."""
+    tree = ast.parse(text)
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            is_command = docstrings and isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and not is_command:
+                skipped.add(id(first.value))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            # Patterns, and lists of names.
+            if ast.unparse(node.func) == "re.compile":
+                skipped.update(id(part) for part in ast.walk(node))
+            elif node.func.attr == "split":
+                skipped.add(id(node.func.value))
+        if isinstance(node, ast.JoinedStr):
+            skipped.update(id(value) for value in node.values)
+            # A formatted value is one word of the sentence.
+            literal = "".join(str(value.value) if isinstance(value, ast.Constant) else "x" for value in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            literal = node.value
+        else:
+            continue
+        if id(node) not in skipped and " " in literal:
+            yield Passage(text=literal, line=node.lineno)
+
+
+def passages_of(file: str) -> Iterator[Passage]:
+    """Yield the passages of one file of the checkout that users read."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    match Path(file).suffix:
+        case ".md":
+            return changelog_passages(text) if file == "CHANGELOG.md" else markdown_passages(text)
+        case ".ipynb":
+            return notebook_passages(text)
+        case ".yaml":
+            return yaml_passages(text)
+        case _:
+            return python_passages(text, docstrings=file.startswith("perfmodel/cli/"))
+
+
+def checked_files() -> list[str]:
+    """Return the files whose texts users read, as paths from the root of the checkout."""
+    patterns = (
+        ("README.md", "CHANGELOG.md", "ARCHITECTURE.md"),
+        ("docs/*.md", "notebooks/*.ipynb", "perfmodel/**/*.py", "hardware_specs/**/*.yaml", "strategies/**/*.yaml"),
+    )
+    return [
+        path.relative_to(ROOT).as_posix()
+        for group in patterns
+        for pattern in group
+        for path in sorted(ROOT.glob(pattern))
+        if path.is_file()
+    ]
+
+
+def check(files: Sequence[str]) -> list[Finding]:
+    """Return the findings in the files."""
+    return [finding for file in files for passage in passages_of(file) for finding in findings_of(passage, file)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the findings and return the exit code: 1 where there are some."""
+    found = check(list(arguments) or [file for file in checked_files() if file not in TO_DO])
+    for finding in found:
+        print(finding)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
