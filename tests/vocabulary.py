@@ -59,6 +59,7 @@ TO_DO: frozenset[str] = frozenset(
         "perfmodel/cli/examples.py",
         "perfmodel/cli/fit.py",
         "perfmodel/cli/known.py",
+        "perfmodel/cli/output.py",
         "perfmodel/cli/predict.py",
         "perfmodel/cli/run.py",
         "perfmodel/cli/search.py",
