@@ -85,6 +85,8 @@ accuracy: $(READY)
 	$(BIN)/python -m perfmodel.lab.serving.engines $(SERVED)
 	$(BIN)/python -m perfmodel.lab.serving.residuals $(SERVED)
 	$(BIN)/python -m perfmodel.lab.serving.accuracy $(SERVED) --out docs/accuracy-serving.md
+	$(BIN)/python -m perfmodel.lab.page_figures docs
+	$(BIN)/python -m tests.documents --figures README.md docs/*.md
 
 wheel-check: $(READY)
 	$(BIN)/python -m pytest -q tests/contracts/test_wheel.py

@@ -5,6 +5,8 @@
 A fenced block of `sh` holds command lines, one of `python` a program; both run in one folder, in the order of the page, and a page's
 programs share their names. The block of `text` after one is what it prints, one of `text first=12` the first lines of that. A block
 `LANGUAGE file=NAME` is a file; `sh not-run: REASON` is shown alone.
+
+`<!--figure:NAME-->8.1<!--/figure-->` holds a figure of docs/figures.json; `--figures` inserts these alone and runs nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").gl
 
 _FILE = re.compile(r"\w+ file=\S+$")
 _FENCE = re.compile(r"^```(?P<info>.*)$")
+_FIGURE = re.compile(r"<!--figure:(?P<name>\w+)-->(?P<value>.*?)<!--/figure-->")
 # What a clock of this machine measures, and the machine itself: shown in the pages, never compared.
 _MEASURED = (
     re.compile(r"evaluated in [\d.,]+ [a-zµ]+(?:, [\d.,]+ \S+ a second)?"),
@@ -145,16 +149,35 @@ def rewritten(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def page_figures() -> dict[str, str]:
+    """Return name -> figure of docs/figures.json."""
+    groups = json.loads((ROOT / "docs" / "figures.json").read_text(encoding="utf-8"))
+    return {name: value for group in groups.values() for name, value in group.items()}
+
+
+def figures_of(text: str) -> dict[str, str]:
+    """Return the figures that a page quotes by marker, as they stand there."""
+    return {match["name"]: match["value"] for match in _FIGURE.finditer(text)}
+
+
+def with_figures(text: str, figures: Mapping[str, str]) -> str:
+    """Return the page with each marked figure replaced by its value in the data file."""
+    return _FIGURE.sub(lambda match: f"<!--figure:{match['name']}-->{figures[match['name']]}<!--/figure-->", text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write what the examples of pages print now into the pages.")
     parser.add_argument("pages", nargs="+", type=Path)
-    for page in parser.parse_args().pages:
+    parser.add_argument("--figures", action="store_true", help="insert the figures of docs/figures.json only; run no example")
+    options = parser.parse_args()
+    for page in options.pages:
         path, here = page.resolve(), Path.cwd()
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
             sys.path.insert(0, folder)
             try:
-                text = rewritten(path.read_text(encoding="utf-8"))
+                text = path.read_text(encoding="utf-8")
+                text = with_figures(text if options.figures else rewritten(text), page_figures())
             finally:
                 os.chdir(here)
                 sys.path.remove(folder)

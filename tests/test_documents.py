@@ -1,12 +1,27 @@
 """Every command and every program in README.md and docs/ runs, and prints what the page shows."""
 
+import json
 import re
 import sys
 
 import pytest
 
-from tests.documents import PAGES, ROOT, Block, Runner, agrees, examples, rewritten
+from perfmodel.foundation.errors import InputError
+from perfmodel.lab.page_figures import FIGURES_FILE, SERVING_PAGE, TRAINING_PAGE, serving_figures, training_figures
+from tests.documents import PAGES, ROOT, Block, Runner, agrees, examples, figures_of, page_figures, rewritten, with_figures
 from tests.marks import mostly_slow
+
+#: Figures that a page has to quote from the data file.
+QUOTED = {
+    "docs/trust.md": (
+        *("unseen_coverage", "unseen_coverage_worst", "known_coverage", "few_coverage_3"),
+        *("few_mean_0", "few_mean_3", "unseen_choice_mean", "choice_best_of_three"),
+        *("reliability_mean", "reliability_worst", "reliability_sure", "reliability_runs"),
+        *("false_positives", "out_of_memory_runs", "false_negatives", "fitting_runs"),
+    ),
+    "docs/fitting.md": tuple(f"few_mean_{given}" for given in (0, 1, 3, 10)),
+    "README.md": ("unseen_mean", "unseen_groups", "known_mean", "choice_mean", "false_positives", "tpot_median"),
+}
 
 
 @pytest.mark.parametrize("page", mostly_slow(page for page in PAGES if examples((ROOT / page).read_text(encoding="utf-8"))))
@@ -50,34 +65,30 @@ def test_readme_names_the_framework_in_its_first_example():
     assert 'profile="' in first.block.text
 
 
-def test_the_page_on_trust_has_the_figures_of_the_page_on_accuracy():
-    trust, accuracy = (" ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split()) for name in ("trust.md", "accuracy.md"))
-    stranger = re.search(r"\*\*mean over groups\*\* \| \| scatter [\d.]+ \| [\d.]+ \| (\d+)%", accuracy)
-    groups = accuracy.partition("## A framework that nobody knows")[2].partition("**mean over groups**")[0]
-    worst = min(int(share) for share in re.findall(r"\| (\d+)% \|", groups))
-    left_out = re.search(r"## Intervals.*?\| all \| \d+ \| \d+% \| \d+% \| (\d+)% \|", accuracy)
-    bins = re.search(
-        r"[Oo]ff by ([\d.]+) points on average over runs, by (\d+) in the worst bin of 10 runs or more; of (\d+) of (\d+)", accuracy
-    )
-    fits = re.search(
-        r": (\d+) of (\d+) runs of nanotron that ran out of memory are told to fit .*?, (\d+) of (\d+) that ran not to", accuracy
-    )
-    few = re.search(r"mean, each group weighing one \| \| ([\d.]+) % \| [\d.]+ % \| ([\d.]+) % .*? \| [\d.]+ % \| ([\d.]+) % \|", accuracy)
-    chosen = re.search(r"all of them measured, is ([\d.]+) % slower\. .*?any of the group's \| ([\d.]+) % \|", accuracy)
-    assert all((stranger, left_out, bins, fits, few, chosen))
-    mean, most, sure, every = bins.groups()
-    failed_but_fit, failed, ran_but_not, ran = fits.groups()
-    for told in (
-        f"{stranger[1]} % of the runs lie in the 80 % interval",
-        f"{worst} % of the group where fewest do",
-        f"their model left out: {left_out[1]} %",
-        f"right to {most} points, over all runs to {mean} on average; {sure} of the runs",
-        f"{every} runs of nanotron",
-        f"took the mean error from {few[1]} to {few[2]} %",
-        f"With three runs of one's own: {float(few[3]):.0f} %",
-        f"is {chosen[2]} % slower than the best on average",
-        f"is {chosen[1]} % slower: measure three",
-        f"{'none' if failed_but_fit == '0' else failed_but_fit} of {failed} runs that ran out of memory",
-        f"{ran_but_not} of {ran} that ran",
-    ):
-        assert told in trust, f"docs/trust.md should say: {told}"
+def test_figures_of_pages_are_those_of_the_data_file():
+    figures = page_figures()
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert text == with_figures(text, figures), f"{page}: run `python -m tests.documents --figures {page}`"
+
+
+def test_the_data_file_has_the_figures_of_the_accuracy_pages():
+    training, serving = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in (TRAINING_PAGE, SERVING_PAGE))
+    stored = json.loads((ROOT / "docs" / FIGURES_FILE).read_text(encoding="utf-8"))
+    assert stored == {"training": training_figures(training), "serving": serving_figures(serving)}
+    assert stored["training"]["unseen_coverage"] in re.findall(r"\*\*mean over groups\*\*.*? (\d+)% \|", training)
+
+
+def test_a_table_that_is_missing_is_one_sentence():
+    with pytest.raises(InputError, match="make accuracy"):
+        training_figures("# Accuracy\n")
+
+
+def test_a_stale_figure_is_replaced():
+    page = "error <!--figure:unseen_mean-->9.2<!--/figure--> %"
+    assert with_figures(page, {"unseen_mean": "8.1"}) == page.replace("9.2", "8.1")
+
+
+@pytest.mark.parametrize(("page", "names"), QUOTED.items())
+def test_pages_quote_how_predictions_were_checked(page, names):
+    assert set(names) <= set(figures_of((ROOT / page).read_text(encoding="utf-8")))
