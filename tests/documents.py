@@ -3,7 +3,7 @@
     python -m tests.documents README.md docs/shard.md     # write what they print now into the pages
 
 A fenced block of `sh` holds command lines, one of `python` a program; both run in one folder, in the order of the page, and a page's
-programs share their names. The block of `text` after one is what it prints, one of `text first=12` the first lines of that. A block
+programs share their names. The block of `text` after one is what it prints, one of `text first=12` its first lines and one of `text lines=6-11` those lines. A block
 `LANGUAGE file=NAME` is a file; `sh not-run: REASON` is shown alone.
 
 `<!--figure:NAME-->8.1<!--/figure-->` holds a figure of docs/figures.json; `--figures` inserts these alone and runs nothing.
@@ -119,10 +119,15 @@ def examples(text: str) -> list[Example]:
 
 
 def shown_of(info: str, printed: str) -> str:
-    """The part of what was printed that a block of `text` shows: all, or its first lines."""
+    """Return the part of what was printed that a block of `text` shows: all, its first lines, or some of its lines."""
     lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
     first = re.fullmatch(r"text first=(\d+)", info)
-    return "".join(f"{line}\n" for line in (lines[: int(first[1])] if first else lines))
+    some = re.fullmatch(r"text lines=(\d+)-(\d+)", info)
+    if first:
+        lines = lines[: int(first[1])]
+    elif some:
+        lines = lines[int(some[1]) - 1 : int(some[2])]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def agrees(shown: Block, printed: str) -> bool:

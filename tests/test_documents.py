@@ -51,6 +51,7 @@ def test_what_differs_is_noticed():
         _shown("12 plans evaluated in 124 ms, 2.5 million a second; 3 fit\n"), "12 plans evaluated in 1.2 s, 9 thousand a second; 3 fit\n"
     )
     assert agrees(_shown("a\n", info="text first=1"), "a\nb\n")
+    assert agrees(_shown("b\nc\n", info="text lines=2-3"), "a\nb\nc\nd\n")
     assert not agrees(_shown("a\n"), "a\nb\n")
     assert not agrees(_shown("12 plans evaluated in 124 ms; 3 fit\n"), "13 plans evaluated in 124 ms; 3 fit\n")
 
