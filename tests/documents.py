@@ -3,8 +3,8 @@
     python -m tests.documents README.md docs/shard.md     # write what they print now into the pages
 
 A fenced block of `sh` holds command lines, one of `python` a program; both run in one folder, in the order of the page, and a page's
-programs share their names. The block of `text` after one is what it prints, one of `text first=12` its first lines and one of `text lines=6-11` those lines. A block
-`LANGUAGE file=NAME` is a file; `sh not-run: REASON` is shown alone.
+programs share their names. The block of `text` after one is what it prints, one of `text first=12` its first lines, of
+`text lines=6-11` those. A block `LANGUAGE file=NAME` is a file; `sh not-run: REASON` is shown alone.
 
 `<!--figure:NAME-->8.1<!--/figure-->` holds a figure of docs/figures.json; `--figures` inserts these alone and runs nothing.
 """

@@ -56,15 +56,18 @@ _SERVING_CELLS: Mapping[str, tuple[tuple[str, str], str, int]] = {
 #: Figures that the page has in a sentence only.
 _SENTENCES = (
     (
-        r"Off by (?P<reliability_mean>[\d.]+) points on average over runs, by (?P<reliability_worst>\d+) in the worst bin of 10 runs or more; "
-        r"of (?P<reliability_sure>\d+) of (?P<reliability_runs>\d+) runs"
+        r"Off by (?P<reliability_mean>[\d.]+) points on average over runs, by (?P<reliability_worst>\d+) "
+        r"in the worst bin of 10 runs or more; of (?P<reliability_sure>\d+) of (?P<reliability_runs>\d+) runs"
     ),
     (
         r"(?P<false_positives>\d+) of (?P<out_of_memory_runs>\d+) runs of nanotron that ran out of memory .*?, "
         r"(?P<false_negatives>\d+) of (?P<fitting_runs>\d+) that ran not to"
     ),
     r"with none given, all of them measured, is (?P<choice_best_of_three>[\d.]+) % slower",
-    r"is (?P<unseen_choice_mean>[\d.]+)% slower than the best on average over (?:\d+) groups of at least 4 plans, (?P<unseen_choice_worst>\d+)% at most",
+    (
+        r"is (?P<unseen_choice_mean>[\d.]+)% slower than the best on average over (?:\d+) groups of at least 4 plans, "
+        r"(?P<unseen_choice_worst>\d+)% at most"
+    ),
 )
 
 
