@@ -29,31 +29,31 @@ EXIT_UNREAD = EXIT_SIGNAL + signal.SIGPIPE  # whoever read standard output has g
 
 #: verb -> (module of perfmodel.cli, what it does)
 VERBS = {
-    "predict": ("predict", "Step time, its parts, memory and utilisation of one plan."),
-    "search": ("search", "The best plans of a job on a cluster, and why the others are not."),
-    "serve": ("serve", "How fast a service answers, how many at once, what bounds it, and which plan is best."),
-    "limits": ("limits", "The largest batch, the longest sequence and the fewest chips that fit."),
-    "explain": ("explain", "Where a plan's time and memory go, and why not another."),
-    "compare": ("explain", "Plans side by side."),
-    "run": ("run", "Run a plan with torch here; predicted against measured."),
-    "audit": ("audit", "Torch's own counts of a plan's program against the predicted ones, at any size, without a GPU."),
-    "calibrate": ("run", "Measure this machine, so that predictions of localhost rest on it."),
-    "validate": ("validate", "Predict published runs and show how far off the predictions are."),
-    "fit": ("fit", "Measured runs of your own training loop to an execution profile of yours."),
-    "demo": ("run", "The whole line on this machine, small: calibrate, search, run, compare."),
-    "pase-report": ("pase_report", "PaSE's experiment: search times and strategies beside the published ones."),
-    "shard": ("shard", "The best sharding of every operator of any network, with proof."),
-    "import": ("import_", "Any torch module as a graph of operators over named dims, at any size, without memory for it."),
-    "chips": ("known", "Known chips: dense FLOP rates, memory, and where each number came from."),
-    "clusters": ("known", "Known clusters: chip, node and network tiers, with their sources."),
-    "models": ("known", "Known models: shape and exact parameter count, with their sources."),
-    "networks": ("shard", "Built-in networks for `shard`: operators, parameters, sizes."),
-    "profiles": ("known", "Known execution profiles: what a framework does with a plan."),
-    "engines": ("engines", "Known serving engines: releases, what each runs, and where that was read."),
-    "calibrations": ("known", "Known calibrations: what was measured, and how well it fits."),
+    "predict": ("predict", "Predict step time, memory and utilization of a plan."),
+    "search": ("search", "Search the fastest parallel plans of a training job."),
+    "serve": ("serve", "Predict latency and throughput of a service, or search its best plan."),
+    "limits": ("limits", "Find the largest batch, the longest sequence and the fewest chips."),
+    "explain": ("explain", "Explain where a plan's time goes, and why not another plan."),
+    "compare": ("explain", "Compare plans side by side."),
+    "run": ("run", "Run a plan with torch and compare it with its prediction."),
+    "audit": ("audit", "Count a plan's FLOPs, traffic and bytes with torch, without a GPU."),
+    "calibrate": ("run", "Measure this machine, for predictions of localhost."),
+    "validate": ("validate", "Predict published runs and show the errors."),
+    "fit": ("fit", "Fit an execution profile to your own measured runs."),
+    "demo": ("run", "Calibrate, search, run and compare on this machine, in five minutes."),
+    "pase-report": ("pase_report", "Repeat the experiment of the PaSE paper."),
+    "shard": ("shard", "Search the best sharding of every operator of a network."),
+    "import": ("import_", "Read any torch module as a graph of operators."),
+    "chips": ("known", "List chips: FLOP rates and memory, with sources."),
+    "clusters": ("known", "List clusters: chip, node and network."),
+    "models": ("known", "List models: shape and number of parameters."),
+    "networks": ("shard", "List the built-in networks of `shard`."),
+    "profiles": ("known", "List execution profiles: what each framework does with a plan."),
+    "engines": ("engines", "List serving engines and what each release runs."),
+    "calibrations": ("known", "List calibrations: what was measured and how well it fits."),
 }
 
-_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class Ended(BaseException):
@@ -83,6 +83,7 @@ def command_of(verb: str) -> Any:
     import typer
 
     from perfmodel.cli.examples import epilog
+    from perfmodel.cli.help import with_groups
 
     module, summary = VERBS[verb]
     function = _function(module, verb)
@@ -91,7 +92,7 @@ def command_of(verb: str) -> Any:
     command = typer.main.get_command(app)
     for parameter in command.get_params(command.context_class(command, **_SETTINGS)):
         parameter.process_value = _plainly(parameter)  # type: ignore[method-assign, assignment]
-    return command
+    return with_groups(command)
 
 
 def _plainly(parameter: Any) -> Callable[[Any, Any], Any]:
@@ -141,7 +142,7 @@ def _empty_app(*, add_completion: bool = False) -> typer.Typer:
 
     return typer.Typer(
         name="perfmodel",
-        help="Step time and memory of distributed training, for every parallel plan.",
+        help="Predict step time and memory of training and serving large models.",
         add_completion=add_completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -203,8 +204,13 @@ def run(arguments: list[str]) -> int:
             _refuse_repeats(arguments, parameters)
             code = command(arguments[1:], prog_name=f"perfmodel {verb}", standalone_mode=False)
         else:
-            command = typer.main.get_command(make_app())
-            code = command(arguments or ["--help"], prog_name="perfmodel", standalone_mode=False)
+            from perfmodel.cli.help import with_command_groups
+
+            if not arguments:
+                _print_overview()
+                return 0
+            command = with_command_groups(typer.main.get_command(make_app()))
+            code = command(arguments, prog_name="perfmodel", standalone_mode=False)
         if code == EXIT_INTERRUPTED:
             complain("interrupted", code=ErrorCode.INTERRUPTED)
         sys.stdout.flush()
@@ -229,6 +235,14 @@ def run(arguments: list[str]) -> int:
         return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):  # typer hands Ctrl-C on as its exit code, but not before the verb is looked up
         return _interrupted()
+
+
+def _print_overview() -> None:
+    from perfmodel.cli.examples import EXAMPLES
+    from perfmodel.cli.help import overview
+
+    summaries = {name: summary for name, (_, summary) in VERBS.items()}
+    print(overview(summaries, {name: lines[0] for name, lines in EXAMPLES.items()}))
 
 
 def _refuse_repeats(arguments: list[str], parameters: Iterable[Any]) -> None:

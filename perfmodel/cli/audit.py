@@ -33,7 +33,7 @@ def audit(
     tolerance: Annotated[float, typer.Option("--tolerance", metavar="SHARE", help="Largest difference that passes.")] = 0.0,
     json: options.Json = False,
 ) -> None:
-    """Build a plan's program under fake tensors at full size, without a GPU: FLOPs, collectives and bytes as torch counts them.
+    """Count a plan's FLOPs, collectives and bytes with torch, at full size under fake tensors, without a GPU.
 
     Exit code 1 where a count differs.
     """

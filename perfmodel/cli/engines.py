@@ -22,7 +22,7 @@ def engines(
     json: Json = False,
     sources: Sources = False,
 ) -> None:
-    """Known serving engines: releases, what each runs, and where that was read."""
+    """List serving engines: releases, what each runs, and the sources."""
     from perfmodel.parallel.serving.engine import list_engines, load_engine
 
     known = [load_engine(each) for each in ([name] if name else list_engines())]

@@ -46,10 +46,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 }
 
 _WORDS = (
-    "profile: the framework that is assumed, and what it does with a plan: what it overlaps, keeps and rounds (`perfmodel profiles`)",
-    "calibration: what was measured of a chip; partial calibration: its best point only, or measured on another chip; "
-    "prior: the mean of its maker's other measured chips; spec sheet: neither is there",
-    "rests on: which of these a number comes from",
+    "profile: the assumed framework, and what it does with a plan: what it overlaps, keeps and rounds (`perfmodel profiles`)",
+    "calibration: measurements of a chip; partial calibration: its best point only, or measurements of another chip; "
+    "prior: the mean of the vendor's other measured chips; spec sheet: neither is known",
+    "based on: which of these a number comes from",
     "sizes: 8k is 8192 and 4M is 4194304; tokens to train on count in powers of ten, 15T is 15e12",
 )
 _DEFAULTS = (
@@ -61,7 +61,10 @@ _SEARCHED = "left out: every value of a knob is tried; bf16-mixed, adamw, flash 
 
 def epilog(verb: str) -> str:
     """Paragraphs of the help that keep their lines."""
-    lines = ["\b", "Examples:", *(f"  perfmodel {line}" for line in EXAMPLES.get(verb, ()))]
+    from perfmodel.cli.help import shell_lines
+
+    examples = [line for example in EXAMPLES.get(verb, ()) for line in shell_lines(f"perfmodel {example}", width=78)]
+    lines = ["\b", "Examples:", *(f"  {line}" for line in examples)]
     if verb in ("predict", "search"):
         lines += ["", _DEFAULTS if verb == "predict" else _SEARCHED]
         lines += [part for word in _WORDS for part in ("", word)]

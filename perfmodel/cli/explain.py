@@ -25,7 +25,7 @@ def explain(
         list[str], typer.Option("--why-not", metavar="KNOB=VALUE[,...]", help="Knobs that you would have chosen, such as tp=16,pp=2.")
     ] = [],  # noqa: B006  # typer wants a list; nobody changes it
     trust: Annotated[
-        bool, typer.Option("--trust", help="What carries the uncertainty of the step time, and the cheapest thing that would halve it.")
+        bool, typer.Option("--trust", help="Show the sources of uncertainty of the step time, and the cheapest measurement that halves it.")
     ] = False,
     assumed: Request,
     any_framework: options.AnyFramework = False,
@@ -33,7 +33,7 @@ def explain(
     wide: options.Wide = False,
     json: options.Json = False,
 ) -> None:
-    """Where a plan's time and memory go, what turning each knob would do, and why another plan was not chosen."""
+    """Explain where a plan's time and memory go, what each knob would change, and why not another plan."""
     from perfmodel.parallel.prediction import notes
     from perfmodel.planner.explain import parse_knobs
     from perfmodel.report.predictions import headline, job_line, memory_table, parts_table, plan_line, verdict_line
@@ -83,7 +83,7 @@ def compare(
     json: options.Json = False,
     files: options.Files,
 ) -> None:
-    """Plans side by side: time, parts, memory, and the knobs in which they differ."""
+    """Compare plans side by side: time, its parts, memory, and the knobs that differ."""
     from perfmodel.report.predictions import comparison_tables, is_one_job, prediction_object
     from perfmodel.verbs.api import compare_plans
 

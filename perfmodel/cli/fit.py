@@ -35,7 +35,7 @@ def fit(
     knobs: Knobs,
     json: options.Json = False,
 ) -> None:
-    """From one to a hundred measured runs of your training loop to an execution profile of yours: what its habits are, and how sure.
+    """Fit an execution profile to one to a hundred measured runs of your training loop.
 
     What is said of job, place and plan here is of all runs that do not say it themselves (docs/fitting.md).
     """

@@ -36,7 +36,7 @@ def import_(
     save: Annotated[Path | None, typer.Option("--save", metavar="GRAPH.json", help="Write the whole graph to a file.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Operators, work, parameters and activations of any torch.nn.Module, through torch.export under fake tensors: no memory, no GPU.
+    """Read any torch.nn.Module as a graph of operators through torch.export, under fake tensors: no memory, no GPU.
 
     Operators are recognised by name as iteration spaces over named dims; what is not recognised is listed, and counts as replicated.
     """

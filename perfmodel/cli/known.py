@@ -34,7 +34,7 @@ def chips(
     sources: Sources = False,
     template: Template = False,
 ) -> None:
-    """Known chips: dense FLOP rates, memory, and where each number came from."""
+    """List chips: dense FLOP rates, memory, and where each number came from."""
     if template:
         print(read_template("chip.yaml"), end="")
         return
@@ -136,7 +136,7 @@ def clusters(
     sources: Sources = False,
     template: Template = False,
 ) -> None:
-    """Known clusters: chip, node and network tiers, with their sources."""
+    """List clusters: chip, node and network tiers, with their sources."""
     if template:
         print(read_template("cluster.yaml"), end="")
         return
@@ -218,7 +218,7 @@ def models(
     json: Json = False,
     sources: Sources = False,
 ) -> None:
-    """Known models: shape and exact counts of parameters, all and those that a token runs through, with their sources."""
+    """List models: shape, and exact numbers of parameters, total and active per token, with their sources."""
     from perfmodel.workload.models import list_models, load_model
 
     known = [load_model(each) for each in ([name] if name else list_models())]
@@ -269,7 +269,7 @@ def profiles(
     json: Json = False,
     sources: Sources = False,
 ) -> None:
-    """Known execution profiles: what a framework does with a plan, with their sources."""
+    """List execution profiles: what a framework does with a plan, with their sources."""
     from perfmodel.parallel.profile import list_profiles, load_profile
     from perfmodel.parallel.settings import STATED
 
@@ -346,7 +346,7 @@ def calibrations(
     json: Json = False,
     sources: Sources = False,
 ) -> None:
-    """Known calibrations, the user's own first: what was measured, how well it fits, and its source."""
+    """List calibrations, the user's first: what was measured, how well it fits, and its source."""
     from perfmodel.cost.resolve import user_folders
     from perfmodel.hardware.reader import list_calibrations, load_calibration
 

@@ -49,7 +49,7 @@ def limits(
     wide: options.Wide = False,
     json: options.Json = False,
 ) -> None:
-    """The largest micro-batch and global batch, the longest sequence and the fewest chips that fit, and what limits each.
+    """Find the largest micro-batch and global batch, the longest sequence and the fewest chips that fit.
 
     A knob that is given is held, but in the question that asks for it; others are searched.
     """

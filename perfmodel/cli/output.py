@@ -5,7 +5,6 @@ import enum
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import sys
@@ -200,13 +199,9 @@ def print_paragraph(text: str, *, first: str = "", indent: str = "") -> None:
 
 def print_command(command: str) -> None:
     """Print a shell command that can be copied: longer ones break before an option, with a backslash."""
-    lines: list[str] = []
-    for part in re.split(r" (?=--?[a-zA-Z])", command):
-        if lines and len(lines[-1]) + len(part) + 3 <= page_width():
-            lines[-1] += f" {part}"
-        else:
-            lines.append(part if not lines else f"    {part}")
-    print(" \\\n".join(lines))
+    from perfmodel.cli.help import shell_lines
+
+    print("\n".join(shell_lines(command, width=page_width())))
 
 
 def print_notes(notes: Sequence[str], *, details: Sequence[str] = (), verbose: bool) -> None:

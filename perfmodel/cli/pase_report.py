@@ -23,7 +23,7 @@ def pase_report(
     json: options.Json = False,
     files: options.Files,
 ) -> None:
-    """PaSE's experiment (Elango, IPDPS 2021): time of the search by p (Table I), the best strategies (Table II), speedups (figure 6).
+    """Repeat PaSE's experiment (Elango, IPDPS 2021): search times (Table I), strategies (Table II), speedups (figure 6).
 
     Space and cost are those of the paper: configurations without a place, costs in FLOP without memory, latency or overlap.
     Networks: alexnet, inception3, rnnlm, transformer; resnet101 and densenet121 are known too. Figure 6 is predicted by the cost model of

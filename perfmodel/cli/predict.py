@@ -37,7 +37,7 @@ _OF_NETWORK_PLANS = ("cluster", "profile", "settings", "calibration", "memory_he
 )
 def predict(
     plan: Annotated[
-        str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name; flags beside it override what it says.")
+        str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name; flags override its values.")
     ] = "",
     *,
     asked: Request,
@@ -45,19 +45,19 @@ def predict(
     knobs: tuple[Knobs, ...],
     interval: Annotated[
         bool,
-        typer.Option("--interval", help="An 80 % interval of the step time, and the parameters that it hangs on most."),
+        typer.Option("--interval", help="Print the 80 % prediction interval of the step time, and its most sensitive parameters."),
     ] = False,
     tokens: options.Tokens = "",
     network: Annotated[
         str,
-        typer.Option("--network", metavar="MODULE:FACTORY", help="Of a plan of `shard` for a module of your own: that it may be loaded."),
+        typer.Option("--network", metavar="MODULE:FACTORY", help="For a plan of `shard`: the module to load."),
     ] = "",
     verbose: options.Verbose = False,
     wide: options.Wide = False,
     json: options.Json = False,
     files: options.Files,
 ) -> None:
-    """Step time, its parts, memory and utilisation of one plan, or of every combination of several values, in one table.
+    """Predict step time, memory and utilization of a plan, or of every combination of several values.
 
     A degree that is left out is 1; the rest of the chips go to dp_replicate (with --zero 1, 2 or 3: to dp_shard). Flags marked [*] take
     several values, as --seq-len 4k,8k or again and again. A plan that does not fit is predicted all the same.
@@ -124,7 +124,7 @@ def _confidences(answers: Sequence[Answer], *, interval: bool) -> list[Confidenc
 def _refuse_beside_a_network_plan(plan: str, **flags: Any) -> None:
     for name, value in flags.items():
         if value not in (None, "", []):
-            raise InputError(f"{flag(name)}: cannot be given beside the plan {plan} of `perfmodel shard`, which decides it; leave it out")
+            raise InputError(f"{flag(name)}: is fixed by the plan {plan} of `perfmodel shard`; leave it out")
 
 
 def _write_csv(

@@ -40,7 +40,7 @@ def run(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Run a plan with torch on this machine: check its gradients against one process, time it, and compare with the prediction.
+    """Run a plan with torch on this machine, check its gradients, and compare time and memory with the prediction.
 
     Plans of `search` (a model's) and of `shard` (a network's, every operator by itself, in stages or not) are told apart by themselves.
     """
@@ -144,7 +144,7 @@ def calibrate(
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")] = "auto",
     json: options.Json = False,
 ) -> None:
-    """Measure this machine in under two minutes; predictions of localhost then rest on it."""
+    """Measure this machine in under two minutes; predictions of localhost are then based on it."""
     from perfmodel.cli.known import calibration_facts
     from perfmodel.verbs.api import check_calibration_place, keep_calibration, measure_calibration, user_calibration_path
 
@@ -170,7 +170,7 @@ def calibrate(
 
 
 def demo(json: options.Json = False) -> None:
-    """The whole line on this machine, small: calibrate, search, run, compare. Under five minutes on two cores."""
+    """Calibrate this machine, search, run the plans and compare, with a small model: five minutes on two cores."""
     from perfmodel.foundation.resources import require_torch
 
     require_torch("run the demo")

@@ -65,14 +65,14 @@ def search(
         bool, typer.Option("--only-runnable", help="Search only what the framework can run (`perfmodel profiles NAME`): the default.")
     ] = False,
     any_framework: options.AnyFramework = False,
-    interval: Annotated[bool, typer.Option("--interval", help="An 80 % interval of the step time of each plan that is shown.")] = False,
+    interval: Annotated[bool, typer.Option("--interval", help="Print the 80 % prediction interval of the step time of each plan.")] = False,
     tokens: options.Tokens = "",
     verbose: options.Verbose = False,
     wide: options.Wide = False,
     json: options.Json = False,
     files: options.Files,
 ) -> int:
-    """The best plans of a job on a cluster: every plan that divides is evaluated (docs/space.md).
+    """Search the fastest parallel plans of a training job: every plan of the space is evaluated (docs/space.md).
 
     A knob that is given is fixed; --max-tp and the like bound the others. Flags marked [*] take several values, as --seq-len 4k,8k or again
     and again. Exit code 2 when nothing fits; Ctrl-C shows the best so far.

@@ -64,7 +64,8 @@ def serve(
     wanted: WantedWords,
     files: options.Files,
     operators: Annotated[
-        bool, typer.Option("--operators", help="Every operator of a decode step and of a prefill: work, time, and what bounds it.")
+        bool,
+        typer.Option("--operators", help="Show every operator of a decode step and of a prefill: FLOPs, bytes, time and bottleneck."),
     ] = False,
     simulated: Annotated[
         bool,
@@ -73,15 +74,16 @@ def serve(
             help="Run the engine step by step, as --concurrency always does: p50, p90 and p99 over requests, and goodput under the limits.",
         ),
     ] = False,
-    search: Annotated[bool, typer.Option("--search", help="The best plans under the limits; knobs that are given are held.")] = False,
+    search: Annotated[bool, typer.Option("--search", help="Search the best plans under the limits; given knobs are fixed.")] = False,
     p99: Annotated[
-        bool, typer.Option("--p99", help="With --search: limits of the 99th percentile over requests, not of the mean.")
+        bool, typer.Option("--p99", help="With --search: apply the limits to the 99th percentile over requests, not to the mean.")
     ] = False,
     disaggregated: Annotated[
-        bool, typer.Option("--disaggregated", help="With --search: also workers for prompts and others for answers.")
+        bool, typer.Option("--disaggregated", help="With --search: also try separate prefill and decode workers.")
     ] = False,
     run: Annotated[
-        bool, typer.Option("--run", help="Run steps of the model (a small one of its make) here with torch, beside their prediction.")
+        bool,
+        typer.Option("--run", help="Run steps of a small model of this kind here with torch, and compare with the prediction."),
     ] = False,
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="With --simulate: of the requests that are drawn; 0 if left out.")
@@ -90,11 +92,11 @@ def serve(
     wide: options.Wide = False,
     json: options.Json = False,
 ) -> int:
-    """Time to the first token and of each token, throughput, and how many requests fit, of one plan of serving.
+    """Predict TTFT, TPOT, throughput and memory of a service, or search its best plan.
 
-    What is left out: tp is the smallest whose replicas have room for the requests, replicas fill the chips, the format is that in which the
-    model is published. Without --concurrency and --rate as many requests run as fit. Limits (--ttft, --tpot, --latency) are compared
-    with what is predicted. --cluster, --chips, --tp, --concurrency and --rate take several values (16,64,256): a row for each combination.
+    Defaults: the smallest tp whose replicas hold the requests, replicas on all chips, the format in which the model is published, and all
+    requests in flight that fit. Limits (--ttft, --tpot, --latency) are compared with the prediction. --cluster, --chips, --tp,
+    --concurrency and --rate take several values (16,64,256): a row for each combination.
     """
     from perfmodel.foundation.values import several
     from perfmodel.verbs.serving import NEEDED

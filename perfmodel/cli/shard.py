@@ -70,7 +70,7 @@ def shard(
     files: options.Files,
     json: options.Json = False,
 ) -> None:
-    """The best sharding of every operator by itself, with proof, under the chip's memory; common strategies beside it.
+    """Search the best sharding of every operator of a network, with a proof of optimality, within the chip's memory.
 
     Networks are built in, or any torch.nn.Module. A dim cut "b 4x8" is cut 4 ways across nodes and 8 ways within one.
     """
@@ -326,7 +326,7 @@ def _by_pase_cost(network: str, chips: int, inputs: list[str], *, json: bool) ->
 
 
 def networks(json: options.Json = False) -> None:
-    """Built-in networks: operators, parameters, and the sizes that `--size` may set."""
+    """List the built-in networks: operators, parameters, and the sizes that `--size` sets."""
     from perfmodel.foundation.units import format_count
     from perfmodel.workload.models import list_models
     from perfmodel.workload.networks import list_networks, load_network, network_sizes

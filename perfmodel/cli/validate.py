@@ -60,7 +60,7 @@ def validate(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Predict published runs from their inputs alone: errors of time and memory, the choice of plans, and the fit / no-fit record."""
+    """Predict published runs from their inputs alone, and show the errors of time, memory, fit and choice of plan."""
     from perfmodel.lab.run_labels import check_fields
     from perfmodel.lab.validate import SUMMED_BY
     from perfmodel.verbs.api import validate_cases

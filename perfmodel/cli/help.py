@@ -1,0 +1,91 @@
+"""Help: what `perfmodel` alone prints, the commands in groups, and the options of a command in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+#: Heading -> commands under it, in the order of `perfmodel --help`.
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "Training": ("predict", "search", "explain", "compare", "limits"),
+    "Serving": ("serve",),
+    "Run and measure": ("demo", "calibrate", "run", "audit", "fit", "validate"),
+    "Networks and modules": ("shard", "import", "networks", "pase-report"),
+    "Reference data": ("models", "chips", "clusters", "profiles", "engines", "calibrations"),
+}
+
+#: The commands that most users need first.
+FIRST = ("search", "predict", "explain", "limits", "serve")
+
+#: Heading -> options under it; the options of a plan are those of no other group that `Knobs` or a serving plan has.
+_OPTIONS: Mapping[str, str] = {
+    "Job": "model global_batch batch_tokens seq_len precision optimizer train routing capacity_factor tokens network batch size inputs",
+    "Load": "input_len output_len concurrency rate prefix_hit draft_tokens acceptance draft_model seed simulated",
+    "Limits": "ttft tpot latency limit_headroom price",
+    "Cluster": "cluster chip per_node scale_up scale_out chips nodes calibration memory_headroom risk device",
+    "Framework": "profile settings cp_form offload engine quantization kv_precision any_framework only_runnable",
+    "Plan": "dp fsdp tp pp cp dp_replicate dp_shard ep etp dispatcher zero micro_batch virtual_stages schedule recompute "
+    "recompute_modules sequence_parallel rules order attention attention_dp dcp pcp replicas workers max_batch max_tokens",
+    "Search": "search objective top ties allow p99 disaggregated time_limit stages microbatches cost max_tp max_pp max_cp "
+    "max_dp_replicate max_dp_shard max_ep max_etp max_zero max_micro_batch max_virtual_stages",
+    "Output": "interval operators verbose wide json csv plot save out plots sources template figure help",
+}
+_HEADING = {name: heading for heading, names in _OPTIONS.items() for name in names.split()}
+_OTHER = "Options"
+
+
+def overview(summaries: Mapping[str, str], examples: Mapping[str, str]) -> str:
+    """Return what `perfmodel` without a command prints: the commands that most users need first, each with an example."""
+    lines = ["perfmodel predicts step time and memory of training and serving large models.", ""]
+    for name in FIRST:
+        lines += [summaries[name], *(f"  {line}" for line in shell_lines(f"perfmodel {examples[name]}", width=78)), ""]
+    lines += ["`perfmodel --help` lists all commands, `perfmodel COMMAND --help` its options."]
+    return "\n".join(lines)
+
+
+def shell_lines(command: str, *, width: int) -> list[str]:
+    """Return a shell command in lines that can be copied: it breaks before an option, with a backslash."""
+    import re
+
+    lines: list[str] = []
+    for part in re.split(r" (?=--?[a-zA-Z])", command):
+        if lines and len(lines[-1]) + len(part) + 3 <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(f"    {part}" if lines else part)
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
+
+
+def with_groups(command: Any) -> Any:
+    """Return the command, its options under headings in its help."""
+    command.format_options = partial(_write_options, command)
+    return command
+
+
+def with_command_groups(group: Any) -> Any:
+    """Return the group of all commands, the commands under headings in its help."""
+    group.format_commands = partial(_write_commands, group)
+    return group
+
+
+def _write_options(command: Any, context: Any, formatter: Any) -> None:
+    rows: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None:
+            is_argument = parameter.param_type_name == "argument"
+            rows.setdefault("Arguments" if is_argument else _HEADING.get(parameter.name, _OTHER), []).append(record)
+    _write_sections(formatter, {heading: rows[heading] for heading in ("Arguments", *_OPTIONS, _OTHER) if heading in rows})
+
+
+def _write_commands(group: Any, context: Any, formatter: Any) -> None:
+    found = {name: group.get_command(context, name).get_short_help_str(formatter.width) for name in group.list_commands(context)}
+    grouped = {heading: [(name, found.pop(name)) for name in names] for heading, names in COMMANDS.items()}
+    _write_sections(formatter, grouped | ({_OTHER: list(found.items())} if found else {}))
+
+
+def _write_sections(formatter: Any, sections: Mapping[str, Iterable[tuple[str, str]]]) -> None:
+    for heading, rows in sections.items():
+        with formatter.section(heading):
+            formatter.write_dl(list(rows))
