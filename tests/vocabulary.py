@@ -46,8 +46,6 @@ TO_DO: frozenset[str] = frozenset(
         "notebooks/04_what_bounds_a_service.ipynb",
         "notebooks/05_sizing_a_service.ipynb",
         "notebooks/pase.ipynb",
-        "perfmodel/calibrate/fit_machine.py",
-        "perfmodel/calibrate/fits.py",
         "perfmodel/cli/app.py",
         "perfmodel/cli/engines.py",
         "perfmodel/cli/examples.py",
@@ -59,70 +57,45 @@ TO_DO: frozenset[str] = frozenset(
         "perfmodel/cli/search.py",
         "perfmodel/cli/serve.py",
         "perfmodel/cli/shard.py",
-        "perfmodel/cost/compute.py",
-        "perfmodel/cost/launches.py",
-        "perfmodel/cost/link_rates.py",
-        "perfmodel/cost/live.py",
-        "perfmodel/cost/machine.py",
         "perfmodel/cost/sensitivity.py",
         "perfmodel/cost/serving/context.py",
         "perfmodel/cost/serving/pools.py",
-        "perfmodel/cost/serving/routing.py",
         "perfmodel/execute/gpu_checks.py",
-        "perfmodel/execute/measure/rounds.py",
         "perfmodel/execute/per_operator/run.py",
         "perfmodel/execute/serving/refuse.py",
         "perfmodel/foundation/files.py",
-        "perfmodel/foundation/memory_room.py",
         "perfmodel/foundation/records.py",
         "perfmodel/foundation/shapes.py",
         "perfmodel/hardware/calibration.py",
-        "perfmodel/hardware/serving_kernels.py",
         "perfmodel/lab/ablation.py",
         "perfmodel/lab/accuracy.py",
-        "perfmodel/lab/doubts.py",
         "perfmodel/lab/expert_cases.py",
         "perfmodel/lab/few_runs.py",
         "perfmodel/lab/fitted.py",
         "perfmodel/lab/kernels/clocks.py",
         "perfmodel/lab/kernels/cross_validate.py",
         "perfmodel/lab/kernels/fit.py",
-        "perfmodel/lab/kernels/grouped.py",
         "perfmodel/lab/memory_outcomes.py",
         "perfmodel/lab/own_runs/account.py",
-        "perfmodel/lab/own_runs/fit.py",
-        "perfmodel/lab/own_runs/habits.py",
-        "perfmodel/lab/own_runs/result.py",
-        "perfmodel/lab/own_runs/tables.py",
         "perfmodel/lab/residuals.py",
         "perfmodel/lab/serving/accuracy.py",
         "perfmodel/lab/serving/measured.py",
-        "perfmodel/lab/serving/saturation.py",
         "perfmodel/lab/strangers.py",
         "perfmodel/papers/pase/tables.py",
         "perfmodel/parallel/algebra/folding.py",
         "perfmodel/parallel/doubts.py",
         "perfmodel/parallel/executable.py",
         "perfmodel/parallel/frameworks.py",
-        "perfmodel/parallel/habits.py",
         "perfmodel/parallel/knobs.py",
         "perfmodel/parallel/plan.py",
-        "perfmodel/parallel/prediction.py",
-        "perfmodel/parallel/profile.py",
         "perfmodel/parallel/residuals.py",
         "perfmodel/parallel/runs.py",
-        "perfmodel/parallel/serving/engine.py",
         "perfmodel/parallel/serving/plan.py",
         "perfmodel/parallel/serving/request.py",
         "perfmodel/parallel/settings.py",
         "perfmodel/planner/serving/reasons.py",
-        "perfmodel/planner/serving/result.py",
         "perfmodel/planner/serving/search.py",
         "perfmodel/planner/serving/space.py",
-        "perfmodel/report/networks.py",
-        "perfmodel/report/predictions.py",
-        "perfmodel/report/runs.py",
-        "perfmodel/report/searches.py",
         "perfmodel/report/serving.py",
         "perfmodel/report/serving_runs.py",
         "perfmodel/report/trust.py",
@@ -130,7 +103,6 @@ TO_DO: frozenset[str] = frozenset(
         "perfmodel/search/solution.py",
         "perfmodel/verbs/api.py",
         "perfmodel/verbs/requests.py",
-        "perfmodel/verbs/serving.py",
         "perfmodel/verbs/setting.py",
         "perfmodel/workload/config.py",
         "perfmodel/workload/config_fields.py",
@@ -139,7 +111,6 @@ TO_DO: frozenset[str] = frozenset(
         "perfmodel/workload/imported/aten_rules.py",
         "perfmodel/workload/imported/decoder.py",
         "perfmodel/workload/imported/feed_forwards.py",
-        "perfmodel/workload/imported/graph.py",
         "perfmodel/workload/imported/mixers.py",
         "perfmodel/workload/networks/__init__.py",
         "perfmodel/workload/networks/alexnet.py",
@@ -321,13 +292,11 @@ def yaml_passages(text: str) -> Iterator[Passage]:
 def python_passages(text: str, *, docstrings: bool = False) -> Iterator[Passage]:
     """Yield the string literals that contain a space; docstrings only of functions that are commands, and if asked for."""
     tree = ast.parse(text)
-    skipped: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
-            first = node.body[0]
-            is_command = docstrings and isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and not is_command:
-                skipped.add(id(first.value))
+    # Docstrings, those of constants and fields too.
+    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    if docstrings:
+        commands = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"))
+        skipped -= {id(node.body[0].value) for node in commands if isinstance(node.body[0], ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             # Patterns, and lists of names.
