@@ -401,4 +401,4 @@ def _fit_collectives(samples: Sequence[CollectiveSample], record: _Record) -> tu
 
 
 LEAST_RAMP_SIZES = 6
-"""Message sizes from which a ramp can be told from noise."""
+"""Message sizes from which a ramp differs from noise."""

@@ -29,7 +29,7 @@ OUTLIER = 0.1
 NUM_FOLDS = 5
 
 REDUCE_RAMP_EXPONENT = 0.7
-"""An all-reduce changes its algorithm as well (tree, ring, in the switch): beside the steps of the protocol a slow rise remains."""
+"""An all-reduce changes its algorithm as well (tree, ring, in the switch): in addition to the steps of the protocol a slow rise remains."""
 
 RING_STEP_BYTES, EXCHANGE_STEP_BYTES, BULK_BYTES = 2.0**12, 2.0**14.5, 2.0**20
 """Chunks at which NCCL's latency steps up, of rings and of all-to-alls, and from which it moves data in bulk: much the same on A100, H100
@@ -39,7 +39,7 @@ NO_SOFTNESS = 1e-3
 """A share of the last wave below it is 0, which costs less to evaluate."""
 
 NEGLIGIBLE = 1e-12
-"""Parameters (s, fractions) below it are 0: a bound that a fit came to rest on."""
+"""Parameters (s, fractions) below it are 0: a bound at which a fit ended."""
 
 
 _Table = TypeVar("_Table", bound=Any)

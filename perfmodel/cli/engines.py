@@ -41,7 +41,7 @@ def engines(
 
 
 def supported(engine: Engine) -> dict[str, Any]:
-    """What an engine runs beside tensor and pipeline parallelism, which all do."""
+    """What an engine runs in addition to tensor and pipeline parallelism, which all do."""
     from perfmodel.planner.serving.launch import can_launch
 
     return {

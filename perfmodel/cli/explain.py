@@ -17,7 +17,7 @@ from perfmodel.parallel.request import Request
 PlanPath = Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")]
 
 
-@command(assumed=options.ASSUMED)
+@command(assumed=options.ASSUMED, display=options.DISPLAY)
 def explain(
     plan: PlanPath,
     *,
@@ -29,8 +29,7 @@ def explain(
     ] = False,
     assumed: Request,
     any_framework: options.AnyFramework = False,
-    verbose: options.Verbose = False,
-    wide: options.Wide = False,
+    display: options.Display,
     json: options.Json = False,
 ) -> None:
     """Explain where a plan's time and memory go, what each knob would change, and why not another plan."""
@@ -63,16 +62,16 @@ def explain(
 
         step = first.prediction.step_time
         print_facts(job_line(first.prediction.plan), [("plan", plan_line(first.prediction.plan)), *trust_lines(first.trust, step)])
-        print_tables([doubts_table(first.trust), *([remedies_table(first.trust, step)] if first.trust.remedies else [])], wide=wide)
+        print_tables([doubts_table(first.trust), *([remedies_table(first.trust, step)] if first.trust.remedies else [])], wide=display.wide)
         return
-    print_facts(verdict_line(first.prediction), headline(first.prediction, verbose=verbose))
+    print_facts(verdict_line(first.prediction), headline(first.prediction, verbose=display.verbose))
     turned = [neighbours_table(first)] if first.neighbours else []
-    print_tables([parts_table(first.prediction), memory_table(first.prediction), *turned], wide=wide)
+    print_tables([parts_table(first.prediction), memory_table(first.prediction), *turned], wide=display.wide)
     if first.remedies:
         from perfmodel.report.remedies import fitting_changes_table
 
         print_tables([fitting_changes_table(first.remedies)])
-    print_notes(notes(first.prediction), verbose=verbose)
+    print_notes(notes(first.prediction), verbose=display.verbose)
 
 
 @command(assumed=options.ASSUMED, files=Words(options.Files, only="plot"))

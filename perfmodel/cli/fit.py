@@ -37,7 +37,7 @@ def fit(
 ) -> None:
     """Fit an execution profile to one to a hundred measured runs of your training loop.
 
-    What is said of job, place and plan here is of all runs that do not say it themselves (docs/fitting.md).
+    Options of job, cluster and plan apply to every run whose row leaves them out (docs/fitting.md).
     """
     from perfmodel.foundation.words import given_words
     from perfmodel.verbs.fitting import fit_runs

@@ -65,7 +65,7 @@ def read_template(name: str) -> str:
 def print_list(
     headers: Sequence[str], rows: Sequence[Sequence[str]], *, sources: bool, title: str, right: Sequence[str] = (), fold: Sequence[str] = ()
 ) -> None:
-    """A table whose last column is the source of each row: as a number in a list below, where somebody asks for it."""
+    """A table whose last column is the source of each row: with `--sources` as a number in a list below."""
     marks = cite(row[-1] for row in rows)
     if sources:
         print_table(headers, [(*row[:-1], marks[row[-1]]) for row in rows], title=title, right=right, fold=fold)
@@ -321,7 +321,7 @@ def _profile_facts(name: str, value: object) -> list[tuple[str, str]]:
     if not isinstance(value, Runs):
         return [(name.replace("_", " "), _profile_value(name, value))]
     if value == ANYTHING:
-        return [("runs", "anything: nothing is said")]
+        return [("runs", "any plan: no limits are known")]
     return [(f"runs {field.name.replace('_', ' ')}", _profile_value(field.name, getattr(value, field.name))) for field in fields(value)]
 
 

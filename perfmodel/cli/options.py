@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perfmodel.cli.words import flag
+from perfmodel.cli.words import flag, switches
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import check_can_be_written
 from perfmodel.foundation.words import Words, word, words_of
@@ -35,6 +35,14 @@ class ChipWords:
 
 
 _file = partial(word, kind=Path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Display:
+    """How much of a report is printed: every note, every column."""
+
+    verbose: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -73,8 +81,10 @@ AnyFramework = Annotated[
         "--any-framework", help="Also plans that the framework cannot run (by default only what `perfmodel profiles NAME` lists)."
     ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every note and detail.")]
-Wide = Annotated[bool, typer.Option("--wide", help="Print every column of a table, however wide.")]
+_VERBOSE, _WIDE = "Print every note and detail.", "Print every column of a table, however wide."
+#: The two flags of `Display`.
+DISPLAY = switches(Display, verbose=_VERBOSE, wide=_WIDE)
+Wide = Annotated[bool, typer.Option("--wide", help=_WIDE)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 SCHEMA_VERSION = 1
 _WIDEST, _NARROWEST = 100, 80  # columns of a page
-_FOLDED_WIDTH = 24  # a column that may break into lines keeps this much
+_FOLDED_WIDTH, _LEAST_FOLDED = 24, 12  # of a column that may break into lines: before others are left out, and at least
 _COLUMN_GAP = 2
 MOST_NOTES = 5  # of a report without --verbose
 
@@ -83,7 +83,7 @@ def print_table(
     kept = list(range(len(headers)))
     left_out: list[str] = []
     for header in () if wide else optional:
-        if _least_width(cells, kept, set(fold)) <= page_width():
+        if _least_width(cells, kept, set(fold), _FOLDED_WIDTH) <= page_width():
             break
         place = list(headers).index(header) if header in headers else -1
         if place in kept:
@@ -114,10 +114,10 @@ def _cells_width(column: Sequence[str]) -> int:
     return max((len(line) for cell in column for line in cell.split("\n")), default=0)
 
 
-def _least_width(cells: Sequence[Sequence[str]], kept: Sequence[int], fold: set[str]) -> int:
+def _least_width(cells: Sequence[Sequence[str]], kept: Sequence[int], fold: set[str], folded: int) -> int:
     """The narrowest that these columns can be, gaps included."""
     widths = [(_cells_width([row[place] for row in cells]), cells[0][place] in fold) for place in kept]
-    return sum(min(width, _FOLDED_WIDTH) if may_fold else width for width, may_fold in widths) + _COLUMN_GAP * (len(kept) - 1)
+    return sum(min(width, folded) if may_fold else width for width, may_fold in widths) + _COLUMN_GAP * (len(kept) - 1)
 
 
 def _blocks(cells: Sequence[Sequence[str]], kept: Sequence[int], fold: set[str]) -> Iterator[list[int]]:
@@ -125,7 +125,7 @@ def _blocks(cells: Sequence[Sequence[str]], kept: Sequence[int], fold: set[str])
     first, *others = kept or [0]
     block = [first] if kept else []
     for place in others:
-        if len(block) > 1 and _least_width(cells, [*block, place], fold) > page_width():
+        if len(block) > 1 and _least_width(cells, [*block, place], fold, _LEAST_FOLDED) > page_width():
             yield block
             block = [first]
         block.append(place)
@@ -137,7 +137,7 @@ def _fitted(widths: Sequence[int], may_fold: Sequence[bool]) -> list[int]:
     fitted = list(widths)
     excess = sum(fitted) + _COLUMN_GAP * (len(fitted) - 1) - page_width()
     while excess > 0:
-        place = max((i for i, folds in enumerate(may_fold) if folds and fitted[i] > _FOLDED_WIDTH), key=fitted.__getitem__, default=-1)
+        place = max((i for i, folds in enumerate(may_fold) if folds and fitted[i] > _LEAST_FOLDED), key=fitted.__getitem__, default=-1)
         if place < 0:
             break
         fitted[place] -= 1

@@ -34,6 +34,7 @@ _OF_NETWORK_PLANS = ("cluster", "profile", "settings", "calibration", "memory_he
     chip=Words(options.ChipWords, several=True),
     knobs=Words(Knobs, varied=True),
     files=options.Files,
+    display=options.DISPLAY,
 )
 def predict(
     plan: Annotated[
@@ -52,8 +53,7 @@ def predict(
         str,
         typer.Option("--network", metavar="MODULE:FACTORY", help="For a plan of `shard`: the module to load."),
     ] = "",
-    verbose: options.Verbose = False,
-    wide: options.Wide = False,
+    display: options.Display,
     json: options.Json = False,
     files: options.Files,
 ) -> None:
@@ -75,7 +75,7 @@ def predict(
         decided = {name: getattr(asked, name) for name in words_of(Request) if name not in _OF_NETWORK_PLANS}
         others = {"tokens": tokens, "plot": files.plot, "save": files.save, "csv": files.csv, "interval": interval or None}
         _refuse_beside_a_network_plan(plan, **decided, **others, **knobs[0].given())
-        predict_network_file(found, asked, network=network, verbose=verbose, json=json)
+        predict_network_file(found, asked, network=network, verbose=display.verbose, json=json)
         return
     if network:
         raise InputError("--network: is for plans of `perfmodel shard`; leave it out")
@@ -96,13 +96,17 @@ def predict(
     if is_one:
         remedies = _remedies(answers[0], requests[0])
         _show_one(
-            predictions[0], answers[0].changes, json=json, tokens=num_tokens, confidences=confidences, remedies=remedies, verbose=verbose
+            predictions[0],
+            answers[0].changes,
+            json=json,
+            tokens=num_tokens,
+            confidences=confidences,
+            remedies=remedies,
+            verbose=display.verbose,
         )
     else:
         varied = varied_knobs(knobs)
-        _show_several(
-            predictions, failures, json=json, tokens=num_tokens, confidences=confidences, varied=varied, verbose=verbose, wide=wide
-        )
+        _show_several(predictions, failures, json=json, tokens=num_tokens, confidences=confidences, varied=varied, display=display)
     for what, path in (("figure", files.plot), ("table", files.csv), ("plan", files.save)):
         if path is not None and not json:
             print(f"\n{what}: {path}")
@@ -227,8 +231,7 @@ def _show_several(
     tokens: float,
     confidences: list[Confidence],
     varied: Sequence[str],
-    verbose: bool,
-    wide: bool,
+    display: options.Display,
 ) -> None:
     from perfmodel.report.predictions import confidence_object, convention_lines, prediction_object, settings_table, settings_title
 
@@ -240,7 +243,7 @@ def _show_several(
         return
     print_paragraph(settings_title(predictions))
     intervals = [interval for interval, _ in confidences]
-    print_tables([settings_table(predictions, tokens=tokens, intervals=intervals, varied=varied)], wide=wide)
-    print_notes(convention_lines(predictions), verbose=verbose)
+    print_tables([settings_table(predictions, tokens=tokens, intervals=intervals, varied=varied)], wide=display.wide)
+    print_notes(convention_lines(predictions), verbose=display.verbose)
     for failure in failures:
         print_paragraph(f"not predicted: {failure}")

@@ -42,7 +42,7 @@ def run(
 ) -> None:
     """Run a plan with torch on this machine, check its gradients, and compare time and memory with the prediction.
 
-    Plans of `search` (a model's) and of `shard` (a network's, every operator by itself, in stages or not) are told apart by themselves.
+    Takes plans of `search` (models) and of `shard` (networks, every operator by itself, with or without stages).
     """
     from perfmodel.verbs.api import run_plan
     from perfmodel.verbs.setting import load_plan

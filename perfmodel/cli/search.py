@@ -52,6 +52,7 @@ class Ranking:
     knobs=Words(Knobs, several=True),
     maximum=largest_of(bounded_knobs()),
     files=options.Files,
+    display=options.DISPLAY,
     after={"maximum": "order"},
 )
 def search(
@@ -67,8 +68,7 @@ def search(
     any_framework: options.AnyFramework = False,
     interval: Annotated[bool, typer.Option("--interval", help="Print the 80 % prediction interval of the step time of each plan.")] = False,
     tokens: options.Tokens = "",
-    verbose: options.Verbose = False,
-    wide: options.Wide = False,
+    display: options.Display,
     json: options.Json = False,
     files: options.Files,
 ) -> int:
@@ -124,7 +124,7 @@ def search(
         _write_csv(found, files.csv, tokens=num_tokens, interval=interval)
         written.append(f"table: {files.csv}")
     if str(files.csv) != "-":
-        _show(found, failures, json=json, tokens=num_tokens, interval=interval, verbose=verbose, wide=wide)
+        _show(found, failures, json=json, tokens=num_tokens, interval=interval, display=display)
     for line in written if not json and str(files.csv) != "-" else ():
         print(f"\n{line}")
     if was_interrupted:
@@ -217,8 +217,7 @@ def _show(
     json: bool,
     tokens: float,
     interval: bool,
-    verbose: bool,
-    wide: bool,
+    display: options.Display,
 ) -> None:
     from perfmodel.report.predictions import confidence_object
     from perfmodel.report.searches import search_object
@@ -243,8 +242,8 @@ def _show(
             shows = interval or need_intervals(settings)
             intervals = [interval_in(setting, each.plan) for setting, each in zip(settings, best, strict=True)] if shows else []
             print_paragraph(f"{settings_title(best)}: the best plan of each")
-            print_tables([settings_table(best, tokens=tokens, intervals=intervals)], wide=wide)
-            print_notes(convention_lines(best), verbose=verbose)
+            print_tables([settings_table(best, tokens=tokens, intervals=intervals)], wide=display.wide)
+            print_notes(convention_lines(best), verbose=display.verbose)
             print()
         shared = [name for name, _ in setting_words(found[0][0]).items() if len({setting_words(each)[name] for each, _ in found}) == 1]
         for setting, result in found:
@@ -253,15 +252,19 @@ def _show(
         for failure in failures:
             print_paragraph(f"not searched: {failure}")
     else:
-        _show_one(*found[0], tokens=tokens, interval=interval, verbose=verbose, wide=wide)
+        _show_one(*found[0], tokens=tokens, interval=interval, display=display)
 
 
 def setting_words(setting: Setting) -> dict[str, str]:
-    """What tells one search of a table from another."""
+    """What distinguishes one search of a table from another."""
     return {name: f"{value:,} {_COUNTED[name]}" if name in _COUNTED else value for name, value in setting.described().items()}
 
 
-def _show_one(setting: Setting, result: SearchResult, *, tokens: float, interval: bool, verbose: bool, wide: bool) -> None:
+#: Facts of the best plan that are printed without `--verbose`.
+_SHOWN = ("job", "layers", "plan", "framework", "based on")
+
+
+def _show_one(setting: Setting, result: SearchResult, *, tokens: float, interval: bool, display: options.Display) -> None:
     from perfmodel.report.predictions import confidence_lines, headline, job_line, parts_table, verdict_line
     from perfmodel.report.searches import (
         baselines_table,
@@ -278,22 +281,26 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float, interval
     if result.plans:
         best = result.plans[0]
         shows = interval or need_intervals([setting])
-        facts = headline(best, tokens=tokens, verbose=verbose)
+        facts = headline(best, tokens=tokens, verbose=display.verbose)
         title = "The best plan" if str(result.objective) != "memory" else "The plan that needs the least memory"
-        shown = facts if verbose or tokens else [fact for fact in facts if fact[0] in ("job", "layers", "plan", "framework", "based on")]
+        shown = (
+            facts
+            if display.verbose or tokens
+            else [fact for fact in facts if fact[0] in ("job", "layers", "plan", "framework", "based on")]
+        )
         bounds = confidence_lines(best, interval_in(setting, best.plan)) if shows else []
         print_facts(f"{title} {verdict_line(best)}", [*shown, *bounds, searched])
     else:
         print_facts("No plan fits", [*([("job", job_line(result.least_memory[0].plan))] if result.least_memory else []), searched])
     with_baselines = [baselines_table(result)] if result.baselines else []
-    print_tables([*([plans_table(result)] if result.plans else []), *with_baselines], wide=wide)
+    print_tables([*([plans_table(result)] if result.plans else []), *with_baselines], wide=display.wide)
     if result.plans:
         print_tables([parts_table(result.plans[0])])
-    if verbose and any(each.prediction for each in result.certainty):
+    if display.verbose and any(each.prediction for each in result.certainty):
         print_tables([certainty_table(result)])
-    if verbose or not result.plans:
+    if display.verbose or not result.plans:
         print_tables([rejected_table(result)])
-    print_notes(search_notes(result), details=search_details(result), verbose=verbose)
+    print_notes(search_notes(result), details=search_details(result), verbose=display.verbose)
 
 
 def _nothing_fits(result: SearchResult, *, given: bool) -> str:

@@ -38,6 +38,7 @@ class WantedWords:
     )
     allow: str = word("With --search: formats of weights that may be used, such as bf16,fp8", metavar="NAMES", default="")
     top: int | None = word("With --search: plans to show", otherwise="10 if left out", kind=int)
+    seed: int | None = word("With --simulate: seed of the drawn requests", otherwise="0 if left out", metavar="N", kind=int)
 
     def limits(self) -> dict[str, str]:
         """Time -> its limit as it was written, those that were given."""
@@ -56,7 +57,7 @@ _FILES = Words(
 )
 
 
-@command(asked=ServingRequest, chip=options.ChipWords, wanted=WantedWords, files=_FILES)
+@command(asked=ServingRequest, chip=options.ChipWords, wanted=WantedWords, files=_FILES, display=options.DISPLAY)
 def serve(
     *,
     asked: ServingRequest,
@@ -85,11 +86,7 @@ def serve(
         bool,
         typer.Option("--run", help="Run steps of a small model of this kind here with torch, and compare with the prediction."),
     ] = False,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="With --simulate: of the requests that are drawn; 0 if left out.")
-    ] = None,
-    verbose: options.Verbose = False,
-    wide: options.Wide = False,
+    display: options.Display,
     json: options.Json = False,
 ) -> int:
     """Predict TTFT, TPOT, throughput and memory of a service, or search its best plan.
@@ -107,7 +104,7 @@ def serve(
     if csv is not None and (run or operators):
         raise InputError("--csv: writes predictions of services; leave out --run and --operators")
     _check_together(wanted, search=search, operators=operators, simulated=simulated, p99=p99, disaggregated=disaggregated)
-    if seed is not None and not simulated:
+    if wanted.seed is not None and not simulated:
         raise InputError("--seed: goes with --simulate; add it, or leave --seed out")
     if run:
         if search or operators or simulated or disaggregated or plot is not None or wanted.limits():
@@ -129,13 +126,13 @@ def serve(
         return _several(requests, wanted, csv=csv, json=json)
     asked = requests[0]
     if search:
-        _search(asked, wanted, p99=p99, disaggregated=disaggregated, plot=plot, csv=csv, verbose=verbose, wide=wide, json=json)
+        _search(asked, wanted, p99=p99, disaggregated=disaggregated, plot=plot, csv=csv, display=display, json=json)
     elif operators:
-        _operators(asked, plot=plot, verbose=verbose, wide=wide, json=json)
+        _operators(asked, plot=plot, display=display, json=json)
     elif plot is not None:
         raise InputError("--plot: goes with --operators, whose roofline it draws, or with --search; add one of them")
     else:
-        return _predict(asked, wanted, simulated=simulated, seed=seed or 0, csv=csv, verbose=verbose, json=json)
+        return _predict(asked, wanted, simulated=simulated, seed=wanted.seed or 0, csv=csv, verbose=display.verbose, json=json)
     return 0
 
 
@@ -259,7 +256,7 @@ def _print_launch(lines: Sequence[LaunchLine]) -> None:
             print_paragraph(note)
 
 
-def _operators(asked: ServingRequest, *, plot: Path | None, verbose: bool, wide: bool, json: bool) -> None:
+def _operators(asked: ServingRequest, *, plot: Path | None, display: options.Display, json: bool) -> None:
     from perfmodel.report.serving import (
         headline,
         operator_object,
@@ -279,9 +276,9 @@ def _operators(asked: ServingRequest, *, plot: Path | None, verbose: bool, wide:
     if json:
         print_json({**serving_object(prediction), "operators": [operator_object(row) for row in rows]})
         return
-    print_facts(verdict_line(prediction, {}), [("job", service_line(prediction)), *headline(prediction, verbose=verbose)])
-    print_tables([operators_table(rows, "decode"), operators_table(rows, "prefill")], wide=wide)
-    print_notes(shown_notes(prediction), verbose=verbose)
+    print_facts(verdict_line(prediction, {}), [("job", service_line(prediction)), *headline(prediction, verbose=display.verbose)])
+    print_tables([operators_table(rows, "decode"), operators_table(rows, "prefill")], wide=display.wide)
+    print_notes(shown_notes(prediction), verbose=display.verbose)
     if plot is not None:
         print(f"\nfigure: {plot}")
 
@@ -311,8 +308,7 @@ def _search(
     disaggregated: bool,
     plot: Path | None,
     csv: Path | None,
-    verbose: bool,
-    wide: bool,
+    display: options.Display,
     json: bool,
 ) -> None:
     from perfmodel.report.serving import launch_object
@@ -347,9 +343,9 @@ def _search(
         return
     print_facts(best_line(found), [("job", line), *search_facts(found)])
     apart = pools_tables(found) if disaggregated and found.num_feasible else []
-    print_tables([plans_table(found), *apart, baselines_table(found), front_table(found)], wide=wide)
+    print_tables([plans_table(found), *apart, baselines_table(found), front_table(found)], wide=display.wide)
     _print_launch(launch)
-    print_notes([*search_notes(found), *setting.notes], details=search_details(found), verbose=verbose)
+    print_notes([*search_notes(found), *setting.notes], details=search_details(found), verbose=display.verbose)
     if plot is not None:
         print(f"\nfigure: {plot}")
     _named(csv)

@@ -286,7 +286,7 @@ def _show_pipeline(network: str, batch: int, found: PipelineSearch, given: dict[
         ("searched", f"{found.num_candidates} pairs of stages and microbatches in {format_time(found.search_time)}{cut_off}"),
         (
             "step time",
-            f"{format_time(best.step_time)}; with as many stages and microbatches and ZeRO {int(plan.zero)} none can take less than "
+            f"{format_time(best.step_time)}; no plan with these stages, microbatches and ZeRO {int(plan.zero)} can take less than "
             f"{format_time(found.lower_bound)} "
             f"(gap {found.gap:.1%})",
         ),

@@ -26,7 +26,7 @@ NEVER = 1e30
 """[s] Latency of an algorithm that the library does not have: never the cheapest, and still 0 when multiplied by no hops."""
 
 DEFAULT_LINK_FRACTION = 0.8
-"""Bandwidth that a collective reaches of a link nobody measured: NCCL on NVLink and InfiniBand, large messages, typically .75-.9."""
+"""Bandwidth that a collective reaches of a link without measurements: NCCL on NVLink and InfiniBand, large messages, typically .75-.9."""
 
 CHANNEL_BANDWIDTH = 12.5e9
 """[byte/s] Link bandwidth that one channel fills: 24 channels on an A100's NVLink of 300 GB/s, 12 on a V100's of 150, 2 on PCIe 3.0 x16."""

@@ -51,7 +51,7 @@ def operand_bytes(
 
 
 BLOCKS = 2.0
-"""Of keys, and of values, that a rank of a ring has beside its own: the one at work and the one that arrives."""
+"""Of keys, and of values, that a rank of a ring has in addition to its own: the one at work and the one that arrives."""
 
 
 def is_streamed(op: Operator, operand: Operand) -> bool:

@@ -44,7 +44,7 @@ four nodes (deepspeedai/DeepSpeed issue 6834, of 2024), about 2 s of 2.4 where 3
 """Unit of the host times that are counted by bytes, such as `gather_mebibyte`."""
 
 _UNMEASURED_DECODE_FLOOR = 11e-6
-"""[s] of a decode attention that nobody measured: fits to aiconfigurator's tables of H100, H200 and B200 (A100: 18 us)."""
+"""[s] of a decode attention without measurements: fits to aiconfigurator's tables of H100, H200 and B200 (A100: 18 us)."""
 
 # Where a dtype has no model of its own: the dtype whose fractions of peak are nearest, in order.
 _NEAREST_DTYPE: Mapping[Dtype, tuple[Dtype, ...]] = MappingProxyType(

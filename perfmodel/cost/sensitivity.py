@@ -217,7 +217,7 @@ _PARAMETERS: Mapping[str, tuple[str, Callable[[Estimator], Estimator | None]]] =
     "share of the gradient reduction that shows": ("profile", _of_profile("exposed_gradient_fraction", "exposed_scatter_fraction")),
     "time of parameters' gathers after the step": ("profile", _of_profile("publish_factor")),
     "tensor-parallel communication that hides": ("profile", _of_profile("tp_overlap_fraction", "tp_backward_overlap_fraction")),
-    "slow-down of compute beside communication": ("profile", _of_profile("compute_slowdown_under_communication")),
+    "slow-down of compute during communication": ("profile", _of_profile("compute_slowdown_under_communication")),
     "weight of the slowest stage": ("profile", _of_profile("uneven_stage_weight")),
 }
 """What is only a way of saying the same (tiles, ramps, offsets) is left out: these are what a person could measure or buy."""

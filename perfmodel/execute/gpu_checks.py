@@ -175,7 +175,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure training steps of real models on one GPU; prints JSON.")
     parser.add_argument("--limit", type=float, default=420.0, help="start no case later than this many seconds")
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each case")
-    parser.add_argument("--first", type=int, default=len(CASES), help="run only so many cases")
+    parser.add_argument("--first", type=int, default=len(CASES), help="number of cases to run")
     parser.add_argument("--serving", action="store_true", help="decode steps and prefills in place of training steps")
     options = parser.parse_args()
     if num_gpus() < 1:

@@ -175,7 +175,7 @@ def _loader(yaml: Any) -> Any:
 
         def construct_whole_number(self, node: Any) -> Any:
             if len(node.value) > MOST_DIGITS:
-                raise InputError(f"line {node.start_mark.line + 1}: a number of {len(node.value):,} digits; no field takes so many")
+                raise InputError(f"line {node.start_mark.line + 1}: a number of {len(node.value):,} digits; shorten it")
             return self.construct_yaml_int(node)
 
     StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_whole_number)

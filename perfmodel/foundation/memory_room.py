@@ -30,7 +30,7 @@ more. A plan that dies costs more than one that is a little slower, so the secon
 
 
 OUTCOME_RISK = 0.3
-"""Probability of not fitting that a plan of an unknown framework may have, beside that headroom.
+"""Probability of not fitting that a plan of an unknown framework may have, in addition to that headroom.
 
 It refuses what would be too full if layers were dealt out otherwise, or gradients or shards lay there whole, and next to nothing else:
 of 340 runs of nanotron that ran out of memory, its name hidden, none is told to fit, and not 29. Of a known framework the headroom stands

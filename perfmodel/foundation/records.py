@@ -147,7 +147,7 @@ def _tuple(arguments: tuple[Any, ...], value: object, *, where: str, name: str) 
     else:
         hints = arguments
     if len(hints) != len(value):
-        raise bad_field(where, _kind(value), f"must hold {len(hints)} values", "write as many")
+        raise bad_field(where, _kind(value), f"must hold {len(hints)} values", f"write {len(hints)}")
     return tuple(
         item for _, item in _each(enumerate(value), lambda index, item: _value(hints[index], item, where=f"{where}.{index}", name=name))
     )

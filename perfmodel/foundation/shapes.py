@@ -114,7 +114,7 @@ def list_of(item: Shape, *, least: int = 0, most: int) -> Shape:
             yield _bad(field, value, "must be a list", "write a list: [a, b], or a line '- a' for each")
             return
         if not least <= len(value) <= most:
-            yield _bad(field, value, f"must have from {least} to {most} entries, not {len(value)}", "write as many entries as that")
+            yield _bad(field, value, f"must have from {least} to {most} entries, not {len(value)}", f"write {least} to {most} entries")
         for place, each in enumerate(value):
             yield from item(each, _below(field, place))
 

@@ -58,7 +58,7 @@ SCALE_OUT = "scale_out"
 LATENT_KERNEL = "latent"
 """Kernel of fused attention whose values are narrower than its keys, where it was measured."""
 PARTS = ("matmul", "streaming", "attention", SCALE_UP, SCALE_OUT)
-"""Parts of a calibration; a prediction says of each what it rests on."""
+"""Parts of a calibration; a prediction names the basis of each."""
 
 WEIGHT_BANDWIDTH, VECTOR_BANDWIDTH = "memory_bandwidth.weights", "memory_bandwidth.vector"
 """Peaks of CPUs: how fast weights come from memory into products of a few rows, and of one, which is a kernel of its own."""

@@ -238,7 +238,7 @@ TYPICAL = ServingKernels(
         ),
     },
 )  # fmt: skip
-"""Of a chip that nobody measured. Means of shipped calibrations (geometric): small all-reduces of A100, H100 and B200; fp8 and attention to
+"""Of a chip without measurements. Means of shipped calibrations (geometric): small all-reduces of A100, H100 and B200; fp8 and attention to
 caches of H100 and B200. Of one chip: int8 and widened weights the A100's, nvfp4 the B200's. Not measured
 anywhere: w4a8 as fp8, mxfp4 as w4a16; experts in int8, w4a8 and nvfp4 as in fp8, widened ones as in 16 bits at the bandwidth of widened
 weights."""

@@ -58,7 +58,7 @@ class TrustAccount:
         """In a few lines; `explain --trust` prints tables."""
         lines = [self.interval.trust, *(f"{each.share:.0%} of the variance: {each.name} ({each.rests_on})" for each in self.doubts)]
         best = self.cheapest
-        return "\n".join([*lines, *([f"{'halved' if best.halves else 'told most'} by: {best.says} ({best.how})"] if best else [])])
+        return "\n".join([*lines, *([f"{'halved' if best.halves else 'reduced most'} by: {best.says} ({best.how})"] if best else [])])
 
     @property
     def cheapest(self) -> Remedy | None:
@@ -78,7 +78,7 @@ class Carrier:
 
 
 _WORTH_NAMING = 0.005
-"""Share of the variance from which a doubt has a line of its own."""
+"""Share of the variance from which a source of uncertainty has its own line."""
 
 REST, SMALLER = "what no constant carries", "what is smaller"
 

@@ -37,7 +37,7 @@ def not_executable_reason(plan: Plan) -> str:
     """Why no machine could run a plan of this form with torch; empty if one could."""
     network = plan.job.model
     if isinstance(network, NetworkModel):
-        return f"network={network.name}: is code of one's own, whose operators are not imported" if network.is_imported else ""
+        return f"network={network.name}: is your own code, whose operators are not imported" if network.is_imported else ""
     train = plan.job.train
     if train.quantizes_base:
         plain = replace(train, method=Method.LORA, base="")
@@ -63,7 +63,7 @@ def _recurrent_reason(plan: Plan) -> str:
     if not any(kind.mixer in ("mamba", "delta") for kind in model.layer_kinds):
         return ""
     if model.parallel_block:
-        return "parallel_block=true: torch's own modules have no state-space or delta mixer beside an MLP; use another model"
+        return "parallel_block=true: torch's own modules have no state-space or delta mixer parallel to an MLP; use another model"
     if layout.cp > 1:
         return f"cp={layout.cp}: torch's own modules have whole sequences where a mixer has a state; use cp=1"
     return ""
@@ -151,7 +151,7 @@ def _experts_reason(plan: Plan) -> str:
     if reason := _one_hop_reason(plan):
         return reason
     if plan.dispatcher is Dispatcher.ALL_GATHER and plan.etp > 1:
-        return f"etp={plan.etp}: the executor gathers tokens over the ranks that experts are dealt over alone; use etp=1"
+        return f"etp={plan.etp}: the executor gathers tokens only over the ranks that split the experts; use etp=1"
     if experts.bias and plan.etp > 1:
         return f"etp={plan.etp}: the biases of experts of {model.name} are added to whole sums, which ranks that share one lack; use etp=1"
     if experts.bias and plan.dispatcher is Dispatcher.ALL_GATHER:

@@ -20,7 +20,7 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, 
 from perfmodel.foundation.resources import resource_dir
 
 PLAIN_TORCH_LAUNCH = 15e-6
-"""[s] Host time of a kernel of a backward pass, where nobody timed a framework: modules of torch 2.13 take 11 us on a core of an EPYC,
+"""[s] Host time of a kernel of a backward pass, of a framework without measurements: modules of torch 2.13 take 11 us on a core of an EPYC,
 and cudaLaunchKernel 3 to 6."""
 
 #: Constants that no source code holds: what they are where nobody knows them, so that they change nothing; only a host there always is.
@@ -167,7 +167,7 @@ def shipped_habits(name: str, below: tuple[str, ...] = ()) -> dict[str, Any] | N
         return data
     under = shipped_habits(base, (*below, name)) if isinstance(base, str) and is_name(base) and base not in (*below, name) else None
     if under is None:
-        raise bad_field("base", shown(base), "must be the name of another framework with habits", f"correct {path}")
+        raise bad_field("base", shown(base), "must be the name of another framework with `habits.yaml`", f"correct {path}")
     return {key: value for key, value in under.items() if key not in ("name", "source", "unknown")} | data
 
 

@@ -83,7 +83,7 @@ class Knobs:
     dp_shard: int | None = _searched("Data-parallel ranks that shard (FSDP; see --zero)", in_files=1)
     cp: int | None = _searched("Context-parallel degree", in_files=1)
     tp: int | None = _searched("Tensor-parallel degree", in_files=1)
-    ep: int | None = _searched("Expert-parallel degree: experts are dealt over so many ranks", in_files=1)
+    ep: int | None = _searched("Expert-parallel degree: ranks that split the experts", in_files=1)
     etp: int | None = _searched("Tensor-parallel degree inside an expert", otherwise="1 with --ep, else tp")
     dispatcher: str | None = _choice(
         "How tokens reach experts: alltoall, allgather or flex (once to each node and rank: DeepEP, HybridEP)",

@@ -116,7 +116,7 @@ class Plan:
     def cuts(self) -> Assignment:
         """The sharding of each operator, of a plan that says them one by one."""
         if self.assignment is None:
-            raise bad_field("rules", self.rule_set, "cut all operators; this is of plans that say each one's sharding", "use one of those")
+            raise bad_field("rules", self.rule_set, "shard all operators; this plan gives the sharding of each", "use one of those")
         return self.assignment
 
     def hash(self) -> str:
@@ -441,7 +441,7 @@ def _check_experts(plan: Plan) -> None:
     if (counts := plan.job.routing.counts) is None:
         return
     if layout.tp > 1 and not plan.sequence_parallel:
-        rule = f"beside tp={layout.tp}, each of its ranks must have tokens of its own"
+        rule = f"with tp={layout.tp}, each of its ranks must have its own tokens"
         raise bad_field("routing", str(plan.job.routing), rule, "use sequence_parallel=true, or skew: in place of counts")
     counts.check(ranks=plan.ep, num_experts=experts.num_experts, tokens=tokens_of_rank(plan), top_k=experts.top_k)
 
@@ -497,7 +497,7 @@ def make_plan(
     elif dp_shard * cp == 1:
         if dp_replicate > 1:
             raise InputError(
-                f"zero={zero}: shards over dp_shard (and cp), which is 1 beside dp_replicate={dp_replicate}; "
+                f"zero={zero}: shards over dp_shard (and cp), which is 1 with dp_replicate={dp_replicate}; "
                 f"give dp_shard={dp_replicate} in place of dp_replicate={dp_replicate}, or zero=0"
             )
         zero = 0  # one data rank holds everything at any stage: one plan, one row

@@ -25,7 +25,7 @@ from perfmodel.parallel.settings import SEPARATOR, framework_named
 from perfmodel.parallel.stated import settings_in, with_stated
 
 GENERIC = "generic"
-"""The profile of a framework that nobody named."""
+"""The profile where no framework is given."""
 
 #: Parts of a layer that CUDA graphs may launch by themselves (Megatron-LM's --cuda-graph-scope).
 GRAPH_SCOPES = ("attn", "mamba", "moe_router", "moe_preprocess", "mlp")

@@ -196,7 +196,7 @@ def interval(
 
 
 _FEW = 5
-"""Runs up to which it is said that they are few."""
+"""Runs up to which a note says that they are few."""
 
 
 def _shrunk(own: float, unseen: float, num_runs: int) -> float:
@@ -248,7 +248,7 @@ def stranger_interval(
     """
     chosen = [each for each in strangers if each.family != without]
     if not chosen:
-        raise InputError("residuals: hold no runs of strangers; write them with `python -m perfmodel.lab.residuals`")
+        raise InputError("residuals: hold no runs of unseen frameworks; write them with `python -m perfmodel.lab.residuals`")
     points = sorted((point, 1.0 / len(each.quantiles)) for each in chosen for point in each.quantiles)
     medians = [_place(sorted((point, 1.0) for point in each.quantiles), 0.5 * len(each.quantiles)) for each in chosen]
     centre = sum(medians) / len(medians)
@@ -278,7 +278,7 @@ def _beyond(strangers: Sequence[StrangerResiduals], open_habits: tuple[float, fl
 
 
 _WORTH_SAYING = 0.05
-"""[log of the step time] A standard deviation from which it is said that habits widen an interval."""
+"""[log of the step time] A standard deviation from which a note says that the fitted parameters widen an interval."""
 
 
 def _of_a_stranger(
@@ -300,7 +300,7 @@ def _of_a_stranger(
     return StepInterval(
         low=math.exp(-math.hypot(math.log(low), more)),
         high=math.exp(math.hypot(math.log(high), more)),
-        rests_on=f"{runs:,} runs of {frameworks} frameworks, each predicted as if nobody knew it"
+        rests_on=f"{runs:,} runs of {frameworks} frameworks, each left out of the fit"
         + (f"; widened: {', '.join(words)}" if words else ""),
         num_runs=runs,
     )

@@ -170,16 +170,16 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     every, runs = runs, runs.for_training(plan.job.train)
     for axis in AXES:
         if layout.degree(axis) > 1 and axis not in runs.axes:
-            beside = f" beside a base in {plan.job.train.base}" if axis in every.axes else ""
+            beside = f" with a base in {plan.job.train.base}" if axis in every.axes else ""
             return f"{axis}={layout.degree(axis)}: {framework} has no {axis}{beside}"
     zero, pipelined = int(plan.zero), layout.pp > 1
     if zero in every.zero and zero not in runs.zero:
         return f"zero={zero}: {framework} cannot shard a base in {plan.job.train.base}, of which every data rank has a whole copy"
     if runs.refuses_beside_axes(zero, tp=layout.tp, cp=layout.cp, data=layout.data_parallel):
         axis = "tp" if layout.tp > 1 else "cp"
-        return f"zero={zero}: {framework} has ZeRO {_listed(runs.zero_beside_axes)} only beside {axis}={layout.degree(axis)}"
+        return f"zero={zero}: {framework} has ZeRO {_listed(runs.zero_beside_axes)} only with {axis}={layout.degree(axis)}"
     if not runs.admits_zero(zero, pipelined=pipelined, replicated=False):
-        beside, stages = (" beside a pipeline", runs.zero_in_pipeline) if zero in runs.zero else ("", runs.zero)
+        beside, stages = (" with a pipeline", runs.zero_in_pipeline) if zero in runs.zero else ("", runs.zero)
         return f"zero={zero}: {framework} has ZeRO {_listed(stages)} only{beside}"
     replicated = layout.dp_replicate > 1 and layout.dp_shard > 1
     if not runs.admits_zero(zero, pipelined=pipelined, replicated=replicated):
@@ -201,7 +201,7 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     if str(plan.schedule) not in runs.schedules:
         return f"schedule={plan.schedule}: {framework} has {_listed(runs.schedules)} only"
     if not runs.uneven_stages and len(set(plan.stage_layers)) > 1:
-        return f"pp={layout.pp}: {framework} needs as many layers in every stage"
+        return f"pp={layout.pp}: {framework} needs the same number of layers in every stage"
     if not runs.few_microbatches and plan.num_microbatches < layout.pp:
-        return f"pp={layout.pp}: {framework} needs at least as many microbatches, not {plan.num_microbatches}"
+        return f"pp={layout.pp}: {framework} needs at least pp={layout.pp} microbatches, not {plan.num_microbatches}"
     return ""

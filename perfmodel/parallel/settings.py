@@ -236,7 +236,7 @@ QUERY_GRADIENT_BYTES = 4.0
 `csrc/flash_attn/flash_api.cpp`)."""
 
 EAGER_LOSS_PEAK = 8.0
-"""Of a logit, beside the logits and their softmax in float32: the gradients that nll_loss and log_softmax make, in float32."""
+"""Of a logit, in addition to the logits and their softmax in float32: the gradients that nll_loss and log_softmax make, in float32."""
 
 #: Their fused loss saves traffic, not memory: the softmax is kept in float32, its gradient made from it (Megatron-Core,
 #: `fusions/fused_cross_entropy.py`).
@@ -269,7 +269,7 @@ ASYNC_TP_OVERLAP = 0.5
 """Share of tensor-parallel communication that asynchronous tensor parallelism (micro-pipelined symmetric memory) hides."""
 
 TP_ASYNC_OVERLAP = 0.8
-"""Share of tensor-parallel communication in backward that hides beside the other gradient's product (Korthikanti et al. 2022, 4.2.2)."""
+"""Share of tensor-parallel communication in backward that overlaps with the other gradient's product (Korthikanti et al. 2022, 4.2.2)."""
 
 SEPARATOR = "+"
 """Between a profile's name and the settings that are stated with it."""
@@ -399,7 +399,7 @@ _SETTINGS: Mapping[str, StatedSetting] = {
     "cuda_graphs": StatedSetting(
         says="a pass is launched as one graph: the host takes next to nothing for each kernel", change=_cuda_graphs
     ),
-    "gradient_bucket_mb": StatedSetting(says="gradients are reduced in buckets of so many MiB", change=_bucket, values=(1e-3, 1e6)),
+    "gradient_bucket_mb": StatedSetting(says="size of a gradient bucket, in MiB", change=_bucket, values=(1e-3, 1e6)),
     "gradient_bucketing": StatedSetting(
         says="gradients are reduced in buckets under the last backward, whatever the ZeRO stage (DeepSpeed's overlap_comm); no: after it, "
         "beside nothing",
@@ -414,20 +414,20 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         says="gradients of microbatches are added up in float32; no: in the dtype of the computation", change=_accumulation
     ),
     "async_tp": StatedSetting(
-        says=f"{ASYNC_TP_OVERLAP:.0%} of tensor-parallel communication hides under the products beside it (torch's asynchronous TP)",
+        says=f"{ASYNC_TP_OVERLAP:.0%} of tensor-parallel communication overlaps with matrix products (torch's asynchronous TP)",
         change=_async_tp,
     ),
     "tp_async": StatedSetting(
-        says=f"{TP_ASYNC_OVERLAP:.0%} of tensor-parallel communication in backward hides beside the other gradient's product; no: nothing",
+        says=f"{TP_ASYNC_OVERLAP:.0%} of tensor-parallel communication in backward overlaps with the other gradient's product; no: nothing",
         change=_tp_async,
     ),
     "moe_overlap": StatedSetting(
-        says="what tokens of one microbatch send to experts and back travels beside another one's passes, on a share of the compute units "
+        says="the all-to-all of one microbatch overlaps with the passes of another, on a share of the compute units "
         "(Megatron-LM's --overlap-moe-expert-parallel-comm, DualPipe); no: nothing hides it",
         change=_exchanges,
     ),
     "delayed_weight_gradients": StatedSetting(
-        says="with moe_overlap: weight gradients are computed apart from those of inputs, beside what backward sends, in a pipeline's ends "
+        says="with moe_overlap: weight gradients are computed during backward's communication, in a pipeline's ends "
         "too, and what they need is kept until then (Megatron-LM's --delay-wgrad-compute, DualPipe)",
         change=_delayed_weight_gradients,
     ),
@@ -441,7 +441,7 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         change=_fused_experts,
     ),
     "moe_shared_overlap": StatedSetting(
-        says="shared experts run beside what tokens send to the others and back (Megatron-LM's --moe-shared-expert-overlap)",
+        says="shared experts overlap with the all-to-all of the other experts (Megatron-LM's --moe-shared-expert-overlap)",
         change=_shared_experts,
     ),
     "fp8_dispatch": StatedSetting(

@@ -32,7 +32,7 @@ def load_text(job: ServingJob) -> str:
     """How many requests there are."""
     if job.concurrency is not None:
         return f"{job.concurrency:,} {'in a batch' if job.is_static else 'in flight'}"
-    return f"{job.rate:g} a second" if job.rate is not None else "as many in flight as fit"
+    return f"{job.rate:g} a second" if job.rate is not None else "all that fit in flight"
 
 
 def service_line(prediction: ServingPrediction) -> str:

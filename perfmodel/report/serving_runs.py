@@ -19,14 +19,14 @@ def run_line(found: ServedComparison) -> str:
 def run_facts(found: ServedComparison) -> list[tuple[str, str]]:
     measured = found.measurement
     software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
-    checked = "not checked: the model is too large to run uncached beside it"
+    checked = "not checked: the model is too large to run uncached as well"
     if measured.logit_error == measured.logit_error:
         checked = f"logits of prefill, chunks and decode equal the uncached forward pass to {measured.logit_error:.1e} of the largest"
     facts = [("ran on", f"{measured.chip} ({measured.device}); {software}"), ("checked", checked)]
     facts.append(("steps", f"{len(measured.steps[0].times)} of each shape, in turn"))
     rests = "none: steps of one rank on a CPU are predicted here; `perfmodel serve` predicts those of a cluster"
     if found.steps:
-        rests = f"rests on calibrated: {found.calibration}; is of processor time, what a step takes where nothing else runs"
+        rests = f"based on calibrated: {found.calibration}; is of processor time, what a step takes where nothing else runs"
     facts.append(("prediction", rests))
     if found.steps:
         facts.append(("machine", f"a fixed product took {found.drift:.2f} times what the calibration says of it, between the steps"))

@@ -43,7 +43,7 @@ def trust_lines(account: TrustAccount, step_time: float) -> list[tuple[str, str]
     ]
     best = account.cheapest
     if best is not None:
-        name = "to halve it" if best.halves else "most tells"
+        name = "to halve it" if best.halves else "most informative"
         lines.append((name, f"{best.says} ({best.how}): then {_range(best.low, best.high, step_time)}"))
     return lines
 
@@ -55,17 +55,17 @@ def _range(low: float, high: float, step_time: float) -> str:
 def doubts_table(account: TrustAccount) -> Table:
     """The variance by what carries it; by itself: the interval if all else were known."""
     return Table(
-        title="What carries the uncertainty of the step time",
-        headers=("what is not known exactly", "share", "by itself", "what is known"),
+        title="Sources of uncertainty of the step time",
+        headers=("source", "share", "by itself", "basis"),
         rows=tuple((each.name, percent(each.share), f"+-{percent(NORMAL * each.spread)}", each.rests_on) for each in account.doubts),
         right=("share", "by itself"),
-        fold=("what is not known exactly", "what is known"),
+        fold=("source", "basis"),
     )
 
 
 def remedies_table(account: TrustAccount, step_time: float) -> Table:
     return Table(
-        title="What would tell more, the cheapest first",
+        title="Measurements that reduce the uncertainty, the cheapest first",
         headers=("what", "how", "variance left", "interval then"),
         rows=tuple((each.says, each.how, percent(each.share_left), _range(each.low, each.high, step_time)) for each in account.remedies),
         right=("variance left",),

@@ -186,7 +186,7 @@ class Reader:
         spread = math.fsum(self._largest(array) for array in [*costs, *merged.values()])
         stand_in = _FORBIDDEN_SPREADS * spread + 1.0
         if not math.isfinite(stand_in * (len(costs) + len(merged))):
-            raise bad_field("vertex_costs", spread, "costs beside forbidden entries must leave room to be added", "use smaller units")
+            raise bad_field("vertex_costs", spread, "finite costs must leave room to be added to forbidden ones", "use smaller units")
         replaced: dict[int, Array] = {}
 
         def finite(array: Array) -> Array:

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 class SearchMethod(StrEnum):
     ELIMINATION = "elimination"
-    BOUNDED_ELIMINATION = "elimination of what bounds left"
+    BOUNDED_ELIMINATION = "bounded elimination"
     BRANCH_AND_BOUND = "branch and bound"
 
 

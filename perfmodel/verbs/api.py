@@ -382,7 +382,7 @@ def validate_cases(
     from perfmodel.parallel.profile import ExecutionProfile, load_profile
 
     if profile is not None and hide_framework:
-        raise InputError("profile: cannot be given beside hide_framework, which assumes none; leave out one of them")
+        raise InputError("profile: cannot be given with hide_framework, which assumes none; leave out one of them")
     plan_case = plan_hidden() if hide_framework else plan_as_stated
     if profile is not None:
         check_name(profile, "profile", ExecutionProfile, "see `perfmodel profiles`")

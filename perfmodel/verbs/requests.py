@@ -45,7 +45,7 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     """
     headroom, risk = optional_share(given.memory_headroom, "memory_headroom"), read_risk(given.risk)
     if risk is not None and headroom is not None:
-        rule = f"cannot be given beside {spelled('memory_headroom')}, in whose place it stands"
+        rule = f"cannot be given with {spelled('memory_headroom')}, which it replaces"
         raise InputError(f"{spelled('risk')}: {rule}; leave out one of them")
     _refuse_millions(given.global_batch, spelled)
     asked: dict[str, list[Any]] = {}
@@ -55,7 +55,7 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
             asked[name] = [each.read(one, name) for one in each.values(value, name)] if each.read else _names(value)
     for one, other in (("chips", "nodes"), ("global_batch", "batch_tokens")):
         if asked[one] and asked[other]:
-            raise InputError(f"{spelled(one)}: cannot be given beside {spelled(other)}, which says the same; leave out one of them")
+            raise InputError(f"{spelled(one)}: cannot be given with {spelled(other)}, which means the same; leave out one of them")
     if not of_plan:
         _check_complete(asked, spelled)
     for name in asked["cluster"]:

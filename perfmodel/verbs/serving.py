@@ -48,7 +48,7 @@ DEFAULT_ACCEPTANCE = 0.7
 WIDENED = "fp8-weights"
 """What a checkpoint in 8 bits runs as on a chip without units for them, under an engine whose formats are not known."""
 MOST_CHIPS = 2**20
-"""Of a service: with as many sequences as engines run on each, requests in flight are counted in 32 bits."""
+"""Of a service: at the number of sequences that engines run on each, requests in flight are counted in 32 bits."""
 #: What cannot be left out, and what to give.
 NEEDED = {
     "model": "a name from `perfmodel models` or the path of a config.json",

@@ -107,7 +107,7 @@ def make_setting(
     reference, found = find_cluster(cluster, chips)
     chosen, habits = constants_of(found, calibration, profile, settings)
     if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST:
-        notes = (f"chips={found.num_chips}: nobody said how many, so it is the number that the file of {found.name} states", *notes)
+        notes = (f"chips={found.num_chips}: not given, so taken from the file of {found.name}", *notes)
     if chosen.busy_fraction > MOST_BUSY:
         notes = (
             *notes,
@@ -307,7 +307,7 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
     if prediction.host_memory:
         warnings.append(f"{format_bytes(prediction.host_memory)} for each chip lie in the host's memory")
     if recomputes_nothing_kept(prediction.plan):
-        warnings.append("recompute=selective saves next to nothing beside flash attention, which keeps no scores: it costs time")
+        warnings.append("recompute=selective saves next to nothing with flash attention, which keeps no scores: it costs time")
     if prediction.mfu_palm > 1.0:
         warnings.append(
             "MFU as PaLM counts it is above 100 %: it counts the full square of attention, of which causal attention computes half"

@@ -182,13 +182,13 @@ class TransformerConfig:
         if self.sliding_window and self.attention_chunk:
             raise bad_field("attention_chunk", self.attention_chunk, "attention is cut to a sliding_window or to chunks", "set one to 0")
         if self.kinds and sum(kind.count for kind in self.kinds) != self.num_hidden_layers:
-            rule = f"must be as many as the layers of its kinds, {sum(kind.count for kind in self.kinds)}"
+            rule = f"must equal the number of layers of its kinds, {sum(kind.count for kind in self.kinds)}"
             raise bad_field("num_hidden_layers", self.num_hidden_layers, rule, "correct the config")
         for kind in self.layer_kinds:
             needed = {kind.mixer, kind.feed_forward} & {"experts", "latent", "mamba", "delta"}
             for part in sorted(needed):
                 if getattr(self, part) is None:
-                    raise bad_field("kinds", kind.name, f"has layers with {part}, of which nothing is said", f"give {part}")
+                    raise bad_field("kinds", kind.name, f"has layers with {part}, which are not described", f"give {part}")
         if self.latent is not None and self.num_key_value_heads != self.num_attention_heads:
             rule = f"must equal num_attention_heads={self.num_attention_heads}: with latent attention every head has its own"
             raise bad_field("num_key_value_heads", self.num_key_value_heads, rule, "correct the config")

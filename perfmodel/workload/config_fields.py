@@ -240,6 +240,6 @@ def every_of(fields: ConfigFields, key: str, marked: list[bool]) -> int:
     every = marked.index(True) + 1 if any(marked) else 0
     repeats = all(is_marked == (every > 0 and (i + 1) % every == 0) for i, is_marked in enumerate(marked))
     if not repeats or len(marked) != fields.count("num_hidden_layers"):
-        rule = "must have one entry a layer and repeat every so many layers"
+        rule = "must have one entry for each layer and repeat with a fixed period"
         raise bad_field(key, printable(fields.data[key]), rule, "other orders are not modelled")
     return every

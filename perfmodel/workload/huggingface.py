@@ -93,7 +93,7 @@ def _text(data: Mapping[str, Any], key: str) -> str:
 _MOE_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _MLA_KEYS = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim")
 _ENCODER = "an encoder (attention in both directions, another loss)"
-_ENCODER_DECODER = "an encoder beside the decoder, with cross-attention"
+_ENCODER_DECODER = "an encoder with cross-attention to the decoder"
 _RECURRENT = "recurrent layers of another kind than Mamba-2 (nemotron_h) and gated delta rules (qwen3_next)"
 _MAMBA_1 = "Mamba-1 layers (Mamba-2, as in nemotron_h, is modelled)"
 _MAMBA_2 = "Mamba-2 layers in another arrangement than nemotron_h"

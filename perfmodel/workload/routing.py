@@ -264,7 +264,7 @@ def routing_counts(value: Any, name: str = "routing") -> RoutingCounts:
     if not _is_row(value) or not all(_is_row(row) for row in value):
         raise bad_field(name, shown(value), "must be a matrix of counts", remedy)
     if len({len(row) for row in value}) > 1 or len(value[0]) % len(value):
-        rule = "each row must have as many counts, a multiple of the number of rows"
+        rule = "each row must have the same number of counts, a multiple of the number of rows"
         raise bad_field(name, f"rows of {', '.join(str(n) for n in sorted({len(row) for row in value}))} counts", rule, remedy)
     return RoutingCounts(tuple(tuple(_count(each, name, remedy) for each in row) for row in value))
 

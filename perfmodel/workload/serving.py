@@ -109,7 +109,7 @@ class ServingJob:
         if not isinstance(self.model, TransformerConfig):
             raise bad_field("model", type(self.model).__name__, "must be a TransformerConfig", "load_model reads one")
         if self.concurrency is not None and self.rate is not None:
-            raise bad_field("rate", self.rate, "cannot be given beside a concurrency: clients wait for answers, or they do not", "give one")
+            raise bad_field("rate", self.rate, "cannot be given with a concurrency: load is either open or closed", "give one")
         if self.is_static and self.concurrency is None:
             raise bad_field("concurrency", None, "a static batch needs the number of its requests", "give a concurrency")
         if self.concurrency is not None and (

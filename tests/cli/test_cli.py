@@ -53,9 +53,25 @@ def test_what_a_verb_raises_becomes_a_sentence_and_a_code(raised, code, monkeypa
     assert one_sentence(capfd.readouterr().err)
 
 
-def test_no_arguments_show_the_help(capfd):
+def test_no_arguments_show_five_commands_with_examples_that_run(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert cli.run([]) == 0
-    assert "Commands:" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    examples = [line for line in out.replace("\\\n", "").splitlines() if line.startswith("  perfmodel ")]
+    assert len(examples) == 5
+    assert max(map(len, out.splitlines())) <= 80
+    for example in examples:
+        assert cli.run(example.split()[1:]) == 0
+    capfd.readouterr()
+
+
+def test_help_has_every_command_and_option_under_a_heading(capfd):
+    assert cli.run(["--help"]) == 0
+    assert "\nTraining:\n  predict " in capfd.readouterr().out
+    for verb in ("predict", "search", "serve", "limits", "shard"):
+        assert cli.run([verb, "--help"]) == 0
+        headings = [line for line in capfd.readouterr().out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+        assert set(headings) >= {"Job:", "Cluster:", "Framework:", "Output:"}
 
 
 def test_version(capfd):
@@ -74,7 +90,8 @@ def test_json_is_one_object_with_every_name_and_a_source(kind, capfd):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_table_has_one_line_for_each_name_that_points_to_its_source(kind, capfd):
+def test_a_table_has_one_line_for_each_name_that_points_to_its_source(kind, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     assert cli.run([kind, "--json"]) == 0
     entries = json.loads(capfd.readouterr().out)[kind]
     assert cli.run([kind, "--sources"]) == 0

@@ -75,10 +75,12 @@ def test_a_verb_has_help_and_its_flags(verb, capfd):
 def test_the_help_of_a_verb_has_two_examples_with_flags_that_it_knows(verb, capfd):
     assert cli.run([verb, "--help"]) == 0
     out = capfd.readouterr().out
+    assert max(map(len, out.partition("Examples:")[2].splitlines())) <= 80
+    shell = " ".join(out.replace("\\\n", "").split())
     examples = EXAMPLES[verb]
     known = set(out.partition("Examples:")[0].replace(",", " ").split())
     for line in examples:
-        assert f"perfmodel {line}" in out
+        assert f"perfmodel {line}" in shell
         assert line.split()[0] == verb
         assert {word for word in line.split() if word.startswith("--")} <= known
 
@@ -86,7 +88,7 @@ def test_the_help_of_a_verb_has_two_examples_with_flags_that_it_knows(verb, capf
 def test_the_help_says_defaults_and_words(capfd):
     assert cli.run(["predict", "--help"]) == 0
     out = " ".join(capfd.readouterr().out.split())
-    for piece in ("micro-batch 1, recompute none, schedule 1f1b", "profile: the framework that is assumed", "prior: ", "rests on: "):
+    for piece in ("micro-batch 1, recompute none, schedule 1f1b", "profile: the assumed framework", "prior: ", "based on: "):
         assert piece in out
 
 

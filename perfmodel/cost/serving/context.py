@@ -87,7 +87,7 @@ def why_not_shared(model: TransformerConfig, engine: Engine, *, pp: int, attenti
         return f"{model.name} has recurrent layers, whose tokens follow one another"
     beside = {"pp": pp, "attention_dp": attention_dp}
     alone = [name for name, size in beside.items() if size > 1 and name not in engine.prefill_context_beside]
-    return f"{engine.name} does not share prompts beside {' and '.join(alone)}" if alone else ""
+    return f"{engine.name} does not share prompts together with {' and '.join(alone)}" if alone else ""
 
 
 def cache_cuts(model: TransformerConfig, *, tp: Any, dcp: Any, pcp: Any) -> tuple[Any, Any]:

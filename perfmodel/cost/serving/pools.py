@@ -180,5 +180,5 @@ def _check_workers(estimator: ServingEstimator, pools: Pools) -> list[str]:
         check_plan(model, replace(worker, ep=1, attention_dp=1) if over_all else worker)
         check_context(model, worker, estimator.engine)
         if over_all and experts is not None and experts.num_experts % worker.ep:
-            notes.append(f"{experts.num_experts} experts over {worker.ep} chips: some are kept twice, so that each chip has as many")
+            notes.append(f"{experts.num_experts} experts over {worker.ep} chips: some are kept twice, for an equal number on each")
     return notes

@@ -19,7 +19,7 @@ from perfmodel.parallel.results import Measurement
 from perfmodel.workload.job import TrainingJob
 
 Progress = Callable[[float, str], None]
-"""Told the share that is done (0 to 1) and what is being measured."""
+"""Called with the finished share (0 to 1) and what is being measured."""
 
 #: Steps of a plan in one round, before and while it is timed, and how many rounds: A B C A B C, so that what else the machine does
 #: disturbs all plans alike.

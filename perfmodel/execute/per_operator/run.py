@@ -273,7 +273,7 @@ def measure_network_plans(
     rounds = min(rounds, steps)
     sizes = {plan.num_chips for plan in plans}
     if len(sizes) > 1:
-        raise InputError(f"plans: are for {sorted(sizes)} chips: all that are measured in one run must have as many; measure them apart")
+        raise InputError(f"plans: are for {sorted(sizes)} chips: plans of one run must have the same number; measure them apart")
     timing = replace(options, dtype="", steps=steps, optimizer="")
     checking = replace(timing, dtype="float32", steps=1, optimizer=options.optimizer, learning_rate=0.0)  # nothing is updated
     errors = [float("nan")] * len(plans)

@@ -10,7 +10,7 @@ def not_served_reason(config: TransformerConfig, tp: int, *, ep: int = 1) -> str
     used = {part for kind in config.layer_kinds for part in (kind.mixer, kind.feed_forward)}
     lacking = ["attention in chunks"] if config.attention_chunk else []
     if config.attention_sinks and config.position == "alibi":
-        lacking.append("sinks beside ALiBi")
+        lacking.append("sinks with ALiBi")
     if lacking:
         return (
             f"model={config.name}: has {' and '.join(lacking)}, which the serving executor does not run; predict it, or use another model"

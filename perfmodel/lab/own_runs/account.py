@@ -98,8 +98,6 @@ def _notes(files: Sequence[RunFile], rows: Sequence[Row], timed: Sequence[Row], 
         yield from each.notes
     assumed = Counter(name for run in runs for name in run.assumed)
     if assumed:
-        yield "nobody said, so it was assumed: " + ", ".join(
-            f"{name} (of {count} run{'s' * (count > 1)})" for name, count in assumed.items()
-        )
+        yield "not given, so assumed: " + ", ".join(f"{name} (of {count} run{'s' * (count > 1)})" for name, count in assumed.items())
     if len(runs) > _MANY:
         yield f"{len(runs)} runs: a hundred at different plans tell next to as much, and are quicker"

@@ -23,7 +23,7 @@ Mask = NDArray[np.bool_]
 Check = Callable[["Sequence[OwnRun]", Array], None]
 
 _SHARED, _OWN = 0.12, 0.05
-"""|log(predicted / measured)| with the best of habits: what runs of one loop share that no habit explains, and what each has of its own."""
+"""|log(predicted / measured)| with the best parameters: the error that runs of one loop share, and the error of each run alone."""
 
 TOLERANCE = 2.0
 """In noises: a run that is further off counts less than its square."""
@@ -33,7 +33,7 @@ SCATTER, _SCATTER_RUNS = 0.08, 4.0
 were hidden, intervals that are made from it hold four fifths of the rest (`lab/few_runs.py`)."""
 
 _TRAFFIC = (1.0, 6.0)
-"""Elementwise traffic that programs are compiled at: steps between lie on the line, to within the corners of what hides under what."""
+"""Elementwise traffic that programs are compiled at: steps between lie on the line, to within the corners where overlap begins."""
 
 _ROUNDS, _HALVINGS, _REWEIGHTINGS = 6, 4, 30
 _STILL = 1e-3

@@ -15,7 +15,7 @@ from perfmodel.lab.fit_profiles import Constant
 from perfmodel.parallel.profile import ExecutionProfile
 
 ELEMENTWISE = "rms_norm_traffic"
-"""The habit that compiled programs read: all others are read when a step is put together."""
+"""The parameter that compiled programs read: all others are read when a step is put together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from perfmodel.parallel.residuals import shape_of
 from perfmodel.parallel.run_features import features_of
 
 _DETERMINED, _PARTLY = 0.5, 0.1
-"""Share of the prior's variance that the runs take away, from which a habit is theirs, or theirs in part."""
+"""Share of the prior's variance removed by the runs, from which a parameter is determined, or determined in part."""
 
 _OUTLIER = 3.0
 """Standard deviations between a run and what the others say of it, from which it is named."""

@@ -73,7 +73,7 @@ def folding_fault(*, tp_kv: int, tp_q: int, cp: int, data: int, ep: int, etp: in
     if tp % etp:
         return f"etp={etp}: must divide tp={tp}; use a divisor of it"
     if ep % (tp // etp):
-        rule = f"must be a multiple of tp/etp={tp // etp}, since experts are dealt over what etp leaves of tp"
+        rule = f"must be a multiple of tp/etp={tp // etp}, because experts are split over tp/etp ranks of tp"
         return f"ep={ep}: {rule}; use ep={tp // etp}, or etp={tp} (--etp {tp}, Megatron's --expert-tensor-parallel-size)"
     left = ep // (tp // etp)
     if left > 1 and left % cp and cp % left:

@@ -19,7 +19,7 @@ DEFAULT_ENGINE = "vllm"
 EXTENTS = ("any", "whole", "none")
 ATTENTIONS = ("any", "latent", "none")
 GENERIC_ENGINE = "generic"
-"""What is taken of an engine that nobody knows: the mean of those of today."""
+"""Values of an unknown engine: the mean of the known ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

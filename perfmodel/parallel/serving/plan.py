@@ -76,7 +76,7 @@ class ServingPlan:
             raise bad_field("dcp", self.dcp, f"must divide tp={self.tp}, whose ranks share the tokens of a cache", "use a divisor")
         shared = sorted({1, self.pcp, self.tp * self.pcp})
         if self.pcp > 1 and self.dcp not in shared:
-            rule = f"must be 1, pcp or tp * pcp beside pcp={self.pcp}: all of its ranks share the tokens of a cache, or none"
+            rule = f"must be 1, pcp or tp * pcp with pcp={self.pcp}: all of its ranks share the tokens of a cache, or none"
             raise bad_field("dcp", self.dcp, rule, f"use {', '.join(str(each) for each in shared)}")
 
     @property

@@ -112,18 +112,18 @@ class ServingRequest:
     )  # fmt: skip
     tp: Any = _size("Tensor-parallel degree", otherwise="the smallest that leaves room for the requests if left out")
     pp: int | None = _count("Pipeline-parallel degree")
-    ep: int | None = _count("Expert-parallel degree: experts are dealt over so many of a replica's chips")
+    ep: int | None = _count("Expert-parallel degree: chips of a replica that split the experts")
     attention_dp: int | None = _count("Attention ranks of a replica that have sequences of their own (data-parallel attention)")
     dcp: int | None = _count("Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole")
-    pcp: int | None = _count("Prefill-context-parallel degree: chips beside tp that share the tokens of a prompt, zig-zag")
-    replicas: int | None = _count("Independent copies", otherwise="as many as the chips hold if left out")
+    pcp: int | None = _count("Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag")
+    replicas: int | None = _count("Independent copies", otherwise="all chips if left out")
     workers: Any = word(
         "Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8",
         metavar="XxN:YxN", read=_workers,
         takes="str",
     )  # fmt: skip
     max_batch: Any = _size("Sequences that run at once, of an attention rank", otherwise="the engine's if left out")
-    max_tokens: Any = _size("Tokens of a step: how prompts are cut into chunks", otherwise="the engine's if left out")
+    max_tokens: Any = _size("Tokens of a step: chunk size of prompts", otherwise="the engine's if left out")
     price: Any = word(
         "USD an hour for a chip, such as 2.5", otherwise="as `perfmodel chips NAME` has it if left out", metavar="USD", read=_price,
         takes="float | str",

@@ -51,7 +51,7 @@ def why_worse(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -
         if objective is ServingObjective.LATENCY:
             return "as good as the best"
         slower = why_worse(plan, best, ServingObjective.LATENCY)
-        return slower if slower == "as good as the best" else f"as many tokens, but {slower}"
+        return slower if slower == "as good as the best" else f"the same throughput, but {slower}"
     share, word = (1.0 - least / total, "fewer tokens") if objective is ServingObjective.THROUGHPUT else (worse, _WORSE[objective])
     grown = max(ours, key=lambda name: ours[name] - theirs.get(name, 0.0))
     unit, of = (1.0, "s of a request") if objective is ServingObjective.LATENCY else (1e3, "chip-ms a token")

@@ -433,7 +433,7 @@ class _Search:
             best_of = f"{label} answers at most {most:.3g} a second"
         else:
             best_of = f"prompts queue without end under {label}"
-        return f"rate={job.rate:g}: no plan on {where} answers as many; {best_of}"
+        return f"rate={job.rate:g}: no plan on {where} answers this rate; {best_of}"
 
 
 def _no_layout(job: ServingJob, cluster: Cluster, found: Layouts) -> str:

@@ -191,7 +191,7 @@ def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, atten
     if dcp > 1 and (why_no_context(model) or int(cache_copies(model, tp)) * pcp % dcp):
         return why_no_context(model) or "dcp does not divide the copies of the cache"
     if dcp > 1 and pcp > 1 and dcp not in (pcp, tp * pcp):
-        return "dcp beside pcp is none, of all its ranks or of those of tp too"
+        return "dcp with pcp must be 1, pcp or tp * pcp"
     if pcp > 1 and (reason := why_not_shared(model, engine, pp=pp, attention_dp=attention_dp)):
         return reason
     if pp > model.num_hidden_layers:

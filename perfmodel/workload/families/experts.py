@@ -74,7 +74,7 @@ def routed_and_shared(fields: ConfigFields, *, sigmoid: bool) -> Experts | None:
 def after_dense_layers(fields: ConfigFields, mixer: Mixer) -> list[tuple[Mixer, FeedForward]]:
     """The first layers are dense: `first_k_dense_replace` of them, or as `mlp_layer_types` says."""
     num_layers = fields.num_layers()
-    fields.must_be("moe_layer_freq", 1, "experts in every so many layers are")
+    fields.must_be("moe_layer_freq", 1, "experts in every n-th layer are")
     words: Sequence[str] = fields.of_each_layer("mlp_layer_types", ("dense", "sparse"), num_layers)
     if not words:
         dense = fields.count("first_k_dense_replace")

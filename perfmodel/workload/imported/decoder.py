@@ -81,7 +81,7 @@ def told_of(model: TransformerConfig) -> str:
     if any(kind.feed_forward == "dense" for kind in model.layer_kinds):
         words.append(f"a feed-forward of width {model.intermediate_size}")
     if model.experts is not None:
-        shared = f" beside one of {model.experts.shared_width}" if model.experts.shared_width else ""
+        shared = f" and a shared one of {model.experts.shared_width}" if model.experts.shared_width else ""
         words.append(f"{model.experts.top_k} of {model.experts.num_experts} experts of width {model.experts.width}{shared}")
     return ", ".join(words)
 
@@ -133,7 +133,7 @@ def _refuse_differing(wiring: Wiring, layers: Sequence[_Layer]) -> None:
         told = [
             *difference(layers[0].mixer.widths, layer.mixer.widths),
             *difference(known.feed_forward, layer.feed_forward),
-            *(["feed-forward beside attention in one of them"] if layer.is_parallel != layers[0].is_parallel else []),
+            *(["feed-forward parallel to attention in one of them"] if layer.is_parallel != layers[0].is_parallel else []),
             *(["norm after attention in one of them"] if layer.has_norm_after != layers[0].has_norm_after else []),
         ]
         if told:
@@ -230,7 +230,7 @@ def _reach(wiring: Wiring, layers: Sequence[_Layer]) -> Values:
     repeats = [every > 0 and (number + 1) % every == 0 for number in range(len(layers))]
     if len(cut) > 1 or is_full != repeats:
         told = ", ".join(f"{layer.mixer.seen.reach} {layer.mixer.seen.num_keys or ''}".strip() for layer in layers[:8])
-        rule = f"is in layers that see by their masks {told}; one window is modelled, and layers without it in every so many"
+        rule = f"is in layers that see by their masks {told}; one window is modelled, and layers without it at a fixed period"
         raise wiring.refused(layers[0].mixer.attention, f"{rule} (full_attention_every)")
     (seen,) = cut
     return {fields[seen.reach]: seen.num_keys, "full_attention_every": every}

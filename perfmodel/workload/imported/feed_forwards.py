@@ -55,13 +55,13 @@ def read_feed_forward(wiring: Wiring, own: Sequence[int], hidden: int, attention
     """Of the products of a layer that are not its attention's, which end before vertex `end`. Raises InputError."""
     activation = _activation(wiring, own)
     if not own:
-        raise wiring.refused(attention, "is in a layer with 0 products beside its own; a feed-forward has two or three")
+        raise wiring.refused(attention, "is in a layer with 0 products in addition to its own; a feed-forward has two or three")
     choices = [choice for at in range(min(own), end) if (choice := _choice(wiring, at, own)) is not None]
     if choices:
         experts = _experts(wiring, own, hidden, choices)
         return ImportedFeedForward(dense=None, experts=experts, activation=activation)
     several = len(own) > 3 or any(wiring.weights(at).number > 1 for at in own)
-    rule = f"is in a layer with {len(own)} products beside its own; a feed-forward has two or three"
+    rule = f"is in a layer with {len(own)} products in addition to its own; a feed-forward has two or three"
     if several:
         rule = f"has {len(own)} more products; a feed-forward has two or three, or picks experts (topk, argmax): {BY_CONFIG}"
     if several or len(own) < 2:
@@ -182,7 +182,7 @@ def _told_apart(wiring: Wiring, router: int, parts: Sequence[tuple[int, Mlp]], n
     counts[make] -= number
     shared = {each: count for each, count in counts.items() if count}
     if any(each[1:] != make[1:] for each in shared):
-        raise wiring.refused(router, "chooses among experts that are gated, or have biases, unlike what every token runs beside them")
+        raise wiring.refused(router, "chooses among experts that are gated, or have biases, unlike the shared expert")
     width, gated, bias = make
     return Mlp(width=width, gated=gated, bias=bias), sum(each[0] * count for each, count in shared.items())
 

@@ -96,9 +96,9 @@ class Reach(StrEnum):
     CAUSAL = "causal"
     """Its own and all before it."""
     WINDOW = "window"
-    """Of those the last so many."""
+    """Of those the last n."""
     CHUNK = "chunk"
-    """Of those the ones of its own run of so many."""
+    """Of those the ones of its own run of n."""
     ALL = "all"
     OTHER = "other"
 

@@ -60,7 +60,7 @@ def read_mixer(wiring: Wiring, attention: ImportedAttention) -> ImportedMixer:
     if attention.seen.reach is Reach.ALL:
         raise wiring.refused(at, "attends to later tokens too; a decoder's attention is causal (is_causal=True, or a mask)")
     if attention.seen.reach is Reach.OTHER:
-        raise wiring.refused(at, "sees by its mask neither all earlier tokens, nor the last so many, nor those of its chunk")
+        raise wiring.refused(at, "sees by its mask neither all earlier tokens, nor a window of them, nor those of its chunk")
     made = []
     for name, producer, most in (("queries", queries_at, 1), ("keys", keys_at, 2), ("values", values_at, 1)):
         found = set() if producer is None else wiring.products_before(producer)

@@ -83,7 +83,7 @@ def _check_size(field: str, value: Size, default: Size) -> None:
             raise bad_field(field, printable(value), "must be true or false", "write one of them")
         return
     if isinstance(default, tuple) and (not isinstance(value, tuple) or not value):
-        raise bad_field(field, printable(value), "must be several sizes", f"use as many as in {default}")
+        raise bad_field(field, printable(value), "must be several sizes", f"use the number of sizes in {default}")
     for part in value if isinstance(value, tuple) and isinstance(default, tuple) else (value,):
         if isinstance(part, bool) or not isinstance(part, int) or not 1 <= part <= MAX_SIZE:
             raise bad_field(field, printable(part), f"must be a whole number from 1 to {MAX_SIZE}", "leave it out for the default")

@@ -24,7 +24,7 @@ def alexnet(
     x = images(b, image)
     windows = (11, 5, 3, 3, 3)
     if len(filters) != len(windows):
-        raise bad_field("filters", len(filters), f"must be one for each of the {len(windows)} convolutions", "give as many")
+        raise bad_field("filters", len(filters), f"must be one for each of the {len(windows)} convolutions", f"give {len(windows)}")
     for i, (count, window) in enumerate(zip(filters, windows, strict=True), start=1):
         stride, padding = (4, 0) if i == 1 else (1, window // 2)
         b.layer = f"conv{i}"

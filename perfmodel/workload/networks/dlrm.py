@@ -31,7 +31,7 @@ def dlrm(
 ) -> Graph:
     """rows, bags: of each table, its rows and the indices that a sample sums; bottom, top: widths of the hidden layers."""
     if len(rows) != len(bags):
-        raise InputError(f"bags={len(bags)}: must be one for each of the {len(rows)} tables; give as many")
+        raise InputError(f"bags={len(bags)}: must be one for each of the {len(rows)} tables; give {len(rows)}")
     b = NetworkBuilder("dlrm", batch=batch, source="Naumov et al., arXiv 1906.00091; sizes of the MLPerf Training benchmark")
 
     def layers(name: str, x: str, widths: tuple[int, ...]) -> str:
