@@ -281,10 +281,11 @@ def profiles(
         print_facts(known[0].name, facts[1:])
     else:
         print_list(
-            ("profile", "attention", "gradients", "ZeRO-2 stores", "overlaps gradients", "host a kernel", "a step", "source"),
+            ("profile", "attention", "gradients", "ZeRO-2", "overlap", "host/kernel", "host/step", "source"),
             [(*_profile_row(profile), profile.source) for profile in known],
-            title=f"Known execution profiles: {len(known)}. One name shows everything about it.",
-            right=("host a kernel", "a step"),
+            title=f"Known execution profiles: {len(known)}. `perfmodel profiles NAME` prints everything about one.",
+            right=("host/kernel", "host/step"),
+            fold=("gradients",),
             sources=sources,
         )
         print_paragraph(f"\nSettings of any of them (--setting, docs/settings.md): {', '.join(STATED)}.")

@@ -69,15 +69,10 @@ def print_table(
     optional: Iterable[str] = (),
     wide: bool = False,
 ) -> None:
-    """Print a table that fits the page.
+    """Print a table that fits the page; the arguments are the fields of `perfmodel.report.table.Table`.
 
-    caption    a sentence below the title
-    right      headers of columns of numbers
-    fold       headers of columns whose text may break into lines
-    optional   headers of columns that are left out where the page is too narrow, the first one first
-    wide       leave out no column and break no line
-
-    What is still too wide is printed in blocks of columns, each with the first column.
+    Where it is too wide, optional columns are left out first, then foldable columns break into lines. What is still too wide is printed
+    in blocks of columns, each with the first column. With `wide` nothing is left out or broken.
     """
     cells = [tuple(map(printable, row)) for row in (headers, *rows)]
     kept = list(range(len(headers)))

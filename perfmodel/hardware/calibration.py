@@ -498,9 +498,9 @@ SPEC_SHEET = Calibration(
     software="none: typical fractions of the data sheet",
     source=(
         "matmul .8: best achieved matrix multiplies of seven NVIDIA GPUs lie at .73-.87 of the dense peak (Bekman, ML Engineering, MAMF "
-        "table); memory .8 and 3 us a kernel: aiconfigurator system files; links .8: NCCL tests on NVLink and InfiniBand; attention: "
-        "aiconfigurator tables of A100 to B200; sustained clock: what training runs on A100, H100 and B200 reach of their best matrix "
-        "multiply (fits to whole kernel tables times their sustained clocks, geometric mean)"
+        "table). Memory .8 and 3 us a kernel: aiconfigurator system files. Links .8: NCCL tests on NVLink and InfiniBand. Attention: "
+        "aiconfigurator tables of A100 to B200. Sustained clock: the share of their best matrix multiply that training runs on A100, "
+        "H100 and B200 reach (fits to whole kernel tables times their sustained clocks, geometric mean)"
     ),
     date="2026-11-21",
     provenance=Provenance.SPEC_SHEET,

@@ -130,7 +130,7 @@ def listed_choices(value: object, choices: Sequence[Any], key: str) -> tuple[Any
 def runs_from_dict(data: object) -> Runs:
     """The group `runs` of a profile's file. Raises InputError naming the first field that is wrong."""
     if not isinstance(data, dict):
-        raise bad_field("runs", shown(data), "must be a mapping of fields", "see strategies/frameworks/megatron/habits.yaml")
+        raise bad_field("runs", shown(data), "must be a mapping of fields", "see `strategies/frameworks/megatron/habits.yaml`")
     known = [field.name for field in fields(Runs)]
     for key in data:
         if key not in known:
@@ -141,7 +141,7 @@ def runs_from_dict(data: object) -> Runs:
         if key in _MAY_BE_LEFT_OUT and key not in data:
             continue
         if key not in data:
-            raise InputError(f"runs.{key}: is missing; give it (see strategies/frameworks/megatron/habits.yaml)")
+            raise InputError(f"runs.{key}: is missing; give it (see `strategies/frameworks/megatron/habits.yaml`)")
         value = data[key]
         if key == "flex":
             if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):

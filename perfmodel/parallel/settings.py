@@ -322,9 +322,9 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         change=_fused_cross_entropy,
     ),
     "loss": StatedSetting(
-        says="logits lie in memory whole, with torch's cross-entropy in float32; whole in 16 bits, and copied to float32 an eighth at a "
-        "time (upcast: torchtune's CEWithChunkedOutputLoss); in chunks of a few hundred tokens that are computed again in backward (TRL's "
-        "chunked_nll, torchtune's chunked loss); or fused with the product before them (Liger's and Unsloth's fused linear cross-entropy)",
+        says="how the logits are stored: whole, with torch's cross-entropy in float32. Or whole in 16 bits, copied to float32 an eighth at "
+        "a time (upcast: torchtune's CEWithChunkedOutputLoss). Or in chunks of a few hundred tokens that backward recomputes (TRL's "
+        "chunked_nll, torchtune's chunked loss). Or fused with the product before them (Liger's and Unsloth's fused linear cross-entropy)",
         change=_loss,
         values=LOSS_FORMS,
     ),
@@ -402,7 +402,7 @@ _SETTINGS: Mapping[str, StatedSetting] = {
     "gradient_bucket_mb": StatedSetting(says="size of a gradient bucket, in MiB", change=_bucket, values=(1e-3, 1e6)),
     "gradient_bucketing": StatedSetting(
         says="gradients are reduced in buckets under the last backward, whatever the ZeRO stage (DeepSpeed's overlap_comm); no: after it, "
-        "beside nothing",
+        "exposed",
         change=_bucketing,
     ),
     "fused_optimizer": StatedSetting(
