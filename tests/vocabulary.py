@@ -28,7 +28,6 @@ LONGEST_SENTENCE = 40
 TO_DO: frozenset[str] = frozenset(
     {
         "ARCHITECTURE.md",
-        "CHANGELOG.md",
         "docs/accuracy-serving.md",
         "docs/accuracy.md",
         "docs/experts.md",
