@@ -38,7 +38,6 @@ TO_DO: frozenset[str] = frozenset(
         "docs/settings.md",
         "docs/space.md",
         "docs/worked_problem.md",
-        "hardware_specs/chips/rtx-a6000-48gb.yaml",
         "notebooks/01_from_cluster_to_plan.ipynb",
         "notebooks/02_three_runs_to_a_profile.ipynb",
         "notebooks/04_what_bounds_a_service.ipynb",
@@ -58,20 +57,6 @@ TO_DO: frozenset[str] = frozenset(
         "perfmodel/lab/strangers.py",
         "perfmodel/papers/pase/tables.py",
         "perfmodel/workload/imported/aten_rules.py",
-        "strategies/engines/sglang.yaml",
-        "strategies/engines/tensorrt-llm.yaml",
-        "strategies/engines/vllm.yaml",
-        "strategies/frameworks/hf-trainer/habits.yaml",
-        "strategies/frameworks/llama-3/habits.yaml",
-        "strategies/frameworks/llm-c/habits.yaml",
-        "strategies/frameworks/megatron-2020/habits.yaml",
-        "strategies/frameworks/megatron/habits.yaml",
-        "strategies/frameworks/nanotron/habits.yaml",
-        "strategies/frameworks/nemo/habits.yaml",
-        "strategies/frameworks/torch-fsdp2/habits.yaml",
-        "strategies/frameworks/torchtitan/habits.yaml",
-        "strategies/frameworks/unsloth/habits.yaml",
-        "strategies/frameworks/xla/habits.yaml",
     }
 )
 
