@@ -28,7 +28,6 @@ LONGEST_SENTENCE = 40
 TO_DO: frozenset[str] = frozenset(
     {
         "ARCHITECTURE.md",
-        "docs/accuracy-serving.md",
         "docs/accuracy.md",
         "docs/experts.md",
         "docs/files.md",
@@ -52,8 +51,6 @@ TO_DO: frozenset[str] = frozenset(
         "perfmodel/lab/kernels/fit.py",
         "perfmodel/lab/memory_outcomes.py",
         "perfmodel/lab/residuals.py",
-        "perfmodel/lab/serving/accuracy.py",
-        "perfmodel/lab/serving/measured.py",
         "perfmodel/lab/strangers.py",
         "perfmodel/papers/pase/tables.py",
         "perfmodel/workload/imported/aten_rules.py",

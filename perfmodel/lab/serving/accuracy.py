@@ -1,4 +1,4 @@
-"""docs/accuracy-serving.md: how far predictions of serving are from published runs, models and chips left out.
+"""Write docs/accuracy-serving.md: errors of serving predictions on published runs, in-sample and with models and chips left out.
 
 python -m perfmodel.lab.serving.accuracy CASES.jsonl [--out docs/accuracy-serving.md]
 """
@@ -66,17 +66,17 @@ def measure(path: Path) -> ServingAccuracy:
         shipped=shipped,
         without_model=without["model"],
         without_chip=without["chip"],
-        choices=_choices({"as it ships": points_of(rows, metrics), "without the model": points_of(rows, _moved(rows, without["model"]))}),
+        choices=_choices({"shipped": points_of(rows, metrics), "model left out": points_of(rows, _moved(rows, without["model"]))}),
         residuals=(*known_residuals(fits, estimators), *unknown_residuals(fits, estimators)),
         saturation=saturation_of(rows, estimators),
     )
 
 
 def _choices(points: Mapping[str, Sequence[Point]]) -> dict[str, ChoiceFigures]:
-    """As a search chooses, and with less and more of the limit to spare."""
+    """Return the figures with the headroom of a search, and with less and more of it."""
     found = {name: choice_figures(each, margin=LIMIT_HEADROOM) for name, each in points.items()}
     for name, each in points.items():
-        found |= {f"{name}, {margin:.0%} to spare": choice_figures(each, margin=margin) for margin in _MARGINS}
+        found |= {f"{name}, headroom {margin:.0%}": choice_figures(each, margin=margin) for margin in _MARGINS}
     return found
 
 
@@ -116,11 +116,11 @@ def _introduction(found: ServingAccuracy) -> str:
     predicted = sum(row.is_predicted for row in found.rows)
     return f"""# Accuracy of serving
 
-How far predicted times of served loads are from published runs. Written by one command (last section); nothing here is edited by hand.
+Errors of predicted serving times and throughput on published runs. One command writes this page (last section); do not edit it by hand.
 
-{len(found.rows):,} points are read, {predicted:,} predicted, {len(found.scored):,} scored: primary ones that the data do not mark as
-suspect. Errors are |predicted / measured - 1| in percent. *Without the model* and *without the chip*: the numbers of the
-engine fitted to all its runs but those of the run's model, or chip. Kernels and collectives are never fitted to such runs."""
+{len(found.rows):,} points are read, {predicted:,} predicted and {len(found.scored):,} scored: the primary ones that are not marked as
+suspect. Errors are |predicted / measured - 1| in percent. *Model left out* and *chip left out*: the engine's numbers are fitted to all
+its runs except those of the run's model or chip. Kernels and collectives are never fitted to serving runs."""
 
 
 def _main_table(found: ServingAccuracy) -> str:
@@ -130,17 +130,17 @@ def _main_table(found: ServingAccuracy) -> str:
     known = [row for row in dense if row.labels["chip"] in _DENSE_CHIPS]
     lines = (
         ("TPOT, dense models on H100, H200, B200", known, "tpot"),
-        ("TPOT, models with experts", routed, "tpot"),
+        ("TPOT, mixture-of-experts models", routed, "tpot"),
         ("TPOT, all", serving, "tpot"),
         ("TTFT, dense models", dense, "ttft"),
         ("TTFT, all", serving, "ttft"),
         ("request latency, all", serving, "request_latency"),
         ("static batches (latency)", [row for row in found.scored if row.kind == "static_batch"], "request_latency"),
         ("maximum load (tokens/s)", [row for row in found.scored if row.kind == "max_throughput"], "tokens_per_second"),
-        ("first token of a batch", [row for row in found.scored if row.kind == "ttft_only"], "ttft"),
+        ("TTFT of a static batch", [row for row in found.scored if row.kind == "ttft_only"], "ttft"),
     )
-    head = ("what", "runs", "median", "p90", "bias", "median without the model", "p90", "median without the chip", "p90")
-    return "## What a load sees\n\n" + _table(head, [_line(found, *each) for each in lines])
+    head = ("what", "runs", "median", "p90", "bias", "median, model left out", "p90", "median, chip left out", "p90")
+    return "## Latency and throughput\n\n" + _table(head, [_line(found, *each) for each in lines])
 
 
 def _line(found: ServingAccuracy, name: str, rows: Sequence[ServingRow], metric: str) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ def _sets(found: ServingAccuracy) -> tuple[Errors, Errors, Errors]:
 
 
 def _static(found: ServingAccuracy) -> str:
-    head = ("source, engine, chip", "runs", "median", "p90", "bias", "median without the model", "p90", "median without the chip", "p90")
+    head = ("source, engine, chip", "runs", "median", "p90", "bias", "median, model left out", "p90", "median, chip left out", "p90")
     lines = [_line(found, ", ".join(key), rows, "request_latency") for key, rows in _by_source(found, "static_batch")]
     lines += [
         _line(found, f"{source}, {engine}, {chip} (tokens/s at maximum load)", rows, "tokens_per_second")
@@ -179,10 +179,10 @@ def _by_source(found: ServingAccuracy, kind: str) -> list[tuple[tuple[str, str, 
 def _second_hand(found: ServingAccuracy) -> str:
     rows = [row for row in found.rows if row.is_second_hand and row.is_predicted]
     errors = [row.error("request_latency") for row in rows]
-    text = """## The seed's table (Kundu et al. 2024)
+    text = """## Llama-2 latencies of Kundu et al. 2024
 
-22 latencies of Llama-2 with 200 tokens in and 200 out, which reached the data second-hand: not scored with the others, and nothing is
-fitted to them. Seconds."""
+22 latencies of Llama-2 with 200 input and 200 output tokens, in seconds. They come from a secondary source, so they are not scored with
+the others, and nothing is fitted to them."""
     if not rows:
         return text
     lines = [
@@ -219,39 +219,38 @@ def _saturation(found: ServingAccuracy) -> str:
         if row.kind == "static_batch" and row.planned is not None and (row.planned.job.concurrency or 0) > row.max_sequences
     ]  # fmt: skip
     over = error_statistics([row.error("request_latency") for row in waves])
-    text = """## How many sequences fit
+    text = """## Running sequences when the KV cache is full
 
-Served loads of which a tenth of the clients or more waited and whose cache is predicted to be full. Both figures are clients x (1 - TTFT
-/ latency), Little's law: measured, of the mean lengths; predicted, of the same benchmark as the simulated engine goes through it, from an
-empty engine and all clients at once to the end of ten requests of each. An engine gives a request a place when its prompt has room or,
-where it `reserves_answers`, the whole answer too; where the cache runs full those that came last are thrown out and computed again."""
-    table = _table(("engine", "model", "chip", "clients", "run at once", "predicted", "error %"), lines) if lines else ""
+Serving runs in which at least a tenth of the clients waited and the KV cache is predicted to be full. Both figures are clients x (1 -
+TTFT / latency), by Little's law. The measured one uses mean lengths. The predicted one simulates the same benchmark: all clients start at
+once on an empty engine, and each sends ten requests. An engine admits a request when the cache has room for its prompt or, with
+`reserves_answers`, for the whole answer too. When the cache runs full, the latest requests are preempted and recomputed."""
+    table = _table(("engine", "model", "chip", "clients", "measured", "predicted", "error %"), lines) if lines else ""
     own = error_statistics(errors)
     queues = error_statistics([run.predicted / run.running - 1.0 for run in full if run.is_mostly_queue])
     summary = (
-        f"""Median error {_percent(own.median)} % of {own.count:,} runs; {_percent(queues.median)} % of the {queues.count:,} in which
-requests waited for longer than they ran. {found.saturation.num_others:,} more runs in which clients waited are predicted to hold all of
-them (most wait for the prompts of others), or run as many at once under every plan, whatever its cache holds (an admission limit that
-is not stated; {limited:,} runs)."""
+        f"""Median error: {_percent(own.median)} % over {own.count:,} runs, {_percent(queues.median)} % over the {queues.count:,} runs in
+which requests waited longer than they ran. {found.saturation.num_others:,} more runs with waiting clients are not in the table. Either all
+clients are predicted to fit in the cache (most of them wait for other prompts), or the run has the same number of running requests under
+every plan (an admission limit that is not stated; {limited:,} runs)."""
         if lines
         else ""
     )
-    tail = f"""Static batches that are predicted to go in waves, for their cache is full ({over.count:,} runs): latency
-{_percent(over.median)} % off in the median, {_percent(over.p90)} % at the 90th percentile, bias {_percent(over.bias)} %. All scored runs
-ran; predicted not to fit:
-{sum(row.predicted_fits is False for row in found.scored):,}."""
+    tail = f"""Static batches that are predicted to run in waves because the cache is full ({over.count:,} runs): median latency error
+{_percent(over.median)} %, 90th percentile {_percent(over.p90)} %, bias {_percent(over.bias)} %. All scored runs ran; the number predicted
+not to fit is {sum(row.predicted_fits is False for row in found.scored):,}."""
     return "\n\n".join(each for each in (text, table, summary, tail) if each)
 
 
 def _plan_choice(found: ServingAccuracy) -> str:
-    text = f"""## Choice of plan and load under a limit
+    text = f"""## Choice of plan and load under a TPOT limit
 
-Groups of runs that differ in plan and load alone, under six limits of TPOT (10 to 100 ms). Chosen: the most output tokens a second and chip
-among what is predicted to meet the limit. Broken: choices whose measured TPOT is over the limit they were chosen under. Regret: how much
-less the others yield than the measured best under the limit. Median point: the same for the median of what meets it, what is at stake.
-A choice is what is predicted quickest for its load, so it errs to the quick side. It is made as a search makes it, predicted to stay
-{100 * LIMIT_HEADROOM:g} % below the limit, unless a row says how much it has to spare."""
-    head = ("numbers of engines", "cases", "mean regret", "median regret", "broken", "as many chips as the best", "median point")
+Groups of runs that differ in plan and load only, under six TPOT limits (10 to 100 ms). The chosen point has the most output tokens/s per
+chip among those predicted to meet the limit. Broken: share of choices whose measured TPOT exceeds the limit. Regret: how much less the
+other choices yield than the measured best under the limit. Median point: regret of the median point that meets the limit. A choice is the
+point predicted fastest for its load, so its prediction is optimistic. As in a search, the prediction has to stay
+{100 * LIMIT_HEADROOM:g} % below the limit, unless a row states another headroom."""
+    head = ("engine numbers", "cases", "mean regret", "median regret", "broken", "same number of chips as the best", "median point")
     lines = [
         (
             name,
@@ -264,7 +263,7 @@ A choice is what is predicted quickest for its load, so it errs to the quick sid
 
 
 def _by_label(found: ServingAccuracy) -> str:
-    parts = ["## By engine, chip, model, precision, clients\n\nServed loads: the numbers that ship; in brackets without the model."]
+    parts = ["## By engine, chip, model, precision, clients\n\nServing runs with the shipped numbers; in brackets with the model left out."]
     serving = [row for row in found.scored if row.kind == "serving"]
     for field in ("engine", "framework", "chip", "model", "precision", "concurrency"):
         labels = sorted({row.labels[field] for row in serving}, key=label_order)
@@ -286,9 +285,9 @@ def _pair(found: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> tu
 def _intervals(found: ServingAccuracy) -> str:
     text = """## Intervals
 
-80 % intervals of a prediction, as factors: quantiles of measured / predicted of scored runs whose model the fit of their engine did not
-see; of an unknown engine: today's engines as predicted by the mean of the other two. Where a set has under 20 figures the next wider one is
-taken. *Held*: the share that the interval holds where it is made without the run's model."""
+80 % intervals of a prediction, as factors: quantiles of measured / predicted over scored runs, each predicted with its model left out.
+For an unknown engine, each of today's engines is predicted with the mean of the other two. A set with fewer than 20 residuals uses the
+next wider set. *Coverage*: share of runs inside the interval, computed without the run's model."""
     lines = []
     for footing in every_footing():
         for metric in METRICS:
@@ -298,7 +297,7 @@ taken. *Held*: the share that the interval holds where it is made without the ru
                 continue
             held = _coverage(found.residuals, of)
             lines.append((footing.key, WORDS[metric], f"{shipped[0]:.2f} to {shipped[1]:.2f}", f"{len(of):,}", _percent(held)))
-    return f"{text}\n\n{_table(('footing', 'of', 'interval', 'figures', 'held'), lines)}"
+    return f"{text}\n\n{_table(('basis', 'metric', 'interval', 'residuals', 'coverage'), lines)}"
 
 
 def _coverage(residuals: Sequence[ServingResidual], of: Sequence[ServingResidual]) -> float:
@@ -312,10 +311,10 @@ def _coverage(residuals: Sequence[ServingResidual], of: Sequence[ServingResidual
 
 
 def _engines(found: ServingAccuracy) -> str:
-    text = """## What runs say of engines
+    text = """## Fitted numbers of engines
 
-Each number is fitted to all scored runs of an engine at once (`python -m perfmodel.lab.serving.engines`); the range holds 80 % of what fits
-without one model say. Everything else of an engine is from its source code (`strategies/engines/`)."""
+The numbers of an engine are fitted jointly to all its scored runs (`python -m perfmodel.lab.serving.engines`). The range holds 80 % of the
+values of fits that leave one model out. Everything else about an engine comes from its source code (`strategies/engines/`)."""
     lines = [
         (engine, number, str(told["value"]), f"{told['low']} to {told['high']}",
          str(told["runs"]), str(told["models"]), str(told["chips"]))
@@ -334,9 +333,9 @@ def _not_scored(found: ServingAccuracy) -> str:
     return "\n\n".join(
         [
             "## Not scored",
-            f"Secondary runs (an input is unknown, speculation, two pools, an admission limit): {len(secondary):,}.",
-            _table(("of", "runs", "median", "p90", "bias"), lines),
-            f"TTFT of {noted:,} runs is not scored: it is noted to be mostly a queue, or start-up. Suspect runs, by what the data say:",
+            f"Secondary runs (unknown input, speculative decoding, disaggregated workers, admission limit): {len(secondary):,}.",
+            _table(("metric", "runs", "median", "p90", "bias"), lines),
+            f"TTFT of {noted:,} runs is not scored: by its source it is mostly queueing or start-up. Suspect runs, by reason:",
             _table(("runs", "reason"), [(f"{count:,}", reason) for reason, count in suspect.most_common(12)]),
             "Not predicted:",
             _table(("runs", "reason"), [(f"{count:,}", reason) for reason, count in missing.most_common()]),
@@ -355,7 +354,7 @@ def _statistics(rows: Sequence[ServingRow], metric: str) -> tuple[str, ...]:
 
 
 def _rebuild(found: ServingAccuracy) -> str:
-    return """## To write this again
+    return """## Regenerate this page
 
 ```text
 CASES=tests/golden/published_serving.jsonl.gz
@@ -364,7 +363,7 @@ python -m perfmodel.lab.serving.residuals $CASES
 python -m perfmodel.lab.serving.accuracy $CASES --out docs/accuracy-serving.md
 ```
 
-`perfmodel validate CASES.jsonl --by engine,model,concurrency` prints such tables of any file of runs."""
+`perfmodel validate CASES.jsonl --by engine,model,concurrency` prints such tables for any file of runs."""
 
 
 def _percent(share: float) -> str:

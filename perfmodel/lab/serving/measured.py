@@ -1,4 +1,4 @@
-"""What a published run of serving measured, and what is said of it: never an input of a prediction."""
+"""Measured values of a published serving run, and its notes: never an input of a prediction."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ def served_of(data: Mapping[str, Any]) -> Served:
 
 def _text(value: object) -> str:
     if isinstance(value, bool):
-        return "it is said to be" if value else ""
+        return "marked in the data, without a reason" if value else ""
     return one_line(value, 300) if isinstance(value, (str, int, float)) else ""
