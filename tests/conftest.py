@@ -1,5 +1,6 @@
 """Seeds are explicit: hypothesis derives its examples from the test itself. Tests marked `gpu` are skipped where there is none."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,9 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("perfmodel", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("perfmodel")
+
+# Reports have the width of README and docs, whatever the terminal or the test runner sets.
+os.environ["COLUMNS"] = "100"
 
 
 def _has_gpu() -> bool:

@@ -207,7 +207,7 @@ def test_zero_that_shards_nothing_is_refused_and_never_dropped(call, call_json):
         for verb in ("predict", "search"):
             code, out, err = call(verb, *JOB, "--dp-replicate", "64", "--zero", zero)
             assert (code, out) == (2, "")
-            assert f"zero={zero}: shards over dp_shard (and cp), which is 1 beside dp_replicate=64; give dp_shard=64" in err
+            assert f"zero={zero}: shards over dp_shard (and cp), which is 1 with dp_replicate=64; give dp_shard=64" in err
     assert call_json("predict", *JOB, "--dp-replicate", "8", "--zero", "3")["plan"]["layout"]["dp_shard"] == 8
     assert call_json("predict", *JOB, "--dp-replicate", "32", "--cp", "2", "--zero", "1")["plan"]["zero"] == 1
 
@@ -494,7 +494,7 @@ def test_a_cluster_file_of_ones_own_gives_the_number_of_chips_where_nobody_does(
     save_cluster(perfmodel.load_cluster("dgx-h100", num_chips=16), "mine.yaml")
     told = call_json("predict", *JOB[:2], "--cluster", "./mine.yaml", *JOB[6:], "--tp", 8)
     assert told["plan"]["num_chips"] == 16
-    assert told["warnings"] == ["chips=16: nobody said how many, so it is the number that the file of dgx-h100 states"]
+    assert told["warnings"] == ["chips=16: not given, so taken from the file of dgx-h100"]
 
 
 def test_chips_of_one_table_share_the_framework_and_unmeasured_ones_show_an_interval(call, call_json):
@@ -531,7 +531,7 @@ def test_a_vision_tower_is_said_to_be_left_out(call, call_json, tmp_path):
 
 def test_selective_recomputation_that_saves_nothing_says_so(call_json):
     flash = call_json("predict", *JOB, "--recompute", "selective")
-    assert any("saves next to nothing beside flash attention" in text for text in flash["warnings"])
+    assert any("saves next to nothing with flash attention" in text for text in flash["warnings"])
     unfused = call_json("predict", *JOB, "--recompute", "selective", "--attention", "unfused")
     assert not any("selective" in text for text in unfused["warnings"])
 

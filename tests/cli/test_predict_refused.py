@@ -177,7 +177,7 @@ def test_a_risk_is_a_probability_that_float64_can_tell_from_certainty(call):
 def test_a_risk_stands_in_place_of_a_headroom(call):
     code, _, err = call("predict", *JOB, "--risk", "5%", "--memory-headroom", "10%")
     assert code == 2
-    assert err.startswith("perfmodel: --risk: cannot be given beside --memory-headroom")
+    assert err.startswith("perfmodel: --risk: cannot be given with --memory-headroom")
 
 
 REMEDIES = {

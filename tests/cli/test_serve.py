@@ -137,7 +137,7 @@ def test_every_operator_with_what_bounds_it(call_json, tmp_path):
         ("--ep 2 --tp 2", "has no experts"),
         ("--engine nobody", "is not known"),
         ("--tp 16", "a replica takes 16"),
-        ("--rate 2", "cannot be given beside a concurrency"),
+        ("--rate 2", "cannot be given with a concurrency"),
         ("--draft-tokens 2", "no module for further tokens"),
         ("--draft-tokens 0", "must be a whole number of at least 1"),
         ("--acceptance .5", "is of drafts, of which there are none"),
@@ -212,7 +212,7 @@ def test_chips_that_share_prompts(call_json, call):
     assert call_json(*words, "--chips", 32, "--pcp", 2, "--dcp", 8, "--ep", 8)["plan"]["tp"] == 4  # the tp that dcp spans
     pools = call_json(*words, "--chips", 24, "--workers", "1x16:1x8", "--pcp", 4)["plan"]["pools"]
     assert [(pools[of]["tp"], pools[of]["pcp"], pools[of]["ep"]) for of in ("prefill", "decode")] == [(4, 4, 16), (1, 1, 8)]
-    for more, said in ((("--engine", "tensorrt-llm"), "no prefill context parallelism"), (("--pp", 2), "beside pp")):
+    for more, said in ((("--engine", "tensorrt-llm"), "no prefill context parallelism"), (("--pp", 2), "together with pp")):
         code, _, error = call(*words, "--chips", 32, "--tp", 4, "--pcp", 4, *more)
         assert code == 2
         assert said in error

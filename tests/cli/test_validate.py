@@ -136,7 +136,7 @@ def test_a_framework_may_be_assumed_for_every_case_or_hidden(call, call_json, tm
     assert call_json("validate", path, "--profile", own_file)["overall"]["median"] <= stated
     code, _, err = call("validate", path, "--profile", "megatron", "--hide-framework")
     assert code == 2
-    assert "cannot be given beside hide_framework" in err
+    assert "cannot be given with hide_framework" in err
 
 
 @pytest.mark.parametrize("content", ["id,step_time\na,1.5\n", ""])

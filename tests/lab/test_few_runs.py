@@ -41,8 +41,8 @@ def test_a_choice_of_plan_is_judged_with_none_and_with_some_runs_given():
     assert len(found.regrets[3]) == len(found.of_the_job[3]) == 2
     assert len(found.tried_first[3]) == 1
     assert found.first_three[0] <= found.regrets[0][0]
-    assert "any of the job's own" in table_text([found])
-    assert "### With a few of its runs" in few_runs_section([found])
+    assert "any of the job" in table_text([found])
+    assert "### With a few runs of the framework" in few_runs_section([found])
 
 
 def test_who_measured_a_plan_of_the_job_knows_its_time():

@@ -62,7 +62,7 @@ def test_what_ran_out_of_memory_and_is_told_to_fit_is_counted(cases):
 def test_it_prints_both_tables_or_one_sentence(cases, tmp_path, capsys):
     assert main([str(cases)]) == 0
     printed = capsys.readouterr().out
-    assert "each framework left out with all its kin" in printed
-    assert "of 1 runs of nanotron that ran out of memory are told to fit" in printed
+    assert "each framework left out with its family" in printed
+    assert "of 1 nanotron runs that ran out of memory are predicted to fit" in printed
     assert main([str(tmp_path / "none.jsonl")]) == 2
     assert "none.jsonl" in capsys.readouterr().err

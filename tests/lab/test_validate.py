@@ -163,7 +163,7 @@ def test_recipes_of_a_chip_say_how_tokens_reach_experts():
 
 def test_chips_that_experts_cannot_be_dealt_over_are_told():
     row = row_of({**WITH_EXPERTS, "num_chips": 8, "dp": 2, "pp": 4})
-    assert row.reason == "num_chips=8: must be a multiple of pp*etp*ep=32, over which the experts are dealt; correct it in the case"
+    assert row.reason == "num_chips=8: must be a multiple of pp*etp*ep=32, over which the experts are distributed; correct it in the case"
 
 
 def test_runs_with_experts_are_counted_apart_and_the_fastest_release_of_a_setting_counts():

@@ -98,7 +98,7 @@ def test_a_stranger_gets_the_spread_of_all_groups_each_weighing_one():
     bounds = found(residuals, borrows=True)
     assert bounds == found(residuals, family="nobody")
     assert (bounds.low, bounds.high) == stranger_interval(STRANGERS)
-    assert bounds.rests_on == "15 runs of 3 frameworks, each predicted as if nobody knew it"
+    assert bounds.rests_on == "15 runs of 3 frameworks, each left out of the fit"
     crowded = (*STRANGERS[:2], replace(STRANGERS[2], num_runs=10_000))
     assert stranger_interval(crowded) == stranger_interval(STRANGERS)
     assert stranger_interval(STRANGERS, without="g")[1] < bounds.high

@@ -35,17 +35,17 @@ def test_shipped_frameworks_say_what_they_run_and_where_that_stands(name):
         ("megatron", {"dp_shard": 16}, "zero=3: megatron has ZeRO 0 and 1 only"),
         ("megatron", {"pp": 2, "schedule": "gpipe"}, "schedule=gpipe: megatron has 1f1b and interleaved only"),
         ("megatron", {"dp_shard": 16, "zero": 1}, ""),
-        ("deepspeed", {"dp_shard": 8, "pp": 2, "zero": 2}, "zero=2: deepspeed has ZeRO 0 and 1 only beside a pipeline"),
+        ("deepspeed", {"dp_shard": 8, "pp": 2, "zero": 2}, "zero=2: deepspeed has ZeRO 0 and 1 only with a pipeline"),
         ("deepspeed", {"dp_shard": 16, "zero": 2}, ""),
         ("nanotron", {"cp": 2}, "cp=2: nanotron has no cp"),
         ("nanotron", {"dp_replicate": 4, "dp_shard": 4, "zero": 1}, "shards ZeRO 1 over all data ranks only"),
         ("composer-fsdp", {"tp": 2}, "tp=2: composer-fsdp has no tp"),
         ("llm-c", {"recompute": "full"}, "recompute=full: llm-c has recompute none only"),
-        ("torchtitan", {"pp": 8, "micro_batch": 2}, "pp=8: torchtitan needs at least as many microbatches, not 4"),
+        ("torchtitan", {"pp": 8, "micro_batch": 2}, "pp=8: torchtitan needs at least pp=8 microbatches, not 4"),
         ("torchtitan", {"dp_shard": 16, "zero": 1}, "zero=1: torchtitan has ZeRO 0, 2 and 3 only"),
         ("torch-gloo", {"pp": 2, "schedule": "gpipe"}, ""),
         ("hf-trainer", {"pp": 2}, "pp=2: hf-trainer has no pp"),
-        ("hf-trainer", {"tp": 2, "sequence_parallel": False}, "zero=0: hf-trainer has ZeRO 2 and 3 only beside tp=2"),
+        ("hf-trainer", {"tp": 2, "sequence_parallel": False}, "zero=0: hf-trainer has ZeRO 2 and 3 only with tp=2"),
         ("hf-trainer", {"tp": 2, "dp_shard": 8, "sequence_parallel": False}, ""),
         ("hf-trainer", {"tp": 2, "dp_shard": 8, "sequence_parallel": True}, "hf-trainer has no sequence parallelism"),
         ("llama-factory", {"tp": 2}, "tp=2: llama-factory has no tp"),
@@ -132,7 +132,7 @@ def test_a_wrong_field_is_named(change, message):
 def test_stages_that_must_be_even():
     plan = predict(estimator_of(make_job(make_model(num_hidden_layers=9))), pp=2, dp_shard=8, zero=1).plan
     runs = replace(ANYTHING, uneven_stages=False)
-    assert not_runnable_reason(plan, "it", runs, balanced_context=False) == "pp=2: it needs as many layers in every stage"
+    assert not_runnable_reason(plan, "it", runs, balanced_context=False) == "pp=2: it needs the same number of layers in every stage"
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_small_configs_hold_together(config):
         ({**DEEPSEEK, "num_key_value_heads": 2}, "num_key_value_heads=2: contradicts kv_lora_rank"),
         ({**DEEPSEEK, "n_group": 3}, "n_group=3: must divide the 8 experts"),
         ({**DEEPSEEK, "topk_group": 1, "num_experts_per_tok": 3}, "num_experts_per_tok=3: must be at most the experts of topk_group"),
-        ({**DEEPSEEK, "moe_layer_freq": 2}, "moe_layer_freq=2: experts in every so many layers are not modelled yet"),
+        ({**DEEPSEEK, "moe_layer_freq": 2}, "moe_layer_freq=2: experts in every n-th layer are not modelled yet"),
         ({**DEEPSEEK, "scoring_func": "sqrtsoftplus"}, 'scoring_func="sqrtsoftplus": is not modelled; known are softmax, sigmoid'),
         ({**DEEPSEEK, "kv_lora_rank": None}, "kv_lora_rank: is missing"),
         ({**DEEPSEEK, "kv_lora_rank": 0}, "key_value_rank=0: must be a whole number of at least 1"),

@@ -155,7 +155,7 @@ def test_null_is_a_missing_key():
         ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["linear_attention"] * 2}, "layer_types=list of 2"),
         ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types=list of 2"),
         ({"model_type": "gpt2", "n_embd": 128, "n_layer": 1, "n_head": 1, "n_positions": 8}, "n_embd=128: contradicts hidden_size=64"),
-        ({"model_type": "smollm3", "no_rope_layers": [0, 1]}, "no_rope_layers=list of 2: must have one entry a layer and repeat"),
+        ({"model_type": "smollm3", "no_rope_layers": [0, 1]}, "no_rope_layers=list of 2: must have one entry for each layer and repeat"),
         ({"model_type": "smollm3", "no_rope_layers": ["yes"]}, "no_rope_layers=list of 1: must list 1 or 0"),
         (
             {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": {"alibi": False}},

@@ -131,7 +131,7 @@ def test_counts_in_turn_are_as_even_as_they_go():
         ([], "must be a matrix of counts"),
         (["12"], "must be a matrix of counts"),
         (np.array([3, 4]), "must be a matrix of counts"),
-        ([[1, 2], [3]], "rows of 1, 2 counts: each row must have as many"),
+        ([[1, 2], [3]], "rows of 1, 2 counts: each row must have the same number of counts"),
         ([[1, 2, 3], [1, 2, 3]], "a multiple of the number of rows"),
         ([["1", "x"]], "'x': must be a whole number of tokens"),
         ([[1, -1]], "-1: must be a whole number of tokens"),

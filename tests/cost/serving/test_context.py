@@ -192,8 +192,8 @@ def test_what_cannot_be_is_refused_by_name(model, engine, tp, dcp, said):
     [
         ("deepseek-v3", "sglang", {}, "sglang .* has no prefill context parallelism; use pcp=1 or engine vllm"),
         ("llama-3-70b", "vllm", {}, "shares prompts of models with latent attention only, which llama-3-70b has not"),
-        ("deepseek-v3", "vllm", {"pp": 2}, "does not share prompts beside pp"),
-        ("deepseek-v3", "vllm", {"attention_dp": 2}, "does not share prompts beside attention_dp"),
+        ("deepseek-v3", "vllm", {"pp": 2}, "does not share prompts together with pp"),
+        ("deepseek-v3", "vllm", {"attention_dp": 2}, "does not share prompts together with attention_dp"),
     ],
 )
 def test_prompts_that_cannot_be_shared_are_refused_by_name(model, engine, sizes, said):
@@ -220,7 +220,7 @@ def test_a_degree_that_does_not_divide_tp_is_no_plan():
     with pytest.raises(InputError, match="dcp=3: must divide tp=8"):
         ServingPlan(engine="vllm", tp=8, dcp=3)
     assert ServingPlan(engine="vllm", tp=8, dcp=4).label() == "tp 8, dcp 4"
-    with pytest.raises(InputError, match=r"dcp=2: must be 1, pcp or tp \* pcp beside pcp=4: .* use 1, 4, 32"):
+    with pytest.raises(InputError, match=r"dcp=2: must be 1, pcp or tp \* pcp with pcp=4: .* use 1, 4, 32"):
         ServingPlan(engine="vllm", tp=8, dcp=2, pcp=4)
     with pytest.raises(InputError, match=r"ep=3: must divide tp \* pcp \* attention_dp = 32"):
         ServingPlan(engine="vllm", tp=8, ep=3, pcp=4)

@@ -17,12 +17,12 @@ def test_what_one_framework_alone_says_or_what_hangs_on_one_is_open():
     assert not replace(TOLD, frameworks=("a",)).is_told
     assert not replace(TOLD, low=0.7).is_told
     assert not replace(TOLD, spread=0.1).is_told
-    assert rows_of([TOLD])[0][-1] == "told"
+    assert rows_of([TOLD])[0][-1] == "determined"
 
 
 def test_what_ships_and_surprises_the_runs_is_named():
-    assert "from what ships: none" in " ".join(clocks_text([TOLD]).split())
-    assert "from what ships: matmul of h100" in " ".join(clocks_text([replace(TOLD, value=0.9)]).split())
+    assert "from the shipped value: none" in " ".join(clocks_text([TOLD]).split())
+    assert "from the shipped value: matmul of h100" in " ".join(clocks_text([replace(TOLD, value=0.9)]).split())
 
 
 @pytest.mark.slow

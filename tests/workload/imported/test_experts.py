@@ -241,7 +241,7 @@ def test_it_is_served_as_its_config_is_by_its_file_too(tmp_path):
     graph = imported(decoder(latent, lambda: Forward(H, 96), mixture(by_one_hot, shared=64, route=in_groups)))
     saved.write_text(json.dumps(graph_to_dict(graph)))
     known = perfmodel.serve(model=str(config), **words, quantization="bf16")
-    told = "4 heads of 12 of a latent of 16 and 4 with positions, a feed-forward of width 96, 2 of 8 experts of width 32 beside one of 64"
+    told = "a latent of 16 and 4 with positions, a feed-forward of width 96, 2 of 8 experts of width 32 and a shared one of 64"
     for model in (graph, str(saved)):
         found = perfmodel.serve(model=model, **words, quantization="bf16")
         assert any(told in note for note in found.notes)
@@ -288,7 +288,7 @@ class TooFew(Plain):
             lambda: Mixture(H, 32, 8, 2, softly, route=by_threshold),
             r"topk, argmax.: give the model's config.json, which says num_experts_per_tok",
         ),
-        (Plain, "chooses among experts that are gated, or have biases, unlike what every token runs"),
+        (Plain, "chooses among experts that are gated, or have biases, unlike the shared expert"),
         (TooFew, "chooses among 8 experts, and the layer has feed-forwards: 5 of width 32"),
     ],
     ids=["no choice in the graph", "unlike shared ones", "experts that lie elsewhere"],

@@ -117,7 +117,7 @@ def test_a_mask_that_depends_on_what_the_module_is_called_with_is_not_known():
     ("masks", "said"),
     [
         ((all_seen,), "attends to later tokens too; a decoder's attention is causal"),
-        ((prefix,), "sees by its mask neither all earlier tokens, nor the last so many"),
+        ((prefix,), "sees by its mask neither all earlier tokens, nor a window of them"),
         ((window(8), window(4)), r"see by their masks window 8, window 4; one window .* .full_attention_every"),
         ((None, window(8)), r"see by their masks causal, window 8; .* .full_attention_every"),
     ],
