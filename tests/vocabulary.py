@@ -29,7 +29,6 @@ TO_DO: frozenset[str] = frozenset(
     {
         "ARCHITECTURE.md",
         "docs/accuracy.md",
-        "docs/files.md",
         "docs/modules.md",
         "docs/operators.md",
         "docs/rules.md",
