@@ -103,7 +103,7 @@ def test_a_stranger_gets_the_spread_of_all_groups_each_weighing_one():
     assert stranger_interval(crowded) == stranger_interval(STRANGERS)
     assert stranger_interval(STRANGERS, without="g")[1] < bounds.high
     assert found(residuals, borrows=True, chip="other").high > bounds.high
-    with pytest.raises(InputError, match="no runs of strangers"):
+    with pytest.raises(InputError, match="no runs of unseen frameworks"):
         stranger_interval(())
 
 
