@@ -29,9 +29,6 @@ TO_DO: frozenset[str] = frozenset(
     {
         "ARCHITECTURE.md",
         "docs/accuracy.md",
-        "docs/rules.md",
-        "docs/settings.md",
-        "docs/space.md",
         "notebooks/01_from_cluster_to_plan.ipynb",
         "notebooks/02_three_runs_to_a_profile.ipynb",
         "notebooks/04_what_bounds_a_service.ipynb",

@@ -308,8 +308,8 @@ RELEASE = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}", re.ASCII)
 #: In the order in which they change a profile.
 _SETTINGS: Mapping[str, StatedSetting] = {
     "release": StatedSetting(
-        says="the framework's release, whose own recipes say how models with experts run on the chips at hand (CUDA graphs, HybridEP, "
-        "overlap, fused experts: strategies/releases); NAME@26.06 is the same",
+        says="the framework's release, whose recipes define how MoE models run on these chips (CUDA graphs, HybridEP, overlap, fused "
+        "experts: strategies/releases); NAME@26.06 is equivalent",
         change=_release,
         values=RELEASE,
     ),
@@ -318,45 +318,45 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         says="libraries of kernels: te (Transformer Engine), deepep (experts are reached by `flex`)", change=_kernels, values=None
     ),
     "fused_cross_entropy": StatedSetting(
-        says="softmax, loss and gradient are one kernel: less traffic, and no float32 copy of the logits where the framework keeps none",
+        says="softmax, loss and gradient are one kernel: less traffic, and no float32 copy of the logits if the framework keeps none",
         change=_fused_cross_entropy,
     ),
     "loss": StatedSetting(
         says="how the logits are stored: whole, with torch's cross-entropy in float32. Or whole in 16 bits, copied to float32 an eighth at "
         "a time (upcast: torchtune's CEWithChunkedOutputLoss). Or in chunks of a few hundred tokens that backward recomputes (TRL's "
-        "chunked_nll, torchtune's chunked loss). Or fused with the product before them (Liger's and Unsloth's fused linear cross-entropy)",
+        "chunked_nll, torchtune's chunked loss). Or fused with the output matrix multiply (Liger's and "
+        "Unsloth's fused linear cross-entropy)",
         change=_loss,
         values=LOSS_FORMS,
     ),
     "float32_logits": StatedSetting(
-        says="the loss works on a float32 copy of all logits, which lives through its backward (Hugging Face's models)",
+        says="the loss uses a float32 copy of all logits, which stays in memory through its backward (Hugging Face's models)",
         change=_float32_logits,
     ),
     "loss_traffic": StatedSetting(
-        says="memory traffic of the loss for a logit, forward and backward together, in bytes", change=_loss_traffic, values=(1.0, 1000.0)
+        says="memory traffic of the loss per logit, forward plus backward, in bytes", change=_loss_traffic, values=(1.0, 1000.0)
     ),
     "loss_memory": StatedSetting(
-        says="memory of the loss at its peak for a logit, in bytes: the logits, their copies and their gradients",
+        says="peak memory of the loss per logit, in bytes: the logits, their copies and their gradients",
         change=_loss_memory,
         values=(2.0, 100.0),
     ),
     "allocator_factor": StatedSetting(
-        says="what the allocator holds over what is in tensors, of all that comes and goes within a step",
+        says="reserved memory / allocated memory, for tensors allocated and freed within a step",
         change=_allocator,
         values=(1.0, 4.0),
     ),
     "frozen_weights": StatedSetting(
-        says="with adapters: the dtype in which sharded weights that are not trained are stored, that of the computation or float32, of "
-        "which each unit is cast when it is gathered",
+        says="with adapters: dtype of frozen sharded weights, the compute dtype or float32; float32 units are cast after the all-gather",
         change=_frozen_weights,
         values=("compute", "float32"),
     ),
     "float32_norms": StatedSetting(
-        says="RMSNorm written out keeps a float32 copy of its input for backward (Hugging Face's models, LitGPT)",
+        says="unfused RMSNorm saves a float32 copy of its input for backward (Hugging Face's models, LitGPT)",
         change=_switch("norms_keep_float32"),
     ),
     "adapter_dropout": StatedSetting(
-        says="adapters drop a part of their input (lora_dropout above 0): a copy and a mask of it are kept",
+        says="adapters apply dropout to their input (lora_dropout above 0): a copy and a mask are saved",
         change=_switch("adapter_dropout"),
     ),
     "float32_rest": StatedSetting(
@@ -364,80 +364,78 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         change=_switch("quantized_rest_float32"),
     ),
     "optimizer_in_backward": StatedSetting(
-        says="each parameter is updated as soon as its gradient is there, so that gradients do not lie in memory together",
+        says="each parameter is updated as soon as its gradient is computed, so not all gradients are in memory at once",
         change=_switch("steps_in_backward"),
     ),
     "tiled_mlp": StatedSetting(
-        says="dense feed-forwards run over tiles of the sequence, so that nothing of their width lies in memory whole, and once more in "
-        "backward (ALST's TiledMLP)",
+        says="dense feed-forwards run over tiles of the sequence, so intermediate tensors are never complete in memory; backward "
+        "recomputes them (ALST's TiledMLP)",
         change=_switch("tiles_mlp"),
     ),
     "checkpoint_offload": StatedSetting(
-        says="with recompute full: what a layer keeps, its input, waits for backward in the host's memory",
+        says="with recompute full: layer inputs saved for backward are offloaded to host memory",
         change=_switch("offloads_checkpoints"),
     ),
     "activation_offload": StatedSetting(
-        says="all that layers keep waits for backward in the host's memory, whatever is recomputed",
+        says="all activations saved for backward are offloaded to host memory, with any recomputation",
         change=_switch("offloads_activations"),
     ),
     "optimizer_offload": StatedSetting(
-        says="the optimizer's state lies in the host's memory, gradients go there and the host runs the step (ZeRO-Offload)",
+        says="optimizer states are in host memory, gradients are sent there and the host runs the optimizer step (ZeRO-Offload)",
         change=_switch("offloads_optimizer"),
     ),
     "parameter_offload": StatedSetting(
-        says="weights lie in the host's memory and come when their layer runs (DeepSpeed's offload_param)",
+        says="weights are in host memory and are loaded when their layer runs (DeepSpeed's offload_param)",
         change=_switch("offloads_parameters"),
     ),
     "fused_rmsnorm": StatedSetting(
-        says=f"RMSNorm is one kernel; no: written out in float32, {EAGER_RMS_NORM:g} times its traffic", change=_fused_norm
+        says=f"RMSNorm is one kernel; no: unfused in float32, {EAGER_RMS_NORM:g} times the traffic", change=_fused_norm
     ),
     "compile": StatedSetting(
-        says="norms, rotary embeddings and chains of elementwise operators are one kernel each, which keeps what is between in registers "
-        "(torch.compile), and a launch takes the host 10 us at most; no: kernel by kernel, where the framework writes them out",
+        says="norms, rotary embeddings and chains of elementwise operators are fused into one kernel each (torch.compile), and a launch "
+        "takes at most 10 us of host time; no: separate kernels, unless the framework fuses them",
         change=_compile,
     ),
-    "cuda_graphs": StatedSetting(
-        says="a pass is launched as one graph: the host takes next to nothing for each kernel", change=_cuda_graphs
-    ),
+    "cuda_graphs": StatedSetting(says="a pass is launched as one CUDA graph: almost no host time per kernel", change=_cuda_graphs),
     "gradient_bucket_mb": StatedSetting(says="size of a gradient bucket, in MiB", change=_bucket, values=(1e-3, 1e6)),
     "gradient_bucketing": StatedSetting(
-        says="gradients are reduced in buckets under the last backward, whatever the ZeRO stage (DeepSpeed's overlap_comm); no: after it, "
-        "exposed",
+        says="gradients are reduced in buckets, overlapped with the last backward, for any ZeRO stage (DeepSpeed's overlap_comm); no: "
+        "after backward, exposed",
         change=_bucketing,
     ),
     "fused_optimizer": StatedSetting(
-        says=f"the optimizer's step is one kernel (torch's fused=True); no: one for each line of its rule (foreach, torch's default), "
+        says=f"the optimizer's step is one kernel (torch's fused=True); no: one per operation (foreach, torch's default), "
         f"{EAGER_ADAMW:.2g} times the traffic",
         change=_fused_optimizer,
     ),
     "fp32_gradient_accumulation": StatedSetting(
-        says="gradients of microbatches are added up in float32; no: in the dtype of the computation", change=_accumulation
+        says="gradients of microbatches are accumulated in float32; no: in the compute dtype", change=_accumulation
     ),
     "async_tp": StatedSetting(
-        says=f"{ASYNC_TP_OVERLAP:.0%} of tensor-parallel communication overlaps with matrix products (torch's asynchronous TP)",
+        says=f"{ASYNC_TP_OVERLAP:.0%} of tensor-parallel communication overlaps with matrix multiplies (torch's asynchronous TP)",
         change=_async_tp,
     ),
     "tp_async": StatedSetting(
-        says=f"{TP_ASYNC_OVERLAP:.0%} of tensor-parallel communication in backward overlaps with the other gradient's product; no: nothing",
+        says=f"{TP_ASYNC_OVERLAP:.0%} of tensor-parallel communication in backward overlaps with the matrix multiply of the other "
+        "gradient; no: nothing",
         change=_tp_async,
     ),
     "moe_overlap": StatedSetting(
         says="the all-to-all of one microbatch overlaps with the passes of another, on a share of the compute units "
-        "(Megatron-LM's --overlap-moe-expert-parallel-comm, DualPipe); no: nothing hides it",
+        "(Megatron-LM's --overlap-moe-expert-parallel-comm, DualPipe); no: it is exposed",
         change=_exchanges,
     ),
     "delayed_weight_gradients": StatedSetting(
-        says="with moe_overlap: weight gradients are computed during backward's communication, in a pipeline's ends "
-        "too, and what they need is kept until then (Megatron-LM's --delay-wgrad-compute, DualPipe)",
+        says="with moe_overlap: weight gradients are computed during the communication of backward, including pipeline warm-up and "
+        "cool-down, and their inputs are kept until then (Megatron-LM's --delay-wgrad-compute, DualPipe)",
         change=_delayed_weight_gradients,
     ),
     "hybridep": StatedSetting(
-        says="kernels that send tokens once to each place put rows in the order of experts themselves (HybridEP); no: a pass of its own "
-        "does (DeepEP)",
+        says="the dispatch kernels of `flex` sort rows by expert (HybridEP); no: a separate pass does (DeepEP)",
         change=_permutes,
     ),
     "fused_experts": StatedSetting(
-        says="products of experts, their activation and casts are one kernel (Megatron-LM's --use-transformer-engine-op-fuser)",
+        says="matrix multiplies of experts, their activation and casts are one kernel (Megatron-LM's --use-transformer-engine-op-fuser)",
         change=_fused_experts,
     ),
     "moe_shared_overlap": StatedSetting(
@@ -445,33 +443,33 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         change=_shared_experts,
     ),
     "fp8_dispatch": StatedSetting(
-        says="rows go to experts as the recipe casts them, with their scales, and come back in 16 bits (DeepEP; fp8-block and mxfp8)",
+        says="rows are dispatched to experts in the cast format, with their scales, and combined in 16 bits (DeepEP; fp8-block and mxfp8)",
         change=_low_rows,
     ),
     "fp8_params": StatedSetting(
-        says="weights are gathered as the recipe casts them, and TransformerEngine keeps no others in 16 bits (--fp8-param-gather, "
-        "torchao's float8 all-gather; not mxfp8, whose two copies have scales of their own)",
+        says="weights are gathered in the cast format, and TransformerEngine keeps no 16-bit weights (--fp8-param-gather, torchao's float8 "
+        "all-gather; not mxfp8, whose two copies have separate scales)",
         change=_low_weights,
     ),
     "attention_kernel": StatedSetting(
-        says="the rate of fused attention, by generation of its kernel, and its buffer for gradients of queries; FlashAttention-2 is "
-        "written as flash_attention_2 too",
+        says="generation of the fused attention kernel: its rate and its buffer for query gradients; flash_attention_2 is "
+        "a synonym of flash2",
         change=_attention_kernel,
         values=ATTENTION_KERNELS,
     ),
     "cp_form": StatedSetting(
-        says="how ranks of --cp share a sequence: keys and values gathered, passed on in a ring in order or balanced (zigzag), or heads "
-        "exchanged (Ulysses)",
+        says="context parallelism of --cp: keys and values gathered, passed around a ring (contiguous or balanced chunks: zigzag), or "
+        "heads exchanged (Ulysses)",
         change=_context_form,
         values=CONTEXT_FORMS,
     ),
     "fp8_recipe": StatedSetting(
-        says=f"scales of fp8 for each tensor, or for each row: {ROWWISE_FP8:g} of the rate",
+        says=f"fp8 scales per tensor, or per row: {ROWWISE_FP8:g} of the rate",
         change=_fp8_recipe,
         values=("tensorwise", "rowwise"),
     ),
     "mixed_precision_mode": StatedSetting(
-        says="Composer's modes: gradients are reduced in float32 (DEFAULT), or in the dtype of the computation (PURE)",
+        says="Composer's modes: gradients are reduced in float32 (DEFAULT), or in the compute dtype (PURE)",
         change=_mixed_precision,
         values=("DEFAULT", "PURE"),
     ),
