@@ -28,22 +28,11 @@ LONGEST_SENTENCE = 40
 TO_DO: frozenset[str] = frozenset(
     {
         "ARCHITECTURE.md",
-        "docs/accuracy.md",
         "notebooks/01_from_cluster_to_plan.ipynb",
         "notebooks/02_three_runs_to_a_profile.ipynb",
         "notebooks/04_what_bounds_a_service.ipynb",
         "notebooks/05_sizing_a_service.ipynb",
         "notebooks/pase.ipynb",
-        "perfmodel/lab/ablation.py",
-        "perfmodel/lab/accuracy.py",
-        "perfmodel/lab/expert_cases.py",
-        "perfmodel/lab/few_runs.py",
-        "perfmodel/lab/fitted.py",
-        "perfmodel/lab/kernels/clocks.py",
-        "perfmodel/lab/kernels/fit.py",
-        "perfmodel/lab/memory_outcomes.py",
-        "perfmodel/lab/residuals.py",
-        "perfmodel/lab/strangers.py",
         "perfmodel/papers/pase/tables.py",
         "perfmodel/workload/imported/aten_rules.py",
     }

@@ -1,4 +1,4 @@
-"""What each number is worth that runs say of a framework: each in turn as if nobody knew it, all else as it ships.
+"""Ablation of the fitted numbers of frameworks: each in turn at its neutral value, all others as shipped.
 
     python -m perfmodel.lab.ablation CASES.jsonl
 
@@ -106,7 +106,7 @@ def rows_of(found: Sequence[Ablation]) -> list[tuple[str, ...]]:
     return [
         (
             ", ".join(each.frameworks),
-            f"{each.constant} (lent)" if each.is_lent else each.constant,
+            f"{each.constant} (borrowed)" if each.is_lent else each.constant,
             f"{each.value:.3g}",
             each.of,
             str(each.num_runs),
@@ -118,19 +118,19 @@ def rows_of(found: Sequence[Ablation]) -> list[tuple[str, ...]]:
     ]
 
 
-HEADERS = ("framework", "number", "value", "of", "runs that it moves", "error, %", "without it, %", "worth")
+HEADERS = ("framework", "number", "value", "predicts", "runs affected", "error, %", "without it, %", "difference")
 
 
 def worth_text(found: Sequence[Ablation]) -> str:
     """For docs/accuracy.md."""
     lent = sum(each.is_lent for each in found)
     table = Table(title="", headers=HEADERS, rows=tuple(rows_of(found)), right=(HEADERS[2], *HEADERS[4:]))
-    return f"""### What each of these numbers is worth
+    return f"""### Ablation of the fitted numbers
 
-Each in turn at its neutral value (a rate of 1, a share or a time of 0), all else as it ships: mean error of the runs whose prediction that
-moves, with the number and without, and the difference in points. One that is worth less than {100 * WORTH:.1f} points is not fitted.
-{len(found) - lent} numbers are fitted; {lent} lines are those that a fit lends to the runs of others. {num_constants()} stand in the files
-of all frameworks together, where profiles that share runs have them again.
+Each number in turn is set to its neutral value (a rate of 1, a share or a time of 0), with all others as shipped. The table has the mean
+error of the runs whose prediction changes, with the number and without it, and the difference in points. A number with a difference under
+{100 * WORTH:.1f} points is not fitted. {len(found) - lent} numbers are fitted; {lent} rows are borrowed from the fit of another framework.
+The files of all frameworks hold {num_constants()} numbers, because profiles that share runs repeat them.
 
 """ + markdown_table(table)
 
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rows = [HEADERS, *rows_of(ablations(options.cases))]
     print(columns_text(rows))
-    print(f"{num_constants()} numbers of all frameworks together")
+    print(f"{num_constants()} numbers in the files of all frameworks")
     return 0
 
 

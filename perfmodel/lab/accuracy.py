@@ -1,4 +1,4 @@
-"""docs/accuracy.md: how far predictions are from published runs, from one command.
+"""Write docs/accuracy.md: errors of training predictions on published runs.
 
     python -m perfmodel.lab.accuracy CASES.jsonl [OOM.jsonl ...] [--left-out FILE.csv] [--out docs/accuracy.md]
 
@@ -138,12 +138,12 @@ def _introduction(report: AccuracyReport) -> str:
     sources = len({row.group for row in scored})
     return f"""# Accuracy
 
-How far predicted step times and memory are from published runs. Written by one command (last section); nothing here is edited by hand.
+Errors of predicted step time and memory on published training runs. One command writes this page (last section); do not edit it by hand.
 
-{len(scored):,} runs of {sources} sources are scored. With the constants that ship, the step time is off by {_pct(overall.median)} (median),
-{_pct(overall.mean)} (mean), {_pct(overall.p90)} (90th percentile). **These figures are in-sample**: the constants of
-each framework, and the forms of
-the terms, were chosen with these runs in view. Figures by fits that did not see a run's model are marked *left out*."""
+{len(scored):,} runs of {sources} sources are scored. With the shipped constants, the error of the step time is {_pct(overall.median)}
+(median), {_pct(overall.mean)} (mean) and {_pct(overall.p90)} (90th percentile). **These figures are in-sample**: the constants of each
+framework and the functional forms were chosen with these runs in view. Figures marked *left out* come from fits that did not see the
+run's model."""
 
 
 def _main_table(report: AccuracyReport) -> str:
@@ -151,7 +151,7 @@ def _main_table(report: AccuracyReport) -> str:
     headers = ["runs", "n", "mean", "median", "p90", "max", "bias"]
     if others:
         headers += ["mean, left out", "p90, left out", "max, left out"]
-    headers += ["others' mean"]
+    headers += ["other models"]
     rows = [_line(line.title, line, scored, others) for line in LINES]
     counted = [line for line in LINES if line.counts]
     every = AccuracyLine(title="all but those in brackets", holds=lambda labels: any(line.holds(labels) for line in counted))
@@ -160,7 +160,8 @@ def _main_table(report: AccuracyReport) -> str:
     lines = [
         "## Step time",
         "",
-        "In percent, of |predicted / measured - 1|; bias is the median with its sign. Columns without a mark are in-sample.",
+        "Errors are |predicted / measured - 1| in percent; bias is the median of predicted / measured - 1. Columns",
+        "not marked *left out* are in-sample.",
         "",
         text,
         "",
@@ -172,12 +173,11 @@ def _main_table(report: AccuracyReport) -> str:
             _source_median(others, counted, "Left out"),
             "",
             f"Left out, {every.title}: median {_pct(overall.median)}, mean {_pct(overall.mean)}, p90 {_pct(overall.p90)}, bias "
-            f"{_pct(overall.bias)}. Each run is predicted with the constants of its framework as fitted to all runs",
-            "but those of its model; a",
-            "framework with one model takes its relatives' constants.",
+            f"{_pct(overall.bias)}. Each run is predicted with the constants of its framework, fitted to all runs",
+            "except those of its model. A framework with a single model takes the constants of related frameworks.",
         ]
     else:
-        lines += ["", "*Left out* columns (each model predicted by a fit to the others) are added where the table of those fits is given."]
+        lines += ["", "*Left out* columns (each model predicted by a fit to the others) appear when the table of those fits is given."]
     return "\n".join(lines)
 
 
@@ -196,7 +196,7 @@ def _line(title: str, line: AccuracyLine, scored: Sequence[ValidationRow], other
 
 def _source_median(rows: Sequence[ValidationRow], lines: Sequence[AccuracyLine], name: str) -> str:
     means = [error_summary("", part).mean for line in lines if (part := [row for row in rows if line.holds(row.labels)])]
-    return f"{name}: the median over these lines of their means is {_pct(median(means) if means else math.nan)}."
+    return f"{name}: the median of the mean errors of these rows is {_pct(median(means) if means else math.nan)}."
 
 
 def _largest(rows: Sequence[ValidationRow]) -> float:
@@ -204,23 +204,21 @@ def _largest(rows: Sequence[ValidationRow]) -> float:
 
 
 def _method(report: AccuracyReport) -> str:
-    return f"""## What is compared
+    return f"""## Method
 
-- A case is one published run: model, chips, plan and step time (or peak memory, or that it ran out of memory). Every
-field is an input of its
-  prediction but `id, source, source_ref, notes, inferred, measured, tier, outcome, suspect`; a test holds that none of those changes a
-  prediction. Nothing is set for one run or one model.
-- What a run does not state follows its framework (`perfmodel/lab/frameworks.py`). Runs whose source leaves out an input that matters,
-  mostly recomputation, are of tier `secondary`: they are predicted with an assumption, listed below, and not scored.
-- Scored are primary runs of dense decoders. Not scored: {", ".join(NO_TIMES)} (tests of toy models, bound by
-launches in deterministic mode:
-  their memory is exact, their time means nothing) and what is not modelled (last table).
-- A step's time is measured, or follows from the tokens per second that the source prints."""
+- A case is one published run: model, chips, plan and step time (or peak memory, or an out-of-memory outcome). Every field is an input of
+  the prediction except `id, source, source_ref, notes, inferred, measured, tier, outcome, suspect`; a test ensures that none of these
+  changes a prediction. No constant is set for a single run or model.
+- Inputs that a run does not state take the defaults of its framework (`perfmodel/lab/frameworks.py`). Runs whose source omits an
+  important input, usually recomputation, have tier `secondary`. They are predicted with an assumption, listed below, and not scored.
+- Primary runs of dense decoders are scored. Not scored are {", ".join(NO_TIMES)} (launch-bound tests of toy models in deterministic mode,
+  of which only the memory is meaningful) and runs that are not modelled (last table).
+- Step times are measured, or computed from the published tokens per second."""
 
 
 def _tables_by_field(report: AccuracyReport, figures: str) -> str:
     scored = report.scored
-    parts = ["## Where the errors are", "", "Scored runs, in-sample."]
+    parts = ["## Errors by source, chip, size and layout", "", "Scored runs, in-sample."]
     for label in _FIELDS:
         table = error_table(label, errors_by(scored, label), error_summary("all", scored))
         keep = [i for i, header in enumerate(table.headers) if header not in ("cases", "predicted")]
@@ -249,17 +247,14 @@ def _plan_choice(report: AccuracyReport) -> str:
         return ""
     return "\n".join(
         [
-            "## Does it pick the right plan?",
+            "## Choice of plan",
             "",
-            "Within groups of at least four runs that differ in their plan only (same source, framework, model, chip,",
-            "chips, precision, batch and",
-            "sequence): how much slower the plan that is predicted to be fastest is than the measured best. *median",
-            "plan*: the same for the",
-            "median plan, which is what is at stake; *best of 3 near*: share of groups where the best of the first",
-            "three is within 3 % of the best.",
-            f"Left out of the groups: {num_broken} {noted} whose notes give an all-reduce in the node of under 100 GB/s",
-            "where others have 425 to 458",
-            "(broken NVLink). This chooses what is judged; no prediction sees it.",
+            "Regret: how much slower the plan predicted to be fastest is than the measured best, within groups of at least four runs. The",
+            "runs of a group differ in their plan only: they share source, framework, model, chip, number of chips, precision, batch and",
+            "sequence length. The column *median plan* has the regret of the median plan, as a baseline. The column *best of 3 near* has",
+            "the share of groups in which the best of the first three plans is within 3 % of the measured best.",
+            f"Excluded: {num_broken} {noted} whose notes give an all-reduce bandwidth in the node of under 100 GB/s (broken NVLink; other",
+            "runs have 425 to 458 GB/s). This selects the runs of the groups and changes no prediction.",
             *parts,
         ]
     )
@@ -269,15 +264,17 @@ def _worst_groups(groups: Sequence[PlanGroup]) -> list[str]:
     """The groups that cost most, of those that cost more than noise."""
     worst = [group for group in sorted(groups, key=lambda each: -each.regret) if group.regret > NEAR_BEST]
     if not worst:
-        return ["", "No group costs more than 3 %."]
+        return ["", "No group has a regret over 3 %."]
     return [
         "",
-        "; ".join(
-            f"{group.source} {group.model} on {group.num_chips:,.0f} chips ({group.num_plans} plans): {_pct(group.regret)}, best of the "
+        "Largest regrets:",
+        "",
+        *(
+            f"- {group.source} {group.model} on {group.num_chips:,.0f} chips ({group.num_plans} plans): {_pct(group.regret)}, best of the "
             f"first three {_pct(group.best_of_three)}"
             for group in worst
-        )
-        + "; every other group: at most 3 %.",
+        ),
+        "- every other group: at most 3 %",
     ]
 
 
@@ -286,16 +283,15 @@ def _memory_and_fits(report: AccuracyReport) -> str:
     parts = ["## Memory", ""]
     if result.memories:
         parts += [
-            "In-sample: what a framework's allocator holds beyond its tensors was set with these runs in view.",
-            "Against the framework's own figure: what its allocator holds (reserved) or what is in tensors",
-            "(allocated), of the rank that reports.",
+            "In-sample: the allocator overhead of each framework was set with these runs in view. Predictions are compared with the figure",
+            "that the framework reports, on the rank that reports it: memory held by the allocator (reserved) or in tensors (allocated).",
             "",
             markdown_table(memory_table(result.memories)),
         ]
     if result.fits.num_ran or result.fits.num_out:
         parts += [
             "",
-            "Whether it fits, of runs that state their recomputation; `fits` counts everything on the chip, the driver's context too.",
+            "Fit check of runs that state their recomputation. `fits` counts all memory on the chip, including the driver's context.",
             "",
             markdown_table(fit_table(result)),
         ]
@@ -308,10 +304,11 @@ def _experts(report: AccuracyReport) -> str:
     if not experts.overall.num_predicted:
         return ""
     parts = [
-        "## Models with experts",
+        "## Mixture-of-experts models",
         "",
-        "Nothing is fitted to these runs, and no other figure of this page holds them. The same setting was published for several releases",
-        "of one framework, up to 1.6 times apart: of each setting the fastest release counts. Times of toy models are left out.",
+        "Nothing is fitted to these runs, and no other figure on this page includes them. Some settings were published for several",
+        "releases of one framework, with times that differ by a factor of up to 1.6; the fastest release of each setting counts. Times of",
+        "toy models are excluded.",
         "",
     ]
     for table in expert_tables(experts):
@@ -320,11 +317,11 @@ def _experts(report: AccuracyReport) -> str:
 
 
 def _strangers(report: AccuracyReport) -> str:
-    """Of a user's own loop."""
+    """Return the section on unseen frameworks."""
     known, kin = report.strangers
     if not known:
         return ""
-    headers = ("runs", "n", "bias", "mean", "in 80 %", "interval", "bias, without its family", "mean, without its family")
+    headers = ("runs", "n", "bias", "mean", "in 80 %", "interval", "bias, family left out", "mean, family left out")
     rows = []
     for name, each in known.items():
         further = kin.get(name)
@@ -337,12 +334,12 @@ def _strangers(report: AccuracyReport) -> str:
         others = over_groups(kin)
         last = (f"scatter {100 * others.scatter:.1f}", _number(others.mean))
     rows.append(("**mean over groups**", "", f"scatter {100 * own.scatter:.1f}", _number(own.mean), f"{own.coverage:.0%}", "", *last))
-    text = """## A framework that nobody knows
+    text = """## Unseen frameworks
 
-What somebody gets with a training loop of their own: each run planned without the name of its framework and predicted with `generic`
-(`perfmodel/lab/generic.py`), made from all *other* frameworks; in the last columns from all other *families* (Megatron-LM 2020 and 2022,
-DeepSpeed and NeMo are one). In percent; every group weighs one; scatter: root mean square of their medians. The 80 % interval of a group is
-that of the groups of other frameworks.
+Leave-one-framework-out: each run is planned without the name of its framework and predicted with `generic` (`perfmodel/lab/generic.py`),
+made from all *other* frameworks. This is the error to expect for your own training loop. The last columns leave out the whole *family*
+(Megatron-LM 2020 and 2022, DeepSpeed and NeMo are one). Figures are in percent and each group weighs one; scatter is the root mean square
+of the medians. The 80 % interval of a group comes from the groups of other frameworks.
 
 """
     text += markdown_table(Table(title="", headers=headers, rows=tuple(rows), right=headers[1:]))
@@ -352,32 +349,32 @@ that of the groups of other frameworks.
 
 
 def _reliability(outcomes: Sequence[MemoryOutcome]) -> str:
-    """Whether the runs of a framework that nobody knows fit, and the probability that was stated."""
+    """Return the fit check of an unseen framework, and the calibration of its probabilities."""
     if not outcomes:
         return ""
     bins = reliability(outcomes)
     headers, *rows = reliability_rows(bins)
     text = f"""
 
-### Whether it fits
+### Fit check
 
-{fits_text(fits_of(outcomes))[:1].upper()}{fits_text(fits_of(outcomes))[1:]}.
+{fits_text(fits_of(outcomes))}.
 
-`fits_probability` of these runs against what happened. The profile is made without nanotron; how far what is needed lies from what is
-predicted (two numbers, `strategies/memory_doubts.yaml`) is fitted to its outcomes, here for each of its models to the outcomes of the
-other: no other sweep with failures is published. Habits that a framework may have (layers by cost, gradients beside accumulators) are
-counted at their worst, with nanotron's in view. Off: in points. By chance: shares of which as many runs as ran are no surprise (95 %
-confidence, Wilson): few runs lie near a limit, and in a bin of five hardly any share is one.
-{reliability_line(bins).capitalize()}.
+The table gives the calibration of `fits_probability` on these runs. The profile is made without nanotron. The distribution of needed over
+predicted memory (two numbers, `strategies/memory_doubts.yaml`) is fitted to nanotron's outcomes, for each of its models to those of the
+other, because no other sweep with failures is published. Unknown framework defaults (layers placed by cost, gradients kept next to
+accumulators) are taken at their worst case, with nanotron's in view. Errors are in percentage points. The last column is the 95 %
+confidence interval of the observed share (Wilson); it is wide because few runs lie near a memory limit.
+{reliability_line(bins)}.
 
 """
     return text + markdown_table(Table(title="", headers=headers, rows=tuple(rows), right=headers))
 
 
 def _small(report: AccuracyReport) -> str:
-    """Jobs that the host may hold up."""
+    """Return the section on jobs that may be bound by the host."""
     others = report.scored_left_out
-    headers = ["runs", "n", "mean", "bias", *(["mean, left out"] if others else []), *(["mean, name hidden"] if report.small else [])]
+    headers = ["runs", "n", "mean", "bias", *(["mean, left out"] if others else []), *(["mean, unseen framework"] if report.small else [])]
     rows, means = [], []
     for title, holds in SMALL:
         runs = [row for row in report.scored if holds(row.labels)]
@@ -395,22 +392,22 @@ def _small(report: AccuracyReport) -> str:
     if not rows:
         return ""
     total = [sum(column) / len(column) for column in zip(*means, strict=True)]
-    rows.append(("**mean over lines**", "", _number(total[0]), "", *map(_number, total[1:])))
+    rows.append(("**mean over rows**", "", _number(total[0]), "", *map(_number, total[1:])))
     faster = [row.id for row in report.scored if row.labels.peak_share > 1.0]
     text = """## Small jobs
 
-Jobs of which the host may set the pace: a pass takes no less than the launches of its kernels (`perfmodel/cost/launches.py`), which follow
-from the graph. In percent; every line weighs one."""
+Jobs that may be bound by the host: a pass takes at least the launch time of its kernels (`perfmodel/cost/launches.py`), whose number
+follows from the graph. Errors in percent; each row weighs one."""
     if faster:
-        text += f" Left out: {', '.join(faster)}, which its chips cannot multiply in the time that its source gives."
+        text += f" Left out: {', '.join(faster)}, which is faster in its source than its chips can multiply."
     return text + "\n\n" + markdown_table(Table(title="", headers=tuple(headers), rows=tuple(rows), right=tuple(headers[1:])))
 
 
 def _intervals(report: AccuracyReport) -> str:
-    headers = ["source", "runs", "in the interval", "median width"]
+    headers = ["source", "runs", "coverage", "median width"]
     others = report.scored_left_out
     if others:
-        headers.append("in the interval, left out")
+        headers.append("coverage, left out")
     rows = []
     for name in [*sorted({row.group for row in report.scored}), "all"]:
         own, left = ([row for row in part if name in (row.group, "all")] for part in (report.scored, others))
@@ -422,11 +419,11 @@ def _intervals(report: AccuracyReport) -> str:
     rows.append(("mean over sources", "", _mean_coverage(report.scored), "", *([_mean_coverage(others)] if others else [])))
     text = """## Intervals
 
-`perfmodel predict --interval` and the columns `step_time_low, step_time_high` of `validate` give an 80 % interval. It comes from the
-errors of those published runs of the same framework that are most alike (chip, number of chips, bits of the products); unseen frameworks
-count as three runs, and what no run has widens it (docs/trust.md, `strategies/residuals.yaml`). Width: high / low - 1. Each run is judged
-with the quantiles of the *other* models. Where the quantiles are of predictions by fits that did not see the model, *left out* is the
-coverage to look at, and the other column is too high.
+`perfmodel predict --interval` and the columns `step_time_low, step_time_high` of `validate` give an 80 % interval. It is based
+on the errors of the most similar published runs of the same framework (chip, number of chips, precision). The spread over unseen
+frameworks counts as three runs, and features without runs widen the interval (docs/trust.md, `strategies/residuals.yaml`). Coverage is the
+share of runs inside the interval, with the quantiles of the *other* models; width is high / low - 1. Where the residuals come from fits
+that did not see the run's model, *left out* is the valid column, and the other coverage is too high.
 
 """
     return text + markdown_table(Table(title="", headers=tuple(headers), rows=tuple(rows), right=tuple(headers[1:])))
@@ -445,11 +442,10 @@ def _width(rows: Sequence[ValidationRow]) -> str:
 
 def _fitted(report: AccuracyReport) -> str:
     lines = [
-        "## What is fitted to what",
+        "## Fitted parameters",
         "",
-        "Kernels and collectives are fitted to published kernel tables, never to a training run; only the parameters",
-        "ship. Errors are medians on",
-        "shapes that the fit did not see, but where it says in sample.",
+        "Kernels and collectives are fitted to published kernel tables, never to training runs; only the parameters ship. Errors are",
+        "medians on held-out shapes, unless marked *in sample*.",
         "",
     ]
     rows = []
@@ -459,12 +455,12 @@ def _fitted(report: AccuracyReport) -> str:
             rows.append((name, part, f"{calibration.points.get(part, 0):,}", f"{100 * error:.1f}", calibration.date))
     headers = ("calibration", "part", "points", "error %", "date")
     lines += [markdown_table(Table(title="", headers=headers, rows=tuple(rows), right=headers[2:4]))]
-    lines += ["", "What a calibration says of itself:", ""]
+    lines += ["", "Sources of the calibrations:", ""]
     lines += [f"- `{name}`: {' '.join(load_calibration(name).source.split())}." for name in list_calibrations()]
     lines += [
         "",
-        "What a framework does is its source code's (`strategies/frameworks/*/habits.yaml`, each group of habits with its source); what",
-        "its runs say of it is in `fitted.yaml` beside that, written by `python -m perfmodel.lab.fitted`. The frameworks:",
+        "Framework defaults come from source code (`strategies/frameworks/*/habits.yaml`, each group with its source). Numbers fitted to",
+        "runs are in `fitted.yaml` of the same folder, which `python -m perfmodel.lab.fitted` writes. The frameworks:",
         "",
     ]
     lines += [f"- `{name}`: {' '.join(load_profile(name).source.split()).rstrip('.')}." for name in list_profiles()]
@@ -487,12 +483,12 @@ def _worst(report: AccuracyReport) -> str:
         )
         for row in worst
     )
-    headers = ("run", "model", "chips", "plan", "measured s", "predicted s", "error %", "why")
+    headers = ("run", "model", "chips", "plan", "measured s", "predicted s", "error %", "cause")
     return "\n".join(
         [
-            f"## The {len(rows)} worst scored runs, and why",
+            f"## The {len(rows)} largest errors of scored runs",
             "",
-            "*Why* is what the source's notes or its neighbours tell; nothing of it enters a prediction.",
+            "Causes are inferred from the notes of the source or from similar runs. They enter no prediction.",
             "",
             markdown_table(Table(title="", headers=headers, rows=rows, right=headers[4:7])),
         ]
@@ -505,7 +501,7 @@ def _others(report: AccuracyReport) -> str:
     parts = ["## Not scored", ""]
     if rest:
         parts += [
-            "Predicted, with an assumption for an input that the source leaves out (or a time that means nothing):",
+            "Predicted with an assumption for an input that the source omits, or with a step time that is not meaningful:",
             "",
             markdown_table(_without_counts(errors_by(rest, "source"))),
             "",
@@ -529,9 +525,9 @@ def _rebuild(report: AccuracyReport) -> str:
     lines.append(f"python -m perfmodel.lab.residuals $CASES{left_out}")
     lines.append(f"python -m perfmodel.lab.accuracy $CASES{' $OTHERS' if others else ''}{left_out} --out docs/accuracy.md")
     commands = "\n".join(lines)
-    return f"""## To write this again
+    return f"""## Regenerate this page
 
-In a checkout `make accuracy` prints the table of left-out figures and does all of this:
+In a checkout, `make accuracy` prints the table of left-out figures and runs these commands:
 
 ```
 {commands}

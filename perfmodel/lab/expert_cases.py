@@ -1,4 +1,4 @@
-"""What of a published run is only there where its model has experts: which model it is, and how its experts are dealt out.
+"""Fields of a published run of a mixture-of-experts model: which model it is, and how its experts are distributed.
 
 Such runs state sizes of a layer, but neither shared experts nor dense layers nor the ranks of latent attention: those are the model's by
 its name, or what Megatron-LM's own flags say.
@@ -36,7 +36,7 @@ _MEGATRON_LATENT = {"kv-lora-rank": 512, "qk-head-dim": 128, "qk-pos-emb-head-di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertKnobs:
-    """Of a plan: how its experts are dealt out, and how tokens reach them."""
+    """Expert parallelism of a plan, and how tokens reach the experts."""
 
     ep: int = 1
     etp: int = 1
@@ -299,8 +299,8 @@ def as_recipes_run(
 
 
 def check_expert_ranks(num_chips: int, *, pp: int, knobs: ExpertKnobs) -> None:
-    """Experts are dealt over all ranks of a stage: chips = pp * etp * ep * edp."""
+    """Check that experts divide over all ranks of a stage: chips = pp * etp * ep * edp."""
     ways = pp * knobs.etp * knobs.ep
     if num_chips % ways:
-        rule = f"must be a multiple of pp*etp*ep={ways}, over which the experts are dealt"
+        rule = f"must be a multiple of pp*etp*ep={ways}, over which the experts are distributed"
         raise InputError(f"num_chips={num_chips}: {rule}; correct it in the case")

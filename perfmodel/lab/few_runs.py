@@ -1,4 +1,4 @@
-"""What a few runs of a framework tell of its others: the table of 0, 1, 3 and 10 given runs, from one command.
+"""Errors for an unseen framework after 0, 1, 3 and 10 of its runs are given to the fit.
 
     python -m perfmodel.lab.few_runs CASES.jsonl [--draws 4] [--seed 1]
 
@@ -184,7 +184,7 @@ def table_text(figures: Sequence[GroupFigures]) -> str:
 def rows_of(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
     """Headers, a line for each group, and their mean, each group weighing one."""
     counts = (0, *GIVEN)
-    rows: list[tuple[str, ...]] = [("group", "runs", *(f"{count} given" for count in counts), *(f"intervals, {count}" for count in GIVEN))]
+    rows: list[tuple[str, ...]] = [("group", "runs", *(f"{count} given" for count in counts), *(f"coverage, {count}" for count in GIVEN))]
     for each in figures:
         rows.append(
             (
@@ -196,7 +196,7 @@ def rows_of(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
         )
     errors = [_mean([each.errors[count] for each in figures if count in each.errors]) for count in counts]
     coverages = [_mean([each.coverages[count] for each in figures if count in each.coverages]) for count in GIVEN]
-    rows.append(("mean, each group weighing one", "", *errors, *coverages))
+    rows.append(("mean over groups", "", *errors, *coverages))
     return rows
 
 
@@ -207,9 +207,9 @@ def mean_regrets(figures: Sequence[GroupFigures], kind: str = "regrets") -> dict
 
 
 _WAYS = (
-    ("regrets", "any of the group's"),
-    ("of_the_job", "any of the job's own"),
-    ("tried_first", "those of the job that are expected to be fastest"),
+    ("regrets", "any of the group"),
+    ("of_the_job", "any of the job"),
+    ("tried_first", "the expected fastest of the job"),
 )
 
 
@@ -218,7 +218,7 @@ def regret_rows(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
     at_first = mean_regrets(figures).get(0)
     if at_first is None:
         return []
-    rows: list[tuple[str, ...]] = [("runs that are given", *(f"{count} given" for count in (0, *GIVEN)))]
+    rows: list[tuple[str, ...]] = [("runs given", *(f"{count} given" for count in (0, *GIVEN)))]
     for kind, which in _WAYS:
         means = mean_regrets(figures, kind)
         rows.append((which, percent(at_first), *(percent(means[count]) if count in means else "" for count in GIVEN)))
@@ -227,12 +227,12 @@ def regret_rows(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
 
 def regrets_text(figures: Sequence[GroupFigures]) -> str:
     if not regret_rows(figures):
-        return "choice of plan: no group of runs differs in its plan only"
+        return "Choice of plan: no group of runs differs in its plan only"
     first = percent(float(np.mean([regret for each in figures for regret in each.first_three])))
     return (
-        "choice of plan: how much slower than the best the one is whose time is least, measured where it was given and expected over what "
-        "the fit leaves open elsewhere (in the lower lines jobs that have more plans than are given); the best of the three that are "
-        f"expected to be fastest with none given, all of them measured, is {first} slower"
+        "Choice of plan: how much slower the chosen plan is than the best. The choice is the plan with the least time: measured if its run "
+        "is given, otherwise expected over the posterior of the fit. The lower rows hold jobs that have more plans than runs given. With "
+        f"no runs given, the best of the three plans expected to be fastest, all measured, is {first} slower"
     )
 
 
@@ -258,17 +258,16 @@ def few_runs_section(figures: Sequence[GroupFigures]) -> str:
     """For docs/accuracy.md."""
     if not figures:
         return ""
-    told = regrets_text(figures)
     return f"""
 
-### With a few of its runs
+### With a few runs of the framework
 
-So many runs of a group, drawn at random ({DRAWS} draws), are given to the fit of `perfmodel fit`, which starts from the same `generic`; the
-rest is predicted: mean error, and the share of the rest that lies in the 80 % interval of the fitted profile.
+The given number of runs of a group, drawn at random ({DRAWS} draws), is passed to `perfmodel fit`, which starts from the same `generic`.
+The remaining runs are predicted. The table has their mean error, and the coverage of the 80 % interval of the fitted profile.
 
 {_markdown(rows_of(figures))}
 
-{told[0].upper()}{told[1:]}.
+{regrets_text(figures)}.
 
 {_markdown(regret_rows(figures))}"""
 

@@ -1,4 +1,4 @@
-"""strategies/frameworks/*/fitted.yaml: what the runs of every framework say of it, from one command, and what `generic` makes of it.
+"""Write strategies/frameworks/*/fitted.yaml: the numbers of each framework that are fitted to its runs.
 
     python -m perfmodel.lab.fitted CASES.jsonl [--out strategies/frameworks]
 
@@ -137,7 +137,7 @@ def write_fitted(cases: Path, out: Path) -> list[Path]:
     for profile, numbers in fitted_profiles(cases).items():
         folder = out / profile
         if not folder.is_dir():
-            raise InputError(f"out={one_line(out, 200)}: has no folder {profile}; give the folder of the frameworks' habits")
+            raise InputError(f"out={one_line(out, 200)}: has no folder {profile}; give the folder of the framework profiles")
         if not numbers:
             (folder / FITTED).unlink(missing_ok=True)
             continue

@@ -1,4 +1,4 @@
-"""What runs that ran, and runs that ran out of memory, say of predicted memory: the doubt that the probability of fitting is made from.
+"""Fit of the memory uncertainty to runs that ran and to runs that ran out of memory, for the probability of fitting.
 
 A run that ran needed no more than its chip offers, one that ran out of memory needed more: the doubt is the likeliest one for these
 outcomes. What an allocator was published to hold says the needed bytes themselves. Every source weighs one.
@@ -174,7 +174,7 @@ def reliability(outcomes: Sequence[MemoryOutcome]) -> tuple[ReliabilityBin, ...]
 
 def reliability_rows(bins: Sequence[ReliabilityBin]) -> list[tuple[str, ...]]:
     """A heading and a line for each bin."""
-    rows: list[tuple[str, ...]] = [("stated", "runs", "mean", "ran", "off by", "by chance")]
+    rows: list[tuple[str, ...]] = [("predicted", "runs", "mean", "ran", "error", "95 % interval")]
     for each in bins:
         name = f"{each.low:.0%} to {each.high:.0%}"
         rows.append(
@@ -188,21 +188,21 @@ def _shares(band: tuple[float, float]) -> str:
 
 
 def reliability_line(bins: Sequence[ReliabilityBin]) -> str:
-    """How far off the bins are, in a sentence."""
+    """Return the calibration error of the bins, in sentences."""
     every = sum(each.num_runs for each in bins)
     mean = sum(each.num_runs * each.error for each in bins) / max(1, every)
     worst = max((each.error for each in bins if each.num_runs >= _ENOUGH), default=0.0)
     sure = sum(each.num_runs for each in bins if each.high <= 0.1 or each.low >= 0.9)
     between = _together([each for each in bins if _OPEN[0] <= each.low < _OPEN[1]])
     middle = (
-        f"; of the {between.num_runs} runs of which {between.low:.0%} to {between.high:.0%} was stated, {between.stated:.0%} on average, "
-        f"{between.happened:.0%} ran (by chance {_shares(between.band)})"
+        f". Of the {between.num_runs} runs with a probability of {between.low:.0%} to {between.high:.0%} ({between.stated:.0%} on "
+        f"average), {between.happened:.0%} ran (95 % interval: {_shares(between.band)})"
         if between
         else ""
     )
     return (
-        f"off by {100 * mean:.1f} points on average over runs, by {100 * worst:.0f} in the worst bin of {_ENOUGH} runs or more; "
-        f"of {sure:,} of {every:,} runs under 10 % or over 90 % was stated; what was stated lies in the 95 % band of what happened in "
+        f"Calibration error: {100 * mean:.1f} points on average over runs, {100 * worst:.0f} in the worst bin of {_ENOUGH} runs or more. "
+        f"For {sure:,} of {every:,} runs the probability is under 10 % or over 90 %. It lies in the 95 % interval of the observed share in "
         f"{sum(each.agrees for each in bins)} of {len(bins)} bins{middle}"
     )
 

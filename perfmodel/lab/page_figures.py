@@ -30,18 +30,18 @@ _TRAINING_CELLS: Mapping[str, tuple[tuple[str, str], str, int]] = {
     "known_p90": (("mean, left out", "p90, left out"), "all but those in brackets", 8),
     "unseen_mean": (("bias", "in 80 %"), "mean over groups", 3),
     "unseen_coverage": (("bias", "in 80 %"), "mean over groups", 4),
-    "known_coverage": (("in the interval", "median width"), "all", 4),
+    "known_coverage": (("coverage", "median width"), "all", 4),
     "expert_runs": (("cases", "predicted"), "all", 3),
     "expert_mean": (("cases", "predicted"), "all", 4),
 }
 _LEFT_OUT_CHOICE = (("groups", "rank correlation"), "all")
 _GIVEN = (0, 1, 3, 10)
-_FEW_TABLE, _FEW_ROW = ("0 given", "intervals, 1"), "mean, each group weighing one"
-_CHOICE_TABLE = ("runs that are given", "0 given")
+_FEW_TABLE, _FEW_ROW = ("0 given", "coverage, 1"), "mean over groups"
+_CHOICE_TABLE = ("runs given", "0 given")
 _CHOICE_ROWS = {
-    "any_run": "any of the group's",
-    "job_run": "any of the job's own",
-    "fastest": "those of the job that are expected to be fastest",
+    "any_run": "any of the group",
+    "job_run": "any of the job",
+    "fastest": "the expected fastest of the job",
 }
 _SERVING_CELLS: Mapping[str, tuple[tuple[str, str], str, int]] = {
     "tpot_runs": (("what", "runs"), "TPOT, all", 1),
@@ -56,14 +56,14 @@ _SERVING_CELLS: Mapping[str, tuple[tuple[str, str], str, int]] = {
 #: Figures that the page has in a sentence only.
 _SENTENCES = (
     (
-        r"Off by (?P<reliability_mean>[\d.]+) points on average over runs, by (?P<reliability_worst>\d+) "
-        r"in the worst bin of 10 runs or more; of (?P<reliability_sure>\d+) of (?P<reliability_runs>\d+) runs"
+        r"Calibration error: (?P<reliability_mean>[\d.]+) points on average over runs, (?P<reliability_worst>\d+) "
+        r"in the worst bin of 10 runs or more\. For (?P<reliability_sure>\d+) of (?P<reliability_runs>\d+) runs"
     ),
     (
-        r"(?P<false_positives>\d+) of (?P<out_of_memory_runs>\d+) runs of nanotron that ran out of memory .*?, "
-        r"(?P<false_negatives>\d+) of (?P<fitting_runs>\d+) that ran not to"
+        r"(?P<false_positives>\d+) of (?P<out_of_memory_runs>\d+) nanotron runs that ran out of memory .*?, "
+        r"and (?P<false_negatives>\d+) of (?P<fitting_runs>\d+) that ran are predicted not to fit"
     ),
-    r"with none given, all of them measured, is (?P<choice_best_of_three>[\d.]+) % slower",
+    r"plans expected to be fastest, all measured, is (?P<choice_best_of_three>[\d.]+) % slower",
     (
         r"is (?P<unseen_choice_mean>[\d.]+)% slower than the best on average over (?:\d+) groups of at least 4 plans, "
         r"(?P<unseen_choice_worst>\d+)% at most"

@@ -1,5 +1,4 @@
-"""strategies/residuals.yaml: how far published runs were from their predictions, from one command; with the runs that ran out of memory,
-strategies/memory_doubts.yaml beside it.
+"""Write strategies/residuals.yaml, the residuals of published runs; with runs that ran out of memory, memory_doubts.yaml too.
 
     python -m perfmodel.lab.residuals CASES.jsonl [--left-out FILE.csv] [--out-of-memory FAILED.jsonl] [--out strategies/residuals.yaml]
 
@@ -314,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, values in sorted(calibrations.items()):
         print(f"  {name} as {OTHER_CALIBRATIONS[name]}: median of log(measured / predicted) {median(values):+.3f}, {len(values)} runs")
     low, high = stranger_interval(residuals.strangers)
-    print(f"  a framework that nobody knows: {low:.2f} to {high:.2f} of the prediction, {len(residuals.strangers)} groups of runs")
+    print(f"  unseen framework: {low:.2f} to {high:.2f} of the prediction, {len(residuals.strangers)} groups of runs")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""How far off predictions are for a framework that nobody knows: every framework left out in turn, its name hidden.
+"""Errors of predictions for unseen frameworks: leave-one-framework-out over the published runs.
 
     python -m perfmodel.lab.strangers CASES.jsonl [OUT_OF_MEMORY.jsonl]
 
@@ -80,7 +80,7 @@ def _title(choice: Choice | None, groups: Sequence[tuple[str, rules.Rule]]) -> s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenRun:
-    """A run as it is planned by who does not know its framework. profile: that framework's."""
+    """A run as planned with its framework left out. profile: that framework's."""
 
     profile: str
     planned: PlannedCase
@@ -99,12 +99,12 @@ def hidden(case: Case) -> HiddenRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stranger:
-    """A run as somebody would predict it who does not know its framework.
+    """A run as predicted with its framework left out.
 
     profile   what was left out
     choice    the same among the runs that differ from it in their plan only, by the time that is expected over the known frameworks;
               None: not among any
-    open      variance of log(step time), below and above, that habits which nobody told leave open
+    open      variance of log(step time), below and above, due to framework defaults that are not given
     """
 
     id: str
@@ -126,7 +126,7 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrangerFits:
-    """Of runs that ran out of memory those that are told to fit; of runs that ran those that are told not to."""
+    """Counts of runs out of memory that are predicted to fit, and of runs that ran but are predicted not to."""
 
     num_failed: int
     failed_but_fit: int
@@ -198,7 +198,7 @@ class Strangers:
         return every
 
     def _open(self, runs: Sequence[HiddenRun]) -> list[tuple[float, float]]:
-        """What habits that nobody told leave open in each."""
+        """Return the variance of each run due to framework defaults that are not given."""
         every = [(0.0, 0.0)] * len(runs)
         for name in dict.fromkeys(run.profile for run in runs):
             chosen, base = [index for index, run in enumerate(runs) if run.profile == name], self.profile_without(name)
@@ -323,16 +323,16 @@ def over_groups(figures: Mapping[str, StrangerFigures]) -> OverGroups:
 
 
 def choices_of(strangers: Iterable[Stranger]) -> PlanChoices:
-    """How much slower the plan is that a stranger would choose."""
+    """Return the regret of the plans chosen for an unseen framework."""
     return plan_choices([each.choice for each in strangers if each.choice is not None], skip_broken_nvlink=True)
 
 
 def choices_text(choices: PlanChoices) -> str:
     overall = choices.overall
     return (
-        "choice of plan: the one whose time is least as expected over the known frameworks, each family weighing one (as a search does), "
+        "The plan with the least expected time over the known frameworks (each family weighs one, as in a search) "
         f"is {overall.mean_regret:.1%} slower than the best on average over {overall.num_groups} groups of at least {LEAST_PLANS} plans, "
-        f"{overall.largest_regret:.0%} at most; rank correlation {overall.rank_correlation:.2f}"
+        f"{overall.largest_regret:.0%} at most. Rank correlation: {overall.rank_correlation:.2f}"
     )
 
 
@@ -356,9 +356,9 @@ def table_text(figures: Mapping[str, StrangerFigures]) -> str:
 
 def fits_text(fits: StrangerFits) -> str:
     return (
-        f"fits, by default: {fits.failed_but_fit} of {fits.num_failed} runs of nanotron that ran out of memory are told to fit "
-        f"({fits.failed_but_fit / max(1, fits.num_failed):.1%}), {fits.ran_but_not} of {fits.num_ran} that ran not to "
-        f"({fits.ran_but_not / max(1, fits.num_ran):.1%})"
+        f"With default settings, {fits.failed_but_fit} of {fits.num_failed} nanotron runs that ran out of memory are predicted to fit "
+        f"({fits.failed_but_fit / max(1, fits.num_failed):.1%}), and {fits.ran_but_not} of {fits.num_ran} that ran are predicted not to "
+        f"fit ({fits.ran_but_not / max(1, fits.num_ran):.1%})"
     )
 
 
@@ -368,16 +368,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("cases", type=Path, nargs="+", metavar="CASES.jsonl", help="published training runs, and those that failed")
     options = parser.parse_args(arguments)
     cases = [case for path in options.cases for case in read_cases(path)]
-    for leaves_family, title in ((False, "each framework left out"), (True, "each framework left out with all its kin")):
+    for leaves_family, title in ((False, "each framework left out"), (True, "each framework left out with its family")):
         strangers = Strangers(leaves_family=leaves_family)
         found = list(strangers.times(cases))
-        print(f"name hidden, {title}:\n{table_text(figures_of(found))}")
+        print(f"unseen framework, {title}:\n{table_text(figures_of(found))}")
         print(choices_text(choices_of(found)))
         outcomes = strangers.outcomes(cases)
         print(fits_text(fits_of(outcomes)))
         if outcomes:
             bins = reliability(outcomes)
-            print(f"probability of fitting, stated and happened:\n{columns_text(reliability_rows(bins))}\n{reliability_line(bins)}")
+            print(f"predicted probability of fitting and observed share:\n{columns_text(reliability_rows(bins))}\n{reliability_line(bins)}")
         print()
     return 0
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan
 
 #: Plans within this share of each other are ties. Among published runs that differ in their plan alone, the one predicted to be
-#: fastest is 1.2 % slower than the measured best on average (docs/accuracy.md, "Does it pick the right plan?"): closer plans cannot
+#: fastest is 1.2 % slower than the measured best on average (docs/accuracy.md, "Choice of plan"): closer plans cannot
 #: be told apart.
 TIES = 0.01
 

@@ -1,4 +1,4 @@
-"""What published runs say of the rates that no table of short bursts can give: sustained clocks, and older generations of attention.
+"""Fit of rates that tables of short bursts do not determine: sustained clocks and older attention kernels.
 
     python -m perfmodel.lab.kernels.clocks CASES.jsonl
 
@@ -236,7 +236,7 @@ def _shipped(calibration: Calibration, of: str) -> float:
     return calibration.clock_fractions.get(Dtype.FP8, 1.0) if of == FP8 else calibration.sustained_clock_fraction
 
 
-HEADERS = ("calibration", "rate of", "ships", "as runs say", "+-, %", "without one framework", "runs", "told by", "")
+HEADERS = ("calibration", "rate of", "shipped", "fitted", "+-, %", "without one framework", "runs", "frameworks", "")
 
 
 def rows_of(rates: Sequence[Rate]) -> list[tuple[str, ...]]:
@@ -250,7 +250,7 @@ def rows_of(rates: Sequence[Rate]) -> list[tuple[str, ...]]:
             f"{each.low:.2f} to {each.high:.2f}" if len(each.frameworks) > 1 else "-",
             str(each.num_runs),
             ", ".join(each.frameworks),
-            "told" if each.is_told else "open",
+            "determined" if each.is_told else "open",
         )
         for each in rates
     ]
@@ -261,12 +261,13 @@ def clocks_text(rates: Sequence[Rate]) -> str:
     table = Table(title="", headers=HEADERS, rows=tuple(rows_of(rates)), right=HEADERS[2:5])
     surprises = [f"{each.of} of {each.calibration}" for each in rates if not each.agrees]
     told = sum(each.is_told for each in rates)
-    return f"""### Clocks, and generations of attention
+    return f"""### Sustained clocks and older attention kernels
 
-What no table of short bursts can give is set in `perfmodel/lab/kernels/fit.py`, with its source. `python -m perfmodel.lab.kernels.clocks`
-fits all of it together to the published runs (at most {_MOST} of a framework on a chip), with the rate of loops in eager torch beside;
-without one framework in turn, to first order. Told are {told} of {len(rates)}: to a twentieth, by more than one framework; for the others
-the range is all that is known. More than two standard deviations from what ships: {", ".join(surprises) or "none"}.
+Tables of short bursts do not determine these rates. They are set in `perfmodel/lab/kernels/fit.py`, with their source. As a check,
+`python -m perfmodel.lab.kernels.clocks` fits them jointly to the published runs (at most {_MOST} per framework and chip), together with the
+rate of matrix multiplies in eager torch. The fits without one framework are first-order. {told} of {len(rates)} rates are determined:
+within 5 %, by more than one framework. For the others only the range is known. More than two standard deviations from the shipped value:
+{", ".join(surprises) or "none"}.
 
 {markdown_table(table)}"""
 

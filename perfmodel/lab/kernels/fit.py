@@ -1,4 +1,4 @@
-"""Fits the calibrations of A100, H100, H200 and B200 to published kernel tables, and nothing else.
+"""Fit the calibrations of A100, H100, H200 and B200 to published kernel tables, and to nothing else.
 
     python -m perfmodel.lab.kernels.fit --data DIR --chip a100 [--chip h100 ...] --out hardware_specs/calibrations [--part serving]
 
@@ -120,10 +120,10 @@ NARROW_TILE = (64.0, 32.0, 6.0)
 """Ampere's libraries choose it for small products (its table is 1 % nearer with it); on Hopper and Blackwell it makes the fit no better."""
 
 _HOPPER_CLOCK = (
-    "clock .83: with it the matrix multiplies of Composer and of torchtitan, loops in eager torch, reach the share of the calibrated rate "
-    "on H100 that they reach on A100 (.86), nanotron's the same, and NVIDIA's recipes all of it (2 % off in bf16); attention .72: in those "
-    "recipes in fp8 it takes 1.4 to 1.6 times a burst's; FlashAttention-2 .8 of FlashAttention-3 under that clock (torchtitan's and "
-    "nanotron's runs; .6 in a burst, Shah et al. 2024), the first .5 (MPT)"
+    "Clock .83: with it, matrix multiplies of eager torch (Composer, torchtitan, nanotron) reach the same share of the calibrated rate on "
+    "H100 as on A100 (.86), and NVIDIA's recipes all of it (2 % off in bf16). Attention .72: in those recipes in fp8 it takes 1.4 to 1.6 "
+    "times as long as in a burst. FlashAttention-2 reaches .8 of FlashAttention-3 under that clock (runs of torchtitan and nanotron; .6 in "
+    "a burst, Shah et al. 2024), FlashAttention-1 .5 (MPT)"
 )
 CLOCK_FRACTIONS = {Dtype.FP8: 1.0}
 """Of products in 8 bits on Hopper and Blackwell: with the casts between them counted, NVIDIA's recipes and torchtitan's runs in fp8 take
@@ -156,7 +156,7 @@ TABLES = {
         attention_clock_fraction=0.95,
         attention_generations={"flash1": 0.69},
         long_attention=_AMPERE_LONG,
-        clock_source="clock .95: the power limit of 400 W costs a long run of matrix multiplies 3-8 % against a burst on a cool chip; "
+        clock_source="Clock .95: the power limit of 400 W costs a long run of matrix multiplies 3-8 % against a burst on a cool chip. "
         "FlashAttention-1 .69 of FlashAttention-2 (MPT)",
         tiles=(*GPU_TILES, NARROW_TILE),
     ),
@@ -190,7 +190,7 @@ TABLES = {
         attention_clock_fraction=0.72,
         attention_generations=_HOPPER_GENERATIONS,
         long_attention=_HOPPER_LONG,
-        clock_source=_HOPPER_CLOCK + "; the H200 has the same compute and the same limit",
+        clock_source=_HOPPER_CLOCK + ". The H200 has the same compute and the same power limit",
     ),
     "b200": ChipTables(
         chip="b200-180gb",
@@ -206,9 +206,9 @@ TABLES = {
         sustained_clock_fraction=0.68,
         attention_clock_fraction=1.0,
         attention_generations=_HOPPER_GENERATIONS,
-        clock_source="clock .68: SimuMax's matrix multiplies under load reach .70 of the burst table's (errors: 1 - clock), and with .68 "
-        "its steps are predicted within 3 %; generations of attention as on H100; attention at a burst's clock: .68 makes NeMo's runs of "
-        "long sequences 14 to 38 % too slow; products in nvfp4: the table of vLLM 0.19",
+        clock_source="Clock .68: SimuMax's matrix multiplies under load reach .70 of the rate of the burst table (errors: 1 - clock), and "
+        "with .68 its steps are predicted within 3 %. Generations of attention as on H100. Attention runs at the clock of a burst: .68 "
+        "makes NeMo's runs of long sequences 14 to 38 % too slow. Matrix multiplies in nvfp4: the table of vLLM 0.19",
         tuned={"nvfp4": "vllm/0.19.0"},
     ),
 }  # fmt: skip
@@ -269,8 +269,8 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         borrowed=() if name == "h100" else (SCALE_OUT,),
         software=f"aiconfigurator tables: TensorRT-LLM {tables.gemm.split('/')[1]}, attention {tables.attention}, NCCL {tables.nccl}",
         source=(
-            "fitted by perfmodel.lab.kernels.fit to aiconfigurator (matmul, grouped matmul, attention, collectives in a node), "
-            "LLMCompass and SimuMax (streaming, attention backward), SimAI, nccl-tests and vidur (between nodes); " + tables.clock_source
+            "Fitted by perfmodel.lab.kernels.fit to aiconfigurator (matmul, grouped matmul, attention, collectives in a node), "
+            "LLMCompass and SimuMax (streaming, attention backward), SimAI, nccl-tests and vidur (between nodes). " + tables.clock_source
         ),
         date=datetime.date.today().isoformat(),
         matmul=matmul,
