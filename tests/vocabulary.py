@@ -28,13 +28,6 @@ LONGEST_SENTENCE = 40
 TO_DO: frozenset[str] = frozenset(
     {
         "ARCHITECTURE.md",
-        "notebooks/01_from_cluster_to_plan.ipynb",
-        "notebooks/02_three_runs_to_a_profile.ipynb",
-        "notebooks/04_what_bounds_a_service.ipynb",
-        "notebooks/05_sizing_a_service.ipynb",
-        "notebooks/pase.ipynb",
-        "perfmodel/papers/pase/tables.py",
-        "perfmodel/workload/imported/aten_rules.py",
     }
 )
 

@@ -1,4 +1,4 @@
-"""PaSE's experiment as tables: what the paper printed beside what the search finds here.
+"""Tables I and II of the PaSE paper: published values and the results of the search here.
 
 Source: Elango, PaSE: Parallelization Strategies for Efficient DNN Training, IPDPS 2021 (arXiv 2407.04001), Tables I and II.
 """
@@ -59,7 +59,7 @@ PUBLISHED_STRATEGIES: Mapping[str, Sequence[tuple[str, str, str]]] = {
 
 
 def search_times_table(runs: Sequence[PaseRun]) -> Table:
-    """Table I: one row for each search."""
+    """Return Table I, one row per search."""
     rows = []
     for run in runs:
         graph, num_devices = run.tables.graph, run.tables.num_devices
@@ -79,7 +79,7 @@ def search_times_table(runs: Sequence[PaseRun]) -> Table:
         )
     headers = ("network", "p", "tables", "search", "PaSE", "FlexFlow", "cost, FLOP", "optimum", "data parallel / cost")
     return Table(
-        title="Table I: time of the search, CPU time here beside the published times",
+        title="Table I: search time, CPU time here and published times",
         headers=headers,
         rows=tuple(rows),
         right=("p", "tables", "search", "PaSE", "FlexFlow", "cost, FLOP", "data parallel / cost"),
@@ -87,7 +87,7 @@ def search_times_table(runs: Sequence[PaseRun]) -> Table:
 
 
 def strategies_table(runs: Sequence[PaseRun]) -> Table:
-    """Table II: layers of one kind and configuration together, those that split nothing or cost nothing left out."""
+    """Return Table II: layers grouped by kind and configuration, without layers that split nothing or cost nothing."""
     rows = []
     for run in runs:
         groups: Counter[tuple[str, str, str]] = Counter()

@@ -466,10 +466,17 @@ RULES: Mapping[str, Rule] = {
     ),
     **_rules(
         _elementwise,
-        "dropout feature_dropout alpha_dropout native_dropout to _to_copy type_as masked_fill clamp clip relu relu6 gelu silu mish "
-        "hardswish hardsigmoid hardtanh sigmoid tanh softplus leaky_relu elu selu celu prelu glu_backward threshold logsigmoid add sub "
-        "subtract rsub mul multiply div divide true_divide floor_divide pow square sqrt rsqrt exp log neg abs cos sin zeros_like ones_like "
-        "full_like rand_like randn_like empty_like bernoulli copy zero fill",
+        "relu relu6 gelu silu mish hardswish hardsigmoid hardtanh sigmoid tanh softplus leaky_relu elu selu celu prelu glu_backward threshold "
+        "logsigmoid",
+    ),
+    **_rules(
+        _elementwise,
+        "clamp clip add sub subtract rsub mul multiply div divide true_divide floor_divide pow square sqrt rsqrt exp log neg abs cos sin",
+    ),
+    **_rules(
+        _elementwise,
+        "dropout feature_dropout alpha_dropout native_dropout to _to_copy type_as masked_fill zeros_like ones_like full_like rand_like "
+        "randn_like empty_like bernoulli copy zero fill",
     ),
 }
 
