@@ -42,7 +42,7 @@ def test_a_framework_without_runs_has_no_lines(few, capsys):
     printed = capsys.readouterr().out
     assert "megatron" in printed
     assert "nanotron" not in printed
-    assert "numbers of all frameworks together" in printed
+    assert "numbers in the files of all frameworks" in printed
 
 
 def test_bad_input_is_answered_with_a_sentence(tmp_path, capsys):
