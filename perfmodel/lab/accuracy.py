@@ -321,7 +321,7 @@ def _strangers(report: AccuracyReport) -> str:
     known, kin = report.strangers
     if not known:
         return ""
-    headers = ("runs", "n", "bias", "mean", "in 80 %", "interval", "bias, family left out", "mean, family left out")
+    headers = ("runs", "n", "bias", "mean", "in 80 %", "interval", "bias, without family", "mean, without family")
     rows = []
     for name, each in known.items():
         further = kin.get(name)

@@ -1,4 +1,4 @@
-"""How far the kernel fits are from shapes, and from chips, that they never saw.
+"""Held-out errors of the kernel fits, for shapes and for chips left out.
 
     python -m perfmodel.lab.kernels.cross_validate FOLDER [--chip a100 ...] [--out FILE.csv | FILE.md]
 
