@@ -466,8 +466,8 @@ RULES: Mapping[str, Rule] = {
     ),
     **_rules(
         _elementwise,
-        "relu relu6 gelu silu mish hardswish hardsigmoid hardtanh sigmoid tanh softplus leaky_relu elu selu celu prelu glu_backward threshold "
-        "logsigmoid",
+        "relu relu6 gelu silu mish hardswish hardsigmoid hardtanh sigmoid tanh softplus leaky_relu elu selu celu prelu glu_backward "
+        "threshold logsigmoid",
     ),
     **_rules(
         _elementwise,
