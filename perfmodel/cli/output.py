@@ -5,6 +5,7 @@ import enum
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -21,6 +22,7 @@ SCHEMA_VERSION = 1
 _WIDEST, _NARROWEST = 100, 80  # columns of a page
 _FOLDED_WIDTH, _LEAST_FOLDED = 24, 12  # of a column that may break into lines: before others are left out, and at least
 _COLUMN_GAP = 2
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mun]?s|[KMGT]i?B|TFLOP/s|USD|chips?|tokens(?:/s)?)(?!\w))")
 MOST_NOTES = 5  # of a report without --verbose
 
 
@@ -149,8 +151,14 @@ def _row_lines(row: Sequence[str], widths: Sequence[int], to_the_right: Sequence
 
 def _broken(text: str, width: int) -> list[str]:
     """The lines of a text that fit `width`; words are broken only where one alone is wider."""
-    lines = (textwrap.wrap(line, width, break_on_hyphens=False) if len(line) > width > 0 else [line] for line in text.split("\n"))
+    lines = (_wrapped(line, width, break_on_hyphens=False) if len(line) > width > 0 else [line] for line in text.split("\n"))
     return [line for block in lines for line in block] or [""]
+
+
+def _wrapped(text: str, width: int, **shape: Any) -> list[str]:
+    """Break a text into lines of this width, with no break between a number and its unit."""
+    glued = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", text)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in textwrap.wrap(glued, width, **shape)]
 
 
 def _is_unicode(encoding: str | None) -> bool:
@@ -187,9 +195,8 @@ def print_paragraph(text: str, *, first: str = "", indent: str = "") -> None:
     """Print a text whose lines break at the width of the page. first, indent: what its first and its other lines begin with."""
     for number, line in enumerate(printable(text).split("\n")):
         start = indent if number else first
-        shape = textwrap.TextWrapper(page_width(), initial_indent=start, subsequent_indent=indent)
-        shape.break_on_hyphens = shape.break_long_words = False
-        print(shape.fill(line))
+        shape = {"initial_indent": start, "subsequent_indent": indent, "break_on_hyphens": False, "break_long_words": False}
+        print("\n".join(_wrapped(line, page_width(), **shape)))
 
 
 def print_command(command: str) -> None:
