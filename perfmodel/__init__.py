@@ -4,6 +4,12 @@ The names below are loaded when they are first used: `import perfmodel` itself l
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # Type checkers and editors read the signatures; at run time each name is loaded when it is first used.
+    from perfmodel import search as search
+    from perfmodel.signatures import *  # noqa: F403
 
 __version__ = "0.1.0"
 
@@ -75,9 +81,9 @@ _PACKAGES = ("search",)
 __all__ = ["__version__", *_MODULE_OF, *_SAME]
 
 
-def __getattr__(name: str) -> object:
+def _load(name: str) -> object:
     if name in _SAME:
-        return __getattr__(_SAME[name])
+        return _load(_SAME[name])
     if name in _PACKAGES:
         return import_module(f"perfmodel.{name}")
     module = _MODULE_OF.get(name)
@@ -86,6 +92,11 @@ def __getattr__(name: str) -> object:
     value: object = getattr(import_module(module), name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:
+    # Hidden from type checkers, which report a name that is not there.
+    __getattr__ = _load
 
 
 def __dir__() -> list[str]:

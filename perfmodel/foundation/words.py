@@ -7,6 +7,7 @@ A record is a frozen dataclass whose fields are made by `word`. Arguments in Pyt
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
@@ -21,6 +22,10 @@ Result = TypeVar("Result")
 Value = TypeVar("Value")
 #: One value, several as a list, or none.
 Several: TypeAlias = "Value | Sequence[Value] | None"
+
+
+#: An option of the command line in a help text, which is an argument in Python.
+_OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -117,6 +122,17 @@ def given_words(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in words_of(type(record)) if getattr(record, name) is not None}
 
 
+class Combinations(tuple[Any, ...]):
+    """One record for each combination of the values of varied words; is_list: some of these were given as a list."""
+
+    is_list: bool = False
+
+
+def is_list(given: Any) -> bool:
+    """Return whether several values were given as a list, be it of one; a matrix is one value."""
+    return isinstance(given, Sequence) and not isinstance(given, str) and not any(isinstance(each, (list, tuple)) for each in given)
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Words:
     """Some words of a record, as a verb takes them.
@@ -124,7 +140,7 @@ class Words:
     only, without   names, separated by spaces: the only ones, or all but these
     needed          those that cannot be left out
     several         whether the verb takes several values of the words that may have several
-    varied          whether it takes several values of searched words: its argument is then a tuple, one record for each combination
+    varied          whether it takes several values of searched words: its argument is then `Combinations`
     helps           what is said of a word of this verb in place of its own help
     defaults        defaults of this verb, as they are shown
     """
@@ -144,13 +160,15 @@ class Words:
         return {name: found[name] for name in names}
 
     def make(self, given: Mapping[str, Any]) -> Any:
-        """The record of what was given by name, or a tuple of them, the last word varying fastest."""
+        """The record of what was given by name, or `Combinations` of records, the last word varying fastest."""
         if not self.varied:
             return self.record(**given)
         words = words_of(self.record)
         several = {name: words[name].values(value, name) for name, value in given.items() if words[name].is_varied}
         once = {name: list(dict.fromkeys(values)) or [None] for name, values in several.items()}
-        return tuple(self.record(**{**given, **dict(zip(once, values, strict=True))}) for values in product(*once.values()))
+        found = Combinations(self.record(**{**given, **dict(zip(once, values, strict=True))}) for values in product(*once.values()))
+        found.is_list = any(is_list(given[name]) for name in several)
+        return found
 
 
 def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
@@ -191,6 +209,7 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
             return function(*args, **rest, **{group: words.make(parts[group]) for group, words in chosen.items()})
 
         call.__signature__ = _spelled_out(own, chosen)  # type: ignore[attr-defined]
+        call.__doc__ = _documented(function.__doc__, chosen)
         return call
 
     return decorate
@@ -202,6 +221,17 @@ def _spelled_out(own: inspect.Signature, chosen: Mapping[str, Words]) -> inspect
     for name, parameter in own.parameters.items():
         parameters += _arguments(chosen[name]) if name in chosen else [parameter]
     return own.replace(parameters=parameters)
+
+
+def _documented(doc: str | None, chosen: Mapping[str, Words]) -> str:
+    """Return the docstring with one line for each argument that is a word."""
+    helps = (
+        (name, words.helps[name] if name in words.helps else "; ".join(filter(None, (each.help, each.otherwise))))
+        for words in chosen.values()
+        for name, each in words.words().items()
+    )
+    lines = (f"    {name}: {_OPTION.sub(lambda option: option[1].replace('-', '_'), text).rstrip('.')}." for name, text in helps)
+    return "\n".join([inspect.cleandoc(doc or ""), "", "Args:", *lines])
 
 
 def _arguments(words: Words) -> list[inspect.Parameter]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.memory_room import DEFAULT_RISK
-from perfmodel.foundation.words import word, words_of
+from perfmodel.foundation.words import is_list, word, words_of
 
 
 def _precision(value: Any, name: str) -> Any:
@@ -170,6 +170,11 @@ class Request:
         if self.offload is not None:
             found |= {OFFLOADS[name]: True for name in read_offloads(self.offload)}
         return read_settings(found)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether some of the words were given as a list, be it of one value."""
+        return any(is_list(getattr(self, name)) for name, each in words_of(type(self)).items() if each.several)
 
     def described(self) -> dict[str, Any]:
         """What was asked for, as plain values; what was left out is not in it."""

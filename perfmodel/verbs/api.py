@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.resources import require_torch as require_torch
 from perfmodel.foundation.values import check_name, optional_share, share, whole
-from perfmodel.foundation.words import Words, takes
+from perfmodel.foundation.words import Combinations, Words, takes
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
@@ -58,13 +58,13 @@ if TYPE_CHECKING:
 
 
 @takes(asked=Words(Request, several=True), knobs=Words(Knobs, varied=True))
-def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: tuple[Knobs, ...]) -> Prediction | Any:
+def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: Combinations) -> Prediction | Predictions:
     """Step time and memory of one plan: of a plan (file) with what is said beside it, or of the one that the knobs describe.
 
     A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free;
     risk: in its place, the probability that a plan that fits does not.
     Sizes may be texts (`seq_len="8k"`). Job, cluster, chips, profile and the knobs that a search tries may be lists: the result is then a
-    `Predictions`, one for each combination.
+    `Predictions`, one prediction for each combination, also where the lists hold one value.
 
     nodes          in place of chips: times the chips of a node of the cluster
     batch_tokens   in place of global_batch: the tokens of a step
@@ -74,7 +74,7 @@ def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: tuple[Kno
     """
     requests = make_requests(asked, of_plan=plan is not None)
     answers, failures = predict_requests(requests, knobs, plan=None if plan is None else load_plan(plan))
-    if len(requests) * len(knobs) == 1:
+    if len(requests) * len(knobs) == 1 and not (asked.is_list or knobs.is_list):
         return answers[0].prediction
     return Predictions(predictions=tuple(each.prediction for each in answers), not_predicted=tuple(failures))
 
@@ -111,7 +111,7 @@ def find_plans(
     only_runnable: bool = False,
     any_framework: bool = False,
     progress: Callable[[float], bool | None] | None = None,
-) -> SearchResult | Any:
+) -> SearchResult | tuple[SearchResult, ...]:
     """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
 
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
@@ -141,7 +141,7 @@ def find_plans(
         )
         for request in make_requests(asked)
     )
-    return found[0] if len(found) == 1 else found
+    return found if asked.is_list or len(found) > 1 else found[0]
 
 
 def explain_plan(

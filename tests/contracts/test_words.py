@@ -72,7 +72,8 @@ def test_a_verb_has_help_and_its_flags(verb, capfd):
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
-def test_the_help_of_a_verb_has_two_examples_with_flags_that_it_knows(verb, capfd):
+def test_the_help_of_a_verb_has_two_examples_with_flags_that_it_knows(verb, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert cli.run([verb, "--help"]) == 0
     out = capfd.readouterr().out
     assert max(map(len, out.partition("Examples:")[2].splitlines())) <= 80

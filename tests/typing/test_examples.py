@@ -1,0 +1,56 @@
+"""The Python examples of README.md and docs/ pass `mypy --strict`, run outside of the package as a user runs it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.documents import PAGES, ROOT, examples
+
+#: What a user's program may get wrong, and the beginning of what a type checker says of it.
+MISTAKES = {
+    "perfmodel.predictt()": "Module has no attribute",
+    "perfmodel.predict(modle='llama-3-8b')": 'Unexpected keyword argument "modle"',
+    "perfmodel.predict(model='llama-3-8b', seq_len=1.5)": 'No overload variant of "predict"',
+    "perfmodel.serve(model='llama-3-8b')": "Missing named argument",
+}
+JOB = "model='llama-3-8b', cluster='dgx-h100', chips=64, global_batch=512, seq_len='8k'"
+#: The type of a result for single values and for lists.
+REVEALED = {
+    f"perfmodel.predict({JOB})": "Prediction",
+    f"perfmodel.predict({JOB}, tp=[2, 4])": "Predictions",
+    f"perfmodel.find_plans({JOB})": "SearchResult",
+    f"perfmodel.find_plans({JOB.replace('64', '[64]')})": "tuple[perfmodel.planner.result.SearchResult, ...]",
+    f"perfmodel.predict({JOB}).step_time": "float",
+}
+
+
+def programs(page):
+    """The Python of a page as one program: its blocks share their names."""
+    return [example.block.text for example in examples((ROOT / page).read_text(encoding="utf-8")) if example.block.info == "python"]
+
+
+def checked(folder):
+    """What mypy prints about the programs in a folder, by file."""
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(folder / "cache"), "."]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
+    assert not done.stderr, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_examples_and_results_have_types(tmp_path):
+    for page in PAGES:
+        if found := programs(page):
+            (tmp_path / f"{page.replace('/', '_').removesuffix('.md')}.py").write_text("\n".join(found), encoding="utf-8")
+    wrong = "import perfmodel\n" + "\n".join(MISTAKES)
+    (tmp_path / "mistakes.py").write_text(wrong, encoding="utf-8")
+    types = "import perfmodel\n" + "\n".join(f"reveal_type({expression})" for expression in REVEALED)
+    (tmp_path / "result_types.py").write_text(types, encoding="utf-8")
+    printed = checked(tmp_path)
+    mistakes = [line for line in printed if line.startswith("mistakes.py:") and "error:" in line]
+    for line, message in enumerate(MISTAKES.values(), 2):
+        assert any(each.startswith(f"mistakes.py:{line}:") and message in each for each in mistakes), (line, mistakes)
+    revealed = [line.split('"')[1].split(".")[-1] for line in printed if line.startswith("result_types.py:")]
+    assert revealed == [name.split(".")[-1] for name in REVEALED.values()]
+    assert not [line for line in printed if not line.startswith(("mistakes.py:", "result_types.py:"))]
