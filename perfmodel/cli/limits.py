@@ -143,5 +143,5 @@ def _table(found: Limits) -> Table:
         rows=tuple(rows),
         right=("value", "memory", PROBABILITY, "step time"),
         fold=("plan",),
-        optional=("memory", PROBABILITY, "limited by"),
+        optional=("memory", "limited by"),
     )
