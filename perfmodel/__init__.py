@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from perfmodel import search as search
     from perfmodel.signatures import *  # noqa: F403
 
-__version__ = "0.1.0"
+    __version__: str
 
 #: Where each public name lives, by floor.
 _HOME: dict[str, tuple[str, ...]] = {
@@ -82,6 +82,8 @@ __all__ = ["__version__", *_MODULE_OF, *_SAME]
 
 
 def _load(name: str) -> object:
+    if name == "__version__":
+        return _load_version()
     if name in _SAME:
         return _load(_SAME[name])
     if name in _PACKAGES:
@@ -92,6 +94,18 @@ def _load(name: str) -> object:
     value: object = getattr(import_module(module), name)
     globals()[name] = value
     return value
+
+
+def _load_version() -> str:
+    """Return the version of the installed package. Its metadata is read on first use, because `importlib.metadata` is slow to load."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("perfmodel")
+    except PackageNotFoundError:  # a checkout on the path, not installed
+        found = "0+unknown"
+    globals()["__version__"] = found
+    return found
 
 
 if not TYPE_CHECKING:

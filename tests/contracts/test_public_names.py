@@ -3,6 +3,11 @@
 import importlib.util
 import inspect
 import pkgutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +44,25 @@ def test_the_verbs_are_exported_functions(name):
 def test_no_public_name_is_a_subpackage():
     below = {module.name for module in pkgutil.iter_modules(perfmodel.__path__)}
     assert below & set(perfmodel.__all__) == set()
+
+
+def test_the_version_is_that_of_the_installed_package():
+    assert perfmodel.__version__ == version("perfmodel")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert perfmodel.__version__ == project["version"], "install the checkout again: pip install -e ."
+
+
+def test_importing_the_package_does_not_read_its_metadata():
+    script = "import sys, perfmodel; print('importlib.metadata' in sys.modules, perfmodel.__version__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500, check=True)
+    assert done.stdout.split() == ["False", perfmodel.__version__]
+
+
+def test_a_checkout_that_is_not_installed_has_no_known_version():
+    root = Path(__file__).parents[2]
+    script = f"import sys; sys.path.insert(0, {str(root)!r}); import perfmodel; print(perfmodel.__version__)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, timeout=500, check=True)
+    assert done.stdout == "0+unknown\n"
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -84,6 +84,11 @@ def test_it_runs_from_the_wheel_without_torch(installed, empty):
     assert "No module named 'torch'" in done.stderr
 
 
+def test_the_version_is_that_of_the_wheel(installed, empty, wheel):
+    done = call(installed / "perfmodel", "--version", folder=empty)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"perfmodel {wheel.name.split('-')[1]}\n", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [
