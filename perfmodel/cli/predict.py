@@ -19,7 +19,6 @@ from perfmodel.parallel.request import Request
 
 if TYPE_CHECKING:
     from perfmodel.parallel.prediction import NotPredicted, Prediction
-    from perfmodel.parallel.residuals import StepInterval
     from perfmodel.planner.result import FittingChange
     from perfmodel.verbs.overrides import Change
     from perfmodel.verbs.requests import Answer
@@ -88,9 +87,11 @@ def predict(
     _save_and_plot(predictions, files.save, files.plot)
     confidences = _confidences(answers, interval=interval)
     if files.csv is not None:
-        intervals: list[StepInterval | None] = [bounds for bounds, _ in confidences]
-        intervals = intervals or [None] * len(predictions)
-        _write_csv(predictions, intervals, failures, files.csv, tokens=num_tokens)
+        from perfmodel.parallel.rows import table_rows
+        from perfmodel.report.rows import csv_text
+
+        rows = table_rows(predictions, failures, tokens=num_tokens, intervals=[bounds for bounds, _ in confidences])
+        options.write_csv(csv_text(rows), files.csv)
     if str(files.csv) == "-":
         return
     if is_one:
@@ -129,15 +130,6 @@ def _refuse_beside_a_network_plan(plan: str, **flags: Any) -> None:
     for name, value in flags.items():
         if value not in (None, "", []):
             raise InputError(f"{flag(name)}: is fixed by the plan {plan} of `perfmodel shard`; leave it out")
-
-
-def _write_csv(
-    predictions: list[Prediction], intervals: Sequence[StepInterval | None], failures: list[NotPredicted], path: Path, *, tokens: float
-) -> None:
-    from perfmodel.report.rows import csv_text, not_predicted_row, prediction_row
-
-    rows = [prediction_row(each, tokens=tokens, interval=bounds) for each, bounds in zip(predictions, intervals, strict=True)]
-    options.write_csv(csv_text([*rows, *map(not_predicted_row, failures)]), path)
 
 
 def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path | None) -> None:

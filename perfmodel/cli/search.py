@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -197,16 +198,13 @@ def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: P
 
 
 def _write_csv(found: list[tuple[Setting, SearchResult]], path: Path, *, tokens: float, interval: bool) -> None:
-    from perfmodel.report.rows import csv_text, prediction_row
+    from perfmodel.planner.rows import search_rows
+    from perfmodel.report.rows import csv_text
     from perfmodel.verbs.setting import interval_in
 
     rows = []
     for setting, result in found:
-        named = [(str(place), each) for place, each in zip(result.places, result.plans, strict=True)]
-        named += [(baseline.name, each) for baseline in result.baselines for each in baseline.prediction]
-        for place, each in named:
-            bounds = interval_in(setting, each.plan) if interval else None
-            rows.append({"place": place, **prediction_row(each, tokens=tokens, interval=bounds)})
+        rows += search_rows(result, tokens=tokens, interval_of=partial(interval_in, setting) if interval else None)
     options.write_csv(csv_text(rows), path)
 
 

@@ -74,3 +74,8 @@ def positive(value: object) -> float:
 
 def label(value: object) -> str:
     return one_line(value, 60) or UNKNOWN if isinstance(value, str) else UNKNOWN
+
+
+def known_label(text: str) -> str | None:
+    """Return a label, or None where it is unknown."""
+    return None if text == UNKNOWN else text

@@ -7,14 +7,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from perfmodel.foundation.frames import data_frame
 from perfmodel.lab.fields import UNKNOWN
 from perfmodel.lab.plan_choice import Choice, PlanChoices, plan_choices
+from perfmodel.lab.rows import case_columns, case_rows
 from perfmodel.lab.run_labels import RunLabels, order_of_labels
 from perfmodel.lab.serving.judgement import ServingResult
 from perfmodel.parallel.residuals import RunFeatures
+
+if TYPE_CHECKING:
+    from perfmodel.foundation.frames import DataFrame
+    from perfmodel.lab.serving.rows import ServingRow
 
 NO_TIMES = ("mcore",)
 """Sources whose step times mean nothing: continuous integration of toy models in deterministic mode, bound by launches. Memory counts."""
@@ -254,6 +261,12 @@ class ValidationResult:
     @property
     def num_predicted(self) -> int:
         return sum(row.is_predicted for row in self.rows) + (self.serving.num_predicted if self.serving is not None else 0)
+
+    def to_frame(self) -> DataFrame:
+        """Return the table of `validate --out`, in seconds and bytes: a row for each training run, then one for each run of serving."""
+        served = self.serving.rows if self.serving is not None else ()
+        rows: list[ValidationRow | ServingRow] = [*self.rows, *served]
+        return data_frame(case_rows(rows), case_columns(rows)).astype({"predicted_fits": "boolean"})
 
 
 def summarise(rows: Iterable[ValidationRow], *, by: Sequence[str] = (), skip_broken_nvlink: bool = False) -> ValidationResult:

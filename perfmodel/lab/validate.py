@@ -26,11 +26,10 @@ from perfmodel.lab.case_plan import PlannedCase
 from perfmodel.lab.case_settings import READ_APART, settings_of_case
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.doubts import open_in
-from perfmodel.lab.fields import UNKNOWN
 from perfmodel.lab.judgement import ValidationResult, ValidationRow, summarise
+from perfmodel.lab.rows import case_columns, case_rows
 from perfmodel.lab.run_labels import FIELDS, check_fields, labels_of, plan_group, plan_of, setting_of
 from perfmodel.lab.run_machine import cluster_of_run, machine_of_run
-from perfmodel.lab.serving.columns import SERVING_COLUMNS, serving_cells
 from perfmodel.lab.serving.judgement import summarise_serving
 from perfmodel.lab.serving.predict import ServingCasePredictor
 from perfmodel.lab.serving.rows import SERVING_BY, ServingRow
@@ -39,29 +38,6 @@ from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.residuals import interval, load_residuals, shape_of, with_experts
 from perfmodel.parallel.run_features import features_of
 from perfmodel.parallel.stated import passed_over
-
-COLUMNS = (
-    "id",
-    "predicted_step_time",
-    "measured_step_time",
-    "predicted_memory",
-    "measured_memory",
-    "predicted_fits",
-    "reason",
-    "step_time_low",
-    "step_time_high",
-    "source",
-    "chip",
-    "framework",
-    "model",
-    "parameters",
-    "num_chips",
-    "form",
-    "tier",
-    "precision",
-    "experts",
-    "dispatcher",
-)
 
 SUMMED_BY = tuple(dict.fromkeys((*FIELDS, *SERVING_BY)))
 """Fields that errors can be summed by, of runs of either kind."""
@@ -150,41 +126,20 @@ def _check_folder(folder: Path) -> None:
 
 def table_of(rows: Sequence[ValidationRow | ServingRow]) -> str:
     """The rows as CSV, one for every case: seconds, bytes, an empty cell where there is nothing; columns of the kinds that there are."""
-    kinds = {ServingRow if isinstance(row, ServingRow) else ValidationRow for row in rows} or {ValidationRow}
-    columns = (*(COLUMNS if ValidationRow in kinds else ()), *(SERVING_COLUMNS if ServingRow in kinds else ()))
     text = io.StringIO()
-    writer = csv.DictWriter(text, tuple(dict.fromkeys(columns)), restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, case_columns(rows), restval="", lineterminator="\n")
     writer.writeheader()
-    for row in rows:
-        writer.writerow(serving_cells(row) if isinstance(row, ServingRow) else _cells(row))
+    for values in case_rows(rows):
+        writer.writerow({name: _cell(value) for name, value in values.items()})
     return text.getvalue()
 
 
-def _cells(row: ValidationRow) -> dict[str, str]:
-    fits = "" if row.predicted_fits is None else str(row.predicted_fits).lower()
-    numbers = (row.predicted_step_time, row.measured_step_time, row.predicted_memory, row.measured_memory)
-    labels = row.labels
-    cells = (
-        row.id,
-        *map(_cell, numbers),
-        fits,
-        row.reason,
-        _cell(row.step_time_low),
-        _cell(row.step_time_high),
-        *map(_word, (labels.source, labels.chip, labels.framework, labels.model)),
-        _cell(labels.parameters),
-        _cell(labels.num_chips),
-        *map(_word, (labels.form, labels.tier, labels.precision, labels.experts, labels.dispatcher)),
-    )
-    return dict(zip(COLUMNS, cells, strict=True))
-
-
-def _cell(number: float) -> str:
-    return "" if math.isnan(number) else f"{number:.9g}"
-
-
-def _word(label: str) -> str:
-    return "" if label == UNKNOWN else label
+def _cell(value: float | str | bool | None) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else f"{value:.9g}"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
+from perfmodel.foundation.frames import data_frame
 from perfmodel.foundation.memory_room import Verdict
 from perfmodel.foundation.text import columns_text, flop_rate_text, html_table
 from perfmodel.foundation.units import format_bytes, format_count, format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, expert_words
+from perfmodel.parallel.rows import table_rows
 from perfmodel.parallel.stated import settings_in
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED
 from perfmodel.workload.training import num_trained_parameters
 from perfmodel.workload.truncation import layers_text
+
+if TYPE_CHECKING:
+    from perfmodel.foundation.frames import DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +134,13 @@ class Predictions(Sequence[Prediction]):
 
     def __len__(self) -> int:
         return len(self.predictions)
+
+    def to_frame(self) -> DataFrame:
+        """Return the table of `predict --csv`, in SI units: a row for each prediction, then one for each of `not_predicted`.
+
+        A combination that cannot be predicted has a `reason`. The columns that `--interval` adds are left out.
+        """
+        return data_frame(table_rows(self.predictions, self.not_predicted))
 
     def __str__(self) -> str:
         return "\n".join([predictions_text(self), *(f"not predicted: {each}" for each in self.not_predicted)])

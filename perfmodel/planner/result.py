@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.frames import data_frame
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction, predictions_html, predictions_text
+from perfmodel.planner.rows import search_rows
+
+if TYPE_CHECKING:
+    from perfmodel.foundation.frames import DataFrame
 
 
 class Objective(StrEnum):
@@ -114,6 +120,10 @@ class SearchResult:
         if not self.plans:
             raise InputError("best: no plan fits; see least_memory and rejected")
         return self.plans[0]
+
+    def to_frame(self) -> DataFrame:
+        """Return the table of `search --csv`, in SI units: a row for each plan, best first, then one for each baseline."""
+        return data_frame(search_rows(self))
 
     def __str__(self) -> str:
         head = f"{self.num_evaluated:,} plans evaluated, {self.num_feasible:,} fit"

@@ -26,28 +26,16 @@ from perfmodel.parallel.profile import GENERIC
 from perfmodel.parallel.recompute_modules import recompute_words
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
 from perfmodel.parallel.settings import framework_named
+from perfmodel.parallel.training_run import training_cost, training_time
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED, Routing
 from perfmodel.workload.training import num_trained_parameters
 
-SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR = 86400.0, 3600.0
 #: Of TFLOP/s and MFU where nothing else is said (Chowdhery et al., arXiv 2204.02311, appendix B).
 FLOP_CONVENTION = "PaLM: 6 N + 12 L H Q S a token, attention on the full square, nothing counted twice"
 _FROZEN = ", 4 for each frozen parameter"
-
-
-def training_time(prediction: Prediction, tokens: float) -> tuple[float, float]:
-    """Days and chip-hours to train on so many tokens, without a pause."""
-    steps = tokens / prediction.plan.job.tokens_per_step
-    seconds = steps * prediction.step_time
-    return seconds / SECONDS_OF_A_DAY, seconds * prediction.plan.num_chips / SECONDS_OF_AN_HOUR
-
-
-def training_cost(prediction: Prediction, tokens: float) -> float:
-    """Price of `training_time`'s chip-hours; 0 where no price of the chip is known. [USD]"""
-    return training_time(prediction, tokens)[1] * prediction.price_per_hour
 
 
 def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[str, Any]:
@@ -372,7 +360,7 @@ def settings_table(
                  "fits", PROBABILITY, *days, "plan", "based on"),
         rows=tuple(rows),
         fold=("plan", "based on"),
-        optional=("TFLOP/s/chip", "fits", "based on", "MFU", "chip-hours", PROBABILITY),
+        optional=("TFLOP/s/chip", "fits", "based on", "MFU", "chip-hours", "tokens/s/chip"),
         right=("chips", "batch", "seq", "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", PROBABILITY, *days),
     )  # fmt: skip
 

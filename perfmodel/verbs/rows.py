@@ -16,7 +16,7 @@ def prediction_rows(predictions: Predictions | Iterable[Prediction]) -> list[dic
     `reason`. `pandas.DataFrame(predictions)` itself has a column for each field, of which some are records.
     """
     from perfmodel.parallel.prediction import Predictions
-    from perfmodel.report.rows import not_predicted_row, prediction_row
+    from perfmodel.parallel.rows import table_rows
 
     failures = predictions.not_predicted if isinstance(predictions, Predictions) else ()
-    return [*map(prediction_row, predictions), *map(not_predicted_row, failures)]
+    return table_rows(list(predictions), failures)

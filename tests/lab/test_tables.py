@@ -7,7 +7,8 @@ import pytest
 import perfmodel
 from perfmodel.cli.output import print_table, print_tables
 from perfmodel.foundation.units import format_step
-from perfmodel.report.predictions import headline, memory_table, parts_table, rests_on_lines, settings_table, training_time
+from perfmodel.parallel.training_run import training_time
+from perfmodel.report.predictions import headline, memory_table, parts_table, rests_on_lines, settings_table
 from perfmodel.report.searches import baselines_table, beside_lines, plans_table, rejected_table
 from perfmodel.report.table import bar, percent
 

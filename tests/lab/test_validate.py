@@ -15,7 +15,8 @@ from perfmodel.lab.case_plan import plan_of_case
 from perfmodel.lab.cases import NOT_INPUTS, inputs_of, parse_case, read_cases
 from perfmodel.lab.frameworks import framework_of, stage_layers_with_ends
 from perfmodel.lab.judgement import summarise
-from perfmodel.lab.validate import COLUMNS, CasePredictor, validate_cases
+from perfmodel.lab.rows import COLUMNS
+from perfmodel.lab.validate import CasePredictor, validate_cases
 from perfmodel.parallel.crowding import stage_layers_by_cost
 from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.recompute_modules import operators_of

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from perfmodel.lab.fields import UNKNOWN
+from perfmodel.lab.fields import UNKNOWN, known_label
 from perfmodel.lab.serving.rows import ServingRow
 from perfmodel.parallel.serving.intervals import METRICS
 
@@ -36,28 +37,21 @@ SERVING_COLUMNS = (
 )
 """Of runs of serving: seconds, output tokens a second of all chips."""
 
-_LABELS = ("source", "engine", "chip", "framework", "model", "precision", "concurrency", "experts")
+_LABELS = ("source", "engine", "chip", "framework", "model", "precision", "experts")
 
 
-def serving_cells(row: ServingRow) -> dict[str, str]:
-    """Column -> text; an empty cell where there is nothing."""
-    cells = {"id": row.id, "reason": row.reason, "kind": row.kind, "tier": row.tier, "suspect": row.served.suspect}
+def serving_row_values(row: ServingRow) -> dict[str, Any]:
+    """Return column -> value; nan and None where there is none."""
+    values: dict[str, Any] = {"id": row.id, "reason": row.reason, "kind": row.kind, "tier": row.tier, "suspect": row.served.suspect}
     for metric in METRICS:
         low, high = row.intervals.get(metric, (math.nan, math.nan))
-        cells |= {
-            f"predicted_{metric}": _cell(row.predicted.get(metric, math.nan)),
-            f"measured_{metric}": _cell(row.measured(metric)),
-            f"{metric}_low": _cell(low),
-            f"{metric}_high": _cell(high),
+        values |= {
+            f"predicted_{metric}": row.predicted.get(metric, math.nan),
+            f"measured_{metric}": row.measured(metric),
+            f"{metric}_low": low,
+            f"{metric}_high": high,
         }
-    cells["predicted_fits"] = "" if row.predicted_fits is None else str(row.predicted_fits).lower()
-    cells["predicted_max_sequences"] = _cell(row.max_sequences)
-    return cells | {name: _word(row.labels.get(name, "")) for name in _LABELS}
-
-
-def _cell(number: float) -> str:
-    return "" if math.isnan(number) else f"{number:.9g}"
-
-
-def _word(label: str) -> str:
-    return "" if label == UNKNOWN else label
+    values |= {"predicted_fits": row.predicted_fits, "predicted_max_sequences": row.max_sequences}
+    values |= {name: known_label(row.labels.get(name, UNKNOWN)) for name in _LABELS}
+    concurrency = row.labels.get("concurrency", UNKNOWN)
+    return values | {"concurrency": math.nan if concurrency == UNKNOWN else float(concurrency)}

@@ -1,0 +1,30 @@
+"""Rows of values as a pandas data frame. pandas is imported when the first frame is built: it is slow to load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pandas import DataFrame as DataFrame
+
+
+def data_frame(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> DataFrame:
+    """Return one line for each row; a value that a row does not have is missing (NaN, NA or None).
+
+    columns   names in order; None: those of all rows, in the order of their first use
+
+    Numbers with missing values are float64. Booleans with missing values have the nullable dtype `boolean`.
+    """
+    import pandas
+
+    entries = list(rows)
+    names = columns_of(entries) if columns is None else list(columns)
+    frame = pandas.DataFrame([dict(row) for row in entries], columns=pandas.Index(names))
+    partial = [name for name in names if frame[name].dtype == object and pandas.api.types.infer_dtype(frame[name]) == "boolean"]
+    return frame.astype(dict.fromkeys(partial, "boolean"))
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of all rows in the order of their first use."""
+    return list(dict.fromkeys(name for row in rows for name in row))

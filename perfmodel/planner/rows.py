@@ -1,0 +1,25 @@
+"""The plans of a search as flat rows, for `--csv` and data frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.parallel.rows import prediction_row
+
+if TYPE_CHECKING:
+    from perfmodel.parallel.plan import Plan
+    from perfmodel.parallel.residuals import StepInterval
+    from perfmodel.planner.result import SearchResult
+
+
+def search_rows(
+    result: SearchResult, *, tokens: float = 0.0, interval_of: Callable[[Plan], StepInterval] | None = None
+) -> list[dict[str, Any]]:
+    """Return a row for each plan, best first, then one for each baseline; `place` is the place of the plan or the name of the baseline."""
+    named = [(str(place), prediction) for place, prediction in zip(result.places, result.plans, strict=True)]
+    named += [(baseline.name, prediction) for baseline in result.baselines for prediction in baseline.prediction]
+    return [
+        {"place": place, **prediction_row(prediction, tokens=tokens, interval=interval_of(prediction.plan) if interval_of else None)}
+        for place, prediction in named
+    ]

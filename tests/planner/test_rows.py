@@ -1,0 +1,16 @@
+"""The data frame of a search has the columns and the values of `search --csv`."""
+
+import perfmodel
+from perfmodel.cli.app import run
+from tests.parallel.test_rows import FLAGS, JOB, assert_agrees
+
+
+def test_the_frame_is_the_table_of_the_command_line(tmp_path):
+    result = perfmodel.find_plans(**JOB, chips=8, top=3)
+    frame = result.to_frame()
+    assert run(["search", *FLAGS.split(), "--chips", "8", "--top", "3", "--csv", str(tmp_path / "table.csv")]) == 0
+    assert_agrees(frame, tmp_path / "table.csv")
+    baselines = [each.name for each in result.baselines if each.prediction]
+    assert list(frame["place"]) == [*map(str, result.places), *baselines]
+    assert list(frame["step_time"][:3]) == [each.step_time for each in result.plans]
+    assert frame["fits"].dtype == "bool"
