@@ -22,7 +22,7 @@ SCHEMA_VERSION = 1
 _WIDEST, _NARROWEST = 100, 80  # columns of a page
 _FOLDED_WIDTH, _LEAST_FOLDED = 24, 12  # of a column that may break into lines: before others are left out, and at least
 _COLUMN_GAP = 2
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mun]?s|[KMGT]i?B|TFLOP/s|USD|chips?|tokens(?:/s)?)(?!\w))")
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mun]?s|(?:[KMGT]i?)?B|TFLOP/s|USD|chips?|tokens(?:/s)?)(?!\w))")
 MOST_NOTES = 5  # of a report without --verbose
 
 

@@ -162,5 +162,5 @@ def test_trust_says_what_carries_the_uncertainty_and_what_would_halve_it(call, c
     assert (code, err) == (0, "")
     # The column may fold.
     assert all(words in out for words in ("measure 3 runs", "and its", "neighbours"))
-    assert "What carries the uncertainty of the step time" in out
+    assert "Sources of uncertainty of the step time" in out
     assert "trust" not in call_json("explain", "fsdp")

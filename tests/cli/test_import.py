@@ -72,7 +72,7 @@ def test_the_best_split_stands_beside_data_parallelism(call, call_json):
     assert found["cost_flops"] < found["data_parallel_cost_flops"]
     assert found["times_data_parallel"] == found["data_parallel_cost_flops"] / found["cost_flops"]
     assert found["strategy"][1]["parts"]["b"] == 1
-    assert "times less than data parallelism, proved best" in call(*wide)[1]
+    assert "times less than data parallelism, proved best" in " ".join(call(*wide)[1].split())
 
 
 @pytest.mark.parametrize(
