@@ -136,9 +136,11 @@ def agrees(shown: Block, printed: str) -> bool:
 
 
 def _masked(text: str) -> str:
+    """The text without what a clock measures; lines may break elsewhere where such a figure has another length."""
+    masked = text
     for pattern in _MEASURED:
-        text = pattern.sub("<measured>", text)
-    return text
+        masked = pattern.sub("<measured>", masked)
+    return masked if masked == text else " ".join(masked.split())
 
 
 def rewritten(text: str) -> str:
