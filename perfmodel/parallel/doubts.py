@@ -80,7 +80,7 @@ class Carrier:
 _WORTH_NAMING = 0.005
 """Share of the variance from which a source of uncertainty has its own line."""
 
-REST, SMALLER = "what no constant carries", "what is smaller"
+REST, SMALLER = "residual error of runs", "smaller sources"
 
 
 def variance_of(interval: StepInterval) -> float:

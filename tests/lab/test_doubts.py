@@ -65,7 +65,7 @@ def test_what_own_runs_leave_open_is_shared_among_the_constants():
         covariance=((1.0, 0.0), (0.0, 0.0)),
     )  # fmt: skip
     found = account(replace(generic, name="mine", fitted=own))
-    assert set(shares(found)) == {"framework: rate of matrix multiplies over the calibrated one", REST}
+    assert set(shares(found)) == {"framework: matrix-multiply rate, relative to calibration", REST}
     assert [each.says for each in found.remedies] == ["one more run of your own: of this plan"]
 
 

@@ -67,7 +67,7 @@ HABITS: Sequence[Habit] = (
         lower=0.3,
         upper=1.6,
         unmeasured=0.4,
-        says="rate of matrix multiplies over the calibrated one",
+        says="matrix-multiply rate, relative to calibration",
     ),
     Habit(
         fields=("attention_rate_fraction",),
@@ -75,14 +75,14 @@ HABITS: Sequence[Habit] = (
         lower=0.1,
         upper=3.0,
         unmeasured=0.6,
-        says="rate of fused attention over the calibrated kernel's",
+        says="fused-attention rate, relative to calibration",
     ),
     Habit(
         fields=(ELEMENTWISE, "rotary_traffic"),
         spread=0.8,
         lower=1.0,
         upper=16.0,
-        says="memory traffic of norms and rotary embeddings over the least",
+        says="memory traffic of norms and rotary embeddings",
     ),
     Habit(
         fields=("tp_backward_overlap_fraction",),
@@ -90,7 +90,7 @@ HABITS: Sequence[Habit] = (
         lower=0.0,
         upper=1.0,
         is_ratio=False,
-        says="share of tensor-parallel communication that hides in backward",
+        says="overlapped share of TP communication in backward",
         touches=lambda planned: planned.plan.layout.tp > 1,
     ),
     Habit(
@@ -99,7 +99,7 @@ HABITS: Sequence[Habit] = (
         lower=0.0,
         upper=1.0,
         is_ratio=False,
-        says="share of gradient reductions that shows though it could hide",
+        says="exposed share of gradient reduction",
     ),
     Habit(
         fields=("exposed_scatter_fraction",),
@@ -107,7 +107,7 @@ HABITS: Sequence[Habit] = (
         lower=0.0,
         upper=1.0,
         is_ratio=False,
-        says="share of ZeRO's gradient scatters that waits for the end of backward",
+        says="exposed share of ZeRO's reduce-scatter",
         touches=lambda planned: int(planned.plan.zero) in (1, 2),
     ),
     Habit(
@@ -115,7 +115,7 @@ HABITS: Sequence[Habit] = (
         spread=0.6,
         lower=0.3,
         upper=20.0,
-        says="time of the gathers of updated parameters (ZeRO 1) over the collectives'",
+        says="all-gather time of updated parameters (ZeRO 1)",
         touches=lambda planned: int(planned.plan.zero) in (1, 2),
     ),
     Habit(
@@ -125,7 +125,7 @@ HABITS: Sequence[Habit] = (
         upper=1e-3,
         unit="s",
         unmeasured=1.6,
-        says="time that the host needs for each kernel",
+        says="host time per kernel launch",
     ),
     Habit(
         fields=("host_layer_time_per_tp_across_nodes",),
@@ -134,7 +134,7 @@ HABITS: Sequence[Habit] = (
         upper=20e-3,
         is_ratio=False,
         unit="s",
-        says="more of it a layer and tp rank, the pipeline across nodes",
+        says="host time per layer and tp rank across nodes",
         touches=lambda planned: planned.plan.layout.pp > 1,
     ),
     Habit(
@@ -143,17 +143,17 @@ HABITS: Sequence[Habit] = (
         lower=0.0,
         upper=1.0,
         is_ratio=False,
-        says="how far the slowest stage sets the pace of a pipeline, rather than the mean",
+        says="weight of the slowest pipeline stage",
         touches=lambda planned: planned.plan.layout.pp > 1,
     ),
-    Habit(fields=("step_time_constant",), spread=10e-3, lower=0.0, upper=10.0, is_ratio=False, unit="s", says="host time once a step"),
-    Habit(fields=("optimizer_bytes_factor",), spread=0.5, lower=1.0, upper=20.0, says="memory traffic of the optimizer over the least"),
+    Habit(fields=("step_time_constant",), spread=10e-3, lower=0.0, upper=10.0, is_ratio=False, unit="s", says="host time per step"),
+    Habit(fields=("optimizer_bytes_factor",), spread=0.5, lower=1.0, upper=20.0, says="memory traffic of the optimizer"),
     Habit(
         fields=("fp8_matmul_rate_fraction",),
         spread=0.15,
         lower=0.3,
         upper=2.5,
-        says="rate of products in fp8 over the calibrated one",
+        says="fp8 matrix-multiply rate, relative to calibration",
         touches=lambda planned: planned.matmul_dtype is Dtype.FP8,
     ),
 )
