@@ -118,7 +118,7 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int],
         rows = RankRows(computed=sum(received) / mean or _NEXT_TO_NOTHING)
         if plan.dispatcher is Dispatcher.FLEX and plan.ep > 1:
             rows = replace(rows, once=_once(plan, routing, expert_rank(plan, place), mean))
-        estimator = replace(estimator, rank_rows=rows, programs={}, graphs={})
+        estimator = replace(estimator, rank_rows=rows, programs={}, parameter_programs={}, graphs={})
     program = estimator.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
     grid = make_grid(
         {axis: [plan.layout.degree(axis)] for axis in DEFAULT_ORDER},
@@ -183,7 +183,8 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
         recompute_operators=plan.recompute_operators,
         attention_kernel=str(plan.attention),
     )
-    return replace(estimator, programs={(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher): program})
+    key = (plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher, estimator.recomputes)
+    return replace(estimator, parameter_programs={}, programs={key: program})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -72,6 +72,28 @@ _MOST_MADE = 4096
 """Costs of microbatches and of parameters that an estimator keeps, a few kB each."""
 
 
+_MOST_COMPILED = 16
+"""Jobs whose graphs and programs are kept for later estimators, a few MB each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compiled:
+    """Graphs and programs of one job under one profile, filled as they are needed."""
+
+    programs: dict[Any, Program] = field(default_factory=dict)
+    parameter_programs: dict[tuple[RuleSet | Assignment, int, bool], ParameterProgram] = field(default_factory=dict)
+    graphs: dict[tuple[AttentionKernel, Dispatcher, RankRows] | int, Graph] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=_MOST_COMPILED)
+def compiled_for(job: TrainingJob, profile: ExecutionProfile, any_operand_order: bool) -> Compiled:
+    """Return what estimators of equal jobs share. A step's batch is no part of it: a program is of one microbatch.
+
+    any_operand_order   the chip takes 8-bit operands in either order, which decides whether the graph has transposed copies
+    """
+    return Compiled()
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Estimator:
     """Predicts plans of one job on one cluster. Graphs and programs are compiled when first needed and kept.
@@ -113,7 +135,7 @@ class Estimator:
     ) -> Program:
         """`rules`: a rule set, or the name of a shipped one."""
         rules = rule_set_of(rules)
-        key = (rules, attention, recompute_operators, dispatcher)
+        key = (rules, attention, recompute_operators, dispatcher, self.recomputes)
         if key not in self.programs:
             graph = self.graph(attention, dispatcher)
             self.programs[key] = compile_program(
@@ -238,6 +260,15 @@ def make_estimator(
         machine = replace(machine, low=with_rates_of(profile, machine.low))
     sizes = element_bytes(job.policy, job.optimizer, profile)
     return Estimator(job=job, cluster=cluster, machine=machine, profile=profile, sizes=sizes, network_at=network_at)
+
+
+def with_kept_programs(estimator: Estimator) -> Estimator:
+    """Return the estimator with the graphs and programs that former estimators of an equal job compiled, and later ones will use."""
+    if estimator.network_at is not None:
+        return estimator  # the graphs come from a function: equal jobs may have others
+    one_sequence = replace(estimator.job, global_batch=1)
+    kept = compiled_for(one_sequence, estimator.profile, estimator.cluster.chip.any_operand_order)
+    return replace(estimator, programs=kept.programs, parameter_programs=kept.parameter_programs, graphs=kept.graphs)
 
 
 RATE_FIELDS = (

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from perfmodel.foundation.errors import InputError, one_line, shown
 
 MAX_FILE_BYTES = 8 * 2**20
+_FIRST_BYTES = 2**16  # most files end before; room for the largest takes longer to allocate than they take to read
 MAX_DEPTH = 64
 MAX_NODES = 10**6
 """Values of one file, those that an alias stands for counted each time."""
@@ -48,7 +49,9 @@ def read_bytes(path: str | Path, what: str) -> bytes:
     """All of a file of at most `MAX_FILE_BYTES`; `what` is the kind of file that a message asks for ("YAML file")."""
     try:
         with open_input(path) as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
+            content = stream.read(_FIRST_BYTES)
+            if len(content) == _FIRST_BYTES:
+                content += stream.read(MAX_FILE_BYTES + 1 - _FIRST_BYTES)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InputError(f"{one_line(path, 200)}: cannot be read ({reason}); give the path of a {what}") from error

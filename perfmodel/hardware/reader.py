@@ -63,8 +63,7 @@ def load_chip(name_or_path: str | Path) -> Chip:
     """A shipped chip by its name or the start of it (`h20` for `h20-96gb`), or any chip file by its path."""
     check_path(name_or_path, "chip")
     path = _find(chip_called(str(name_or_path)) or name_or_path, "chips", "chip", list_chips)
-    data = check_shape(read_yaml(path), _CHIP_FILE, where=str(path))
-    return _located(path, lambda: _chip(data))
+    return parse_chip(read_text(path, "YAML file"), where=str(path))
 
 
 def chip_called(text: str) -> str:
@@ -496,6 +495,11 @@ def parse_cluster(text: str, *, where: str = "cluster") -> Cluster:
 
 def parse_chip(text: str, *, where: str = "chip") -> Chip:
     """A chip from the text of a chip file."""
+    return _chip_of(text, where)
+
+
+@lru_cache(maxsize=64)
+def _chip_of(text: str, where: str) -> Chip:
     data = check_shape(parse_yaml(text, where=where), _CHIP_FILE, where=where)
     return _located(Path(where), lambda: _chip(data))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -322,12 +324,18 @@ def load_profile(name: str | Path) -> ExecutionProfile:
     is_file = Path(whole).suffix in (".yaml", ".yml")
     shipped = None if is_file else shipped_fields(whole)
     if shipped is not None:
-        return profile_from_dict(shipped, where=whole)
+        return _profile_of(pickle.dumps(shipped), whole)
     if not is_file or not os.path.exists(whole):  # pathlib raises for a name too long or a folder that may not be entered
         known = f"{suggest(one_line(whole), list_profiles())} (`perfmodel profiles` lists them; a path works too)"
         raise InputError(f"profile={one_line(whole, 200)}: not known{known}")
     path = Path(whole)
-    return profile_from_dict(_with_base(flattened(read_yaml(path), where=whole), path), where=whole)
+    return _profile_of(pickle.dumps(_with_base(flattened(read_yaml(path), where=whole), path)), whole)
+
+
+@lru_cache(maxsize=64)
+def _profile_of(fields_pickled: bytes, where: str) -> ExecutionProfile:
+    """Return `profile_from_dict` of the fields, read once while the files stay as they are."""
+    return profile_from_dict(pickle.loads(fields_pickled), where=where)
 
 
 def _with_base(data: dict[str, Any], path: Path, below: tuple[str, ...] = ()) -> dict[str, Any]:

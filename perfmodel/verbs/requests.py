@@ -169,9 +169,10 @@ def predict_requests(
             own = framework_named(plan.profile)
             requests = [each if each.profile is not None else replace(each, profile=own) for each in requests]
     varied = varied_knobs(knobs)
+    made: dict[tuple[int, ...], Setting] = {}
     for request, chosen in product(requests, knobs):
         try:
-            answers.append(_answer(request, chosen, plan))
+            answers.append(_answer(request, chosen, plan, made))
         except InputError as error:
             if len(requests) * len(knobs) == 1:
                 raise
@@ -200,8 +201,8 @@ def check_names(requests: Iterable[Request]) -> None:
                 load(name)  # type: ignore[operator]
 
 
-def _answer(request: Request, knobs: Knobs, plan: Plan | None) -> Answer:
-    setting = setting_of_request(request, plan=plan)
+def _answer(request: Request, knobs: Knobs, plan: Plan | None, made: dict[tuple[int, ...], Setting]) -> Answer:
+    setting = _setting(request, plan, made)
     if plan is None:
         wanted = plan_in(setting, knobs)
     else:
@@ -210,6 +211,23 @@ def _answer(request: Request, knobs: Knobs, plan: Plan | None) -> Answer:
     prediction = predict_in(setting, wanted, memory_headroom=request.memory_headroom, risk=request.risk)
     given = {*knobs.given(), *request.described()} | ({"recompute"} if knobs.recompute_modules else set())
     return Answer(setting=setting, prediction=prediction, changes=changes(plan, prediction.plan, given) if plan is not None else ())
+
+
+def _setting(request: Request, plan: Plan | None, made: dict[tuple[int, ...], Setting]) -> Setting:
+    """Return `setting_of_request`, made once for requests that differ in nothing but the number of sequences.
+
+    made   settings of former requests of one call, whose values are the same objects
+    """
+    given = {name: getattr(request, name) for name in words_of(Request)}
+    batch = given.pop("global_batch")
+    key = tuple(map(id, given.values()))
+    known = made.get(key)
+    if known is None:
+        made[key] = known = setting_of_request(request, plan=plan)
+    job = known.estimator.job
+    if batch in (None, job.global_batch):
+        return known
+    return replace(known, estimator=replace(known.estimator, job=replace(job, global_batch=batch)))
 
 
 def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting:

@@ -66,7 +66,7 @@ def audit_plan(
     if plan.job.routing.counts is not None:
         # those that are counted with say what each rank does, not the slowest one alone
         plan = replace(plan, job=replace(plan.job, routing=BALANCED))
-        estimator = replace(estimator, job=plan.job, programs={}, graphs={})
+        estimator = replace(estimator, job=plan.job, programs={}, parameter_programs={}, graphs={})
     reason = not_modules_reason(plan)
     if reason:
         raise InputError(reason)
