@@ -83,7 +83,7 @@ def compare(
     files: options.Files,
 ) -> None:
     """Compare plans side by side: time, its parts, memory, and the knobs that differ."""
-    from perfmodel.report.predictions import comparison_tables, is_one_job, prediction_object
+    from perfmodel.report.predictions import comparison_tables, comparison_verdict, is_one_job, prediction_object
     from perfmodel.verbs.api import compare_plans
 
     files.check(json=json)
@@ -103,8 +103,8 @@ def compare(
             }
         )
         return
-    first, *rest = comparison_tables(names, predictions)
-    print_tables([first, *rest])
+    print_paragraph(comparison_verdict(names, predictions))
+    print_tables(comparison_tables(names, predictions))
     if not is_one_job(predictions):
         print_notes(["these plans run different jobs: compare tokens/s a chip, not step times"], verbose=False)
     if files.plot is not None:

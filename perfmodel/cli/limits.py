@@ -102,6 +102,7 @@ def _show(found: Limits, *, wide: bool) -> None:
     setting = found.setting
     job, machine = setting.job, setting.estimator.machine
     batch = f"{found.given_batch:,} sequences" if found.given_batch else "any number of sequences"
+    print_paragraph("; ".join(f"{_WORDS[each.name]} {f'{each.value:,}' if each.value else 'none'}" for each in found).capitalize())
     print_paragraph(
         f"{job.model.name} ({format_count(job.transformer.num_parameters)} parameters), {batch} of {job.seq_len:,} tokens a step, "
         f"{job.precision}, {job.optimizer}{trained_text(job)}, "

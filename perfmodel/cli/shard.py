@@ -205,7 +205,7 @@ def _as_object(result: ShardResult) -> dict[str, Any]:
 def _show(result: ShardResult, cluster: str) -> None:
     from perfmodel.foundation.units import format_count, format_time
     from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, strategies_table
-    from perfmodel.report.predictions import rests_on_lines
+    from perfmodel.report.predictions import rests_on_lines, short_verdict
 
     network, search, best = result.network, result.search, result.best
     counts = search.num_configurations
@@ -222,7 +222,8 @@ def _show(result: ShardResult, cluster: str) -> None:
     facts = [
         (
             "network",
-            f"{len(network.operators):,} operators, {network.num_parameters:,} parameters, {format_count(network.flops)} FLOP forward",
+            f"{network.name}, batch {batch}: {len(network.operators):,} operators, {network.num_parameters:,} parameters, "
+            f"{format_count(network.flops)} FLOP forward",
         ),
         ("cluster", f"{cluster}, {best.plan.cuts.described()}"),
         (
@@ -236,7 +237,7 @@ def _show(result: ShardResult, cluster: str) -> None:
         ("memory", memory_line(best.memory, best.memory_usable, best.verdict)),
         ("based on", "; ".join(rests_on_lines(best))),
     ]  # fmt: skip
-    print_facts(f"{network.name}, batch {batch}", facts)
+    print_facts(short_verdict(best), facts)
     print_tables([strategies_table(best, result.strategies), parts_table(best.parts, best.step_time), operators_table(network, best.plan)])
     if result.treatments:
         print_paragraph("\nNot sharded:")
@@ -277,11 +278,13 @@ def _with_pipeline(
 def _show_pipeline(network: str, batch: int, found: PipelineSearch, given: dict[str, Any]) -> None:
     from perfmodel.foundation.units import format_time
     from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, stages_table
+    from perfmodel.report.predictions import short_verdict
     from perfmodel.verbs.networks import network_of_plan
 
     best, plan = found.best, found.best.plan
     cut_off = f"; cut off by the {found.cut_off}" if found.cut_off else ""
     facts = [
+        ("network", f"{network}, batch {batch}, on {plan.num_chips} chip{'s' * (plan.num_chips > 1)} of {given['cluster']}"),
         ("plan", f"{plan.cuts.described()}, {plan.num_microbatches} microbatches of {plan.micro_batch}; ZeRO {int(plan.zero)}"),
         ("searched", f"{found.num_candidates} pairs of stages and microbatches in {format_time(found.search_time)}{cut_off}"),
         (
@@ -295,7 +298,7 @@ def _show_pipeline(network: str, batch: int, found: PipelineSearch, given: dict[
             f"fullest chip {memory_line(best.memory, best.memory_usable, best.verdict)}; {price_line(found.price * plan.num_microbatches)}",
         ),
     ]
-    print_facts(f"{network}, batch {batch}, on {plan.num_chips} chip{'s' * (plan.num_chips > 1)} of {given['cluster']}", facts)
+    print_facts(short_verdict(best), facts)
     print_tables([stages_table(found.stages), parts_table(best.parts, best.step_time), operators_table(network_of_plan(plan), plan)])
 
 

@@ -73,7 +73,10 @@ _MOST_MADE = 4096
 
 
 _MOST_COMPILED = 16
-"""Jobs whose graphs and programs are kept for later estimators, a few MB each."""
+"""Jobs whose graphs and programs are kept for later estimators."""
+
+_MOST_PROGRAMS = 64
+"""Programs that are kept of one job, 0.3 MB each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -137,6 +140,9 @@ class Estimator:
         rules = rule_set_of(rules)
         key = (rules, attention, recompute_operators, dispatcher, self.recomputes)
         if key not in self.programs:
+            if len(self.programs) >= _MOST_PROGRAMS:
+                self.programs.clear()
+                self.parameter_programs.clear()
             graph = self.graph(attention, dispatcher)
             self.programs[key] = compile_program(
                 derive(graph, apply_rules(graph, rules)),
@@ -236,6 +242,12 @@ class Estimator:
                 gradient_bytes=self.sizes.reduced,
             )
         return self.parameter_programs[key]
+
+    def for_batch(self, global_batch: int) -> Estimator:
+        """Return the estimator of the job with that many sequences in a step, which no kept cost of a microbatch depends on."""
+        other = replace(self, job=replace(self.job, global_batch=global_batch))
+        other._made = self._made
+        return other
 
     def predict(self, plan: Plan, *, memory_headroom: float | None = None, risk: float | None = None) -> Prediction:
         """The plan's step, with every part named.

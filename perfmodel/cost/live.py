@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from perfmodel.parallel.algebra.derive import Amount, Derivation, amount_of
 from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Region, TensorRole
@@ -92,7 +92,7 @@ def _added_up(moment: Moment) -> Moment:
     """With one term for all amounts that differ in their base only: its factor is in bytes."""
     total: Moment = {}
     for (amount, axes), factor in moment.items():
-        unit = replace(amount, base=1.0), axes
+        unit = amount.of_base(1.0), axes
         total[unit] = total.get(unit, 0.0) + factor * amount.base
     return {term: factor for term, factor in total.items() if factor}
 

@@ -7,6 +7,7 @@ Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv 2104.07857), section 4.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from perfmodel.cost.microbatch import MicrobatchCost
@@ -18,6 +19,7 @@ IN_FLIGHT = 2.0
 """Layers whose kept activations a chip holds: those at work, and those that are on their way."""
 
 
+@lru_cache(maxsize=64)
 def on_chip(profile: ExecutionProfile) -> ExecutionProfile:
     """The profile with everything in the chips' own memory."""
     return replace(profile, offloads_checkpoints=False, offloads_activations=False, offloads_optimizer=False, offloads_parameters=False)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
-from perfmodel.cost.estimate import Estimator, make_estimator
+from perfmodel.cost.estimate import Estimator, make_estimator, with_kept_programs
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import user_calibrations_dir
@@ -27,6 +28,8 @@ from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.networks import is_language_model
 
 ACCELERATOR_PROFILE, CPU_PROFILE = GENERIC, "torch-gloo"
+_MOST_ESTIMATORS = 16
+"""Estimators that are kept for later predictions, with up to 4096 costs each."""
 _PROFILE_OF_VENDOR = {"amd": "megatron-rocm", "google": "xla", "aws": "xla", "intel": "xla"}
 
 
@@ -79,6 +82,24 @@ def resolve_estimator(
     network_at: Callable[[int], Graph] | None = None,
 ) -> Estimator:
     """Predicts plans of the job on the cluster. network_at: of a job that trains a network, its graph at a micro-batch."""
+    if network_at is not None:  # a function may give equal jobs other graphs
+        return _make_estimator(job, cluster, calibration, profile, network_at)
+    one_sequence = job if profile.release else replace(job, global_batch=1)  # recipes of a release differ with the batch
+    return _kept_estimator(one_sequence, cluster, calibration, profile).for_batch(job.global_batch)
+
+
+@lru_cache(maxsize=_MOST_ESTIMATORS)
+def _kept_estimator(job: TrainingJob, cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
+    return with_kept_programs(_make_estimator(job, cluster, calibration, profile))
+
+
+def _make_estimator(
+    job: TrainingJob,
+    cluster: Cluster,
+    calibration: Calibration,
+    profile: ExecutionProfile,
+    network_at: Callable[[int], Graph] | None = None,
+) -> Estimator:
     machine, recipe = resolve_machine(cluster, calibration, dtype=job.policy.compute), job.policy.recipe
     if recipe is not None:
         if recipe.needs not in cluster.chip.peak_flop_rate:

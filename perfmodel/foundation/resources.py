@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+from functools import lru_cache
 from pathlib import Path
 
 from perfmodel.foundation.errors import InputError, PerfModelError, bad_field
@@ -13,6 +14,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _STREAM = re.compile(r"(?:/dev|/proc/self)/fd/(\d{1,9})|/dev/(stdout|stderr)", re.ASCII)
 
 
+@lru_cache(maxsize=16)
 def resource_dir(name: str) -> Path:
     """The folder of shipped data `name` ("hardware_specs", "strategies"): inside an installed wheel, else at the root of the checkout."""
     for folder in (_PACKAGE / "_data" / name, _PACKAGE.parent / name):

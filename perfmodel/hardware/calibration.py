@@ -461,6 +461,9 @@ class Calibration:
                 raise bad_field("peaks", peak, f"unknown figure{suggest(peak, PEAK_NAMES)}")
             require(1 <= value < math.inf, f"peaks.{peak}", value, "must be positive, 1 at least")
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Mapping proxies cannot be pickled: rebuild from plain dicts."""
         plain = {name: _thawed(getattr(self, name)) for name in self.__dataclass_fields__}

@@ -129,6 +129,9 @@ class Chip:
         if self.default_tiers:
             check_tiers(self.default_tiers, chips_per_node=self.chips_per_node)
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def flop_rate(self, dtype: Dtype | str) -> float:
         """Dense peak of one dtype [FLOP/s]. A dtype that the chip does not multiply is an error, never another dtype's rate."""
         rate = {str(name): value for name, value in self.peak_flop_rate.items()}.get(str(dtype))

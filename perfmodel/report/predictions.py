@@ -211,6 +211,25 @@ def verdict_line(prediction: Prediction) -> str:
     return f"{_VERDICTS[prediction.verdict]} ({share}): {room}; {format_step(prediction.step_time)} a step, {speed}"
 
 
+def short_verdict(prediction: Prediction) -> str:
+    """`fits: 264 MiB of 10.9 GiB; 23.3 ms a step`."""
+    room = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)}"
+    return f"{_VERDICTS[prediction.verdict]}: {room}; {format_step(prediction.step_time)} a step"
+
+
+def comparison_verdict(names: Sequence[str], predictions: Sequence[Prediction]) -> str:
+    """Name the plan with the most tokens per second and chip among those that fit, and how much slower the next one is."""
+    rates = {name: each.tokens_per_second_per_chip for name, each in zip(names, predictions, strict=True) if each.fits}
+    if not rates:
+        return "None of the plans fits"
+    first, *others = sorted(rates, key=lambda name: -rates[name])
+    unit = f"{predictions[0].plan.job.unit}/s a chip"
+    verdict = f"{first} is the fastest{'' if len(rates) == len(names) else ' that fits'}: {rates[first]:,.0f} {unit}"
+    if others:
+        verdict += f", {percent(rates[first] / rates[others[0]] - 1.0)} more than {others[0]}"
+    return verdict if is_one_job(predictions) else f"{verdict}; the plans run different jobs"
+
+
 def headline(prediction: Prediction, *, tokens: float = 0.0, verbose: bool = False) -> list[tuple[str, str]]:
     """The few lines that answer most questions: (name, value).
 

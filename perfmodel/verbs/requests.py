@@ -222,12 +222,11 @@ def _setting(request: Request, plan: Plan | None, made: dict[tuple[int, ...], Se
     batch = given.pop("global_batch")
     key = tuple(map(id, given.values()))
     known = made.get(key)
-    if known is None:
+    if known is None or known.estimator.profile.release:  # recipes of a release differ with the batch
         made[key] = known = setting_of_request(request, plan=plan)
-    job = known.estimator.job
-    if batch in (None, job.global_batch):
+    if batch in (None, known.job.global_batch):
         return known
-    return replace(known, estimator=replace(known.estimator, job=replace(job, global_batch=batch)))
+    return replace(known, estimator=known.estimator.for_batch(batch))
 
 
 def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting:

@@ -100,7 +100,6 @@ def make_setting(
     settings      what is known of its setup (docs/settings.md)
     network_at    of a job that trains a network: its graph at a micro-batch; None: that of the built-in network
     """
-    from perfmodel.cost.estimate import with_kept_programs
     from perfmodel.cost.resolve import calibration_reference, resolve_estimator
     from perfmodel.hardware.calibration import MOST_BUSY
     from perfmodel.hardware.reader import LOCALHOST
@@ -130,9 +129,7 @@ def make_setting(
         calibration=asked,
         profile=_profile_reference(profile, habits),
         rests_on=asked or calibration_reference(chosen),
-        estimator=with_kept_programs(
-            resolve_estimator(job, found, calibration=chosen, profile=habits, network_at=network_at or _network_at(job))
-        ),
+        estimator=resolve_estimator(job, found, calibration=chosen, profile=habits, network_at=network_at or _network_at(job)),
         notes=notes,
     )
 

@@ -6,6 +6,7 @@ lacks; `families` knows the keys.
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,22 @@ def read_config(source: Mapping[str, Any] | str | Path, *, name: str = "") -> Tr
     """The model of a `config.json`: its contents, its path, or the path of the folder that holds it; or the decoder that an imported module
     is, by the file that `perfmodel import --save` wrote."""
     if isinstance(source, (str, Path)):
-        data, path = _load(Path(source))
-        name = name or (path.parent.resolve().name if path.name == "config.json" else path.stem)
-        origin = str(path)
-    else:
-        data, origin = source, "config"
+        text, path = _load(Path(source))
+        return _config_of(text, str(path), name or (path.parent.resolve().name if path.name == "config.json" else path.stem))
+    return _model_of(source, "config", name)
+
+
+@lru_cache(maxsize=32)
+def _config_of(text: str, path: str, name: str) -> TransformerConfig:
+    """Return the model of a file's text: the same few files are read for every prediction."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is not JSON ({error}); give a Hugging Face config.json") from None
+    return _model_of(data, path, name)
+
+
+def _model_of(data: Any, origin: str, name: str) -> TransformerConfig:
     if not isinstance(data, Mapping):
         raise InputError(f"{origin}: must be a JSON object of fields, not {type(data).__name__}; give a Hugging Face config.json")
     if is_saved_graph(data):
@@ -69,18 +81,14 @@ _TOWERS: Mapping[str, str] = {"vision_config": "its vision tower", "audio_config
 # --- the file -----------------------------------------------------------------------------------------------------
 
 
-def _load(path: Path) -> tuple[Any, Path]:
+def _load(path: Path) -> tuple[str, Path]:
     try:
         if path.is_dir():
             path = path / "config.json"
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{path}: cannot be read ({reason}); give a config.json or the folder that holds it") from None
-    text = read_text(path, "config.json or of the folder that holds it")
-    try:
-        return json.loads(text), path
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not JSON ({error}); give a Hugging Face config.json") from None
+    return read_text(path, "config.json or of the folder that holds it"), path
 
 
 def _text(data: Mapping[str, Any], key: str) -> str:

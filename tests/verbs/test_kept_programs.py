@@ -1,11 +1,15 @@
-"""Predictions of one process share compiled programs, and are those of a fresh process to the bit."""
+"""Predictions of one process share estimators and compiled programs, and are those of a fresh process to the bit."""
 
 import json
 import random
 
+import pytest
+
 import perfmodel
-from perfmodel.cost import estimate
+from perfmodel.cost import estimate, resolve
 from perfmodel.cost.estimate import compiled_for
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.parallel.profile import load_profile, save_profile
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=128, seq_len=8192)
 VALUES = dict(
@@ -24,6 +28,11 @@ VALUES = dict(
 )
 
 
+def forget():
+    compiled_for.cache_clear()
+    resolve._kept_estimator.cache_clear()
+
+
 def figures(found):
     return found.step_time, found.parts, found.memory, found.fits_probability
 
@@ -33,13 +42,13 @@ def test_predictions_are_those_of_a_fresh_process():
     calls = [JOB | {name: drawn.choice(values) for name, values in VALUES.items()} for _ in range(40)]
     shared = [figures(perfmodel.predict(**call)) for call in [*calls, *calls]]
     for call, *both in zip(calls, shared, shared[len(calls) :], strict=False):
-        compiled_for.cache_clear()
+        forget()
         alone = figures(perfmodel.predict(**call))
         assert both == [alone, alone], call
 
 
 def test_a_second_prediction_of_the_job_compiles_nothing(monkeypatch):
-    compiled_for.cache_clear()
+    forget()
     perfmodel.predict(**JOB, tp=2)
     monkeypatch.setattr(estimate, "compile_program", None)
     perfmodel.predict(**JOB, tp=4, micro_batch=2)
@@ -47,10 +56,50 @@ def test_a_second_prediction_of_the_job_compiles_nothing(monkeypatch):
 
 
 def test_few_jobs_are_kept():
-    for seq_len in range(1024, 1024 + 40):
-        perfmodel.predict(**JOB | {"model": "gpt2", "chips": 8, "seq_len": seq_len % 512 + 64})
-    kept = compiled_for.cache_info()
-    assert kept.currsize <= kept.maxsize <= 64
+    for seq_len in range(64, 64 + 40):
+        perfmodel.predict(**JOB | {"model": "gpt2", "chips": 8, "seq_len": seq_len})
+    for kept in (compiled_for.cache_info(), resolve._kept_estimator.cache_info()):
+        assert kept.currsize <= kept.maxsize <= 64
+
+
+def test_few_programs_of_a_job_are_kept(monkeypatch):
+    monkeypatch.setattr(estimate, "_MOST_PROGRAMS", 2)
+    forget()
+    calls = [JOB | {"attention": kernel, "recompute": again} for kernel in ("flash", "unfused") for again in ("none", "selective", "full")]
+    times = [perfmodel.predict(**call).step_time for call in [*calls, *calls]]
+    assert times[: len(calls)] == times[len(calls) :]
+    job = perfmodel.predict(**JOB).plan.job
+    setting = resolve._kept_estimator.cache_info()
+    assert setting.currsize == 1 and job.global_batch == JOB["global_batch"]
+
+
+def test_a_batch_of_a_list_has_the_recipe_of_its_release():
+    call = dict(model="qwen3-235b-a22b", cluster="gb300-nvl72", chips=64, seq_len=4096, profile="nemo@26.02.01", ep=64)
+    alone = [figures(perfmodel.predict(**call, global_batch=batch)) for batch in (1024, 8192)]
+    assert [figures(each) for each in perfmodel.predict(**call, global_batch=[1024, 8192])] == alone
+
+
+@pytest.mark.parametrize("kind", ["cluster", "chip", "profile", "calibration"])
+def test_an_edited_file_is_read_again(tmp_path, kind):
+    """Under the same name, with the same size, and at once: no time of change tells the two apart."""
+    hardware = resource_dir("hardware_specs")
+    path = tmp_path / "edited.yaml"
+    if kind == "profile":
+        save_profile(load_profile("megatron"), path)
+        text, old, new = path.read_text(), "step_time_constant:", "step_time_constant: 9 s #"
+    elif kind == "cluster":
+        text, old, new = (hardware / "clusters" / "dgx-h100.yaml").read_text(), "bandwidth: 50 GB/s", "bandwidth: 10 GB/s"
+    elif kind == "chip":
+        text, old, new = (hardware / "chips" / "h100-sxm-80gb.yaml").read_text(), "bandwidth: 3.35 TB/s", "bandwidth: 1.35 TB/s"
+    else:
+        text, old, new = (hardware / "calibrations" / "h100-sxm-80gb.yaml").read_text(), "a", "b"
+    assert old in text
+    given = {"cluster": path} if kind in ("cluster", "chip") else {kind: path}
+    times = []
+    for content in (text, text.replace(old, new), text):
+        path.write_text(content)
+        times.append(perfmodel.predict(**JOB | given, tp=2, dp=32).step_time)
+    assert times[0] == times[2] != times[1]
 
 
 def test_an_edited_config_is_read_again(tmp_path):
@@ -65,7 +114,7 @@ def test_an_edited_config_is_read_again(tmp_path):
 
 
 def test_a_search_after_a_prediction_finds_the_same():
-    compiled_for.cache_clear()
+    forget()
     first = perfmodel.find_plans(**JOB, profile="megatron", top=3)
     perfmodel.predict(**JOB, profile="megatron", tp=8)
     again = perfmodel.find_plans(**JOB, profile="megatron", top=3)

@@ -55,7 +55,18 @@ class Amount:
         return self.base * self.padded_size / size(self.axes | self.padded_axes)
 
     def scaled(self, factor: float) -> Amount:
-        return replace(self, base=self.base * factor)
+        return self.of_base(self.base * factor)
+
+    def of_base(self, base: float) -> Amount:
+        """Return the same formula with another base; `replace` takes ten times as long."""
+        return Amount(
+            base=base,
+            per_sample=self.per_sample,
+            axes=self.axes,
+            padded_size=self.padded_size,
+            padded_axes=self.padded_axes,
+            times=self.times,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
