@@ -85,11 +85,12 @@ def resolve_estimator(
     if network_at is not None:  # a function may give equal jobs other graphs
         return _make_estimator(job, cluster, calibration, profile, network_at)
     one_sequence = job if profile.release else replace(job, global_batch=1)  # recipes of a release differ with the batch
-    return _kept_estimator(one_sequence, cluster, calibration, profile).for_batch(job.global_batch)
+    return kept_estimator(one_sequence, cluster, calibration, profile).for_batch(job.global_batch)
 
 
 @lru_cache(maxsize=_MOST_ESTIMATORS)
-def _kept_estimator(job: TrainingJob, cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
+def kept_estimator(job: TrainingJob, cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
+    """Return the estimator of equal arguments, made once; files are read before, so an edited one gives others."""
     return with_kept_programs(_make_estimator(job, cluster, calibration, profile))
 
 

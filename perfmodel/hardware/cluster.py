@@ -63,6 +63,9 @@ class Cluster:
                 tier.slice_shape(max(min(n, tier.size) // inner_size, 1))
             inner_size = tier.size
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.num_chips))
+
     @property
     def max_chips(self) -> int:
         """The largest number of chips that the outermost tier holds."""

@@ -110,7 +110,11 @@ def _refuse_millions(given: Any, spelled: Callable[[str], str]) -> None:
 
 
 def _once(values: list[Any]) -> list[Any]:
-    """Each value once; clusters and models given as objects have no hash."""
+    """Each value once; an object that a user made may have no hash."""
+    try:
+        return list(dict.fromkeys(values))
+    except TypeError:
+        pass
     return [value for index, value in enumerate(values) if not any(value is other or value == other for other in values[:index])]
 
 

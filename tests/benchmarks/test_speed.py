@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 import perfmodel
+from perfmodel.cost.estimate import compiled_for
+from perfmodel.cost.resolve import kept_estimator
+from perfmodel.parallel.plan import make_plan
 from perfmodel.planner import beyond
 from perfmodel.planner.search import sweep
 from perfmodel.planner.uniform.space import Space
-from tests.benchmarks.jobs import gpt3_estimator, three_d_plans
+from tests.benchmarks.jobs import CLUSTER, gpt3_estimator, three_d_plans
 
 
 def test_one_prediction(benchmark):
@@ -61,6 +64,46 @@ def test_what_a_framework_cannot_run_costs_little_of_a_search(benchmark, monkeyp
     ratio = min(one for one, _ in pairs) / min(other for _, other in pairs)
     benchmark.extra_info["times the search without"] = round(ratio, 3)
     assert ratio < 1.2
+
+
+GPT3 = dict(model="gpt3-175b", cluster="dgx-a100", chips=512, seq_len=2048, profile="megatron", tp=8, pp=8)
+
+
+def _seconds(call):
+    started = time.process_time()
+    call()
+    return time.process_time() - started
+
+
+def test_a_further_prediction_compiles_nothing(benchmark):
+    """GPT-3 175B with another micro-batch or other degrees, over the same after everything was forgotten: measured 0.15."""
+    plans = [dict(tp=tp, pp=pp, micro_batch=size) for tp in (2, 4, 8) for pp in (4, 8, 16) for size in (1, 2)]
+
+    def forgotten(plan):
+        compiled_for.cache_clear()
+        kept_estimator.cache_clear()
+        perfmodel.predict(**GPT3 | plan, global_batch=1536)
+
+    first = min(_seconds(lambda plan=plan: forgotten(plan)) for plan in plans[:6])
+    kept_estimator.cache_clear()
+    further = [_seconds(lambda plan=plan: perfmodel.predict(**GPT3 | plan, global_batch=1536)) for plan in plans]
+    benchmark.pedantic(lambda: perfmodel.predict(**GPT3, global_batch=1536), rounds=100, iterations=1)
+    ratio = sorted(further)[len(plans) // 2] / first
+    benchmark.extra_info["times the first prediction"] = round(ratio, 3)
+    assert ratio < 0.33
+
+
+def test_a_list_of_batches_costs_its_evaluations(benchmark):
+    """1,000 global batches of GPT-3 175B, over as many evaluations of one plan: measured 1.3 to 1.5."""
+    batches = [64 * count for count in range(1, 1001)]
+    estimator = gpt3_estimator(num_chips=512)
+    plan = make_plan(estimator.job, cluster=CLUSTER, num_chips=512, tp=8, pp=8)
+    estimator.predict(plan)
+    alone = min(_seconds(lambda: [estimator.predict(plan) for _ in batches]) for _ in range(3))
+    benchmark.pedantic(lambda: perfmodel.predict(**GPT3, global_batch=batches), rounds=3, iterations=1)
+    listed = min(_seconds(lambda: perfmodel.predict(**GPT3, global_batch=batches)) for _ in range(3))
+    benchmark.extra_info["times the evaluations"] = round(listed / alone, 3)
+    assert listed / alone < 2.0
 
 
 def test_fit_of_a_hundred_runs(benchmark):

@@ -1,15 +1,18 @@
 """Predictions of one process share estimators and compiled programs, and are those of a fresh process to the bit."""
 
-import json
 import random
+from dataclasses import replace
 
 import pytest
 
 import perfmodel
-from perfmodel.cost import estimate, resolve
+from perfmodel.cost import estimate
 from perfmodel.cost.estimate import compiled_for
+from perfmodel.cost.resolve import kept_estimator
 from perfmodel.foundation.resources import resource_dir
-from perfmodel.parallel.profile import load_profile, save_profile
+from perfmodel.parallel.profile import load_profile, profile_text
+from perfmodel.parallel.request import Request
+from perfmodel.verbs.requests import setting_of_request
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=128, seq_len=8192)
 VALUES = dict(
@@ -30,7 +33,7 @@ VALUES = dict(
 
 def forget():
     compiled_for.cache_clear()
-    resolve._kept_estimator.cache_clear()
+    kept_estimator.cache_clear()
 
 
 def figures(found):
@@ -58,7 +61,7 @@ def test_a_second_prediction_of_the_job_compiles_nothing(monkeypatch):
 def test_few_jobs_are_kept():
     for seq_len in range(64, 64 + 40):
         perfmodel.predict(**JOB | {"model": "gpt2", "chips": 8, "seq_len": seq_len})
-    for kept in (compiled_for.cache_info(), resolve._kept_estimator.cache_info()):
+    for kept in (compiled_for.cache_info(), kept_estimator.cache_info()):
         assert kept.currsize <= kept.maxsize <= 64
 
 
@@ -68,9 +71,7 @@ def test_few_programs_of_a_job_are_kept(monkeypatch):
     calls = [JOB | {"attention": kernel, "recompute": again} for kernel in ("flash", "unfused") for again in ("none", "selective", "full")]
     times = [perfmodel.predict(**call).step_time for call in [*calls, *calls]]
     assert times[: len(calls)] == times[len(calls) :]
-    job = perfmodel.predict(**JOB).plan.job
-    setting = resolve._kept_estimator.cache_info()
-    assert setting.currsize == 1 and job.global_batch == JOB["global_batch"]
+    assert len(setting_of_request(Request(**JOB)).estimator.programs) == 2
 
 
 def test_a_batch_of_a_list_has_the_recipe_of_its_release():
@@ -79,38 +80,26 @@ def test_a_batch_of_a_list_has_the_recipe_of_its_release():
     assert [figures(each) for each in perfmodel.predict(**call, global_batch=[1024, 8192])] == alone
 
 
-@pytest.mark.parametrize("kind", ["cluster", "chip", "profile", "calibration"])
+HARDWARE = resource_dir("hardware_specs")
+EDITED = {
+    "cluster": ((HARDWARE / "clusters" / "dgx-h100.yaml").read_text(), "bandwidth: 50 GB/s", "bandwidth: 10 GB/s"),
+    "chip": ((HARDWARE / "chips" / "h100-sxm-80gb.yaml").read_text(), "bandwidth: 3.35 TB/s", "bandwidth: 1.35 TB/s"),
+    "calibration": ((HARDWARE / "calibrations" / "h100.yaml").read_text(), "floor_time: 2.481 us", "floor_time: 9.481 us"),
+    "profile": (profile_text(replace(load_profile("megatron"), reserve_factor=1.25)), "reserve_factor: 1.25", "reserve_factor: 1.75"),
+}
+
+
+@pytest.mark.parametrize("kind", EDITED)
 def test_an_edited_file_is_read_again(tmp_path, kind):
-    """Under the same name, with the same size, and at once: no time of change tells the two apart."""
-    hardware = resource_dir("hardware_specs")
-    path = tmp_path / "edited.yaml"
-    if kind == "profile":
-        save_profile(load_profile("megatron"), path)
-        text, old, new = path.read_text(), "step_time_constant:", "step_time_constant: 9 s #"
-    elif kind == "cluster":
-        text, old, new = (hardware / "clusters" / "dgx-h100.yaml").read_text(), "bandwidth: 50 GB/s", "bandwidth: 10 GB/s"
-    elif kind == "chip":
-        text, old, new = (hardware / "chips" / "h100-sxm-80gb.yaml").read_text(), "bandwidth: 3.35 TB/s", "bandwidth: 1.35 TB/s"
-    else:
-        text, old, new = (hardware / "calibrations" / "h100-sxm-80gb.yaml").read_text(), "a", "b"
+    """It is of the same size and edited at once, so no time of change tells the two contents apart."""
+    text, old, new = EDITED[kind]
     assert old in text
-    given = {"cluster": path} if kind in ("cluster", "chip") else {kind: path}
-    times = []
+    path = tmp_path / "edited.yaml"
+    found = []
     for content in (text, text.replace(old, new), text):
         path.write_text(content)
-        times.append(perfmodel.predict(**JOB | given, tp=2, dp=32).step_time)
-    assert times[0] == times[2] != times[1]
-
-
-def test_an_edited_config_is_read_again(tmp_path):
-    config = dict(model_type="llama", hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_key_value_heads=16)
-    config |= dict(num_hidden_layers=8, vocab_size=32000, max_position_embeddings=8192)
-    path = tmp_path / "config.json"
-    times = []
-    for layers in (8, 16):
-        path.write_text(json.dumps(config | {"num_hidden_layers": layers}))
-        times.append(perfmodel.predict(**JOB | {"model": str(path)}).step_time)
-    assert times[1] > times[0] * 1.5
+        found.append(figures(perfmodel.predict(**JOB | {"cluster" if kind == "chip" else kind: path}, tp=2)))
+    assert found[0] == found[2] != found[1]
 
 
 def test_a_search_after_a_prediction_finds_the_same():
