@@ -64,7 +64,8 @@ def guard_streams() -> None:
     if sys.stdout is None:
         raise OutputError("it is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout = _wrapped(_Output, sys.stdout)
+        # `shutil.get_terminal_size` asks `sys.__stdout__`, which the wrapper has just detached.
+        sys.stdout = sys.__stdout__ = _wrapped(_Output, sys.stdout)  # type: ignore[misc]
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr = _wrapped(_Complaints, sys.stderr)
 

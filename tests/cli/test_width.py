@@ -1,6 +1,9 @@
 """Reports fit 100 columns, or the 80 of a narrow terminal, and end with at most five notes."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -74,3 +77,23 @@ def test_a_long_command_breaks_before_an_option_so_that_a_shell_reads_it(capsys)
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 100
     assert shlex.split(printed.replace("\\\n", "")) == shlex.split(command)
+
+
+def test_a_report_on_a_terminal_has_its_width():
+    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    command = [sys.executable, "-m", "perfmodel", "predict", *JOB]
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        text = b""
+        try:
+            while part := os.read(ours, 4096):
+                text += part
+        except OSError:  # the other end is closed
+            pass
+        assert process.wait(timeout=100) == 0
+    os.close(ours)
+    lines = [re.sub(r"\x1b\[\d+m", "", line) for line in text.decode().splitlines()]
+    assert 70 < max(map(len, lines)) <= 80
