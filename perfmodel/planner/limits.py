@@ -69,7 +69,7 @@ class Question:
 
 @dataclass(slots=True, kw_only=True)
 class Prober:
-    """Passes over the space of a job on some chips. Estimators are kept: only another sequence needs other programs.
+    """Passes over the space of a job on some chips. Estimators are kept.
 
     make           the estimator of so many tokens a sequence on so many chips
     space          what the knobs that were given leave, with one order of the axes: memory does not depend on it
@@ -96,18 +96,8 @@ class Prober:
     def estimator(self, seq_len: int, chips: int, global_batch: int) -> Estimator:
         key = (seq_len, chips)
         if key not in self.estimators:
-            found = self.make(seq_len, chips)
-            twin = next((each for (length, _), each in self.estimators.items() if length == seq_len), None)
-            if twin is not None:
-                found = replace(
-                    found,
-                    programs=twin.programs,
-                    parameter_programs=twin.parameter_programs,
-                    graphs=twin.graphs,
-                )
-            self.estimators[key] = found
-        found = self.estimators[key]
-        return replace(found, job=replace(found.job, global_batch=global_batch))
+            self.estimators[key] = self.make(seq_len, chips)
+        return self.estimators[key].for_batch(global_batch)
 
     def probe(self, question: Question, guide: Plan | None = None) -> Sweep:
         """The plans with these knobs beside those that were given: all that fit, and the one that needs the least. A pass is kept.
