@@ -7,7 +7,7 @@ import pytest
 
 from tests.documents import PAGES, ROOT, examples
 
-#: What a user's program may get wrong, and the beginning of what a type checker says of it.
+#: Mistakes of a user's program, and the message of the type checker.
 MISTAKES = {
     "perfmodel.predictt()": "Module has no attribute",
     "perfmodel.predict(modle='llama-3-8b')": 'Unexpected keyword argument "modle"',
@@ -26,12 +26,12 @@ REVEALED = {
 
 
 def programs(page):
-    """The Python of a page as one program: its blocks share their names."""
+    """Return the Python blocks of a page, which share their names."""
     return [example.block.text for example in examples((ROOT / page).read_text(encoding="utf-8")) if example.block.info == "python"]
 
 
 def checked(folder):
-    """What mypy prints about the programs in a folder, by file."""
+    """Return the lines that mypy prints about the programs in a folder."""
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(folder / "cache"), "."]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
     assert not done.stderr, done.stderr
