@@ -63,9 +63,9 @@ def trust_in(
             reasons.append(f"none on {chip}")
     elif not own and family != GENERIC and family in list_profiles():
         grade = Grade.NOT_COMPARED
-        reasons = [f"{family} is as its source code says; the interval is that of frameworks whose names were hidden"]
+        reasons = [f"defaults of {family} from its source code; interval of unseen frameworks (leave-one-framework-out)"]
     elif not own:
-        grade, reasons = Grade.STRANGER, ["predicted as the mean of those known, with how far off that was for each of them"]
+        grade, reasons = Grade.STRANGER, ["mean of the known frameworks; interval from leave-one-framework-out errors"]
     elif seen:
         grade, reasons = Grade.KNOWN, [_runs(seen)]
     elif is_calibrated:
