@@ -18,7 +18,7 @@ test check bench: export OPENBLAS_NUM_THREADS = 1
 # Python keeps what it compiles, whatever the caller's habit: the tests start it a hundred times.
 test check: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo check test lint format bench accuracy wheel-check clean
+.PHONY: help setup demo check test lint format bench accuracy pase-report wheel-check clean
 
 help:
 	@echo "make demo         calibrate this machine briefly, search, run the plans, show predicted against measured"
@@ -30,6 +30,7 @@ help:
 	@echo "make accuracy     how far predictions are from published runs, models left out; writes docs/accuracy.md and"
 	@echo "                  docs/accuracy-serving.md again"
 	@echo "                  (KERNELS=FOLDER of the published kernel tables adds their lines)"
+	@echo "make pase-report  repeat the experiment of the PaSE paper: search times, strategies and speedups"
 	@echo "make wheel-check  build the wheel, install it alone and use it without torch"
 	@echo "make clean        remove caches and build results (.venv stays)"
 
@@ -77,16 +78,19 @@ SERVED := tests/golden/published_serving.jsonl.gz
 
 accuracy: $(READY)
 	mkdir -p build
-	$(BIN)/python -m perfmodel.lab.fitted $(CASES)
-	$(BIN)/python -m perfmodel.lab.generic
-	$(BIN)/python -m perfmodel.lab.left_out $(CASES) $(if $(KERNELS),--kernels $(KERNELS)) --out build/left_out.csv
-	$(BIN)/python -m perfmodel.lab.residuals $(CASES) --left-out build/left_out.csv --out-of-memory $(OUT_OF_MEMORY)
-	$(BIN)/python -m perfmodel.lab.accuracy $(CASES) $(OUT_OF_MEMORY) --left-out build/left_out.csv --out docs/accuracy.md
-	$(BIN)/python -m perfmodel.lab.serving.engines $(SERVED)
-	$(BIN)/python -m perfmodel.lab.serving.residuals $(SERVED)
-	$(BIN)/python -m perfmodel.lab.serving.accuracy $(SERVED) --out docs/accuracy-serving.md
-	$(BIN)/python -m perfmodel.lab.page_figures docs
+	$(BIN)/python -m lab.fitted $(CASES)
+	$(BIN)/python -m lab.generic
+	$(BIN)/python -m lab.left_out $(CASES) $(if $(KERNELS),--kernels $(KERNELS)) --out build/left_out.csv
+	$(BIN)/python -m lab.residuals $(CASES) --left-out build/left_out.csv --out-of-memory $(OUT_OF_MEMORY)
+	$(BIN)/python -m lab.accuracy $(CASES) $(OUT_OF_MEMORY) --left-out build/left_out.csv --out docs/accuracy.md
+	$(BIN)/python -m lab.serving.engines $(SERVED)
+	$(BIN)/python -m lab.serving.residuals $(SERVED)
+	$(BIN)/python -m lab.serving.accuracy $(SERVED) --out docs/accuracy-serving.md
+	$(BIN)/python -m lab.page_figures docs
 	$(BIN)/python -m tests.documents --figures README.md docs/*.md
+
+pase-report: $(READY)
+	$(BIN)/python -m lab.pase --figure
 
 wheel-check: $(READY)
 	$(BIN)/python -m pytest -q tests/contracts/test_wheel.py

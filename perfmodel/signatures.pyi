@@ -9,14 +9,13 @@ from typing import Any, overload
 
 from perfmodel.cost.counts import Audit
 from perfmodel.cost.serving.boundness import OperatorRow
+from perfmodel.fitting.result import FittedProfile
 from perfmodel.foundation.dtypes import Dtype as Dtype
 from perfmodel.foundation.errors import InputError as InputError, PerfModelError as PerfModelError, RunError as RunError
 from perfmodel.hardware.calibration import Calibration as Calibration
 from perfmodel.hardware.chip import Chip as Chip, MemoryTier as MemoryTier
 from perfmodel.hardware.cluster import Cluster as Cluster
 from perfmodel.hardware.fabric import Link as Link, NetworkTier as NetworkTier, Topology as Topology
-from perfmodel.lab.judgement import ValidationResult
-from perfmodel.lab.own_runs.result import FittedProfile
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.layout import AttentionKernel as AttentionKernel, ParallelLayout as ParallelLayout, PipelineSchedule as PipelineSchedule, Recompute as Recompute, ZeroStage as ZeroStage
 from perfmodel.parallel.plan import Plan as Plan
@@ -31,6 +30,7 @@ from perfmodel.planner.explain import Explanation
 from perfmodel.planner.per_operator.pipeline import PipelineSearch
 from perfmodel.planner.result import SearchResult
 from perfmodel.planner.serving.result import ServingSearchResult
+from perfmodel.validation.judgement import ValidationResult
 from perfmodel.verbs.limits import Limits
 from perfmodel.verbs.networks import NetworkComparison, ShardResult, Sizes
 from perfmodel.verbs.serving_requests import AnsweredRequest

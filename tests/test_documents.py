@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from lab.page_figures import FIGURES_FILE, SERVING_PAGE, TRAINING_PAGE, serving_figures, training_figures
 from perfmodel.foundation.errors import InputError
-from perfmodel.lab.page_figures import FIGURES_FILE, SERVING_PAGE, TRAINING_PAGE, serving_figures, training_figures
 from tests.documents import PAGES, ROOT, Block, Runner, agrees, examples, figures_of, page_figures, rewritten, with_figures
 from tests.marks import mostly_slow
 

@@ -41,7 +41,6 @@ VERBS = {
     "validate": ("validate", "Predict published runs and show the errors."),
     "fit": ("fit", "Fit an execution profile to your own measured runs."),
     "demo": ("run", "Calibrate, search, run and compare on this machine, in five minutes."),
-    "pase-report": ("pase_report", "Repeat the experiment of the PaSE paper."),
     "shard": ("shard", "Search the best sharding of every operator of a network."),
     "import": ("import_", "Read any torch module as a graph of operators."),
     "chips": ("known", "List chips: FLOP rates and memory, with sources."),

@@ -23,7 +23,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "validate": ("validate cases.jsonl --by source,chip", "validate cases.jsonl --out predictions.csv --plots figures"),
     "fit": ("fit runs.csv --save mine.yaml", "fit train.log --plan plan.yaml --profile torchtitan --json"),
     "demo": ("demo", "demo --json"),
-    "pase-report": ("pase-report", "pase-report --figure --plot figure6.png"),
     "shard": (
         "shard resnet50 --cluster dgx-a100 --chips 16",
         'shard mynets:make_net --inputs "x=float32[64,3,224,224]" --cluster dgx-a100 --chips 16',

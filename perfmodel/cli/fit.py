@@ -16,7 +16,7 @@ from perfmodel.parallel.request import Request
 from perfmodel.verbs.fitting import ASKED, KNOBS
 
 if TYPE_CHECKING:
-    from perfmodel.lab.own_runs.result import FittedProfile
+    from perfmodel.fitting.result import FittedProfile
 
 
 @command(asked=ASKED, knobs=KNOBS)
@@ -77,7 +77,7 @@ def _object(found: FittedProfile, save: Path | None) -> dict[str, Any]:
 
 
 def _show(found: FittedProfile) -> None:
-    from perfmodel.lab.own_runs.tables import habits_table, headline, runs_table
+    from perfmodel.fitting.tables import habits_table, headline, runs_table
     from perfmodel.report.table import percent
 
     several = "s" if len(found.runs) > 1 else ""

@@ -11,7 +11,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Training": ("predict", "search", "explain", "compare", "limits"),
     "Serving": ("serve",),
     "Run and measure": ("demo", "calibrate", "run", "audit", "fit", "validate"),
-    "Networks and modules": ("shard", "import", "networks", "pase-report"),
+    "Networks and modules": ("shard", "import", "networks"),
     "Reference data": ("models", "chips", "clusters", "profiles", "engines", "calibrations"),
 }
 

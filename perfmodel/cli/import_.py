@@ -13,7 +13,7 @@ from perfmodel.cli.output import Progress, print_facts, print_json, print_paragr
 from perfmodel.foundation.errors import bad_field
 
 if TYPE_CHECKING:
-    from perfmodel.papers.pase.imported import ImportedStrategy
+    from perfmodel.planner.pase.imported import ImportedStrategy
     from perfmodel.workload.imported.graph import ImportedGraph
 
 CONVENTION = "a multiply-add is 2; products only, attention on the full square (torch's convention); one forward pass"
@@ -56,7 +56,7 @@ def import_(
         write_atomically(save, _graph_file(graph))
     strategies: list[ImportedStrategy] = []
     if search is not None:
-        from perfmodel.papers.pase.imported import search_imported
+        from perfmodel.planner.pase.imported import search_imported
 
         with Progress("search") as progress:
             progress.share(0.0)

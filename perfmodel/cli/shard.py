@@ -306,7 +306,7 @@ def _by_pase_cost(network: str, chips: int, inputs: list[str], *, json: bool) ->
     """The paper's space and cost: its own layer graphs by name, or an imported module."""
     if ":" in network:
         from perfmodel.cli.import_ import show_strategy, strategy_object
-        from perfmodel.papers.pase.imported import search_imported
+        from perfmodel.planner.pase.imported import search_imported
         from perfmodel.verbs.api import import_graph
 
         graph = import_graph(network, inputs)
@@ -316,10 +316,9 @@ def _by_pase_cost(network: str, chips: int, inputs: list[str], *, json: bool) ->
         else:
             show_strategy(graph, strategy)
         return
-    from perfmodel.cli.pase_report import run_object
-    from perfmodel.papers.pase.graph import load_pase_graph
-    from perfmodel.papers.pase.search import run_pase
-    from perfmodel.papers.pase.tables import search_times_table, strategies_table
+    from perfmodel.planner.pase.graph import load_pase_graph
+    from perfmodel.planner.pase.search import run_pase
+    from perfmodel.report.pase import run_object, search_times_table, strategies_table
 
     run = run_pase(load_pase_graph(network), chips)
     if json:

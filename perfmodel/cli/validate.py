@@ -15,8 +15,8 @@ from perfmodel.foundation.words import Words
 from perfmodel.parallel.request import Request
 
 if TYPE_CHECKING:
-    from perfmodel.lab.judgement import ValidationResult
-    from perfmodel.lab.serving.judgement import ServingResult
+    from perfmodel.validation.judgement import ValidationResult
+    from perfmodel.validation.serving.judgement import ServingResult
 
 
 @command(
@@ -61,8 +61,8 @@ def validate(
     json: options.Json = False,
 ) -> None:
     """Predict published runs from their inputs alone, and show the errors of time, memory, fit and choice of plan."""
-    from perfmodel.lab.run_labels import check_fields
-    from perfmodel.lab.validate import SUMMED_BY
+    from perfmodel.validation.run_labels import check_fields
+    from perfmodel.validation.validate import SUMMED_BY
     from perfmodel.verbs.api import validate_cases
 
     if out is not None:
@@ -147,14 +147,14 @@ def _serving_object(result: ServingResult) -> dict[str, object]:
 
 
 def _show(result: ValidationResult) -> None:
-    from perfmodel.lab.tables import choice_lines, fit_lines, headline, result_tables
     from perfmodel.parallel.stated import passed_over_line
+    from perfmodel.validation.tables import choice_lines, fit_lines, headline, result_tables
 
     if result.rows or result.serving is None:
         print_paragraph(headline(result))
         print_tables(result_tables(result))
     if result.serving is not None:
-        from perfmodel.lab.serving.tables import serving_headline, serving_tables
+        from perfmodel.validation.serving.tables import serving_headline, serving_tables
 
         print_paragraph(("\n" if result.rows else "") + serving_headline(result.serving))
         print_tables(serving_tables(result.serving))

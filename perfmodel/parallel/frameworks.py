@@ -1,10 +1,10 @@
 """What ships of a framework: `strategies/frameworks/NAME/habits.yaml` and, beside it, `fitted.yaml`.
 
 habits.yaml   what its source code does, in groups by kind, each with its source; `base:` takes over another framework's habits
-fitted.yaml   what its runs say: written by `python -m perfmodel.lab.fitted` and by nothing else; no other framework inherits it
+fitted.yaml   what its runs say: written by `python -m lab.fitted` and by nothing else; no other framework inherits it
 A constant that neither of them has is not known of this framework, and taken as neutral, or as another framework has it that
 `unknown_as:` names (`generic`: the mean of all families). A framework of one file, `NAME.yaml`, is a
-profile as people write them (`generic`, which `python -m perfmodel.lab.generic` writes).
+profile as people write them (`generic`, which `python -m lab.generic` writes).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How far the memory that a job needs lies from its prediction, by whether its framework is known.
 
-Only two numbers of each kind ship (`strategies/memory_doubts.yaml`, written by `python -m perfmodel.lab.residuals`).
+Only two numbers of each kind ship (`strategies/memory_doubts.yaml`, written by `python -m lab.residuals`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def load_memory_doubts(path: str | Path | None = None) -> Mapping[str, MemoryDou
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"memory_doubts={path}: cannot be read ({reason.removeprefix(f'{path}: ')}); write it with `python -m perfmodel.lab.residuals`"
+            f"memory_doubts={path}: cannot be read ({reason.removeprefix(f'{path}: ')}); write it with `python -m lab.residuals`"
         ) from None
 
 

@@ -2,7 +2,7 @@
 
 A family is an execution profile. It keeps, of each model that was published with it, quantiles of r = log(measured / predicted), by
 chip, scale and bits of the products. Only these ship, not the runs (`strategies/residuals.yaml`, written by
-`python -m perfmodel.lab.residuals`).
+`python -m lab.residuals`).
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def stranger_interval(
     """
     chosen = [each for each in strangers if each.family != without]
     if not chosen:
-        raise InputError("residuals: hold no runs of unseen frameworks; write them with `python -m perfmodel.lab.residuals`")
+        raise InputError("residuals: hold no runs of unseen frameworks; write them with `python -m lab.residuals`")
     points = sorted((point, 1.0 / len(each.quantiles)) for each in chosen for point in each.quantiles)
     medians = [_place(sorted((point, 1.0) for point in each.quantiles), 0.5 * len(each.quantiles)) for each in chosen]
     centre = sum(medians) / len(medians)
@@ -384,7 +384,7 @@ def _load(path: Path) -> Residuals:
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"residuals={path}: cannot be read ({reason.removeprefix(f'{path}: ')}); write it with `python -m perfmodel.lab.residuals`"
+            f"residuals={path}: cannot be read ({reason.removeprefix(f'{path}: ')}); write it with `python -m lab.residuals`"
         ) from None
 
 

@@ -41,13 +41,13 @@ from perfmodel.verbs.setting import (
 if TYPE_CHECKING:
     from perfmodel.cost.counts import Audit
     from perfmodel.hardware.calibration import Calibration
-    from perfmodel.lab.judgement import ValidationResult
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.parallel.results import Comparison, Measurement
     from perfmodel.parallel.stated import Stated
     from perfmodel.planner.explain import Explanation
     from perfmodel.planner.result import FittingChange, SearchResult
+    from perfmodel.validation.judgement import ValidationResult
     from perfmodel.workload.imported.graph import ImportedGraph
     from perfmodel.workload.routing import RoutingCounts
 
@@ -377,9 +377,9 @@ def validate_cases(
     profile         the framework that predicts every training run, such as one of your own (`fit_runs`); None: the one that it names
     hide_framework  predict every training run without the name of its framework: `generic`, made from all others
     """
-    from perfmodel.lab.assumed_framework import plan_as_stated, plan_hidden, plan_under
-    from perfmodel.lab.validate import validate_cases as validate
     from perfmodel.parallel.profile import ExecutionProfile, load_profile
+    from perfmodel.validation.assumed_framework import plan_as_stated, plan_hidden, plan_under
+    from perfmodel.validation.validate import validate_cases as validate
 
     if profile is not None and hide_framework:
         raise InputError("profile: cannot be given with hide_framework, which assumes none; leave out one of them")

@@ -17,7 +17,7 @@ from perfmodel.parallel.stated import read_settings
 from perfmodel.verbs.setting import Name, load_plan
 
 if TYPE_CHECKING:
-    from perfmodel.lab.own_runs.result import FittedProfile
+    from perfmodel.fitting.result import FittedProfile
     from perfmodel.parallel.plan import Plan
     from perfmodel.parallel.profile import ExecutionProfile
 
@@ -48,8 +48,8 @@ def fit_runs(
 
     Job, place and knobs are those of all runs that do not say them themselves.
     """
-    from perfmodel.lab.own_runs.account import fit_rows
-    from perfmodel.lab.own_runs.read import read_rows, rows_of
+    from perfmodel.fitting.account import fit_rows
+    from perfmodel.fitting.read import read_rows, rows_of
     from perfmodel.parallel.profile import save_profile
 
     if save is not None:

@@ -346,11 +346,11 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
     from perfmodel.cost.calibrated import is_calibrated
     from perfmodel.cost.resolve import choose_calibration
     from perfmodel.cost.sensitivity import fitted_slopes
-    from perfmodel.lab.doubts import open_in
     from perfmodel.parallel.fitted import own_interval
     from perfmodel.parallel.residuals import interval, load_residuals, shape_of, with_experts
     from perfmodel.parallel.run_features import features_of
     from perfmodel.parallel.trust import trust_in
+    from perfmodel.uncertainty.account import open_in
 
     estimator, residuals = setting.estimator, load_residuals()
     chip, fitted, family = setting.cluster.chip.name, estimator.profile.fitted, framework_named(estimator.profile.name)
@@ -384,8 +384,8 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
 
 def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
     """What carries the uncertainty of the plan's step time, and the cheapest things that would take it away."""
-    from perfmodel.lab.doubts import trust_account
     from perfmodel.parallel.residuals import load_residuals
+    from perfmodel.uncertainty.account import trust_account
 
     if not isinstance(plan.job.model, TransformerConfig):
         rule = "is for language models: no run of another network was held against its prediction"
@@ -404,9 +404,9 @@ def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
 
 def _stated_in(profile: ExecutionProfile) -> Collection[str]:
     """Habits that settings beside the framework's name tell."""
-    from perfmodel.lab.doubts import stated_fields
     from perfmodel.parallel.profile import list_profiles, load_profile
     from perfmodel.parallel.settings import SEPARATOR
+    from perfmodel.uncertainty.account import stated_fields
 
     family = framework_named(profile.name)
     return stated_fields(profile, load_profile(family)) if SEPARATOR in profile.name and family in list_profiles() else ()

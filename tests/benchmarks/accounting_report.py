@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from perfmodel.cost.counts import Audit, AuditRow
-from perfmodel.lab.validate import ValidationResult, validate_cases
+from perfmodel.validation.validate import ValidationResult, validate_cases
 from perfmodel.verbs import api
 from tests.execute.real_plans import PLANS, real_plan
 

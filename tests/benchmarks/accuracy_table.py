@@ -4,9 +4,9 @@ import argparse
 import math
 import time
 
-from perfmodel.lab.cases import read_cases
-from perfmodel.lab.judgement import ErrorSummary, summarise
-from perfmodel.lab.validate import CasePredictor
+from perfmodel.validation.cases import read_cases
+from perfmodel.validation.judgement import ErrorSummary, summarise
+from perfmodel.validation.validate import CasePredictor
 
 
 def percent(share: float) -> str:

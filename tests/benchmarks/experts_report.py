@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from perfmodel.lab.validate import validate_cases
+from perfmodel.validation.validate import validate_cases
 from perfmodel.workload.models import load_model
 from tests.benchmarks.accounting_report import show
 from tests.benchmarks.processes import best_run

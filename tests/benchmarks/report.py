@@ -34,7 +34,7 @@ def prediction_time() -> float:
 
 
 def korthikanti(cases: Path) -> tuple[float, float, int]:
-    from perfmodel.lab.validate import validate_cases
+    from perfmodel.validation.validate import validate_cases
 
     rows = [line for line in cases.read_text(encoding="utf-8").splitlines() if json.loads(line)["id"].startswith("korthikanti")]
     wanted = [line for line in rows if json.loads(line).get("model", {}).get("kind") == "decoder" and json.loads(line)["dp"] == 1]

@@ -49,8 +49,8 @@ def measure(graph: str, num_devices: int, is_copied: bool) -> dict[str, object]:
     import resource
     import time
 
-    from perfmodel.papers.pase.graph import load_pase_graph
-    from perfmodel.papers.pase.search import pase_tables
+    from perfmodel.planner.pase.graph import load_pase_graph
+    from perfmodel.planner.pase.search import pase_tables
     from perfmodel.search import eliminate
 
     layers = load_pase_graph(graph)
@@ -220,8 +220,8 @@ def own_costs() -> None:
 
 
 def figure_6() -> None:
-    from perfmodel.papers.pase.figure import figure_points
-    from perfmodel.papers.pase.plot import figure_bars, score_table
+    from lab.pase.figure import figure_points
+    from lab.pase.plot import figure_bars, score_table
 
     print("\nFigure 6 of the PaSE paper (at least: expert signs 90 %, PaSE median error 25 %; aim 15 % for each)")
     table = score_table(figure_bars(figure_points()))

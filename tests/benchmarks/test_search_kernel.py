@@ -2,8 +2,8 @@
 
 import pytest
 
-from perfmodel.papers.pase.graph import load_pase_graph
-from perfmodel.papers.pase.search import pase_tables
+from perfmodel.planner.pase.graph import load_pase_graph
+from perfmodel.planner.pase.search import pase_tables
 from perfmodel.search import eliminate
 from tests.benchmarks.search_report import ROWS
 

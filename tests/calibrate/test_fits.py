@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.kernels.fit import TABLES, main
 from perfmodel.calibrate.fits import (
     BULK_BYTES,
     RING_STEP_BYTES,
@@ -25,7 +26,6 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import GPU_TILES, AttentionModel, CollectiveModel, MatmulModel
 from perfmodel.hardware.reader import load_calibration, load_cluster
-from perfmodel.lab.kernels.fit import TABLES, main
 
 H100 = load_cluster("dgx-h100", num_chips=16)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cli.conftest import joined
-from tests.lab.own_runs.made_up import BASE, csv_text, rows
+from tests.fitting.made_up import BASE, csv_text, rows
 
 
 @pytest.fixture

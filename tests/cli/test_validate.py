@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.cli.conftest import joined
-from tests.lab.published_cases import CASE, changed, sweep, write
+from tests.validation.published_cases import CASE, changed, sweep, write
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ VERBS = (
     "calibrate",
     "fit",
     "validate",
-    "pase-report",
     "import",
     "chips",
     "clusters",
@@ -57,7 +56,6 @@ FLAGS = {
     "calibrate": ("--save",),
     "fit": ("--plan", "--save", "--profile", "--json", "--model", "--chips", "--tp"),
     "validate": ("--out", "--by", "--plots", "--tier", "--skip-broken-nvlink", "--json"),
-    "pase-report": ("--graph", "--devices", "--figure", "--plot", "--json"),
     "import": ("--inputs", "--save", "--search", "--json"),
 }
 

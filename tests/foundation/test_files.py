@@ -16,12 +16,12 @@ from perfmodel.foundation.files import parse_yaml, read_text, read_yaml
 from perfmodel.foundation.resources import check_can_be_written, resource_dir, write_atomically
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 from perfmodel.hardware.reader import calibrations_for, load_calibration, load_chip, load_cluster
-from perfmodel.lab.cases import read_cases
 from perfmodel.parallel.algebra.rules import load_rule_set
 from perfmodel.parallel.plan import divisors
 from perfmodel.parallel.plan_file import read_plan
 from perfmodel.parallel.profile import load_profile, profile_text
 from perfmodel.parallel.residuals import load_residuals
+from perfmodel.validation.cases import read_cases
 from perfmodel.workload.models import load_model
 
 YAML_READERS = [load_cluster, load_chip, load_calibration, load_profile, load_rule_set, load_residuals, read_plan]
@@ -171,7 +171,7 @@ def test_a_large_file_and_a_long_line_are_refused(tmp_path, monkeypatch):
     cases.write_bytes(b'{"id": "a"}\n{"id": "b", "x": "' + b"x" * 2**21 + b'"}\n{"id": "c"}\n')
     read = list(read_cases(cases))
     assert [(case.id, bool(case.reason)) for case in read] == [("a", False), ("line-2", True), ("c", False)]
-    monkeypatch.setattr("perfmodel.lab.cases.MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("perfmodel.validation.cases.MAX_FILE_BYTES", 1000)
     with pytest.raises(InputError, match="larger than"):
         list(read_cases(cases))
 

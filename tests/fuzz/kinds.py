@@ -30,8 +30,6 @@ from perfmodel.hardware.reader import (
     parse_chip,
     parse_cluster,
 )  # fmt: skip
-from perfmodel.lab.cases import parse_case
-from perfmodel.lab.validate import CasePredictor
 from perfmodel.parallel.algebra.rules import list_rule_sets, load_rule_set, rule_set_from_dict
 from perfmodel.parallel.frameworks import shipped_fields
 from perfmodel.parallel.knobs import Knobs
@@ -40,6 +38,8 @@ from perfmodel.parallel.plan import plan_to_dict
 from perfmodel.parallel.plan_file import list_plans, plan_from_dict, read_plan
 from perfmodel.parallel.profile import list_profiles, load_profile, profile_from_dict
 from perfmodel.parallel.residuals import load_residuals
+from perfmodel.validation.cases import parse_case
+from perfmodel.validation.validate import CasePredictor
 from perfmodel.verbs.networks import predict_network_plan, shard_network
 from perfmodel.verbs.setting import Setting, make_job, make_setting, plan_in, predict_in, setting_of_plan
 from perfmodel.workload.huggingface import read_config

@@ -2,7 +2,7 @@
 
 published_training.jsonl.gz, published_out_of_memory.jsonl.gz, published_serving.jsonl.gz   runs that their sources published, each with
 `source` and `source_ref` (of serving: fields that say nothing left out; what was mended is told in its `notes`); what was measured is
-kept apart from the inputs (`perfmodel.lab.cases.NOT_INPUTS`)
+kept apart from the inputs (`perfmodel.validation.cases.NOT_INPUTS`)
 """
 
 from pathlib import Path
@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.lab.cases import read_cases
-from perfmodel.lab.judgement import summarise
-from perfmodel.lab.left_out.fits import LeftOut, PredictedRun
-from perfmodel.lab.left_out.runs import read_runs
-from perfmodel.lab.left_out.table import LINES, LeftOutTable, judge
-from perfmodel.lab.step_times import StepTimes
-from perfmodel.lab.validate import CasePredictor
+from lab.left_out.fits import LeftOut, PredictedRun
+from lab.left_out.runs import read_runs
+from lab.left_out.table import LINES, LeftOutTable, judge
+from perfmodel.validation.cases import read_cases
+from perfmodel.validation.judgement import summarise
+from perfmodel.validation.step_times import StepTimes
+from perfmodel.validation.validate import CasePredictor
 
 CASES = Path(__file__).parent / "published_training.jsonl.gz"
 OUT_OF_MEMORY = Path(__file__).parent / "published_out_of_memory.jsonl.gz"

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.papers.pase.graph import load_pase_graph
-from perfmodel.papers.pase.search import pase_search, pase_tables
+from perfmodel.planner.pase.graph import load_pase_graph
+from perfmodel.planner.pase.search import pase_search, pase_tables
 from perfmodel.search import best_order, eliminate
 
 FOLDER = Path(__file__).parent

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.lab.cases import read_cases
-from perfmodel.lab.judgement import best_releases
-from perfmodel.lab.validate import CasePredictor
+from perfmodel.validation.cases import read_cases
+from perfmodel.validation.judgement import best_releases
+from perfmodel.validation.validate import CasePredictor
 
 CASES = Path(__file__).parent / "published_training.jsonl.gz"
 

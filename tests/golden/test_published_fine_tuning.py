@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.lab.cases import read_cases
-from perfmodel.lab.validate import CasePredictor
+from perfmodel.validation.cases import read_cases
+from perfmodel.validation.validate import CasePredictor
 
 RUNS = Path(__file__).with_name("published_fine_tuning.jsonl.gz")
 HELD_OUT = Path(__file__).with_name("published_fine_tuning_held_out.jsonl.gz")

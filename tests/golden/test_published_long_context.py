@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.lab.cases import read_cases
-from perfmodel.lab.judgement import ValidationRow
-from perfmodel.lab.validate import CasePredictor
+from perfmodel.validation.cases import read_cases
+from perfmodel.validation.judgement import ValidationRow
+from perfmodel.validation.validate import CasePredictor
 
 CASES = Path(__file__).parent / "published_long_context.jsonl.gz"
 #: With the optimizer on the host and sequences of 32 and 36 thousand tokens.

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.lab.cases import parse_case
-from perfmodel.lab.serving.judgement import metric_errors
-from perfmodel.lab.serving.predict import ServingCasePredictor
+from perfmodel.validation.cases import parse_case
+from perfmodel.validation.serving.judgement import metric_errors
+from perfmodel.validation.serving.predict import ServingCasePredictor
 
 CASES = Path(__file__).parent / "published_serving.jsonl.gz"
 

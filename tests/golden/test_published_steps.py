@@ -10,8 +10,8 @@ from statistics import fmean
 
 import pytest
 
-from perfmodel.lab.cases import parse_case
-from perfmodel.lab.validate import CasePredictor
+from perfmodel.validation.cases import parse_case
+from perfmodel.validation.validate import CasePredictor
 
 RUNS = list(csv.DictReader(Path(__file__).with_name("published_steps.csv").read_text(encoding="utf-8").splitlines()))
 KORTHIKANTI = [run["id"] for run in RUNS if run["paper"].startswith("Korthikanti") and run["table"] == "table 5"]

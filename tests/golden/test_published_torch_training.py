@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.lab.cases import read_cases
-from perfmodel.lab.validate import CasePredictor
+from perfmodel.validation.cases import read_cases
+from perfmodel.validation.validate import CasePredictor
 
 CASES = Path(__file__).parent / "published_torch_training.jsonl.gz"
 

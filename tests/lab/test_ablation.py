@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.lab.ablation import HEADERS, WORTH, _judged, ablations, main, rows_of, worth_text
+from lab.ablation import HEADERS, WORTH, _judged, ablations, main, rows_of, worth_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.lab.accuracy import main, read_left_out, write_report
-from perfmodel.lab.accuracy_lines import LINES, cause_of
+from lab.accuracy import main, read_left_out, write_report
+from lab.accuracy_lines import LINES, cause_of
 from perfmodel.report.markdown import markdown_table
 from perfmodel.report.table import Table
-from tests.lab.published_cases import CASE, changed, sweep, write
+from tests.validation.published_cases import CASE, changed, sweep, write
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy.md"
 

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
+from lab.command import command_parser, exits_on_errors
 from perfmodel.foundation.errors import InputError
-from perfmodel.lab.command import command_parser, exits_on_errors
 
 
 def test_a_command_has_its_module_and_the_first_line_of_its_docstring(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command_parser("fitted", "What the runs say.\n\nMore of it.").parse_args(["--help"])
     out = capsys.readouterr().out
-    assert "python -m perfmodel.lab.fitted" in out
+    assert "python -m lab.fitted" in out
     assert "What the runs say." in out
     assert "More of it" not in out
 

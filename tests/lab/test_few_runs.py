@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.lab.cases import parse_case
-from perfmodel.lab.few_runs import few_runs_section, figures_of, groups_of, main, table_text
+from lab.few_runs import few_runs_section, figures_of, groups_of, main, table_text
 from perfmodel.parallel.profile import load_profile
-from tests.lab.published_cases import sweep
+from perfmodel.validation.cases import parse_case
+from tests.validation.published_cases import sweep
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "published_steps.csv"
 

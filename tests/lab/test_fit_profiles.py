@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from lab.fit_profiles import fit_constants
 from perfmodel.foundation.errors import InputError
-from perfmodel.lab.fit_profiles import Constant, fit_constants
+from perfmodel.uncertainty.priors import Constant
 
 CLOCK = Constant(name="clock", prior=0.9, spread=0.1, lower=0.4, upper=1.0)
 HOST = Constant(name="host", prior=3e-3, spread=0.5, lower=1e-4, upper=3e-2)

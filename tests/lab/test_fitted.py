@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.lab.fitted import file_text, fitted_profiles, main
-from perfmodel.lab.left_out.fits import FITS
-from perfmodel.lab.left_out.memories import MEMORY_FITS
+from lab.fitted import file_text, fitted_profiles, main
+from lab.left_out.fits import FITS
+from lab.left_out.memories import MEMORY_FITS
 from perfmodel.parallel.frameworks import FittedNumber, fitted_numbers
 from perfmodel.parallel.profile import GENERIC, list_profiles
 

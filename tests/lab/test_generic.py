@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from lab.generic import main
 from perfmodel.foundation.errors import InputError
-from perfmodel.lab.generic import SAFE_MEMORY, generic_profile, known_families, main
 from perfmodel.parallel.frameworks import frameworks_dir
+from perfmodel.parallel.generic import SAFE_MEMORY, generic_profile
+from perfmodel.parallel.likely import known_families
 from perfmodel.parallel.profile import GENERIC, load_profile, profile_text
 
 FAST = replace(load_profile("megatron"), name="fast", unknown=())

@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_room import MemoryDoubt, Verdict
-from perfmodel.lab.memory_outcomes import (
+from lab.memory_outcomes import (
     MemoryOutcome,
     doubt_over,
     likeliest_doubt,
@@ -16,6 +14,8 @@ from perfmodel.lab.memory_outcomes import (
     reliability_rows,
     wilson_band,
 )
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.memory_room import MemoryDoubt, Verdict
 
 TRUE = MemoryDoubt(centre=0.05, scale=0.1)
 

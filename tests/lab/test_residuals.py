@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.lab.cases import read_cases
-from perfmodel.lab.residuals import by_other_calibrations, main, memory_doubts, residual_of, scatter_of_medians
-from perfmodel.lab.validate import CasePredictor
+from lab.residuals import by_other_calibrations, main, memory_doubts, residual_of, scatter_of_medians
 from perfmodel.parallel.memory_doubt import KNOWN, UNKNOWN, load_memory_doubts
 from perfmodel.parallel.residuals import load_residuals
-from tests.lab.published_cases import MODEL, changed, sweep, write
+from perfmodel.validation.cases import read_cases
+from perfmodel.validation.validate import CasePredictor
+from tests.validation.published_cases import MODEL, changed, sweep, write
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = {**MODEL, "name": "half", "num_hidden_layers": 16}

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.lab.cases import read_cases
-from perfmodel.lab.strangers import GROUPS, Stranger, Strangers, figures_of, fits_of, main, over_groups
+from lab.strangers import GROUPS, Stranger, Strangers, figures_of, fits_of, main, over_groups
 from perfmodel.parallel.profile import GENERIC
-from tests.lab.published_cases import changed, sweep, write
+from perfmodel.validation.cases import read_cases
+from tests.validation.published_cases import changed, sweep, write
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from perfmodel.papers.pase.graph import load_pase_graph
-from perfmodel.papers.pase.search import pase_tables
+from perfmodel.planner.pase.graph import load_pase_graph
+from perfmodel.planner.pase.search import pase_tables
 from perfmodel.search import eliminate
 from tests.search.problems import random_problem, total
 

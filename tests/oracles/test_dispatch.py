@@ -14,8 +14,8 @@ from perfmodel.cost.evaluate import distinct_shares
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.lab.case_plan import HardwareOfCase
-from perfmodel.lab.run_machine import machine_of_run
+from perfmodel.validation.case_plan import HardwareOfCase
+from perfmodel.validation.run_machine import machine_of_run
 
 TOKENS, HIDDEN = 4096, 7168
 V3 = Copies(slots=256, chosen=8, groups=8, top_groups=4)

@@ -13,7 +13,7 @@ from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.requests import setting_of_request
 from perfmodel.verbs.setting import confidence_in, plan_in
-from tests.lab.own_runs.made_up import BASE, changed, csv_text, jsonl_text, rows
+from tests.fitting.made_up import BASE, changed, csv_text, jsonl_text, rows
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
-from perfmodel.papers.pase.graph import load_pase_graph
-from perfmodel.papers.pase.layer import LayerKind
 from perfmodel.parallel.algebra.sharding import Held
 from perfmodel.parallel.per_operator.assignment import check_assignment
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.per_operator.traffic import network_traffic
+from perfmodel.planner.pase.graph import load_pase_graph
+from perfmodel.planner.pase.layer import LayerKind
 from perfmodel.workload.graph import Pass, TensorRole
 from perfmodel.workload.models import list_models, load_model
 from perfmodel.workload.networks import list_networks, load_network

@@ -251,7 +251,7 @@ def _data_of_base(name: object, where: str) -> dict[str, Any]:
 def fitted_numbers() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     """What published runs say of shipped engines: engine -> number -> its value, range and what it was heard from.
 
-    Written by `python -m perfmodel.lab.serving.engines`.
+    Written by `python -m lab.serving.engines`.
     """
     from perfmodel.foundation.files import read_yaml
 

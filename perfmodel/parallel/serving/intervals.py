@@ -2,7 +2,7 @@
 
 Factors are quantiles of measured / predicted of runs whose model no fit saw, by whether the engine is one that somebody fitted, whether
 the chip has kernels of its own measured, and whether the model has experts (`strategies/serving_residuals.yaml`, written by
-`python -m perfmodel.lab.serving.residuals`).
+`python -m lab.serving.residuals`).
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from lab.kernels.all_reduce import fit_small_all_reduce, predict_small_all_reduce, read_small_all_reduces
 from perfmodel.calibrate.fits import CollectiveTable
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.hardware.serving_kernels import ONE_SHOT, TWO_SHOT, SmallAllReduceModel
-from perfmodel.lab.kernels.all_reduce import fit_small_all_reduce, predict_small_all_reduce, read_small_all_reduces
 
 H100 = load_cluster("dgx-h100", num_chips=16)
 TRUE = {

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.kernels.cached import fit_cached, predict_cached, read_cached
+from lab.kernels.decode import DecodeTable
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.hardware.serving_kernels import CACHED_KERNELS, FP8_CACHE, LATENT_CACHE, LATENT_FP8_CACHE, CachedAttentionModel
-from perfmodel.lab.kernels.cached import fit_cached, predict_cached, read_cached
-from perfmodel.lab.kernels.decode import DecodeTable
 
 H100 = load_cluster("dgx-h100", num_chips=16)
 TRUE = CachedAttentionModel(

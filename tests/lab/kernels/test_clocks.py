@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.lab.kernels.clocks import Clocks, Rate, clocks_text, main, rows_of
-from perfmodel.lab.left_out.runs import read_runs
+from lab.kernels.clocks import Clocks, Rate, clocks_text, main, rows_of
+from lab.left_out.runs import read_runs
 
 CASES = Path(__file__).parents[2] / "golden" / "published_training.jsonl.gz"
 TOLD = Rate(calibration="h100", of="matmul", shipped=0.83, value=0.84, spread=0.02, low=0.82, high=0.85, num_runs=9, frameworks=("a", "b"))

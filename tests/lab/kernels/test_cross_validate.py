@@ -5,15 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.calibrate import fits
-from perfmodel.calibrate.fits import AttentionTable, CollectiveTable, MatmulTable, predict_attention, predict_collective, predict_matmul
-from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.foundation.dtypes import Dtype
-from perfmodel.hardware.calibration import GPU_TILES, AttentionModel, CollectiveModel, MatmulModel
-from perfmodel.hardware.reader import load_cluster
-from perfmodel.lab.kernels import held_out
-from perfmodel.lab.kernels.cross_validate import SUMMARISED, Errors, document, main, summary, table
-from perfmodel.lab.kernels.held_out import (
+from lab.kernels import held_out
+from lab.kernels.cross_validate import SUMMARISED, Errors, document, main, summary, table
+from lab.kernels.held_out import (
     attention_errors,
     attention_groups,
     collective_errors,
@@ -21,6 +15,12 @@ from perfmodel.lab.kernels.held_out import (
     matmul_groups,
     size_decades,
 )
+from perfmodel.calibrate import fits
+from perfmodel.calibrate.fits import AttentionTable, CollectiveTable, MatmulTable, predict_attention, predict_collective, predict_matmul
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.hardware.calibration import GPU_TILES, AttentionModel, CollectiveModel, MatmulModel
+from perfmodel.hardware.reader import load_cluster
 
 H100 = load_cluster("dgx-h100", num_chips=16)
 

@@ -5,11 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.foundation.dtypes import Dtype
-from perfmodel.hardware.calibration import DecodeAttentionModel
-from perfmodel.hardware.reader import load_cluster
-from perfmodel.lab.kernels import decode as module
-from perfmodel.lab.kernels.decode import (
+from lab.kernels import decode as module
+from lab.kernels.decode import (
     DecodeTable,
     decode_errors,
     decode_groups,
@@ -18,6 +15,9 @@ from perfmodel.lab.kernels.decode import (
     read_decode,
     serving_decode,
 )
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.hardware.calibration import DecodeAttentionModel
+from perfmodel.hardware.reader import load_cluster
 
 H100 = load_cluster("dgx-h100", num_chips=16)
 TRUE = DecodeAttentionModel(memory_fraction=0.9, floor_time=10e-6, ramp_time=15e-6, ramp_bytes=50e6, wave_time=2e-6)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.kernels import grouped as module
+from lab.kernels.grouped import BALANCED, GroupedTable, fallback_runs, fit_grouped, grouped_errors, load_of, predict_grouped
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import GPU_TILES, GroupedMatmulModel, MatmulModel
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.lab.kernels import grouped as module
-from perfmodel.lab.kernels.grouped import BALANCED, GroupedTable, fallback_runs, fit_grouped, grouped_errors, load_of, predict_grouped
 
 H100 = load_cluster("dgx-h100", num_chips=16)
 PLAIN = MatmulModel(

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.kernels.grouped import BALANCED
+from lab.kernels.grouped_weights import fit_grouped_weights, measured_experts, predict_grouped_weights, read_grouped_weights
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.hardware.serving_kernels import FEW, GroupedWeightModel
-from perfmodel.lab.kernels.grouped import BALANCED
-from perfmodel.lab.kernels.grouped_weights import fit_grouped_weights, measured_experts, predict_grouped_weights, read_grouped_weights
 from tests.lab.kernels.test_grouped import layers
 
 B200 = load_cluster("dgx-b200", num_chips=16)

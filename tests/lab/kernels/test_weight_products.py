@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from lab.kernels.fit import TABLES
+from lab.kernels.serving import products_version
+from lab.kernels.weight_products import fit_weight_products, measured_formats, predict_weight_products
 from perfmodel.calibrate.fits import MatmulTable
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.hardware.serving_kernels import WeightProductModel
-from perfmodel.lab.kernels.fit import TABLES
-from perfmodel.lab.kernels.serving import products_version
-from perfmodel.lab.kernels.weight_products import fit_weight_products, measured_formats, predict_weight_products
 from perfmodel.workload.quantization import QUANTIZATIONS
 
 H100 = load_cluster("dgx-h100", num_chips=16)

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.fitted import STEPS
+from lab.left_out.fits import FITS, LeftOut, PredictedRun, with_prior
+from lab.left_out.runs import read_runs
+from lab.left_out.table import COLUMNS, judge, main
 from perfmodel.foundation.errors import InputError
-from perfmodel.lab.fitted import STEPS
-from perfmodel.lab.left_out.fits import FITS, LeftOut, PredictedRun, with_prior
-from perfmodel.lab.left_out.runs import read_runs
-from perfmodel.lab.left_out.table import COLUMNS, judge, main
-from perfmodel.lab.step_times import READ_LATE, StepTimes
-from perfmodel.lab.validate import CasePredictor
 from perfmodel.parallel.frameworks import fitted_numbers
+from perfmodel.validation.step_times import READ_LATE, StepTimes
+from perfmodel.validation.validate import CasePredictor
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "published_steps.csv"
 

@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.serving.choices import Point, choice_figures
+from lab.serving.engines import generic_engine, generic_text, todays_engines
+from lab.serving.fitting import fit_engine, left_out_residuals, with_ranges
+from lab.serving.residuals import ServingResidual, factors
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import resource_dir
-from perfmodel.lab.cases import parse_case
-from perfmodel.lab.serving.choices import Point, choice_figures
-from perfmodel.lab.serving.engines import generic_engine, generic_text, todays_engines
-from perfmodel.lab.serving.fitting import fit_engine, left_out_residuals, with_ranges
-from perfmodel.lab.serving.measured import Served
-from perfmodel.lab.serving.predict import ServingCasePredictor, metrics_of
-from perfmodel.lab.serving.residuals import ServingResidual, factors
 from perfmodel.parallel.serving.engine import _load, fitted_numbers, list_engines, load_engine
 from perfmodel.parallel.serving.intervals import ServingFooting, interval_factors, intervals_of
 from perfmodel.parallel.serving.prediction import Spread
-from tests.lab.serving.serving_cases import LLAMA, changed, stand_in
+from perfmodel.validation.cases import parse_case
+from perfmodel.validation.serving.measured import Served
+from perfmodel.validation.serving.predict import ServingCasePredictor, metrics_of
+from tests.validation.serving.serving_cases import LLAMA, changed, stand_in
 
 TRUE = {"step_time": 4e-3, "sequence_time": 60e-6}
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.lab.cases import parse_case
-from perfmodel.lab.serving.estimators import Estimators
-from perfmodel.lab.serving.measured import Served
-from perfmodel.lab.serving.predict import ServingCasePredictor
-from perfmodel.lab.serving.rows import ServingRow
-from perfmodel.lab.serving.saturation import Saturated, admission_limited, running_in_benchmark, saturated_runs, saturation_of
-from tests.lab.serving.serving_cases import LLAMA, changed
+from lab.serving.saturation import Saturated, admission_limited, running_in_benchmark, saturated_runs, saturation_of
+from perfmodel.validation.cases import parse_case
+from perfmodel.validation.serving.estimators import Estimators
+from perfmodel.validation.serving.measured import Served
+from perfmodel.validation.serving.predict import ServingCasePredictor
+from perfmodel.validation.serving.rows import ServingRow
+from tests.validation.serving.serving_cases import LLAMA, changed
 
 BIG = {**LLAMA, "name": "Llama-3-70B", "layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672}
 ESTIMATORS = Estimators()

@@ -1,0 +1,149 @@
+"""Ablation of the fitted numbers of frameworks: each in turn at its neutral value, all others as shipped.
+
+    python -m lab.ablation CASES.jsonl
+
+A number is judged by the runs that it concerns: those whose prediction it moves. One that takes less than `WORTH` off their mean error is
+not kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.command import command_parser, exits_on_errors
+from lab.left_out.fits import FITS
+from lab.left_out.memories import MEMORY_FITS, Memories, runs_with_memory
+from lab.left_out.runs import read_runs
+from perfmodel.foundation.text import columns_text
+from perfmodel.parallel.frameworks import NEUTRAL, fitted_numbers
+from perfmodel.parallel.profile import GENERIC, list_profiles, load_profile
+from perfmodel.report.markdown import markdown_table
+from perfmodel.report.table import Table
+from perfmodel.validation.cases import read_cases
+from perfmodel.validation.step_times import StepTimes
+
+Array = NDArray[np.float64]
+
+WORTH = 0.003
+"""Of the mean error of the runs that a number concerns."""
+
+_MOVES = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ablation:
+    """A number of one fit, and the mean of |predicted / measured - 1| of the runs that it moves, with it and without.
+
+    of        what is predicted: "step time" or "memory"
+    is_lent   another framework's number, which is none more to fit
+    """
+
+    frameworks: tuple[str, ...]
+    constant: str
+    value: float
+    of: str
+    num_runs: int
+    before: float
+    after: float
+    is_lent: bool = False
+
+    @property
+    def worth(self) -> float:
+        return self.after - self.before
+
+
+def num_constants() -> int:
+    """Numbers that runs say, of all frameworks together; what one framework's fit lends counts where it is used."""
+    return sum(len(fitted_numbers(name)) for name in list_profiles() if name != GENERIC)
+
+
+def ablations(cases: Path) -> list[Ablation]:
+    return [*_of_steps(cases), *_of_memory(cases)]
+
+
+def _of_steps(cases: Path) -> Iterator[Ablation]:
+    runs = read_runs(cases)
+    times, measured = StepTimes(runs=runs), np.array([run.measured for run in runs])
+    for fit in FITS.values():
+        rows = [index for index, run in enumerate(runs) if run.profile in fit.profiles]
+        if not rows:
+            continue
+        base = times.predict(rows, {})
+        for constant in (*(item.constant.name for item in fit.constants), *fit.lent):
+            value, without = getattr(load_profile(fit.profiles[0]), constant), times.predict(rows, {constant: NEUTRAL[constant]})
+            found = _judged(fit.profiles, constant, value, "step time", base, without, measured[rows])
+            yield replace(found, is_lent=constant in fit.lent)
+
+
+def _of_memory(cases: Path) -> Iterator[Ablation]:
+    memories = Memories(runs=runs_with_memory(read_cases(cases)))
+    for name, fit in MEMORY_FITS.items():
+        runs = memories.of(name)
+        if not runs:
+            continue
+        base, measured = memories.figures(runs, {}), np.array([run.measured for run in runs])
+        for item in fit.constants:
+            without, value = memories.figures(runs, {item.name: NEUTRAL[item.name]}), getattr(load_profile(name), item.name)
+            yield _judged((name,), item.name, value, "memory", base, without, measured)
+
+
+def _judged(frameworks: tuple[str, ...], constant: str, value: float, of: str, base: Array, without: Array, measured: Array) -> Ablation:
+    moved = np.abs(np.log(without / base)) > _MOVES
+    before, after = (float(np.abs(each / measured - 1.0)[moved].mean()) if moved.any() else 0.0 for each in (base, without))
+    return Ablation(
+        frameworks=frameworks, constant=constant, value=value, of=of, num_runs=int(moved.sum()), before=before, after=after
+    )  # fmt: skip
+
+
+def rows_of(found: Sequence[Ablation]) -> list[tuple[str, ...]]:
+    """For a table: framework, number, value, what it is judged by, runs, error with it and without, in percent."""
+    return [
+        (
+            ", ".join(each.frameworks),
+            f"{each.constant} (borrowed)" if each.is_lent else each.constant,
+            f"{each.value:.3g}",
+            each.of,
+            str(each.num_runs),
+            f"{100 * each.before:.1f}",
+            f"{100 * each.after:.1f}",
+            f"{100 * each.worth:+.1f}",
+        )
+        for each in found
+    ]
+
+
+HEADERS = ("framework", "number", "value", "predicts", "runs affected", "error, %", "without it, %", "difference")
+
+
+def worth_text(found: Sequence[Ablation]) -> str:
+    """For docs/accuracy.md."""
+    lent = sum(each.is_lent for each in found)
+    table = Table(title="", headers=HEADERS, rows=tuple(rows_of(found)), right=(HEADERS[2], *HEADERS[4:]))
+    return f"""### Ablation of the fitted numbers
+
+Each number in turn is set to its neutral value (a rate of 1, a share or a time of 0), with all others as shipped. The table has the mean
+error of the runs whose prediction changes, with the number and without it, and the difference in points. A number with a difference under
+{100 * WORTH:.1f} points is not fitted. {len(found) - lent} numbers are fitted; {lent} rows are borrowed from the fit of another framework.
+The files of all frameworks hold {num_constants()} numbers, because profiles that share runs repeat them.
+
+""" + markdown_table(table)
+
+
+@exits_on_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command_parser("ablation", __doc__)
+    options = parser.parse_args(arguments)
+    rows = [HEADERS, *rows_of(ablations(options.cases))]
+    print(columns_text(rows))
+    print(f"{num_constants()} numbers in the files of all frameworks")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""The lines of the accuracy table: which published runs each holds, and what others reach on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from perfmodel.validation.judgement import ValidationRow
+from perfmodel.validation.plan_choice import BROKEN_NVLINK
+from perfmodel.validation.run_labels import RunLabels
+
+_NODE = 8
+_TORCH_FSDP = ("titan", "titan24", "titan2506", "ibmfsdp")
+
+Rule = Callable[[RunLabels], bool]
+"""Which runs a line holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyLine:
+    """others: what others reach on these runs, as published. counts: it is one of those that are judged together; if not, its title
+    stands in brackets."""
+
+    title: str
+    holds: Rule
+    others: str = ""
+    counts: bool = True
+
+    def __post_init__(self) -> None:
+        if self.counts == self.title.startswith("("):
+            raise ValueError(f"{self.title}: brackets mark the lines that do not count")
+
+
+def _is_of(*sources: str) -> Rule:
+    return lambda labels: labels.source in sources
+
+
+def _is_mpt(chip: str) -> Rule:
+    return lambda labels: labels.source == "llmfoundry" and labels.chip.startswith(chip)
+
+
+def is_narrow(labels: RunLabels) -> bool:
+    """Whether its matrix multiplies are in fp8 or narrower."""
+    return labels.precision not in ("bf16", "fp16", "fp32", "tf32")
+
+
+def is_korthikanti(labels: RunLabels) -> bool:
+    """The paper's eight rows of one replica."""
+    return labels.source == "korthikanti" and "dp" not in labels.form
+
+
+def is_korthikanti_replicated(labels: RunLabels) -> bool:
+    return labels.source == "korthikanti" and "dp" in labels.form
+
+
+def is_vtrain_node(labels: RunLabels) -> bool:
+    return labels.source == "vtrain" and labels.num_chips <= _NODE
+
+
+def is_vtrain_nodes(labels: RunLabels) -> bool:
+    return labels.source == "vtrain" and labels.num_chips > _NODE
+
+
+def is_torch_fsdp(labels: RunLabels) -> bool:
+    """torchtitan's and IBM's runs in bf16."""
+    return labels.source in _TORCH_FSDP and not is_narrow(labels)
+
+
+def is_torch_fsdp_narrow(labels: RunLabels) -> bool:
+    return labels.source in _TORCH_FSDP and is_narrow(labels)
+
+
+is_simumax, is_nanotron, is_megatron_2020, is_llm_c = _is_of("simumax"), _is_of("nanotron"), _is_of("megatron"), _is_of("llmc")
+is_mpt_a100, is_mpt_h100 = _is_mpt("a100"), _is_mpt("h100")
+
+LINES: Sequence[AccuracyLine] = (
+    AccuracyLine(
+        title="Megatron-LM on A100, Korthikanti",
+        holds=is_korthikanti,
+        others="Calculon 3.65 %, max 8.87 % (fitted to them); Kundu 4.7 %, max 9.3 %",
+    ),
+    AccuracyLine(title="SimuMax, dense, B200", holds=is_simumax, others="SimuMax 5.6 % (each shape measured there)"),
+    AccuracyLine(title="vTrain, one node", holds=is_vtrain_node, others="vTrain 8.4 % (operators profiled there)"),
+    AccuracyLine(title="vTrain, many nodes", holds=is_vtrain_nodes, others="vTrain 14.7 % (operators profiled there)"),
+    AccuracyLine(title="MPT with FSDP, A100", holds=is_mpt_a100, others="one fitted efficiency: 25 %"),
+    AccuracyLine(title="MPT with FSDP, H100", holds=is_mpt_h100, others="one fitted efficiency: 22 %"),
+    AccuracyLine(title="nanotron, H100, 8-512", holds=is_nanotron, others="one fitted efficiency: 33 %"),
+    AccuracyLine(title="torchtitan and IBM FSDP, bf16", holds=is_torch_fsdp),
+    AccuracyLine(title="(torchtitan, fp8)", holds=is_torch_fsdp_narrow, counts=False),
+    AccuracyLine(title="(Megatron-LM 2020, V100 and A100)", holds=is_megatron_2020, counts=False),
+    AccuracyLine(title="(Korthikanti, 8 replicas)", holds=is_korthikanti_replicated, counts=False),
+    AccuracyLine(title="(llm.c)", holds=is_llm_c, counts=False),
+)
+
+_SMALL = 0.25e9
+
+
+def _possible(holds: Rule) -> Rule:
+    """Of those, the runs that are not faster than their chips can multiply."""
+    return lambda labels: holds(labels) and not labels.peak_share > 1.0
+
+
+#: Small jobs, which the host may hold up: GPT-2's size, or one chip. In no order; a run may be of two.
+SMALL: Sequence[tuple[str, Rule]] = (
+    ("llm.c, 124M and 350M on 8 chips", _possible(is_llm_c)),
+    ("vTrain, its smallest (0.2 B) on 2 to 8 chips", _possible(lambda labels: is_vtrain_node(labels) and labels.parameters < _SMALL)),
+    ("MPT of 125M on 8 to 64 chips", _possible(lambda labels: labels.source == "llmfoundry" and labels.parameters < _SMALL)),
+    ("one chip", _possible(lambda labels: labels.num_chips == 1)),
+)
+
+#: Why runs are far off, where a source tells: the first that holds. None asks how far off a run is; what nobody knows is "not known".
+CAUSES: Sequence[tuple[Callable[[ValidationRow], bool], str]] = (
+    (
+        lambda row: row.noted_all_reduce < BROKEN_NVLINK,
+        "its notes give an all-reduce in the node of a tenth of its neighbours': broken NVLink",
+    ),
+    (
+        lambda row: row.group == "llmc" and "125M" in row.labels.model,
+        "faster than its chips can multiply; contradicts the same author's 124 M run by a factor of two",
+    ),
+    (
+        lambda row: row.group == "llmfoundry" and row.labels.model == "MPT-30b" and row.labels.num_chips <= _NODE,
+        "30 B on few chips is 20-25 % slower than all its neighbours: most likely the allocator thrashes",
+    ),
+    (
+        lambda row: is_vtrain_nodes(row.labels) and row.labels.degrees.endswith("tp 2"),
+        "tp=2 of the 39.1 B model is slower than the other degrees, and not monotonic in the micro-batch: cause not known",
+    ),
+    (
+        lambda row: is_torch_fsdp_narrow(row.labels),
+        "the fp8 recipe (per tensor, per row, which casts) is only partly an input",
+    ),
+    (
+        lambda row: row.id == "nanotron-14102875",
+        "its pipeline leaves the node without the slow host of all other such runs (a better fabric, by its notes)",
+    ),
+)
+
+
+def cause_of(row: ValidationRow) -> str:
+    return next((cause for holds, cause in CAUSES if holds(row)), "not known")

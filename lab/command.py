@@ -1,0 +1,36 @@
+"""What the commands of this folder share: `python -m lab.NAME CASES.jsonl`, where bad input is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec
+
+from perfmodel.foundation.errors import PerfModelError
+
+P = ParamSpec("P")
+
+
+def command_parser(name: str, doc: str | None, *, cases: bool = True) -> argparse.ArgumentParser:
+    """The parser of `lab.NAME`, described by the first line of its docstring; cases: its first argument is a file of runs."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0], prog=f"python -m lab.{name}")
+    if cases:
+        parser.add_argument("cases", type=Path, metavar="CASES.jsonl", help="published training runs, one JSON object a line")
+    return parser
+
+
+def exits_on_errors(main: Callable[P, int]) -> Callable[P, int]:
+    """`main`, whose errors of this package are said on stderr: exit code 2."""
+
+    @wraps(main)
+    def run(*arguments: P.args, **named: P.kwargs) -> int:
+        try:
+            return main(*arguments, **named)
+        except PerfModelError as error:
+            print(error, file=sys.stderr)
+            return 2
+
+    return run

@@ -1,0 +1,289 @@
+"""Fit of rates that tables of short bursts do not determine: sustained clocks and older attention kernels.
+
+    python -m lab.kernels.clocks CASES.jsonl
+
+A clock and a framework's own rate of matrix multiplies are one factor on any chip; what tells them apart is that a framework has one rate
+on all chips: Megatron and NVIDIA's recipes that of the calibration, loops in eager torch another one, which is fitted beside. All rates are
+fitted together, as factors on those that ship; without each framework in turn they say how far the answer hangs on it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.command import command_parser, exits_on_errors
+from lab.fit_profiles import NOISE, fit_constants
+from lab.left_out.runs import PublishedRun, read_runs
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.text import columns_text
+from perfmodel.hardware.calibration import Calibration
+from perfmodel.hardware.reader import load_calibration
+from perfmodel.parallel.profile import ExecutionProfile, load_profile
+from perfmodel.report.markdown import markdown_table
+from perfmodel.report.table import Table
+from perfmodel.uncertainty.priors import Constant
+from perfmodel.validation.plan_choice import BROKEN_NVLINK
+from perfmodel.validation.run_machine import calibration_of_run
+from perfmodel.validation.step_times import StepTimes
+
+Array = NDArray[np.float64]
+
+#: Frameworks that weigh one together, for they share what multiplies.
+KIN: Mapping[str, str] = {
+    "composer-fsdp": "Composer",
+    "deepspeed": "Megatron",
+    "megatron": "Megatron",
+    "megatron-2020": "Megatron",
+    "nanotron": "nanotron",
+    "nemo": "NVIDIA's recipes",
+    "torch-fsdp2": "torch",
+    "torchtitan": "torch",
+}
+
+_EAGER = frozenset({"Composer", "nanotron", "torch"})
+"""Whose matrix multiplies have one rate over the calibrated, which is not known beforehand."""
+
+_EAGER_RATE = "eager"
+
+_MOST = 60
+"""A sweep of hundreds of runs is one framework."""
+
+_STEP, _REWEIGHTINGS = 0.02, 30
+
+#: One silicon: one clock.
+_ONE_SILICON = {"h200": "h100"}
+
+MATMUL, FP8, ATTENTION = "matmul", "matmul in fp8", "attention"
+FLASH = ("flash1", "flash2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Of a calibration, by what: a clock over a burst's, or a generation of attention over the calibrated one.
+
+    shipped        as the calibration has it
+    value, spread  as runs say it, all frameworks together, and a standard deviation of its logarithm
+    low, high      without one framework in turn, to first order
+    """
+
+    calibration: str
+    of: str
+    shipped: float
+    value: float
+    spread: float
+    low: float
+    high: float
+    num_runs: int
+    frameworks: tuple[str, ...]
+
+    @property
+    def is_told(self) -> bool:
+        """To a twentieth, by more than one framework."""
+        return len(self.frameworks) > 1 and max(self.spread, np.log(self.high / self.low) / 2.0) <= _TOLD
+
+    @property
+    def agrees(self) -> bool:
+        """What ships is no surprise to the runs."""
+        return abs(np.log(self.shipped / self.value)) <= 2.0 * self.spread
+
+
+_TOLD = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    """Runs of one profile on chips of one calibration, in products of one width: they hang on the same rates."""
+
+    calibration: str
+    profile: ExecutionProfile
+    is_narrow: bool
+    rows: tuple[int, ...]
+
+    @property
+    def kin(self) -> str:
+        return KIN[self.profile.name]
+
+    @property
+    def rates(self) -> dict[str, tuple[str, ...]]:
+        """Field of the profile -> the factors that it is multiplied by."""
+        eager = (_EAGER_RATE,) if self.kin in _EAGER else ()
+        clock = _key(self.calibration, FP8 if self.is_narrow else MATMUL)
+        kernel = self.profile.attention_kernel
+        older = kernel in FLASH and kernel in load_calibration(self.calibration).attention_generations
+        attention = _key(self.calibration, kernel if older else ATTENTION)
+        return {"matmul_rate_fraction": (clock, *eager), "attention_rate_fraction": (attention,)}
+
+    def fields(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {
+            name: float(getattr(self.profile, name) * np.prod([values[factor] for factor in factors]))
+            for name, factors in self.rates.items()
+        }
+
+
+def _key(calibration: str, of: str) -> str:
+    return f"{calibration}: {of}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Clocks:
+    """The fit of all rates together. most: runs of a framework on chips of one calibration, evenly out of all."""
+
+    runs: Sequence[PublishedRun]
+    most: int = _MOST
+    cells: list[_Cell] = field(default_factory=list)
+    times: StepTimes = field(init=False)
+    measured: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.times = StepTimes(runs=self.runs)
+        self.measured = np.log([run.measured for run in self.runs])
+        self.cells = _cells(self.runs, self.most)
+
+    def log_errors(self, values: Mapping[str, float]) -> Array:
+        return np.concatenate(
+            [np.log(self.times.predict(cell.rows, cell.fields(values))) - self.measured[list(cell.rows)] for cell in self.cells]
+        )
+
+    def fitted(self) -> list[Rate]:
+        names = sorted({factor for cell in self.cells for factors in cell.rates.values() for factor in factors})
+        constants = [Constant(name=name, prior=1.0, spread=0.1 if name == _EAGER_RATE else 0.3, lower=0.3, upper=3.0) for name in names]
+        count = sum(len(cell.rows) for cell in self.cells)
+        found = fit_constants(self.log_errors, constants, num_runs=count)
+        here = self.log_errors(found.values)
+        slopes = np.stack(
+            [(self.log_errors({**found.values, name: found.values[name] * np.exp(_STEP)}) - here) / _STEP for name in names], axis=1
+        )
+        known = np.array([constant.spreads(found.values[constant.name]) * constant.spread for constant in constants])
+        widths = np.array([constant.spread for constant in constants])
+        kin = np.repeat([cell.kin for cell in self.cells], [len(cell.rows) for cell in self.cells])
+        every = _solved(here, slopes, known, widths)
+        without = {name: _solved(here[kin != name], slopes[kin != name], known, widths) for name in dict.fromkeys(kin)}
+        rates = []
+        for index, name in enumerate(names):
+            if name == _EAGER_RATE:
+                continue
+            calibration, of = name.split(": ")
+            telling = [cell for cell in self.cells if any(name in factors for factors in cell.rates.values())]
+            frameworks = tuple(sorted({cell.kin for cell in telling}))
+            shipped, value = _shipped(load_calibration(calibration), of), float(np.exp(every[index]))
+            others = [value] if len(frameworks) == 1 else [float(np.exp(without[each][index])) for each in dict.fromkeys(kin)]
+            rates.append(
+                Rate(
+                    calibration=calibration,
+                    of=of,
+                    shipped=shipped,
+                    value=shipped * value,
+                    spread=found.spreads[name] / found.values[name],
+                    low=shipped * min(others),
+                    high=shipped * max(others),
+                    num_runs=sum(len(cell.rows) for cell in telling),
+                    frameworks=frameworks,
+                )
+            )
+        return rates
+
+
+def _solved(errors: Array, slopes: Array, here: Array, widths: Array) -> Array:
+    """Logarithms of the factors for which these runs and the priors are likeliest, to first order about `here`."""
+    there = here
+    for _ in range(_REWEIGHTINGS):
+        left = errors + slopes @ (there - here)
+        weighted = slopes * (1.0 / np.sqrt(1.0 + (left / NOISE) ** 2) / NOISE**2)[:, None]
+        information = np.diag(widths**-2) + slopes.T @ weighted
+        there = there - np.linalg.solve(information, weighted.T @ left + there / widths**2)
+    return np.asarray(there)
+
+
+def _cells(runs: Sequence[PublishedRun], most: int) -> list[_Cell]:
+    found: dict[tuple[str, str, bool], list[int]] = {}
+    for index, run in enumerate(runs):
+        if run.profile not in KIN or run.choice.noted_all_reduce < BROKEN_NVLINK or run.planned.matmul_dtype is Dtype.FP4:
+            continue
+        calibration = calibration_of_run(run.planned.hardware)
+        if calibration.sustained_clock_fraction == 1.0 or run.planned.hardware.chip.startswith(_OTHERS):
+            continue
+        name = _ONE_SILICON.get(calibration.name, calibration.name)
+        found.setdefault((name, run.profile, run.planned.matmul_dtype is Dtype.FP8), []).append(index)
+    if not found:
+        raise InputError("cases: hold no run on a chip with a calibration and a sustained clock; give the published ones")
+    return [
+        _Cell(calibration=name, profile=load_profile(profile), is_narrow=is_narrow, rows=_evenly(rows, most))
+        for (name, profile, is_narrow), rows in found.items()
+    ]
+
+
+_OTHERS = ("v100",)
+"""Predicted with a calibration of another generation."""
+
+
+def _evenly(rows: Sequence[int], most: int) -> tuple[int, ...]:
+    if len(rows) <= most:
+        return tuple(rows)
+    return tuple(rows[int(place)] for place in np.linspace(0, len(rows) - 1, most))
+
+
+def _shipped(calibration: Calibration, of: str) -> float:
+    if of in FLASH:
+        return calibration.attention_generations[of]
+    if of == ATTENTION:
+        return calibration.attention_clock_fraction
+    return calibration.clock_fractions.get(Dtype.FP8, 1.0) if of == FP8 else calibration.sustained_clock_fraction
+
+
+HEADERS = ("calibration", "rate of", "shipped", "fitted", "+-, %", "without one framework", "runs", "frameworks", "")
+
+
+def rows_of(rates: Sequence[Rate]) -> list[tuple[str, ...]]:
+    return [
+        (
+            each.calibration,
+            each.of,
+            f"{each.shipped:.2f}",
+            f"{each.value:.2f}",
+            f"{100 * each.spread:.0f}",
+            f"{each.low:.2f} to {each.high:.2f}" if len(each.frameworks) > 1 else "-",
+            str(each.num_runs),
+            ", ".join(each.frameworks),
+            "determined" if each.is_told else "open",
+        )
+        for each in rates
+    ]
+
+
+def clocks_text(rates: Sequence[Rate]) -> str:
+    """For docs/accuracy.md."""
+    table = Table(title="", headers=HEADERS, rows=tuple(rows_of(rates)), right=HEADERS[2:5])
+    surprises = [f"{each.of} of {each.calibration}" for each in rates if not each.agrees]
+    told = sum(each.is_told for each in rates)
+    return f"""### Sustained clocks and older attention kernels
+
+Tables of short bursts do not determine these rates. They are set in `lab/kernels/fit.py`, with their source. As a check,
+`python -m lab.kernels.clocks` fits them jointly to the published runs (at most {_MOST} per framework and chip), together with the
+rate of matrix multiplies in eager torch. The fits without one framework are first-order. {told} of {len(rates)} rates are determined:
+within 5 %, by more than one framework. For the others only the range is known. More than two standard deviations from the shipped value:
+{", ".join(surprises) or "none"}.
+
+{markdown_table(table)}"""
+
+
+def fitted_clocks(cases: Path) -> list[Rate]:
+    return Clocks(runs=read_runs(cases)).fitted()
+
+
+@exits_on_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command_parser("kernels.clocks", __doc__)
+    options = parser.parse_args(arguments)
+    print(columns_text([HEADERS, *rows_of(fitted_clocks(options.cases))]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""Grouped matrix multiplies (the experts of a mixture-of-experts layer): their tables, the fit to them, and its errors.
+
+Everything stands on the chip's plain matrix multiplies, which are fitted first. aiconfigurator measured fused layers (Apache-2.0); only
+parameters fitted to them are shipped.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.kernels.held_out import groups_of, unseen_errors
+from lab.kernels.tables import read_perf
+from perfmodel.calibrate.fits import Array, Indices, bare_machine, chosen_rows, fit_logarithm, octave_weight, rounded
+from perfmodel.cost.compute import grouped_matmul_time
+from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.hardware.calibration import GroupedMatmulModel, MatmulModel
+from perfmodel.hardware.cluster import Cluster
+
+GATED_KERNELS = ("moe_torch_flow_cutlass", "moe_torch_flow")
+"""TensorRT-LLM's kernel of gated experts; the second name is that of the version measured on the A100."""
+
+BALANCED, POWER_LAWS = "balanced", ("power_law_1.01", "power_law_1.2")
+"""Routings that were measured; the A100 has power laws only."""
+
+DRAWS = 16
+"""Routings over which the load of a power law is averaged: the tables do not say which ones were drawn."""
+
+FALLBACK = 1.05
+"""A series (a layer on so many chips, over numbers of tokens) whose median time is that much above a series with no less work on the chip
+ran a kernel that the library did not choose for it (its tuning failed): one in eight, three to five times too slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupedTable:
+    """Measured layers of experts on one chip: columns of one length; time [s].
+
+    rows, experts  (token, expert) pairs of the chip, and its experts that have any: what `grouped_matmul_time` takes
+    intermediate_size, whole_intermediate_size   the chip's share of an expert's, and the whole
+    num_experts, top_k    of the layer, and of a token
+    is_fallback    the library ran a kernel that it did not choose for the shape
+    """
+
+    tokens: Array
+    rows: Array
+    experts: Array
+    hidden_size: Array
+    intermediate_size: Array
+    whole_intermediate_size: Array
+    num_experts: Array
+    top_k: Array
+    is_fallback: NDArray[np.bool_]
+    time: Array
+
+    @property
+    def layer(self) -> NDArray[Any]:
+        """The same integer for all runs of a layer: on any number of chips, with any number of tokens."""
+        return groups_of(self.hidden_size, self.whole_intermediate_size, self.num_experts, self.top_k)
+
+    def only(self, chosen: Any) -> "GroupedTable":
+        return chosen_rows(self, chosen)
+
+
+def read_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Sequence[str] = GATED_KERNELS) -> GroupedTable:
+    """aiconfigurator's gated layers; `dtype` as it says (bfloat16, fp8), routed evenly where that was measured, else by a power law.
+
+    Repeats become their median, of several `kernels` the quickest counts; chips that no token reaches are left out.
+    """
+    frame = read_perf(folder, chip, "moe", version, "moe_perf")
+    frame = frame[(frame.moe_dtype == dtype) & frame.kernel_source.isin(kernels)]
+    routings = (BALANCED,) if (frame.distribution == BALANCED).any() else POWER_LAWS
+    frame = frame[frame.distribution.isin(routings)]
+    keys = ["distribution", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "num_tokens"]
+    frame = frame.groupby([*keys, "kernel_source"]).latency.median().groupby(keys).min().reset_index()
+    routing = list(zip(frame.num_tokens, frame.num_experts, frame.topk, frame.moe_ep_size, frame.distribution, strict=True))
+    known = {key: load_of(*key) for key in dict.fromkeys(routing)}
+    rows, experts = np.array([known[key] for key in routing], dtype=float).reshape(-1, 2).T
+    columns = {name: np.asarray(frame[name], dtype=float) for name in keys if name != "distribution"}
+    law = np.asarray(frame.distribution.map({name: index for index, name in enumerate(routings)}), dtype=float)
+    time = np.asarray(frame.latency, dtype=float) * 1e-3
+    series = groups_of(law, columns["hidden_size"], columns["inter_size"], columns["topk"], columns["num_experts"])
+    table = GroupedTable(
+        tokens=columns["num_tokens"],
+        rows=rows,
+        experts=experts,
+        hidden_size=columns["hidden_size"],
+        intermediate_size=columns["inter_size"] / columns["moe_tp_size"],
+        whole_intermediate_size=columns["inter_size"],
+        num_experts=columns["num_experts"],
+        top_k=columns["topk"],
+        is_fallback=fallback_runs(series, columns["num_tokens"], columns["moe_tp_size"], columns["moe_ep_size"], time),
+        time=time,
+    )
+    return table.only(rows > 0)
+
+
+def load_of(tokens: int, experts: int, top_k: int, ranks: int, routing: str) -> tuple[float, float]:
+    """(token, expert) pairs of the rank that the tables measure, and how many of its experts have any.
+
+    balanced       token j takes experts j + a stride, so that all are used alike; the first rank is measured
+    power_law_A    loads drawn with density x^-A, the fullest rank is measured: the mean over draws (seed 0)
+
+    Source: aiconfigurator's collector (balanced_logits, power_law_logits_v3).
+    """
+    if routing == BALANCED:
+        stride = math.ceil(experts / top_k)
+        first = np.arange(tokens) if tokens >= stride else np.arange(tokens) * stride / tokens
+        chosen = (np.floor(first[:, None] + np.arange(top_k) * stride) % experts).astype(int)
+        flat = np.unique(chosen + experts * np.arange(tokens)[:, None])  # an expert takes a token once
+        load = np.bincount(flat % experts, minlength=experts)[: experts // ranks]
+        return float(load.sum()), float((load > 0).sum())
+    loads = _drawn_loads(tokens, experts, top_k, float(routing.rpartition("_")[2])).reshape(DRAWS, ranks, experts // ranks)
+    fullest = loads[np.arange(DRAWS), loads.sum(axis=2).argmax(axis=1)]
+    return float(fullest.sum(axis=1).mean()), float((fullest > 0).sum(axis=1).mean())
+
+
+def _drawn_loads(tokens: int, experts: int, top_k: int, exponent: float) -> Array:
+    """Rows of each expert, in each draw; no expert takes a token twice. [-]"""
+    pairs = tokens * top_k
+    least, most = (1.0, 0.8 * tokens) if pairs > experts else (0.01, 2.0)
+    power = 1.0 - exponent
+    draws = np.random.default_rng(0).random((DRAWS, experts))
+    shares = ((most**power - least**power) * draws + least**power) ** (1.0 / power)
+    loads: Array = np.round(shares / shares.sum(axis=1, keepdims=True) * pairs)
+    for load in loads:  # what rounding gained or lost is evened out, from the fullest or the emptiest expert on
+        order = np.argsort(-load, kind="stable")
+        missing = int(pairs - load.sum())
+        np.add.at(load, order[np.arange(max(missing, 0)) % experts], 1.0)
+        for index in range(max(-missing, 0)):
+            taken = order[-1 - index % experts]
+            load[taken if load[taken] > 0 else np.argmax(load)] -= 1.0
+    return np.minimum(loads, tokens)
+
+
+def fallback_runs(layer: NDArray[Any], tokens: Array, tp: Array, ep: Array, time: Array) -> NDArray[np.bool_]:
+    """Whether a run belongs to a series that takes longer than the same layer on fewer chips, where each has more to do (`FALLBACK`)."""
+    excess = np.ones_like(time)
+    for group in _members(groups_of(layer, tokens)):
+        has_no_less = (tp[group] <= tp[group][:, None]) & (ep[group] <= ep[group][:, None])
+        excess[group] = time[group] / np.where(has_no_less, time[group], np.inf).min(axis=1)
+    found = np.zeros(len(time), dtype=bool)
+    for series in _members(groups_of(layer, tp, ep)):
+        found[series] = np.median(excess[series]) > FALLBACK
+    return found
+
+
+def _members(group: NDArray[Any]) -> list[Indices]:
+    """The indices of each group."""
+    order = np.argsort(group, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+
+
+def predict_grouped(model: GroupedMatmulModel, plain: MatmulModel, table: GroupedTable, cluster: Cluster, dtype: Dtype) -> Array:
+    machine = bare_machine(cluster, dtype, matmul={dtype: plain}, grouped_matmul={dtype: model})
+    time = grouped_matmul_time(
+        experts=table.experts,
+        rows=table.rows,
+        tokens=table.tokens,
+        hidden_size=table.hidden_size,
+        intermediate_size=table.intermediate_size,
+        itemsize=itemsize(dtype),
+        machine=machine,
+    )
+    return np.asarray(time)
+
+
+def fit_grouped(table: GroupedTable, plain: MatmulModel, cluster: Cluster, dtype: Dtype) -> GroupedMatmulModel:
+    """The model of the fused kernel on a chip with these plain products; neither peak nor memory bandwidth can be exceeded."""
+
+    def model(x: Array) -> GroupedMatmulModel:
+        return GroupedMatmulModel(
+            rate_fraction=rounded(x[0]),
+            memory_fraction=rounded(x[1]),
+            row_fraction=rounded(1.0 / x[2]),
+            expert_time=rounded(x[3] * 1e-6),
+            floor_time=rounded(x[4] * 1e-6),
+        )
+
+    found = fit_logarithm(
+        lambda x: predict_grouped(model(x), plain, table, cluster, dtype),
+        table.time,
+        start=(0.9, 0.9, 2.0, 0.03, 25),
+        lower=(0.1, 0.1, 1.0, 0, 1),
+        upper=(1.0 / plain.peak_fraction, 1.0 / plain.memory_fraction, 20, 5, 300),
+        weight=octave_weight(table.rows / table.experts, table.experts, table.hidden_size * table.intermediate_size),
+    )
+    return model(found)
+
+
+def grouped_errors(table: GroupedTable, plain: MatmulModel, cluster: Cluster, dtype: Dtype, *, groups: NDArray[Any] | None = None) -> Array:
+    """Of every run, by a fit that saw its layer on no number of chips and with no number of tokens; or none of its `groups`. [-]"""
+    return unseen_errors(
+        table.layer if groups is None else groups,
+        table.time,
+        table.only,
+        fit=lambda seen: fit_grouped(seen, plain, cluster, dtype),
+        predict=lambda model, unseen: predict_grouped(model, plain, unseen, cluster, dtype),
+    )
+
+
+def tuned_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Sequence[str] = GATED_KERNELS) -> GroupedTable:
+    """What is fitted: the runs of kernels that the library chose."""
+    table = read_grouped(folder, chip, version, dtype, kernels)
+    return table.only(~table.is_fallback)

@@ -1,0 +1,212 @@
+"""Which constants of each framework are fitted to its published runs, near to what; and every run predicted by a fit without its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.accuracy_lines import is_narrow
+from lab.fit_profiles import FittedConstants, fit_constants
+from lab.left_out.runs import PublishedRun
+from perfmodel.uncertainty.priors import Constant
+from perfmodel.validation.step_times import StepTimes
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """A constant, and the fit and constant of a relative that give its prior; none: the constant's own prior holds."""
+
+    constant: Constant
+    relative: str = ""
+    relative_constant: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileFit:
+    """The handful of constants of one framework, fitted to all the runs of its profiles, of whatever source.
+
+    sees_narrow   runs in fp8 or narrower too; else they are predicted with what those in bf16 give
+    lent          constants that its runs do not tell, and whose fits have them: of several the geometric mean
+    lends_to      profiles without runs of their own that have these numbers too
+    """
+
+    profiles: tuple[str, ...]
+    constants: tuple[Expected, ...]
+    sees_narrow: bool = False
+    lent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lends_to: tuple[str, ...] = ()
+
+
+def _rate(relative: str = "") -> Expected:
+    """Products at nine tenths of the calibrated rate, within a tenth: layouts, libraries, what runs beside them."""
+    constant = Constant(name="matmul_rate_fraction", prior=0.9, spread=0.1, lower=0.4, upper=1.0)
+    return Expected(constant=constant, relative=relative, relative_constant=constant.name)
+
+
+def _time(name: str, prior: float, relative: str = "") -> Expected:
+    """Host times scatter by half from framework to framework."""
+    return Expected(
+        constant=Constant(name=name, prior=prior, spread=0.4, lower=prior / 20, upper=prior * 10), relative=relative, relative_constant=name
+    )
+
+
+def _share(name: str, prior: float, spread: float, relative: str = "") -> Expected:
+    constant = Constant(name=name, prior=prior, spread=spread, lower=0.0, upper=1.0, is_ratio=False)
+    return Expected(constant=constant, relative=relative, relative_constant=name)
+
+
+def _factor(name: str, prior: float, spread: float, lower: float, upper: float, relative: str = "") -> Expected:
+    constant = Constant(name=name, prior=prior, spread=spread, lower=lower, upper=upper)
+    return Expected(constant=constant, relative=relative, relative_constant=name)
+
+
+#: Loops in eager torch multiply at one rate, and their hosts take as long once a step.
+_EAGER = {"matmul_rate_fraction": ("composer-fsdp",), "step_time_constant": ("composer-fsdp",)}
+
+#: Whoever lends, or gives a prior, is fitted before whoever leans on it. Numbers that took less than .3 points off the mean error of the
+#: runs that they concern are not among these (docs/accuracy.md, what each number is worth).
+FITS: Mapping[str, ProfileFit] = MappingProxyType(
+    {
+        "composer-fsdp": ProfileFit(profiles=("composer-fsdp",), constants=(_rate(), _time("step_time_constant", 20e-3))),
+        "nanotron": ProfileFit(
+            profiles=("nanotron",),
+            constants=(
+                _time("host_launch_time", 30e-6),
+                _time("host_layer_time_per_tp_across_nodes", 1e-3),
+                # a foreach AdamW in float32 moves 80 bytes a parameter, clipping 12, copy and zeroing 8: 3 times the 30 of one kernel
+                _factor("optimizer_bytes_factor", 3.0, 0.3, 1.0, 12.0),
+                _share("uneven_stage_weight", 0.85, 0.1),
+            ),
+            lent=_EAGER,
+        ),
+        "nemo": ProfileFit(profiles=("nemo",), constants=(), sees_narrow=True),
+        "deepspeed": ProfileFit(
+            profiles=("deepspeed",),
+            constants=(
+                _time("host_launch_time", 30e-6, "nanotron"),
+                _time("step_time_constant", 20e-3),
+            ),
+        ),
+        "megatron": ProfileFit(
+            profiles=("megatron",),
+            constants=(_time("host_launch_time", 30e-6, "nanotron"),),
+            lent={"step_time_constant": ("composer-fsdp",)},
+            lends_to=("llama-3",),
+        ),
+        "megatron-2020": ProfileFit(profiles=("megatron-2020",), constants=(_share("exposed_gradient_fraction", 0.5, 0.3),)),
+        "torch-fsdp": ProfileFit(
+            profiles=("torch-fsdp2", "torchtitan"),
+            constants=(
+                _rate("composer-fsdp"),
+                _share("compute_slowdown_under_communication", 0.2, 0.2),
+                _factor("context_attention_rate_fraction", 0.65, 0.1, 0.2, 1.0),
+            ),
+            sees_narrow=True,
+            # no run of it is short: one loop's constant would be most of a step of 20 ms
+            lent={"step_time_constant": ("composer-fsdp", "deepspeed")},
+        ),
+        "llm-c": ProfileFit(profiles=("llm-c",), constants=()),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedRun:
+    """Of one run. fold: what the fit that predicted it had seen."""
+
+    run: PublishedRun
+    predicted: float
+    fold: str
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.run.measured - 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class LeftOut:
+    """Fits of every framework, each made once."""
+
+    runs: Sequence[PublishedRun]
+    fits: Mapping[str, ProfileFit] = field(default_factory=lambda: FITS)
+    times: StepTimes = field(init=False)
+    measured: Array = field(init=False)
+    _found: dict[tuple[str, str], FittedConstants] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.times = StepTimes(runs=self.runs)
+        self.measured = np.array([run.measured for run in self.runs])
+
+    def rows_of(self, name: str, *, without: str = "") -> list[int]:
+        """Runs that the fit of that name may see."""
+        fit = self.fits[name]
+        runs = enumerate(self.runs)
+        own = [(i, run) for i, run in runs if run.profile in fit.profiles and run.model != without]
+        return [i for i, run in own if fit.sees_narrow or not is_narrow(run.choice.labels)]
+
+    def constants(self, name: str, *, without: str = "") -> tuple[Constant, ...]:
+        """With the priors that relatives give: fitted without that model too."""
+        expected = []
+        for item in self.fits[name].constants:
+            constant = item.constant
+            if item.relative:
+                value = self.fitted(item.relative, without=without).values[item.relative_constant]
+                constant = with_prior(constant, value)
+            expected.append(constant)
+        return tuple(expected)
+
+    def fitted(self, name: str, *, without: str = "") -> FittedConstants:
+        """The constants of that fit from all runs but those of one model."""
+        without = without if self._sees(name, without) else ""
+        if (name, without) not in self._found:
+            rows = self.rows_of(name, without=without)
+            lent = {
+                constant: float(np.exp(np.mean([np.log(self.fitted(each, without=without).values[constant]) for each in relatives])))
+                for constant, relatives in self.fits[name].lent.items()
+            }
+            found = fit_constants(
+                lambda values: np.log(self.times.predict(rows, lent | dict(values)) / self.measured[rows]),
+                self.constants(name, without=without),
+                num_runs=len(rows),
+            )
+            self._found[name, without] = replace(found, values={**lent, **found.values})
+        return self._found[name, without]
+
+    def _sees(self, name: str, model: str) -> bool:
+        """Whether the fit, or one that gives it a prior, would see that model."""
+        fit = self.fits[name]
+        own = any(run.model == model and run.profile in fit.profiles for run in self.runs)
+        relatives = {item.relative for item in fit.constants if item.relative} | set(chain.from_iterable(fit.lent.values()))
+        return own or any(self._sees(relative, model) for relative in relatives)
+
+    def predictions(self) -> list[PredictedRun]:
+        """Every run by the fit of its framework without its model; a framework of one model by what its relatives say."""
+        found: list[PredictedRun | None] = [None] * len(self.runs)
+        for name, fit in self.fits.items():
+            own = [index for index, run in enumerate(self.runs) if run.profile in fit.profiles]
+            for model in dict.fromkeys(self.runs[index].model for index in own):
+                rows = [index for index in own if self.runs[index].model == model]
+                fitted = self.fitted(name, without=model)
+                times = self.times.predict(rows, fitted.values)
+                for index, time in zip(rows, times, strict=True):
+                    found[index] = PredictedRun(
+                        run=self.runs[index], predicted=float(time), fold=_fold(name, self.runs[index].model, fitted)
+                    )
+        return [prediction for prediction in found if prediction is not None]
+
+
+def with_prior(constant: Constant, value: float) -> Constant:
+    """Expected where a relative's is, within what is possible."""
+    return replace(constant, prior=min(max(value, constant.lower), constant.upper))
+
+
+def _fold(name: str, model: str, fitted: FittedConstants) -> str:
+    seen = f"fit to {fitted.num_runs} runs of {name}" if fitted.num_runs else f"no run of {name}: constants of its relatives"
+    return f"without {model}: {seen}"

@@ -1,0 +1,80 @@
+"""Published training runs as a fit sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.validation.case_plan import PlannedCase, plan_of_case
+from perfmodel.validation.cases import Case, read_cases
+from perfmodel.validation.framework_patterns import framework_of
+from perfmodel.validation.plan_choice import Choice, choice_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRun:
+    """A published step.
+
+    model     its architecture and size, whatever its name: what is left out together
+    choice    the same with the group of plans that it is compared in; its prediction is to be filled in
+    """
+
+    id: str
+    model: str
+    planned: PlannedCase
+    settings: Mapping[str, Any]
+    choice: Choice
+
+    @property
+    def source(self) -> str:
+        return self.choice.labels.source
+
+    @property
+    def measured(self) -> float:
+        """[s]"""
+        return self.choice.measured
+
+    @property
+    def profile(self) -> str:
+        return self.planned.framework.profile
+
+
+def read_runs(path: str | Path) -> tuple[PublishedRun, ...]:
+    """Training runs of dense decoders of more than one layer, with a step time; Megatron-LM's tests have none that counts.
+
+    Primary ones, and of NVIDIA's recipes all: none of their tables states the recomputation.
+    """
+    runs = tuple(run for run in map(_run, filter(_is_scored, read_cases(path))) if run is not None)
+    if not runs:
+        raise InputError(f"cases={path}: holds no primary training run of a dense decoder that can be predicted; give another file")
+    return runs
+
+
+def _is_scored(case: Case) -> bool:
+    model = case.inputs.get("model")
+    if case.reason or case.is_apart or case.group == "mcore" or not np.isfinite(case.measured_time) or not isinstance(model, dict):
+        return False
+    if case.tier != "primary" and framework_of(case.inputs.get("framework")).profile != "nemo":
+        return False
+    return not model.get("num_experts") and model.get("kind") == "decoder" and (model.get("num_hidden_layers") or 0) > 1
+
+
+def _run(case: Case) -> PublishedRun | None:
+    try:
+        planned = plan_of_case(case.inputs)
+    except InputError:
+        return None
+    model = planned.plan.job.transformer
+    return PublishedRun(
+        id=case.id,
+        model=f"L{model.num_hidden_layers} h{model.hidden_size} a{model.num_attention_heads}/{model.num_key_value_heads} "
+        f"f{model.intermediate_size}",
+        planned=planned,
+        settings=planned.framework.setup(case.inputs.get("settings")),
+        choice=choice_of(case, planned),
+    )

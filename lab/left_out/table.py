@@ -1,0 +1,207 @@
+"""How far off predictions are of models that no fit has seen: the table of issue "Accuracy", from one command.
+
+    python -m lab.left_out CASES.jsonl [--kernels FOLDER] [--out FILE.csv | FILE.json] [--constants]
+
+Each run is predicted with its framework's constants as fitted to all runs but those of its model (models of one architecture and size
+under two names are one). Constants that another framework's fit lends are fitted without that model too. A source of one model is
+predicted with what its relatives lend and, where its framework has other models, their runs. The 80 % intervals are those of
+`perfmodel validate` around these predictions. With `--kernels` the lines of kernels follow (`lab.kernels.cross_validate`).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from lab import accuracy_lines as rules
+from lab.accuracy import AccuracyReport
+from lab.command import command_parser, exits_on_errors
+from lab.kernels.cross_validate import cross_validate, summary
+from lab.left_out.fits import LeftOut, PredictedRun
+from lab.left_out.runs import read_runs
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.resources import write_atomically
+from perfmodel.foundation.text import columns_text
+from perfmodel.validation.judgement import error_summary
+from perfmodel.validation.plan_choice import PlanChoices, plan_choices
+from perfmodel.validation.run_labels import RunLabels
+from perfmodel.validation.validate import validate_cases
+
+COLUMNS = ("id", "source", "model", "measured_step_time", "predicted_step_time", "fold")
+
+
+def _is_recipe(labels: RunLabels) -> bool:
+    return labels.profile == "nemo" and not rules.is_narrow(labels)
+
+
+def _is_narrow_recipe(labels: RunLabels) -> bool:
+    return labels.profile == "nemo" and rules.is_narrow(labels)
+
+
+LINES = (
+    *rules.LINES,
+    rules.AccuracyLine(title="(NVIDIA's recipes, bf16; recomputation unknown)", holds=_is_recipe, counts=False),
+    rules.AccuracyLine(title="(NVIDIA's recipes, fp8 and narrower)", holds=_is_narrow_recipe, counts=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of |predicted / measured - 1| over some runs; bias: the median with its sign."""
+
+    num_runs: int
+    mean: float
+    median: float
+    p90: float
+    largest: float
+    bias: float
+
+
+def figures(errors: Sequence[float]) -> Figures:
+    absolute = sorted(abs(error) for error in errors)
+    return Figures(
+        num_runs=len(absolute),
+        mean=sum(absolute) / len(absolute),
+        median=median(absolute),
+        p90=float(np.quantile(absolute, 0.9)),
+        largest=absolute[-1],
+        bias=median(errors),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutTable:
+    """lines: figures by title, in the order of LINES; counted: of all lines that count; source_median: of their means."""
+
+    lines: Mapping[str, Figures]
+    counted: Figures
+    source_median: float
+    choices: PlanChoices
+
+
+def judge(predictions: Sequence[PredictedRun]) -> LeftOutTable:
+    found, counted, means = {}, [], []
+    for line in LINES:
+        errors = [prediction.error for prediction in predictions if line.holds(prediction.run.choice.labels)]
+        if errors:
+            found[line.title] = figures(errors)
+            if line.counts:
+                counted += errors
+                means.append(found[line.title].mean)
+    if not counted:
+        raise InputError("cases: none of the sources of the table is among them; give the file of published training runs")
+    choices = [replace(each.run.choice, predicted=each.predicted) for each in predictions if each.run.source == "nanotron"]
+    return LeftOutTable(
+        lines=found, counted=figures(counted), source_median=median(means), choices=plan_choices(choices, skip_broken_nvlink=True)
+    )
+
+
+def table_text(table: LeftOutTable) -> str:
+    rows: list[tuple[str, ...]] = [("what", "runs", "mean", "median", "p90", "max", "bias", "others")]
+    for line in LINES:
+        if line.title in table.lines:
+            rows.append((line.title, *_cells(table.lines[line.title]), line.others))
+    rows.append(("all but those in brackets", *_cells(table.counted), ""))
+    rows.append(("median over sources of their means", "", _percent(table.source_median), *[""] * 5))
+    overall = table.choices.overall
+    choice = (
+        f"plan choice, nanotron: {overall.num_groups} groups of at least four plans, without {table.choices.num_broken_nvlink} runs on "
+        f"broken NVLink: mean regret {_percent(overall.mean_regret)}, largest {_percent(overall.largest_regret)}; best of the first three "
+        f"within 3 % of the best in {_percent(overall.near_best_fraction)} of groups; rank correlation {overall.rank_correlation:.2f}"
+    )
+    return f"{columns_text(rows)}\n{choice}"
+
+
+def intervals_text(cases: Path, predictions: Sequence[PredictedRun]) -> str:
+    """How many of the rows that count lie in the 80 % interval around their prediction."""
+    result = validate_cases([cases], skip_broken_nvlink=True)
+    found = {
+        each.run.id: each.predicted for each in predictions if any(line.counts and line.holds(each.run.choice.labels) for line in LINES)
+    }
+    report = AccuracyReport(result=result, left_out=found, names=(cases.name,))
+    found_in = error_summary("all", report.scored_left_out)
+    return f"80 % intervals hold {_percent(found_in.coverage)} of {found_in.num_intervals} runs"
+
+
+def kernels_text(folder: Path) -> str:
+    """Median errors of kernels whose shapes, or whose chip, no fit has seen."""
+    rows = list(cross_validate(folder))
+    lines = ["kernels, median error over chips (largest), by fits that did not see a group of shapes or the chip:"]
+    for part, middle, largest in summary(rows):
+        lines.append(f"  {part:44} {_percent(middle):>7} ({_percent(largest)})")
+    return "\n".join(lines)
+
+
+def _cells(found: Figures) -> tuple[str, ...]:
+    numbers = (found.mean, found.median, found.p90, found.largest, found.bias)
+    return (str(found.num_runs), *map(_percent, numbers))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def rows_text(predictions: Sequence[PredictedRun], *, as_json: bool) -> str:
+    """One row for every run, in the order of COLUMNS; seconds."""
+    rows = [
+        (each.run.id, each.run.source, each.run.choice.labels.model, each.run.measured, each.predicted, each.fold) for each in predictions
+    ]
+    if as_json:
+        return json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows], indent=1) + "\n"
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def constants_text(fits: LeftOut) -> str:
+    """The constants from every run, beside the extremes over the models that are left out."""
+    lines = []
+    for name in fits.fits:
+        whole = fits.fitted(name)
+        if not whole.num_runs:
+            continue
+        models = dict.fromkeys(fits.runs[index].model for index in fits.rows_of(name))
+        others = [fits.fitted(name, without=model).values for model in models]
+        lines.append(f"{name}: {whole.num_runs} runs of {len(models)} models, mean error of the fit itself {_percent(whole.mean_error)}")
+        for constant, value in whole.values.items():
+            low, high = min(each[constant] for each in others), max(each[constant] for each in others)
+            lines.append(f"  {constant:40} {value:<10.4g} {low:.4g} to {high:.4g} with one model left out")
+    return "\n".join(lines)
+
+
+@exits_on_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command_parser("left_out", __doc__)
+    parser.add_argument("--kernels", type=Path, metavar="FOLDER", help="published kernel tables: the lines of kernels too")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="every run with its prediction: .csv or .json")
+    parser.add_argument("--constants", action="store_true", help="the fitted constants too")
+    options = parser.parse_args(arguments)
+    if options.out is not None and options.out.suffix not in (".csv", ".json"):
+        raise InputError(f"out={options.out}: must end in .csv or .json; name it so")
+    if options.out is not None and not options.out.absolute().parent.is_dir():
+        raise InputError(f"out={options.out}: its folder does not exist; make it or choose another path")
+    fits = LeftOut(runs=read_runs(options.cases))
+    predictions = fits.predictions()
+    print(table_text(judge(predictions)))
+    print(intervals_text(options.cases, predictions))
+    if options.kernels is not None:
+        print(kernels_text(options.kernels))
+    if options.constants:
+        print("\n" + constants_text(fits))
+    if options.out is not None:
+        write_atomically(options.out, rows_text(predictions, as_json=options.out.suffix == ".json"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""Fit of the memory uncertainty to runs that ran and to runs that ran out of memory, for the probability of fitting.
+
+A run that ran needed no more than its chip offers, one that ran out of memory needed more: the doubt is the likeliest one for these
+outcomes. What an allocator was published to hold says the needed bytes themselves. Every source weighs one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.estimate import evaluate_memory
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.memory_room import MemoryDoubt, Verdict
+from perfmodel.parallel.memory_doubt import memory_doubt
+from perfmodel.validation.case_plan import PlannedCase, plan_of_case
+from perfmodel.validation.cases import Case
+from perfmodel.validation.validate import CasePredictor
+
+NUM_BINS = 10
+_ENOUGH = 10
+"""Runs of a bin from which its share is one."""
+
+_VARIANCE = math.pi**2 / 3.0
+"""Of a logistic distribution of scale 1."""
+
+_LEAST_SCALE = 0.01
+"""Where few outcomes agree with any sharper one."""
+
+_FARTHEST = 9.0
+"""Of a logarithm: what is sure alone is too much, or nothing is unsure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOutcome:
+    """Of one run. log_room: by how much what is not sure might have grown, as a logarithm; verdict: by the default rule."""
+
+    id: str
+    model: str
+    log_room: float
+    ran: bool
+    verdict: Verdict
+
+
+def outcome_of(case: Case, planned: PlannedCase, predictor: CasePredictor) -> MemoryOutcome:
+    """Of a case that is known to have run, or to have run out of memory. Raises InputError where it cannot be predicted."""
+    estimator = predictor.estimator(planned)
+    ranks = evaluate_memory(estimator, planned.plan).needs(planned.plan, memory_doubt(planned.profile))
+    room = min(rank.log_room(estimator.machine.memory_usable) for rank in ranks)
+    return MemoryOutcome(
+        id=case.id,
+        model=planned.plan.job.model.name,
+        log_room=min(max(room, -_FARTHEST), _FARTHEST),
+        ran=case.ran is True,
+        verdict=predictor.predict(planned).verdict,
+    )
+
+
+def own_outcomes(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[MemoryOutcome]:
+    """Of a framework's runs, with its own profile."""
+    for case in cases:
+        try:
+            if case.ran is not None and not case.reason and (planned := plan_of_case(case.inputs)).framework.profile == framework:
+                yield outcome_of(case, planned, predictor)
+        except InputError:
+            continue
+
+
+def own_figures(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[float]:
+    """log(needed / predicted) of what is not sure, of a framework's runs that say what its allocator held on the fullest rank."""
+    for case in cases:
+        try:
+            if math.isnan(case.measured_memory) or case.reason or (planned := plan_of_case(case.inputs)).framework.profile != framework:
+                continue
+            row = evaluate_memory(predictor.estimator(planned), planned.plan)
+            rank = max(row.needs(planned.plan, memory_doubt(planned.profile)), key=lambda each: each.total)
+        except InputError:
+            continue
+        yield math.log(max(case.measured_memory + rank.outside - rank.sure, 1.0) / (rank.total - rank.sure))
+
+
+def likeliest_doubt(outcomes: Sequence[MemoryOutcome], figures: Sequence[float] = ()) -> MemoryDoubt:
+    """Of one source's outcomes and figures."""
+    from scipy.optimize import minimize
+
+    if not (outcomes or figures):
+        raise InputError("cases: none says whether it ran out of memory; give the runs that failed too (--out-of-memory)")
+    rooms, held = np.array([each.log_room for each in outcomes]), np.array(figures)
+    signs = np.where([each.ran for each in outcomes], -1.0, 1.0)
+
+    def loss(at: NDArray[np.float64]) -> float:
+        centre, scale = float(at[0]), math.exp(float(at[1]))
+        distance = (held - centre) / scale
+        of_figures = float((distance + 2.0 * np.logaddexp(0.0, -distance) + math.log(scale)).sum())
+        return of_figures + float(np.logaddexp(0.0, signs * (rooms - centre) / scale).sum())
+
+    starts = [(0.0, math.log(scale)) for scale in (0.05, 0.2)]
+    found = min((minimize(loss, start, method="Nelder-Mead") for start in starts), key=lambda each: float(each.fun))
+    return MemoryDoubt(centre=float(found.x[0]), scale=max(math.exp(float(found.x[1])), _LEAST_SCALE))
+
+
+def doubt_over(sources: Sequence[MemoryDoubt], *, rests_on: str) -> MemoryDoubt:
+    """Of several sources, each weighing one: as wide as they are, and as far as their centres lie apart."""
+    centres = [each.centre for each in sources]
+    variance = float(np.mean([each.scale**2 for each in sources]) + np.var(centres) / _VARIANCE)
+    return MemoryDoubt(centre=round(float(np.mean(centres)), 4), scale=round(math.sqrt(variance), 4), rests_on=rests_on)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReliabilityBin:
+    """Runs of which `low` to `high` was stated. stated: the mean; happened: the share of them that ran."""
+
+    low: float
+    high: float
+    num_runs: int
+    stated: float
+    happened: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.stated - self.happened)
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Shares of which so many of so many runs are no surprise."""
+        return wilson_band(self.happened, self.num_runs)
+
+    @property
+    def agrees(self) -> bool:
+        low, high = self.band
+        return low <= self.stated <= high
+
+
+_TWO_SIDED_95 = 1.96
+
+
+def wilson_band(share: float, num_runs: int) -> tuple[float, float]:
+    """95 % confidence band of a share that was seen in so many runs.
+
+    Source: Wilson, Journal of the American Statistical Association 22, 1927.
+    """
+    z, n = _TWO_SIDED_95, num_runs
+    centre, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return (max(centre - half, 0.0) / (1 + z * z / n), min((centre + half) / (1 + z * z / n), 1.0))
+
+
+def reliability(outcomes: Sequence[MemoryOutcome]) -> tuple[ReliabilityBin, ...]:
+    """Stated probabilities of fitting against what happened; each model's by the doubt that the others' runs give."""
+    models = sorted({each.model for each in outcomes})
+    stated = np.empty(len(outcomes))
+    for model in models:
+        others = [each for each in outcomes if each.model != model] or outcomes
+        doubt = likeliest_doubt(others)
+        for i, each in enumerate(outcomes):
+            if each.model == model:
+                stated[i] = doubt.probability_below(each.log_room)
+    ran, place = np.array([each.ran for each in outcomes]), np.minimum((stated * NUM_BINS).astype(int), NUM_BINS - 1)
+    return tuple(
+        ReliabilityBin(
+            low=number / NUM_BINS,
+            high=(number + 1) / NUM_BINS,
+            num_runs=int(np.count_nonzero(place == number)),
+            stated=float(stated[place == number].mean()),
+            happened=float(ran[place == number].mean()),
+        )
+        for number in range(NUM_BINS)
+        if np.any(place == number)
+    )
+
+
+def reliability_rows(bins: Sequence[ReliabilityBin]) -> list[tuple[str, ...]]:
+    """A heading and a line for each bin."""
+    rows: list[tuple[str, ...]] = [("predicted", "runs", "mean", "ran", "error", "95 % interval")]
+    for each in bins:
+        name = f"{each.low:.0%} to {each.high:.0%}"
+        rows.append(
+            (name, f"{each.num_runs:,}", f"{each.stated:.0%}", f"{each.happened:.0%}", f"{100 * each.error:.0f}", _shares(each.band))
+        )
+    return rows
+
+
+def _shares(band: tuple[float, float]) -> str:
+    return f"{band[0]:.0%} to {band[1]:.0%}"
+
+
+def reliability_line(bins: Sequence[ReliabilityBin]) -> str:
+    """Return the calibration error of the bins, in sentences."""
+    every = sum(each.num_runs for each in bins)
+    mean = sum(each.num_runs * each.error for each in bins) / max(1, every)
+    worst = max((each.error for each in bins if each.num_runs >= _ENOUGH), default=0.0)
+    sure = sum(each.num_runs for each in bins if each.high <= 0.1 or each.low >= 0.9)
+    between = _together([each for each in bins if _OPEN[0] <= each.low < _OPEN[1]])
+    middle = (
+        f". Of the {between.num_runs} runs with a probability of {between.low:.0%} to {between.high:.0%} ({between.stated:.0%} on "
+        f"average), {between.happened:.0%} ran (95 % interval: {_shares(between.band)})"
+        if between
+        else ""
+    )
+    return (
+        f"Calibration error: {100 * mean:.1f} points on average over runs, {100 * worst:.0f} in the worst bin of {_ENOUGH} runs or more. "
+        f"For {sure:,} of {every:,} runs the probability is under 10 % or over 90 %. It lies in the 95 % interval of the observed share in "
+        f"{sum(each.agrees for each in bins)} of {len(bins)} bins{middle}"
+    )
+
+
+_OPEN = (0.3, 0.7)
+"""Where it may as well fit as not."""
+
+
+def _together(bins: Sequence[ReliabilityBin]) -> ReliabilityBin | None:
+    """As one bin."""
+    count = sum(each.num_runs for each in bins)
+    if not count:
+        return None
+    return ReliabilityBin(
+        low=bins[0].low,
+        high=bins[-1].high,
+        num_runs=count,
+        stated=sum(each.num_runs * each.stated for each in bins) / count,
+        happened=sum(each.num_runs * each.happened for each in bins) / count,
+    )

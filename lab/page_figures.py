@@ -1,0 +1,155 @@
+"""docs/figures.json: the accuracy figures that pages quote, read from the tables of docs/accuracy.md and docs/accuracy-serving.md.
+
+    python -m lab.page_figures [docs]
+
+`make accuracy` writes the file again after the two pages; `python -m tests.documents PAGES` inserts the figures into pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.resources import write_atomically
+
+TRAINING_PAGE, SERVING_PAGE, FIGURES_FILE = "accuracy.md", "accuracy-serving.md", "figures.json"
+
+#: key -> (table, row, column): a table is named by two of its column headers.
+_TRAINING_CELLS: Mapping[str, tuple[tuple[str, str], str, int]] = {
+    "scored_runs": (("times", "memories"), "all", 1),
+    "scored_mean": (("times", "memories"), "all", 2),
+    "scored_median": (("times", "memories"), "all", 3),
+    "scored_p90": (("times", "memories"), "all", 4),
+    "known_runs": (("mean, left out", "p90, left out"), "all but those in brackets", 1),
+    "known_mean": (("mean, left out", "p90, left out"), "all but those in brackets", 7),
+    "known_p90": (("mean, left out", "p90, left out"), "all but those in brackets", 8),
+    "unseen_mean": (("bias", "in 80 %"), "mean over groups", 3),
+    "unseen_coverage": (("bias", "in 80 %"), "mean over groups", 4),
+    "known_coverage": (("coverage", "median width"), "all", 4),
+    "expert_runs": (("cases", "predicted"), "all", 3),
+    "expert_mean": (("cases", "predicted"), "all", 4),
+}
+_LEFT_OUT_CHOICE = (("groups", "rank correlation"), "all")
+_GIVEN = (0, 1, 3, 10)
+_FEW_TABLE, _FEW_ROW = ("0 given", "coverage, 1"), "mean over groups"
+_CHOICE_TABLE = ("runs given", "0 given")
+_CHOICE_ROWS = {
+    "any_run": "any of the group",
+    "job_run": "any of the job",
+    "fastest": "the expected fastest of the job",
+}
+_SERVING_CELLS: Mapping[str, tuple[tuple[str, str], str, int]] = {
+    "tpot_runs": (("what", "runs"), "TPOT, all", 1),
+    "tpot_median": (("what", "runs"), "TPOT, all", 2),
+    "tpot_p90": (("what", "runs"), "TPOT, all", 3),
+    "tpot_median_unseen_model": (("what", "runs"), "TPOT, all", 5),
+    "ttft_median": (("what", "runs"), "TTFT, all", 2),
+    "ttft_median_unseen_model": (("what", "runs"), "TTFT, all", 5),
+    "ttft_p90": (("what", "runs"), "TTFT, all", 3),
+    "latency_median": (("what", "runs"), "request latency, all", 2),
+}
+#: Figures that the page has in a sentence only.
+_SENTENCES = (
+    (
+        r"Calibration error: (?P<reliability_mean>[\d.]+) points on average over runs, (?P<reliability_worst>\d+) "
+        r"in the worst bin of 10 runs or more\. For (?P<reliability_sure>\d+) of (?P<reliability_runs>\d+) runs"
+    ),
+    (
+        r"(?P<false_positives>\d+) of (?P<out_of_memory_runs>\d+) nanotron runs that ran out of memory .*?, "
+        r"and (?P<false_negatives>\d+) of (?P<fitting_runs>\d+) that ran are predicted not to fit"
+    ),
+    r"plans expected to be fastest, all measured, is (?P<choice_best_of_three>[\d.]+) % slower",
+    (
+        r"is (?P<unseen_choice_mean>[\d.]+)% slower than the best on average over (?:\d+) groups of at least 4 plans, "
+        r"(?P<unseen_choice_worst>\d+)% at most"
+    ),
+)
+
+
+def training_figures(page: str) -> dict[str, str]:
+    """Return the figures of docs/accuracy.md, as printed there and without units."""
+    tables = _tables(page)
+    found = {key: _cell(tables, *place) for key, place in _TRAINING_CELLS.items()}
+    groups = [row for row in _table(tables, ("bias", "in 80 %"))[1:] if _plain(row[0]) != "mean over groups"]
+    found["unseen_groups"] = str(len(groups))
+    found["unseen_coverage_worst"] = min((_plain(row[4]) for row in groups), key=float)
+    left_out = [table for table in tables if {"groups", "rank correlation"} <= set(table[0])][-1:]  # after the table in sample
+    found |= {"choice_groups": _cell(left_out, *_LEFT_OUT_CHOICE, 1), "choice_mean": _cell(left_out, *_LEFT_OUT_CHOICE, 3)}
+    few = _table(tables, _FEW_TABLE)
+    for place, given in enumerate(_GIVEN):
+        errors = sorted(float(_plain(row[2 + place])) for row in few[1:-1] if _plain(row[2 + place]))
+        found |= {f"few_mean_{given}": _plain(few[-1][2 + place]), f"few_best_{given}": f"{errors[0]:.1f}"}
+        found[f"few_worst_{given}"] = f"{errors[-1]:.1f}"
+        if given:
+            found[f"few_coverage_{given}"] = _plain(few[-1][5 + place])
+        for name, row in _CHOICE_ROWS.items():
+            found[f"few_choice_{name}_{given}"] = _cell(tables, _CHOICE_TABLE, row, 1 + place)
+    text = " ".join(page.split())
+    for pattern in _SENTENCES:
+        match = re.search(pattern, text)
+        if match is None:
+            raise InputError(f"{TRAINING_PAGE}: the sentence `{pattern[:60]}...` is missing; write the page again with `make accuracy`")
+        found |= match.groupdict()
+    return found
+
+
+def serving_figures(page: str) -> dict[str, str]:
+    """Return the figures of docs/accuracy-serving.md, as printed there and without units."""
+    tables = _tables(page)
+    return {key: _cell(tables, *place) for key, place in _SERVING_CELLS.items()}
+
+
+def write_page_figures(folder: Path) -> Path:
+    """Write `figures.json` from the two pages in the folder; a page that is missing keeps its figures of before."""
+    path = folder / FIGURES_FILE
+    found: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for name, page, read in (("training", TRAINING_PAGE, training_figures), ("serving", SERVING_PAGE, serving_figures)):
+        if (folder / page).is_file():
+            found[name] = read((folder / page).read_text(encoding="utf-8"))
+    write_atomically(path, json.dumps(found, indent=1) + "\n")
+    return path
+
+
+def _tables(page: str) -> list[list[list[str]]]:
+    """Return the tables of a page: rows of cells, the header first."""
+    found: list[list[list[str]]] = [[]]
+    for line in page.splitlines():
+        if not line.startswith("|"):
+            found.append([])
+        elif not set(line) <= set("|-: "):
+            found[-1].append([cell.strip() for cell in line.strip().strip("|").split("|")])
+    return [table for table in found if table]
+
+
+def _table(tables: Sequence[list[list[str]]], headers: tuple[str, str]) -> list[list[str]]:
+    for table in tables:
+        if set(headers) <= set(table[0]):
+            return table
+    raise InputError(f"docs: no table has the columns {headers[0]!r} and {headers[1]!r}; write the page again with `make accuracy`")
+
+
+def _cell(tables: Sequence[list[list[str]]], headers: tuple[str, str], row: str, column: int) -> str:
+    for cells in _table(tables, headers):
+        if _plain(cells[0]) == row:
+            return _plain(cells[column])
+    raise InputError(f"docs: the table of {headers[0]!r} has no row {row!r}; write the page again with `make accuracy`")
+
+
+def _plain(cell: str) -> str:
+    return cell.strip("* ").removesuffix("%").strip()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m lab.page_figures", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("docs"), metavar="DOCS")
+    print(write_page_figures(parser.parse_args(arguments).folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,321 @@
+"""Write strategies/residuals.yaml, the residuals of published runs; with runs that ran out of memory, memory_doubts.yaml too.
+
+    python -m lab.residuals CASES.jsonl [--left-out FILE.csv] [--out-of-memory FAILED.jsonl] [--out strategies/residuals.yaml]
+
+`--left-out` is what `python -m lab.left_out` writes: predictions by fits that did not see a run's model. With it the
+residuals of those runs are of unseen models; without it they are in-sample.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+
+from lab.accuracy import predicted_as, read_left_out
+from lab.command import command_parser, exits_on_errors
+from lab.memory_outcomes import doubt_over, likeliest_doubt, own_figures, own_outcomes
+from lab.strangers import SWEPT, Strangers, quantiles_of, residuals_of_strangers
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.memory_room import MemoryDoubt
+from perfmodel.foundation.resources import write_atomically
+from perfmodel.parallel.memory_doubt import KNOWN, UNKNOWN
+from perfmodel.parallel.residuals import ModelResiduals, Residuals, StrangerResiduals, stranger_interval
+from perfmodel.validation.case_plan import PlannedCase, plan_of_case
+from perfmodel.validation.cases import Case, read_cases
+from perfmodel.validation.judgement import NO_TIMES, ValidationRow, best_releases
+from perfmodel.validation.plan_choice import BROKEN_NVLINK
+from perfmodel.validation.validate import CasePredictor
+
+_FEWEST_OF_A_MODEL = 3
+"""Runs that a model's or a source's median is taken of."""
+
+#: Whose calibration a chip would be predicted with if it had none: of the next generation, or of the one before.
+OTHER_CALIBRATIONS: Mapping[str, str] = {"a100": "h100", "h100": "b200", "h200": "a100", "b200": "h100"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """log(measured / predicted) of one run. is_primary: every input that matters is known."""
+
+    id: str
+    family: str
+    source: str
+    model: str
+    chip: str
+    scale: str
+    bits: int
+    is_primary: bool
+    value: float
+
+
+def residual_of(row: ValidationRow) -> Residual | None:
+    """None where there is no time, or one that means nothing (tests bound by launches, broken NVLink), or one of training adapters only."""
+    if row.is_apart or math.isnan(row.time_error) or row.group in NO_TIMES or row.noted_all_reduce < BROKEN_NVLINK or not row.features:
+        return None
+    return Residual(
+        id=row.id,
+        family=row.framework if row.is_framework_known else "",
+        source=row.group,
+        model=row.shape,
+        chip=row.labels.chip,
+        scale=row.features.scale,
+        bits=row.features.bits,
+        is_primary=row.tier == "primary",
+        value=math.log(row.measured_step_time / row.predicted_step_time),
+    )
+
+
+def kept_residuals(rows: Iterable[ValidationRow]) -> list[Residual]:
+    """A family's runs are its primary ones; only where it has none, those with an input that had to be assumed."""
+    every = [found for row in rows if (found := residual_of(row)) is not None]
+    has_primary = {each.family for each in every if each.is_primary}
+    kept = [each for each in every if each.family and each.is_primary == (each.family in has_primary)]
+    if not kept:
+        raise InputError("cases: no run has both a predicted and a measured time; give published training runs")
+    return kept
+
+
+def residuals_of(
+    kept: Sequence[Residual],
+    *,
+    source: str,
+    date: str,
+    between_calibrations: float,
+    strangers: tuple[StrangerResiduals, ...] = (),
+    experts: tuple[StrangerResiduals, ...] = (),
+    features: tuple[tuple[str, float], ...] = (),
+) -> Residuals:
+    """What ships of them."""
+    primary = [each for each in kept if each.is_primary]
+    groups: dict[tuple[str, str, str, str, int], list[float]] = {}
+    for each in kept:
+        groups.setdefault((each.family, each.model, each.chip, each.scale, each.bits), []).append(each.value)
+    models = tuple(
+        ModelResiduals(family=family, model=model, chip=chip, scale=scale, bits=bits, num_runs=len(values), quantiles=quantiles_of(values))
+        for (family, model, chip, scale, bits), values in sorted(groups.items())
+    )
+    return Residuals(
+        source=source,
+        date=date,
+        num_runs=len(kept),
+        between_models=_scatter(primary, lambda each: (each.family, each.model), lambda each: each.family),
+        between_chips=_scatter(primary, lambda each: (each.family, each.chip), lambda each: each.family),
+        between_calibrations=between_calibrations,
+        models=models,
+        strangers=strangers,
+        experts=experts,
+        features=features,
+    )
+
+
+def spreads_of_features(rows: Iterable[ValidationRow]) -> tuple[tuple[str, float], ...]:
+    """Root mean square of log(measured / predicted) of runs with one rare feature or with products of few bits, sources weighing alike."""
+    squares: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        if row.features is None or math.isnan(row.time_error) or row.group in NO_TIMES or row.has_experts:
+            continue
+        names = list(row.features.rare or row.features.named())
+        if len(names) == 1:
+            value = math.log(row.measured_step_time / row.predicted_step_time)
+            squares.setdefault(names[0], {}).setdefault(row.group, []).append(value**2)
+    return tuple((name, math.sqrt(fmean([fmean(values) for values in sources.values()]))) for name, sources in sorted(squares.items()))
+
+
+def residuals_of_experts(rows: Iterable[ValidationRow]) -> tuple[StrangerResiduals, ...]:
+    """Of models with experts by source, the fastest release of each setting; tests bound by launches aside."""
+    groups: dict[str, list[ValidationRow]] = {}
+    for row in best_releases([row for row in rows if row.has_experts and row.group not in NO_TIMES]):
+        if not math.isnan(row.time_error):
+            groups.setdefault(row.group, []).append(row)
+    return tuple(
+        StrangerResiduals(
+            group=group,
+            family=found[0].framework,
+            num_runs=len(found),
+            quantiles=quantiles_of([math.log(row.measured_step_time / row.predicted_step_time) for row in found]),
+        )
+        for group, found in sorted(groups.items())
+    )
+
+
+def _scatter(residuals: Sequence[Residual], part: Callable[[Residual], object], whole: Callable[[Residual], object]) -> float:
+    """Standard deviation of the parts' medians about the mean of their whole's, over wholes of two parts or more."""
+    parts: dict[object, list[float]] = {}
+    wholes: dict[object, set[object]] = {}
+    for each in residuals:
+        parts.setdefault(part(each), []).append(each.value)
+        wholes.setdefault(whole(each), set()).add(part(each))
+    deviations, freedom = [], 0
+    for names in wholes.values():
+        medians = [median(parts[name]) for name in names if len(parts[name]) >= _FEWEST_OF_A_MODEL]
+        if len(medians) > 1:
+            centre = sum(medians) / len(medians)
+            deviations += [(value - centre) ** 2 for value in medians]
+            freedom += len(medians) - 1
+    return math.sqrt(sum(deviations) / freedom) if freedom else 0.0
+
+
+def by_other_calibrations(cases: Iterable[Case]) -> dict[str, list[float]]:
+    """Chip -> residuals of its primary runs as predicted with another chip's calibration: as if the chip had never been measured."""
+    predictors = {name: CasePredictor(calibration=name, has_intervals=False) for name in set(OTHER_CALIBRATIONS.values())}
+    found: dict[str, list[float]] = {}
+    for case, planned in _primary(cases):
+        chip = str(case.inputs.get("chip"))
+        other = OTHER_CALIBRATIONS.get(chip.partition("-")[0])
+        if other is not None:
+            time = predictors[other].predict(planned).step_time
+            found.setdefault(chip.partition("-")[0], []).append(math.log(case.measured_time / time))
+    return found
+
+
+def _primary(cases: Iterable[Case]) -> Iterator[tuple[Case, PlannedCase]]:
+    for case in cases:
+        if case.tier != "primary" or case.group in NO_TIMES or case.is_apart:
+            continue
+        if math.isnan(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
+            continue
+        try:
+            yield case, plan_of_case(case.inputs)
+        except InputError:
+            continue
+
+
+def scatter_of_medians(residuals: Mapping[str, Sequence[float]]) -> float:
+    """Root mean square of the medians: about 0, for what predicts them was fitted to others."""
+    squares = [median(values) ** 2 for values in residuals.values() if len(values) >= _FEWEST_OF_A_MODEL]
+    return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+
+
+def residuals_text(residuals: Residuals) -> str:
+    """As YAML."""
+    lines = [
+        "# log(measured / predicted) of published training runs, by family (execution profile), model, chip and scale.",
+        "# Written by `python -m lab.residuals`; intervals are made from it (perfmodel/parallel/residuals.py).",
+        f"source: {_quoted(residuals.source)}",
+        f"date: {_quoted(residuals.date)}",
+        f"num_runs: {residuals.num_runs}",
+        f"between_models: {residuals.between_models:.4f}",
+        f"between_chips: {residuals.between_chips:.4f}",
+        f"between_calibrations: {residuals.between_calibrations:.4f}",
+        *(["features:", *(f"  {name}: {value:.4f}" for name, value in residuals.features)] if residuals.features else []),
+        "families:",
+    ]
+    families: dict[str, list[ModelResiduals]] = {}
+    for each in residuals.models:
+        families.setdefault(each.family, []).append(each)
+    for family, models in families.items():
+        lines.append(f"  {family}:")
+        for each in models:
+            bits = f"bits: {each.bits}, " if each.bits != 16 else ""
+            head = f"model: {_quoted(each.model)}, chip: {each.chip}, scale: {each.scale}, {bits}num_runs: {each.num_runs}"
+            lines.append(f"    - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in each.quantiles)}]}}")
+    if residuals.strangers:
+        lines.append("# The same of groups of runs as predicted by who does not know their framework: `generic` without it.")
+        lines.append("strangers:")
+    lines += [line for group in residuals.strangers for line in _group_lines(group)]
+    if residuals.experts:
+        lines.append("# The same of models with experts, by source: nothing is fitted to them.")
+        lines.append("experts:")
+    lines += [line for group in residuals.experts for line in _group_lines(group)]
+    return "\n".join(lines) + "\n"
+
+
+def _group_lines(group: StrangerResiduals) -> Iterator[str]:
+    left_open = ", ".join(f"{value:.3g}" for value in group.open)
+    head = f"group: {_quoted(group.group)}, family: {group.family}, num_runs: {group.num_runs}, open: [{left_open}]"
+    yield f"  - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in group.quantiles)}]}}"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def memory_doubts(cases: Sequence[Case]) -> dict[str, MemoryDoubt]:
+    """By kind of framework: known, with their own profiles; unknown, each as predicted by who does not know it."""
+    predictor, strangers = CasePredictor(has_intervals=False), Strangers()
+    swept, hidden = list(own_outcomes(cases, predictor, SWEPT)), strangers.outcomes(cases)
+    held = list(own_figures(cases, predictor, HELD))
+    counts = Counter(each.ran for each in swept)
+    sweep = f"{counts[True]} runs of {SWEPT} that ran and {counts[False]} that ran out of memory"
+    known = doubt_over(
+        [likeliest_doubt(swept), *([likeliest_doubt((), held)] if held else [])],
+        rests_on=f"{sweep}, and what {len(held)} of {HELD} held, with their own profiles",
+    )
+    unknown = doubt_over(
+        [likeliest_doubt(hidden)], rests_on=f"{sweep}, predicted with the mean of other frameworks; no surer than known ones"
+    )
+    return {KNOWN: known, UNKNOWN: replace(unknown, scale=max(unknown.scale, known.scale))}
+
+
+HELD = "torchtitan"
+"""Whose runs say what its allocator held."""
+
+
+def memory_doubts_text(doubts: Mapping[str, MemoryDoubt]) -> str:
+    """As YAML."""
+    lines = [
+        "# log(needed / predicted) of the memory that does not stay all through a step: a logistic distribution.",
+        "# Written by `python -m lab.residuals --out-of-memory`; probabilities of fitting are made from it",
+        "# (perfmodel/foundation/memory_room.py).",
+    ]
+    for kind, each in doubts.items():
+        lines.append(f"{kind}: {{centre: {each.centre:g}, scale: {each.scale:g}, rests_on: {_quoted(each.rests_on)}}}")
+    return "\n".join(lines) + "\n"
+
+
+def with_left_out(rows: Iterable[ValidationRow], left_out: Mapping[str, float]) -> list[ValidationRow]:
+    """Rows with the predictions of fits that did not see their model, where there are such."""
+    return [predicted_as(row, left_out[row.id]) if row.id in left_out and row.is_predicted else row for row in rows]
+
+
+@exits_on_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command_parser("residuals", __doc__)
+    parser.add_argument("--left-out", type=Path, metavar="FILE.csv", help="predictions by fits that did not see the run's model")
+    parser.add_argument("--out-of-memory", type=Path, metavar="FAILED.jsonl", help="runs that failed: memory_doubts.yaml is written too")
+    parser.add_argument("--out", type=Path, default=Path("strategies/residuals.yaml"), metavar="FILE.yaml")
+    options = parser.parse_args(arguments)
+    left_out = {} if options.left_out is None else read_left_out(options.left_out)
+    predictor = CasePredictor(has_intervals=False)
+    cases = list(read_cases(options.cases))
+    rows = with_left_out([predictor.row(case) for case in cases], left_out)
+    calibrations = by_other_calibrations(cases)
+    kept = kept_residuals(rows)
+    counts = Counter(each.source for each in kept)
+    names = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    unseen = sum(each.id in left_out for each in kept)
+    residuals = residuals_of(
+        kept,
+        source=f"published runs ({names}); {unseen or 'none'} of them predicted by fits that did not see their model",
+        date=datetime.date.today().isoformat(),
+        between_calibrations=scatter_of_medians(calibrations),
+        strangers=residuals_of_strangers(Strangers().times(cases)),
+        experts=residuals_of_experts(rows),
+        features=spreads_of_features(rows),
+    )
+    write_atomically(options.out, residuals_text(residuals))
+    if options.out_of_memory is not None:
+        doubts = memory_doubts([*cases, *read_cases(options.out_of_memory)])
+        write_atomically(options.out.with_name("memory_doubts.yaml"), memory_doubts_text(doubts))
+    scatters = {
+        "models": residuals.between_models,
+        "chips": residuals.between_chips,
+        "calibrations": residuals.between_calibrations,
+    }
+    print(f"{options.out}: {residuals.num_runs} runs of {len(residuals.models)} models, chips and scales")
+    print("scatter between " + ", ".join(f"{name} {value:.1%}" for name, value in scatters.items()))
+    for name, values in sorted(calibrations.items()):
+        print(f"  {name} as {OTHER_CALIBRATIONS[name]}: median of log(measured / predicted) {median(values):+.3f}, {len(values)} runs")
+    low, high = stranger_interval(residuals.strangers)
+    print(f"  unseen framework: {low:.2f} to {high:.2f} of the prediction, {len(residuals.strangers)} groups of runs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

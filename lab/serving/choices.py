@@ -1,0 +1,109 @@
+"""How good the plans and loads are that predictions choose under a limit of the time for each token.
+
+Runs that differ in plan and load alone are a group. Under each limit the prediction takes, among what it says meets the limit, the most
+output tokens a second and chip; what was measured judges it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.validation.serving.rows import ServingRow
+
+TPOT_LIMITS = (0.010, 0.015, 0.020, 0.030, 0.050, 0.100)
+LEAST_POINTS = 4
+"""Of a group: fewer are no choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One plan under one load. [s], output tokens a second and chip"""
+
+    group: str
+    predicted_tpot: float
+    predicted_rate: float
+    measured_tpot: float
+    measured_rate: float
+    chips: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceFigures:
+    """regret: how much less the choice yields than the best that meets the limit, of choices that meet it; broken: share that does not."""
+
+    num_cases: int
+    mean_regret: float
+    median_regret: float
+    broken: float
+    same_chips: float
+    median_point: float
+
+
+def points_of(rows: Sequence[ServingRow], predicted: Mapping[str, Mapping[str, float]]) -> list[Point]:
+    """predicted: id of a row -> its metrics; rows without are left out."""
+    found = []
+    for row in rows:
+        if row.kind != "serving" or row.planned is None or row.id not in predicted or not row.is_scored:
+            continue
+        job, chips = row.planned.job, row.planned.plan.num_chips
+        tokens = (job.concurrency or 1) * job.output_len.mean
+        metrics = predicted[row.id]
+        key = [row.labels[name] for name in ("source", "framework", "model", "chip", "precision")]
+        key += [str(job.kv_precision), str(job.input_len), str(job.output_len)]
+        found.append(
+            Point(
+                group=json.dumps(key),
+                predicted_tpot=metrics["tpot"],
+                predicted_rate=tokens / metrics["request_latency"] / chips,
+                measured_tpot=row.served.tpot,
+                measured_rate=tokens / row.served.request_latency / chips,
+                chips=chips,
+            )
+        )
+    return found
+
+
+def choice_figures(points: Sequence[Point], limits: Sequence[float] = TPOT_LIMITS, *, margin: float = 0.0) -> ChoiceFigures:
+    """margin: share of a limit that a choice is predicted to stay below it."""
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.group, []).append(point)
+    regrets, broken, same, middle = list[float](), 0, 0, list[float]()
+    cases = 0
+    for each in groups.values():
+        if len(each) < LEAST_POINTS:
+            continue
+        for limit in limits:
+            meet = [point for point in each if point.measured_tpot <= limit]
+            if not meet:
+                continue
+            cases += 1
+            best = max(meet, key=lambda point: point.measured_rate)
+            chosen = chosen_point(each, limit * (1.0 - margin))
+            middle.append(1.0 - float(np.median([point.measured_rate for point in meet])) / best.measured_rate)
+            if chosen.measured_tpot > limit:
+                broken += 1
+                continue
+            regrets.append(1.0 - chosen.measured_rate / best.measured_rate)
+            same += chosen.chips == best.chips
+    return ChoiceFigures(
+        num_cases=cases,
+        mean_regret=float(np.mean(regrets)) if regrets else math.nan,
+        median_regret=float(np.median(regrets)) if regrets else math.nan,
+        broken=broken / cases if cases else math.nan,
+        same_chips=same / len(regrets) if regrets else math.nan,
+        median_point=float(np.mean(middle)) if middle else math.nan,
+    )
+
+
+def chosen_point(points: Sequence[Point], limit: float) -> Point:
+    """The most tokens a second and chip of what is predicted to meet the limit; the least time for a token where nothing is."""
+    meet = [point for point in points if point.predicted_tpot <= limit]
+    if not meet:
+        return min(points, key=lambda point: point.predicted_tpot)
+    return max(meet, key=lambda point: point.predicted_rate)

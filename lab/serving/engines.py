@@ -1,0 +1,201 @@
+"""strategies/engines_fitted.yaml and strategies/engines/generic.yaml: what published runs say of serving engines, and the mean of them.
+
+    python -m lab.serving.engines CASES.jsonl
+
+A few times of each engine's host, and how far requests march in step, from all its scored runs; nothing of a model, a chip or a row.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lab.command import command_parser, exits_on_errors
+from lab.serving.fitting import DIGITS, EngineFit, EngineNumber, fit_engine, left_out_residuals, linearised, with_ranges
+from perfmodel.calibrate.fits import rounded
+from perfmodel.foundation.resources import write_atomically
+from perfmodel.foundation.units import exact_quantity
+from perfmodel.parallel.serving.engine import GENERIC_ENGINE, Engine, fitted_numbers, list_engines, load_engine
+from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.validation.cases import read_cases
+from perfmodel.validation.serving.estimators import Estimators
+from perfmodel.validation.serving.predict import ServingCasePredictor
+from perfmodel.validation.serving.rows import ServingRow
+
+TODAYS = ("sglang", "tensorrt-llm", "vllm")
+"""Engines that an unknown one is most likely like."""
+
+RELATIVES = {"tensorrt-llm-2023": "tensorrt-llm-2024", "vllm-2024-eager": "vllm-2024-mi300x"}
+"""Engines whose own runs are few and old: they take the numbers of a relative, and nothing is fitted to their runs."""
+
+HEAD = "# Written by `python -m lab.serving.engines`: what published runs say of each engine. Not edited by hand.\n"
+GENERIC_HEAD = "# Written by `python -m lab.serving.engines`: the mean of the engines of today. Not edited by hand.\n"
+_OWN = ("name", "version", "versions", "source", "notes", "formats")
+
+
+def read_rows(path: str | Path, estimators: Estimators, *, as_served: bool = False) -> list[ServingRow]:
+    """The runs of serving of a file, predicted with the engines as they ship: by the formulas, or as `serve` prints them."""
+    predictor = ServingCasePredictor(predict=estimators.as_served if as_served else estimators.predict)
+    return [predictor.row(case) for case in read_cases(path) if case.served is not None]
+
+
+def predict_as(estimators: Estimators) -> Callable[[ServingRow, Engine], ServingPrediction]:
+    def predict(row: ServingRow, engine: Engine) -> ServingPrediction:
+        assert row.planned is not None
+        return estimators.predict(row.planned, engine)
+
+    return predict
+
+
+def fit_engines(rows: Sequence[ServingRow], estimators: Estimators, *, names: Sequence[str] = ()) -> dict[str, EngineFit]:
+    """Engine -> its fit, of those whose runs are enough."""
+    found = {}
+    for name in names or sorted({row.labels["engine"] for row in rows if row.is_scored} - {GENERIC_ENGINE, *RELATIVES}):
+        fit = fit_engine(load_engine(name), [row for row in rows if row.labels.get("engine") == name], predict_as(estimators))
+        if fit is not None:
+            found[name] = fit
+    return found
+
+
+def shipped_fits(rows: Sequence[ServingRow], estimators: Estimators) -> dict[str, EngineFit]:
+    """The fits that ship, about which they are linear: nothing is fitted again."""
+    found = {}
+    for name, numbers in fitted_numbers().items():
+        scored = [row for row in rows if row.labels.get("engine") == name and row.is_scored]
+        if scored:
+            engine = load_engine(name)
+            logs = np.log([getattr(engine, number) for number in numbers])
+            fit = linearised(engine, scored, tuple(numbers), logs, predict_as(estimators))
+            found[name] = replace(fit, is_borrowed=name in RELATIVES)
+    return found
+
+
+def elsewhere(fits: Mapping[str, EngineFit], name: str) -> dict[str, float]:
+    """Of each number the geometric mean of the other engines' that tell it."""
+    logs: dict[str, list[float]] = {}
+    for other, fit in fits.items():
+        if other != name:
+            for number, log in zip(fit.names, fit.logs, strict=True):
+                logs.setdefault(number, []).append(float(log))
+    return {number: math.exp(float(np.mean(each))) for number, each in logs.items()}
+
+
+def fitted_text(fits: Mapping[str, EngineFit]) -> str:
+    told = {name: _number_lines(fits, name) for name in sorted(fits)}
+    lines = [HEAD + "engines:"]
+    for name, own in told.items():
+        lines += [f"  {name}:", *own.values()]
+    for name, relative in RELATIVES.items():
+        if relative in told:
+            unlike = {"few_rows_fraction"} if load_engine(name).tunes_products else set()
+            lines += [f"  {name}:  # the numbers of {relative}"]
+            lines += [line for number, line in told[relative].items() if number not in unlike]
+    return "\n".join(lines) + "\n"
+
+
+def _number_lines(fits: Mapping[str, EngineFit], name: str) -> dict[str, str]:
+    """Of an engine each number with its range, and what it was heard from."""
+    fit = fits[name]
+    _, others = left_out_residuals(fit, "model", elsewhere(fits, name))
+    counts = {label: len({row.labels.get(label) for row in fit.rows}) for label in ("model", "chip")}
+    heard = f"runs: {len(fit.rows)}, models: {counts['model']}, chips: {counts['chip']}"
+    found = {}
+    for number in with_ranges(fit, others):
+        value, low, high = (_text(number, each) for each in (number.value, number.low, number.high))
+        found[number.name] = f"    {number.name}: {{value: {value}, low: {low}, high: {high}, {heard}}}"
+    return found
+
+
+def _text(number: EngineNumber, value: float) -> str:
+    return exact_quantity(value, "time") if number.name.endswith("_time") else f"{value:g}"
+
+
+def generic_engine(known: Sequence[Engine]) -> Engine:
+    """Every number the mean of the engines' (of times the geometric one), every habit that of most."""
+    first = known[0]
+    values: dict[str, Any] = {}
+    for field in fields(Engine):
+        each = [getattr(engine, field.name) for engine in known]
+        if field.name in _OWN:
+            continue
+        if isinstance(each[0], (bool, str)) or field.name in ("graph_sizes", "prefill_context_beside"):
+            values[field.name] = max(Counter(each).items(), key=lambda item: (item[1], str(item[0])))[0]
+        elif isinstance(each[0], tuple):
+            values[field.name] = tuple(rounded(value, DIGITS) for value in np.mean(each, axis=0))
+        else:
+            values[field.name] = _mean(field.name, each, whole=isinstance(each[0], int))
+    names = ", ".join(engine.name for engine in known)
+    return replace(
+        first,
+        name=GENERIC_ENGINE,
+        version="any",
+        source=f"the mean of {names} (lab.serving.engines)",
+        formats=(),
+        versions=(),
+        notes={},
+        **values,
+    )
+
+
+def _mean(name: str, values: Sequence[float], *, whole: bool) -> float:
+    told = [value for value in values if value > 0] if name.endswith("_time") else list(values)
+    if not told:
+        return 0.0
+    mean = float(np.exp(np.mean(np.log(told)))) if name.endswith("_time") else float(np.mean(told))
+    return round(mean) if whole else rounded(mean, DIGITS)
+
+
+def generic_text(engine: Engine) -> str:
+    lines = []
+    for field in fields(Engine):
+        value = getattr(engine, field.name)
+        if field.name in ("notes", "versions", "formats"):
+            continue
+        if field.name.endswith("_time"):
+            value = f"{value * 1e6:.6g} us"
+        elif field.name.endswith("_bytes"):
+            value = f"{value / 1e6:.6g} MB" if value >= 1e3 else f"{value:.6g} B"
+        elif isinstance(value, bool):
+            value = str(value).lower()
+        elif isinstance(value, tuple):
+            value = "[" + ", ".join(each if isinstance(each, str) else f"{each:g}" for each in value) + "]"
+        elif isinstance(value, str):
+            value = f"'{value}'"
+        lines.append(f"{field.name}: {value}")
+    return GENERIC_HEAD + "\n".join(lines) + "\n"
+
+
+def todays_engines(fits: Mapping[str, EngineFit] | None = None) -> list[Engine]:
+    """As they ship, or as these fits say, to as many digits as ship."""
+    found = []
+    for name in TODAYS:
+        told = fits[name].numbers() if fits is not None and name in fits else {}
+        found.append(replace(load_engine(name), **{number: rounded(value, DIGITS) for number, value in told.items()}))  # type: ignore[arg-type]
+    return found
+
+
+@exits_on_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command_parser("serving.engines", __doc__)
+    parser.add_argument("--out", type=Path, default=Path("strategies"), metavar="FOLDER", help="of engines_fitted.yaml and engines/")
+    parser.add_argument("--engine", action="append", default=[], choices=list_engines(), help="only these, which are printed, not written")
+    options = parser.parse_args(arguments)
+    estimators = Estimators()
+    rows = read_rows(options.cases, estimators)
+    fits = fit_engines(rows, estimators, names=options.engine)
+    print(fitted_text(fits), end="")
+    if not options.engine:
+        write_atomically(options.out / "engines_fitted.yaml", fitted_text(fits))
+        write_atomically(options.out / "engines" / f"{GENERIC_ENGINE}.yaml", generic_text(generic_engine(todays_engines(fits))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""What published runs say of an engine: a few times of its host and how far requests march in step, fitted to all its runs at once.
+
+Nothing is fitted to a model, a chip or a row. Left out: one Gauss-Newton step from the fit of all runs on those that are left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibrate.fits import rounded
+from perfmodel.foundation.errors import PerfModelError
+from perfmodel.parallel.serving.engine import Engine
+from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.validation.serving.predict import metrics_of
+from perfmodel.validation.serving.rows import ServingRow
+
+Array = NDArray[np.float64]
+PredictAs = Callable[["ServingRow", Engine], ServingPrediction]
+
+#: What is fitted: from where, within which bounds. [s, -]
+NUMBERS: Mapping[str, tuple[float, float, float]] = {
+    "step_time": (1e-3, 1e-5, 2e-2),
+    "sequence_time": (2e-5, 1e-7, 5e-4),
+    "request_time": (3e-2, 1e-3, 1.0),
+    "lockstep": (0.3, 0.02, 1.0),
+    "border_steps": (0.5, 0.05, 10.0),
+    "launch_time": (2e-5, 1e-6, 1e-4),
+    "rank_skew_time": (5e-6, 1e-7, 2e-4),
+    "few_rows_fraction": (0.1, 0.01, 1.0),
+    "decode_attention_fraction": (1.0, 0.05, 2.0),
+}
+#: Of a number's logarithm: how far it may lie from where it starts before runs that hardly tell it are asked for more.
+_PRIOR_SPREAD = math.log(5.0)
+_PRIOR_WEIGHT = 0.3
+#: Weight of each metric; TTFT has an error of its own (queues, clients, start-up) that the others do not.
+_WEIGHTS: Mapping[str, float] = {"ttft": 0.5, "tpot": 1.0, "request_latency": 1.0, "tokens_per_second": 1.0}
+_SCALE = 0.1
+"""Errors far beyond it hardly count (Cauchy): early releases of the support of a model run at half the speed of later ones."""
+_STEP = 0.1
+DIGITS = 3
+"""Of a number that is written."""
+LEAST_RUNS = 8
+"""Fewer runs tell nothing of an engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One measured figure of one run."""
+
+    row: int
+    metric: str
+    measured: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineNumber:
+    """low, high: 80 % of fits without one model lie between, and the fit's own spread at least."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFit:
+    """names, logs   what was fitted, by the logarithms of the numbers
+    predicted     log of each target's prediction with them
+    slopes        its derivatives by those logarithms
+    is_borrowed   the numbers are another engine's: none of these runs was fitted
+    """
+
+    engine: Engine
+    rows: tuple[ServingRow, ...]
+    targets: tuple[Target, ...]
+    names: tuple[str, ...]
+    logs: Array
+    predicted: Array
+    slopes: Array
+    is_borrowed: bool = False
+
+    @property
+    def residuals(self) -> Array:
+        """log(predicted / measured)."""
+        return self.predicted - np.log([each.measured for each in self.targets])
+
+    def numbers(self) -> dict[str, float]:
+        return {name: float(np.exp(log)) for name, log in zip(self.names, self.logs, strict=True)}
+
+
+def numbers_of(engine: Engine, rows: Sequence[ServingRow]) -> tuple[str, ...]:
+    """Which numbers the runs of an engine can tell: of static batches neither what comes before a request nor how requests march."""
+    has_load = any(row.kind == "serving" for row in rows)
+    names = ["step_time", "sequence_time"]
+    if has_load:
+        names += ["request_time", "lockstep", "border_steps"]
+    if sum(row.planned is not None and row.planned.plan.tp > 1 for row in rows) >= LEAST_RUNS:
+        names += ["rank_skew_time"]
+    if not engine.has_graphs:
+        names += ["launch_time"]
+    if not engine.tunes_products:
+        names += ["few_rows_fraction"]
+    if not engine.shares_key_values:
+        names += ["decode_attention_fraction"]
+    return tuple(names)
+
+
+def with_numbers(engine: Engine, names: Sequence[str], logs: Array | Sequence[float]) -> Engine:
+    return replace(engine, **{name: float(np.exp(log)) for name, log in zip(names, logs, strict=True)})  # type: ignore[arg-type]
+
+
+def targets_of(rows: Sequence[ServingRow]) -> tuple[Target, ...]:
+    """Every scored figure; runs of one model on one chip together weigh as the square root of their number."""
+    keys = [(row.labels.get("model", ""), row.labels.get("chip", "")) for row in rows]
+    counts, found = Counter(keys), []
+    for place, (row, key) in enumerate(zip(rows, keys, strict=True)):
+        weight = counts[key] ** -0.25
+        for metric, of_metric in _WEIGHTS.items():
+            if row.counts(metric) and not (row.kind == "static_batch" and metric == "tokens_per_second"):
+                found.append(Target(row=place, metric=metric, measured=row.measured(metric), weight=weight * of_metric))
+    return tuple(found)
+
+
+def predicted_logs(rows: Sequence[ServingRow], targets: Sequence[Target], engine: Engine, predict: PredictAs) -> Array:
+    """log of what is predicted of each target; nan where it is not."""
+    found: list[dict[str, float]] = []
+    for row in rows:
+        assert row.planned is not None
+        try:
+            found.append(metrics_of(row.planned, predict(row, engine)))
+        except PerfModelError:
+            found.append({})
+    values = np.array([found[each.row].get(each.metric, math.nan) for each in targets], dtype=float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.log(values))
+
+
+def fit_engine(engine: Engine, rows: Sequence[ServingRow], predict: PredictAs, *, most: int = 90, final: int = 300) -> EngineFit | None:
+    """The numbers of an engine by its scored runs; None where they are too few.
+
+    Gauss-Newton steps of which each is robust, on at most `most` runs spread evenly over them, and a last one on `final`.
+    """
+    rows = [row for row in rows if row.is_scored]
+    if len(rows) < LEAST_RUNS:
+        return None
+    names = numbers_of(engine, rows)
+    logs = np.log([NUMBERS[name][0] for name in names])
+    for number in (most, most, most, final):
+        fit = linearised(engine, _spread_evenly(rows, number), names, logs, predict)
+        logs = left_out_logs(fit, np.ones(len(fit.targets), dtype=bool), {})
+    return linearised(engine, _spread_evenly(rows, final), names, logs, predict)
+
+
+def _spread_evenly(rows: Sequence[ServingRow], most: int) -> list[ServingRow]:
+    places = np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)
+    return [rows[place] for place in sorted(set(places.tolist()))]
+
+
+def linearised(engine: Engine, rows: Sequence[ServingRow], names: tuple[str, ...], logs: Array, predict: PredictAs) -> EngineFit:
+    """Predictions of all runs at these numbers, and how they move with each."""
+    targets = targets_of(rows)
+    at = predicted_logs(rows, targets, with_numbers(engine, names, logs), predict)
+    slopes = np.zeros((len(targets), len(names)))
+    for place, name in enumerate(names):
+        moved = logs.copy()
+        step = _STEP if math.exp(logs[place] + _STEP) <= NUMBERS[name][2] else -_STEP
+        moved[place] += step
+        slopes[:, place] = (predicted_logs(rows, targets, with_numbers(engine, names, moved), predict) - at) / step
+    return EngineFit(
+        engine=with_numbers(engine, names, logs),
+        rows=tuple(rows),
+        targets=targets,
+        names=names,
+        logs=logs,
+        predicted=at,
+        slopes=np.nan_to_num(slopes),
+    )
+
+
+def left_out_logs(fit: EngineFit, keep: NDArray[np.bool_], elsewhere: Mapping[str, float]) -> Array:
+    """The numbers by the targets that are kept; those of other engines where too few are left.
+
+    elsewhere   what other engines' runs say of each number
+    """
+    start = np.log([NUMBERS[name][0] for name in fit.names])
+    if len({fit.targets[i].row for i in np.flatnonzero(keep)}) < LEAST_RUNS:
+        return np.array([math.log(elsewhere.get(name, NUMBERS[name][0])) for name in fit.names])
+    logs = fit.logs.copy()
+    weights = np.array([each.weight for each in fit.targets])
+    residuals, known = fit.residuals, keep & np.isfinite(fit.predicted)
+    for _ in range(3):
+        now = residuals + fit.slopes @ (logs - fit.logs)
+        robust = (1.0 + (now * weights / _SCALE) ** 2) ** -0.5
+        scale = (weights * robust)[known]
+        matrix = fit.slopes[known] * scale[:, None]
+        prior = np.eye(len(logs)) * (_PRIOR_WEIGHT / _PRIOR_SPREAD) ** 2
+        step = np.linalg.solve(matrix.T @ matrix + prior, -(matrix.T @ (now[known] * scale)) - prior @ (logs - start))
+        logs = np.clip(
+            logs + np.clip(step, -1.0, 1.0),
+            [math.log(NUMBERS[name][1]) for name in fit.names],
+            [math.log(NUMBERS[name][2]) for name in fit.names],
+        )
+    return logs
+
+
+def left_out_residuals(fit: EngineFit, by: str, elsewhere: Mapping[str, float]) -> tuple[Array, list[Array]]:
+    """(log(predicted / measured) of each target with its own label left out of the fit, the numbers of each such fit)."""
+    if fit.is_borrowed:
+        return fit.residuals, []
+    labels = np.array([fit.rows[each.row].labels.get(by, "") for each in fit.targets])
+    residuals, found = fit.residuals.copy(), []
+    for label in sorted(set(labels.tolist())):
+        logs = left_out_logs(fit, labels != label, elsewhere)
+        found.append(logs)
+        residuals[labels == label] += (fit.slopes @ (logs - fit.logs))[labels == label]
+    return residuals, found
+
+
+def with_ranges(fit: EngineFit, others: Sequence[Array]) -> tuple[EngineNumber, ...]:
+    """others: the numbers of fits with one model left out each."""
+    spread = np.array(others) if len(others) > 1 else fit.logs[None, :]
+    low, high = np.quantile(spread, 0.1, axis=0), np.quantile(spread, 0.9, axis=0)
+    own = 1.28 * _standard_errors(fit)
+    return tuple(
+        EngineNumber(
+            name=name,
+            value=rounded(math.exp(fit.logs[i]), DIGITS),
+            low=rounded(max(math.exp(min(low[i], fit.logs[i] - own[i])), NUMBERS[name][1]), DIGITS),
+            high=rounded(min(math.exp(max(high[i], fit.logs[i] + own[i])), NUMBERS[name][2]), DIGITS),
+        )
+        for i, name in enumerate(fit.names)
+    )
+
+
+def _standard_errors(fit: EngineFit) -> Array:
+    """Of the logs of the numbers, by the scatter of the residuals and the curvature."""
+    known = np.isfinite(fit.predicted)
+    weights = np.array([each.weight for each in fit.targets])[known]
+    matrix = fit.slopes[known] * weights[:, None]
+    prior = np.eye(len(fit.names)) * (_PRIOR_WEIGHT / _PRIOR_SPREAD) ** 2
+    scatter = float(np.median(np.abs(fit.residuals[known] * weights)) * 1.48) if known.any() else 0.0
+    return np.asarray(np.sqrt(np.diag(np.linalg.inv(matrix.T @ matrix + prior))) * scatter)

@@ -1,0 +1,141 @@
+"""strategies/serving_residuals.yaml: how far runs of serving are from predictions that did not see their model, for intervals.
+
+python -m lab.serving.residuals CASES.jsonl
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.command import command_parser, exits_on_errors
+from lab.serving.engines import TODAYS, elsewhere, generic_engine, predict_as, read_rows, shipped_fits
+from lab.serving.fitting import EngineFit, left_out_residuals, predicted_logs, targets_of
+from perfmodel.cost.calibrated import is_calibrated
+from perfmodel.foundation.resources import write_atomically
+from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.parallel.serving.intervals import COVERAGE, METRICS, ServingFooting
+from perfmodel.validation.serving.estimators import Estimators
+from perfmodel.validation.serving.rows import ServingRow
+
+HEAD = "# Written by `python -m lab.serving.residuals`. Not edited by hand.\n"
+_ENOUGH = 20
+"""Figures that quantiles are taken of; with fewer the next wider set is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingResidual:
+    """log(measured / predicted) of one figure of one run whose model the fit of its engine did not see (unknown: nor its engine)."""
+
+    footing: ServingFooting
+    metric: str
+    row: ServingRow
+    value: float
+
+
+def known_residuals(fits: Mapping[str, EngineFit], estimators: Estimators, *, by: str = "model") -> list[ServingResidual]:
+    found = []
+    for name, fit in fits.items():
+        values, _ = left_out_residuals(fit, by, elsewhere(fits, name))
+        for target, value in zip(fit.targets, values, strict=True):
+            row = fit.rows[target.row]
+            found.append(
+                ServingResidual(footing=footing_of(row, estimators, known=True), metric=target.metric, row=row, value=-float(value))
+            )
+    return [each for each in found if np.isfinite(each.value)]
+
+
+def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> list[ServingResidual]:
+    """Runs of today's engines as predicted by who does not know them: by the mean of the others."""
+    found = []
+    for name in TODAYS:
+        if name not in fits:
+            continue
+        generic = generic_engine([fits[other].engine if other in fits else load_engine(other) for other in TODAYS if other != name])
+        rows = [row for row in fits[name].rows if row.kind == "serving"]
+        targets = targets_of(rows)
+        logs = predicted_logs(rows, targets, generic, predict_as(estimators))
+        for target, log in zip(targets, logs, strict=True):
+            row = rows[target.row]
+            value = float(np.log(target.measured) - log)
+            found.append(ServingResidual(footing=footing_of(row, estimators, known=False), metric=target.metric, row=row, value=value))
+    return [each for each in found if np.isfinite(each.value)]
+
+
+def footing_of(row: ServingRow, estimators: Estimators, *, known: bool) -> ServingFooting:
+    assert row.planned is not None
+    machine = estimators.estimator(row.planned, load_engine(row.planned.engine)).machine
+    return ServingFooting(engine_known=known, chip_measured=is_calibrated(machine), has_experts=row.planned.job.model.experts is not None)
+
+
+def factors(residuals: Sequence[ServingResidual], footing: ServingFooting, metric: str) -> tuple[float, float, int] | None:
+    """(low, high, figures): of the narrowest set with enough of them. Wider: any model, then any chip."""
+    of = [each for each in residuals if each.metric == metric and each.footing.engine_known == footing.engine_known]
+    sets = (
+        [each for each in of if each.footing == footing],
+        [each for each in of if each.footing.chip_measured == footing.chip_measured],
+        of,
+    )
+    for chosen in sets:
+        if len(chosen) >= _ENOUGH:
+            low, high = _quantiles(np.array([each.value for each in chosen]), _weights(chosen))
+            return float(np.exp(low)), float(np.exp(high)), len(chosen)
+    return None
+
+
+def _weights(residuals: Sequence[ServingResidual]) -> NDArray[np.float64]:
+    """Runs of one model under one engine together weigh as the square root of their number."""
+    keys = [(each.row.labels["model"], each.row.labels["engine"]) for each in residuals]
+    counts = Counter(keys)
+    return np.array([counts[key] ** -0.5 for key in keys])
+
+
+def _quantiles(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float]:
+    order = np.argsort(values)
+    share = np.cumsum(weights[order]) - 0.5 * weights[order]
+    tail = (1.0 - COVERAGE) / 2.0
+    low, high = np.interp([tail * weights.sum(), (1.0 - tail) * weights.sum()], share, values[order])
+    return float(low), float(high)
+
+
+def every_footing() -> list[ServingFooting]:
+    sides = (True, False)
+    return [ServingFooting(engine_known=a, chip_measured=b, has_experts=c) for a in sides for b in sides for c in sides]
+
+
+def residuals_text(residuals: Sequence[ServingResidual]) -> str:
+    lines = [
+        HEAD + "source: 'published runs of serving (tests/golden/published_serving.jsonl.gz), scored ones; each engine fitted without the "
+        "model of the run'",
+        "factors:",
+    ]
+    for footing in every_footing():
+        lines.append(f"  '{footing.key}':")
+        for metric in METRICS:
+            found = factors(residuals, footing, metric)
+            if found is not None:
+                lines.append(f"    {metric}: {{low: {found[0]:.3f}, high: {found[1]:.3f}, figures: {found[2]}}}")
+    return "\n".join(lines) + "\n"
+
+
+@exits_on_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command_parser("serving.residuals", __doc__)
+    parser.add_argument("--out", type=Path, default=Path("strategies/serving_residuals.yaml"), metavar="FILE.yaml")
+    options = parser.parse_args(arguments)
+    estimators = Estimators()
+    fits = shipped_fits(read_rows(options.cases, estimators), estimators)
+    found = [*known_residuals(fits, estimators), *unknown_residuals(fits, estimators)]
+    write_atomically(options.out, residuals_text(found))
+    print(options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Published runs with more clients than ran at once: how many ran, and how many the simulated engine runs in the same benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from perfmodel.cost.serving.simulated import simulate_replicas
+from perfmodel.validation.serving.estimators import Estimators
+from perfmodel.validation.serving.rows import ServingRow
+
+_LEAST_ALIKE, _ALIKE, _UNLIKE = 4, 1.15, 2.0
+_WAIT = 0.1
+"""A run counts as saturated where so many of its clients wait, by Little's law."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saturated:
+    """A run of which fewer requests ran at once than there were clients.
+
+    running     c (1 - TTFT / latency), Little's law of what was measured
+    predicted   the same of the simulated benchmark; nan where it was not simulated
+    held        sequences whose whole answers the cache holds
+    """
+
+    row: ServingRow
+    clients: float
+    running: float
+    held: float
+    predicted: float = float("nan")
+
+    @property
+    def is_mostly_queue(self) -> bool:
+        """A request waited for longer than it ran."""
+        return self.running < self.clients / 2
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return (*(self.row.labels[name] for name in ("source", "engine", "model", "chip")), f"{self.clients:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saturation:
+    """full   runs whose cache is predicted to be full; others: those of which it is not so, `limited` ones among them"""
+
+    full: tuple[Saturated, ...]
+    num_others: int
+    num_limited: int
+
+
+def saturation_of(rows: Sequence[ServingRow], estimators: Estimators) -> Saturation:
+    runs = saturated_runs(rows)
+    limited = admission_limited(runs)
+    full = [run for run in runs if run.held < run.clients and run.row.id not in limited]
+    return Saturation(
+        full=tuple(replace(run, predicted=running_in_benchmark(run.row, estimators)) for run in full),
+        num_others=len(runs) - len(full),
+        num_limited=len(limited),
+    )
+
+
+def saturated_runs(rows: Sequence[ServingRow]) -> list[Saturated]:
+    """Served loads of one pool, without drafts and not suspect, of which a tenth of the clients or more waited."""
+    found = []
+    for row in rows:
+        if row.planned is None or not row.is_predicted or row.kind != "serving" or row.served.suspect:
+            continue
+        if row.planned.plan.pools is not None or row.planned.job.speculation is not None:
+            continue
+        clients = float(row.planned.job.concurrency or 0)
+        running = clients * (1.0 - row.served.ttft / row.served.request_latency)
+        if running <= (1.0 - _WAIT) * clients:
+            found.append(Saturated(row=row, clients=clients, running=running, held=row.max_sequences * row.planned.plan.replicas))
+    return found
+
+
+def admission_limited(runs: Sequence[Saturated]) -> set[str]:
+    """Runs of a group in which most clients wait, and as many run at once whatever the plan and the lengths, though caches are of very
+    different sizes: what limits them is a number that the source does not state."""
+    groups: dict[tuple[str, ...], list[Saturated]] = {}
+    for run in runs:
+        if run.is_mostly_queue:
+            groups.setdefault(run.key, []).append(run)
+    return {
+        run.row.id
+        for group in groups.values()
+        if len(group) >= _LEAST_ALIKE
+        and max(each.running for each in group) <= _ALIKE * min(each.running for each in group)
+        and max(each.held for each in group) >= _UNLIKE * min(each.held for each in group)
+        for run in group
+    }
+
+
+def running_in_benchmark(row: ServingRow, estimators: Estimators) -> float:
+    """c (1 - TTFT / latency) of all requests of a benchmark whose clients start at once on an empty engine."""
+    assert row.planned is not None
+    planned = row.planned
+    prediction, clients = estimators.predict(planned), planned.job.concurrency or 1
+    seen = simulate_replicas(estimators.of(planned), prediction)
+    return clients * (1.0 - seen.ttft.mean / seen.request_latency.mean)

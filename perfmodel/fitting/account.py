@@ -1,0 +1,103 @@
+"""From rows to a fitted profile and the account of it: reading, checking, fitting and telling, one after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from perfmodel.fitting.base import base_of
+from perfmodel.fitting.columns import Row
+from perfmodel.fitting.faults import check_one_framework, check_times
+from perfmodel.fitting.fit import OwnFit, OwnRun, fit_own
+from perfmodel.fitting.next_run import next_run
+from perfmodel.fitting.plan import has_time, run_of_row
+from perfmodel.fitting.read import RunFile
+from perfmodel.fitting.result import FittedProfile, result_of
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.stated import passed_over, passed_over_line
+
+_MANY = 300
+"""Runs from which a fit takes seconds; a hundred tell next to all there is to tell."""
+
+
+def fit_rows(
+    files: Sequence[RunFile],
+    defaults: Mapping[str, Any],
+    *,
+    plans: Sequence[Plan] = (),
+    profile: ExecutionProfile | None = None,
+    calibration: str = "",
+    name: str = "own",
+) -> FittedProfile:
+    """The profile, called `name`.
+
+    defaults   what rows do not say themselves          plans   of the files that give times only, in order, or one for all of them
+    profile    the one that the fit starts from; None: by the framework that the runs name
+    """
+    files = _with_plans(files, plans)
+    bare = [row.place for each in files for row in each.rows if each.needs_plan and "plan" not in row.values]
+    if bare and not defaults.keys() & {"model", "chips", "cluster"}:
+        remedy = "say what it ran: --plan PLAN.yaml (`perfmodel predict ... --save` writes one), or --model, --cluster and the rest"
+        raise InputError(f"{bare[0]}: gives step times only; {remedy}")
+    rows = [row if row.values.get("plan") else row.over(defaults) for each in files for row in each.rows]
+    timed = [row for row in rows if has_time(row)]
+    if not timed:
+        raise InputError("runs: none has a step time; give step_time, tokens_per_s, tokens_per_s_per_chip or samples_per_s")
+    wanted = profile.name if profile is not None else ""
+    read = [run_of_row(row, profile=wanted, calibration=calibration) for row in timed]
+    runs = _once(read)
+    check_one_framework(runs)
+    fit = fit_own(runs, base_of(runs, profile), check=check_times)
+    copies = _copies_line(len(read) - len(runs))
+    notes = (*copies, *_notes(files, rows, timed, runs, fit))
+    return result_of(fit, runs, name=name, next_runs=next_run(fit, runs), notes=notes)
+
+
+def _once(runs: Sequence[OwnRun]) -> list[OwnRun]:
+    """Each run once: a copy says nothing new, and each would be predicted by the other."""
+    found: dict[Any, OwnRun] = {}
+    for run in runs:
+        found.setdefault((run.planned.plan, run.profile, tuple(sorted(map(str, run.settings.items()))), run.measured), run)
+    return list(found.values())
+
+
+def _copies_line(number: int) -> tuple[str, ...]:
+    if not number:
+        return ()
+    is_one = number == 1
+    return (f"{number} row{' is a copy' if is_one else 's are copies'} of another run (same plan, same step time); each run counts once",)
+
+
+def _with_plans(files: Sequence[RunFile], plans: Sequence[Plan]) -> Sequence[RunFile]:
+    """Files that give times only, each with its plan."""
+    bare = [each for each in files if each.needs_plan]
+    if plans and not bare:
+        raise InputError("plan: is for logs and traces, which give times only; the runs say their plans themselves: leave it out")
+    if len(plans) > 1 and len(plans) != len(bare):
+        raise InputError(f"plan: {len(plans)} plans for {len(bare)} logs and traces; give one for all of them, or one for each in order")
+    if not plans:
+        return files
+    of = dict(zip(map(id, bare), plans if len(plans) > 1 else [plans[0]] * len(bare), strict=True))
+    return [each.planned(of[id(each)]) if id(each) in of else each for each in files]
+
+
+def _notes(files: Sequence[RunFile], rows: Sequence[Row], timed: Sequence[Row], runs: Sequence[OwnRun], fit: OwnFit) -> Iterator[str]:
+    """What a person should know of how the runs were read."""
+    unread = list(dict.fromkeys(column for each in files for column in each.unread))
+    if unread:
+        yield f"not read, for they mean nothing here: {', '.join(unread[:12])}{' ...' if len(unread) > 12 else ''}"
+    unknown = list(dict.fromkeys(name for run in runs for name in passed_over(run.settings)))
+    if unknown:
+        yield passed_over_line(unknown)
+    if len(timed) < len(rows):
+        yield f"{len(rows) - len(timed)} of {len(rows)} rows have no step time and are left out"
+    for each in files:
+        yield from each.notes
+    assumed = Counter(name for run in runs for name in run.assumed)
+    if assumed:
+        yield "not given, so assumed: " + ", ".join(f"{name} (of {count} run{'s' * (count > 1)})" for name, count in assumed.items())
+    if len(runs) > _MANY:
+        yield f"{len(runs)} runs: a hundred at different plans tell next to as much, and are quicker"

@@ -1,0 +1,206 @@
+"""What a file of measured runs may say of one, under which names, and how each value is written.
+
+A name is compared in lower case, with `_` for every other sign. Names that mean nothing here are passed over and told.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.foundation.errors import bad_field, shown
+from perfmodel.foundation.units import QuantityKind, parse_quantity
+from perfmodel.foundation.values import said_yes_or_no, whole
+from perfmodel.parallel.settings import SETTINGS
+from perfmodel.validation.case_settings import settings_of_case
+
+#: name -> what else it is called
+_CALLED: Mapping[str, str] = {
+    "id": "name run run_id run_name",
+    "framework": "trainer",
+    "model": "model_name config architecture",
+    "cluster": "",
+    "chip": "gpu gpu_type gpu_name device_type accelerator hardware",
+    "chips_per_node": "per_node gpus_per_node devices_per_node nproc_per_node",
+    "chips": "num_chips gpus num_gpus ngpus n_gpus world_size devices num_devices",
+    "nodes": "num_nodes nnodes n_nodes",
+    "inter_node_gbit_per_s_per_node": "",
+    "tp": "tensor_parallel tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size tp_size tp_degree",
+    "pp": "pipeline_parallel pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size pp_size pp_degree",
+    "cp": "context_parallel context_parallel_size context_parallel_degree cp_size cp_degree",
+    "dp": "data_parallel data_parallel_size data_parallel_degree dp_size dp_degree",
+    "dp_replicate": "data_parallel_replicate_degree",
+    "dp_shard": "fsdp data_parallel_shard_degree",
+    "zero": "zero_stage",
+    "distributed_optimizer": "use_distributed_optimizer",
+    "micro_batch": "mbs micro_batch_size per_device_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu",
+    "global_batch": "gbs global_batch_size train_batch_size",
+    "accumulation": "gradient_accumulation_steps grad_accum gas gradient_accumulation accumulation_steps num_microbatches",
+    "seq_len": "seq sequence_length seq_length sequence_len context_length max_seq_len max_seq_length block_size",
+    "precision": "dtype",
+    "recompute": "activation_checkpointing activation_recomputation recompute_granularity ac gradient_checkpointing",
+    "virtual_stages": "vpp virtual_pipeline_model_parallel_size interleave",
+    "sequence_parallel": "sp",
+    "attention": "flash_attention attn attn_implementation",
+    "optimizer": "",
+    "train": "",
+    "settings": "",
+    "plan": "plan_file",
+    "step_time": "step_time_s step_s step_seconds seconds_per_step time_per_step iteration_time iter_time s_per_step",
+    "step_time_ms": "step_ms ms_per_step iteration_time_ms elapsed_time_per_iteration_ms iter_time_ms time_ms",
+    "step_times": "",
+    "tokens_per_s": "tokens_per_second tokens_per_sec tok_s throughput_tokens",
+    "tokens_per_s_per_chip": "tokens_per_second_per_chip tokens_per_s_per_gpu tokens_per_sec_per_gpu tokens_per_second_per_gpu tps tgs",
+    "samples_per_s": "samples_per_second samples_per_sec train_samples_per_second",
+    "measured": "",
+    "outcome": "",
+}  # fmt: skip
+#: What describes a run and is neither an input nor a measurement of time.
+_BESIDE = frozenset(
+    (
+        *("id", "source", "source_ref", "notes", "note", "comment", "inferred", "tier", "suspect", "date", "peak_memory"),
+        *("peak_memory_gib", "memory", "loss", "mfu", "hfu", "tflops", "kind", "ep"),
+    )
+)
+_NAMES = {other: name for name, others in _CALLED.items() for other in (name, *others.split())}
+MEASURED = ("step_time", "step_time_ms", "step_times", "tokens_per_s", "tokens_per_s_per_chip", "samples_per_s")
+
+
+def name_of(column: str) -> str:
+    """What a column is called here; empty for one that means nothing."""
+    plain = _plain(column)
+    if plain in _NAMES:
+        return _NAMES[plain]
+    return f"settings.{plain}" if plain in SETTINGS else ""
+
+
+def is_beside(column: str) -> bool:
+    """Whether a column is known to mean nothing for the time of a step."""
+    return _plain(column) in _BESIDE
+
+
+def _plain(column: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run as a file says it: values by name, as they are written. place: the file and the line, for messages."""
+
+    place: str
+    values: Mapping[str, Any]
+
+    def over(self, defaults: Mapping[str, Any]) -> Row:
+        """With what is not said here taken from elsewhere."""
+        return Row(place=self.place, values={**defaults, **self.values})
+
+    def whole(self, name: str, *, least: int = 1) -> int | None:
+        """A whole number, or None where it is not said. `8.0` is 8, `8k` 8192."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if isinstance(value, str) and re.fullmatch(r"\d+\.0+", value.strip()):
+            value = value.strip().partition(".")[0]
+        if isinstance(value, str) and _THOUSANDS.fullmatch(value.strip()):
+            value = value.replace(",", "")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        return whole(value, name, least=least)
+
+    def flag(self, name: str) -> bool | None:
+        return flag_of(self.values.get(name), name)
+
+    def text(self, name: str) -> str:
+        value = self.values.get(name)
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            raise bad_field(name, shown(value), "must be a text", "correct it")
+        return value.strip()
+
+    def number(self, name: str) -> float | None:
+        """A positive number; see `positive`."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        return positive(value, name)
+
+
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
+_DECIMAL_COMMA = re.compile(r"\d+,\d+")
+
+
+def positive(value: Any, name: str, *, is_time: bool = False) -> float:
+    """A positive number. Commas before three digits part thousands (`12,345.6`), another is a decimal comma (`7,91`).
+
+    is_time   a time in seconds, in which `7,912` may be either: it is refused
+    """
+    number = math.nan
+    if isinstance(value, str) and re.fullmatch(r"\s*[\d.,]+(?:[eE][+-]?\d+)?\s*", value):
+        value = value.strip()
+        if is_time and re.fullmatch(r"\d{1,3},\d{3}", value):
+            remedy = f"write {value.replace(',', '.')} or {value.replace(',', '')}"
+            raise bad_field(name, value, "is a decimal comma or one between thousands", remedy)
+        if _DECIMAL_COMMA.fullmatch(value) and not _THOUSANDS.fullmatch(value):
+            value = value.replace(",", ".")
+        value = re.sub(r",(?=\d{3}(?:\D|$))", "", value)
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        number = float(value) if abs(value) < 1e300 else math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise bad_field(name, shown(value), "must be a positive number", "correct it")
+    return number
+
+
+def flag_of(value: Any, name: str) -> bool | None:
+    """Yes or no as people write it, or None where it is not said."""
+    if value is None or isinstance(value, bool):
+        return value
+    return said_yes_or_no(str(value), name)
+
+
+def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run: an object, and columns of their names, which may be said of all runs."""
+    given = values.get("settings")
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            raise bad_field("settings", given, "must be a JSON object", 'write {"compile": true}') from None
+    if given is not None and not isinstance(given, Mapping):
+        raise bad_field("settings", shown(given), "must be a mapping of names to values", 'write {"compile": true}')
+    given = settings_of_case(given)
+    columns = {name.partition(".")[2]: _typed(value) for name, value in values.items() if name.startswith("settings.")}
+    return {**columns, **(given or {})}
+
+
+def _typed(value: Any) -> Any:
+    """A cell of a table as JSON would have it."""
+    if not isinstance(value, str):
+        return value
+    word = value.strip()
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    try:
+        return float(word) if "." in word else int(word)
+    except ValueError:
+        return word
+
+
+def time_of(value: Any, name: str) -> float:
+    """A step time: `4.2`, `4.2 s` or `4200 ms`. [s]"""
+    if isinstance(value, str) and re.search(r"[a-df-zµ]", value):
+        digits, unit = re.match(r"\s*([\d.,]*)(.*)", value, re.DOTALL).groups()  # type: ignore[union-attr]  # matches any text
+        if "," in digits:
+            value = f"{positive(digits, name, is_time=unit.strip() == 's'):.15g}{unit}"
+        found = parse_quantity(value, QuantityKind.TIME, field=name)
+        if found > 0:
+            return found
+    return positive(value, name, is_time=True)

@@ -1,0 +1,174 @@
+"""Step times from what training frameworks print. A log gives times only: what it ran must be said beside it.
+
+Formats, each as its own code writes it: torchtitan `components/metrics.py`; Megatron-LM `training/training.py` (`training_log`); nanotron
+`trainer.py`; DeepSpeed `utils/timer.py` (`ThroughputTimer`) and `runtime/pipe/engine.py`; Hugging Face Transformers `trainer.py`
+(`speed_metrics`) and the bar of tqdm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from perfmodel.fitting.columns import Row
+from perfmodel.foundation.errors import InputError
+
+_SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_MOST_LINE = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFormat:
+    """How one framework prints a step.
+
+    framework   as runs name it; empty for one without a profile
+    has         what every such line has
+    pattern     groups: `step`, and one of `seconds`, `ms`, `tokens` (a second and chip), `samples` (a second), `rate` (steps a second);
+                `batch` where the line says the sequences of a step; `size` is the K of 1.2K
+    """
+
+    name: str
+    framework: str
+    has: str
+    pattern: re.Pattern[str]
+
+
+FORMATS = (
+    LogFormat(
+        name="torchtitan",
+        framework="torchtitan",
+        has="loss:",
+        pattern=re.compile(r"\bstep:\s*(?P<step>\d+)\s.*?\b(?:tps|wps):\s*(?P<tokens>[\d,.]+)"),
+    ),
+    LogFormat(
+        name="Megatron-LM",
+        framework="Megatron-LM",
+        has="elapsed time per iteration (ms):",
+        pattern=re.compile(
+            r"\biteration\s+(?P<step>\d+)/.*?elapsed time per iteration \(ms\):\s*(?P<ms>[\d.]+)(?:.*?global batch size:\s*(?P<batch>\d+))?"
+        ),
+    ),
+    LogFormat(
+        name="nanotron",
+        framework="nanotron",
+        has="elapsed_time_per_iteration_ms:",
+        pattern=re.compile(
+            r"\biteration:\s*(?P<step>\d+)\s*/.*?elapsed_time_per_iteration_ms:\s*(?P<ms>[\d.]+)(?P<size>[KMG]?)"
+            r"(?:.*?global_batch_size:\s*(?P<batch>\d+)\b(?![.KM]))?"
+        ),
+    ),
+    LogFormat(
+        name="DeepSpeed",
+        framework="DeepSpeed",
+        has="CurrSamplesPerSec=",
+        pattern=re.compile(r"(?:global_step=|\b\d+/)(?P<step>\d+),.*?CurrSamplesPerSec=(?P<samples>[\d.]+)"),
+    ),
+    LogFormat(
+        name="DeepSpeed's pipeline",
+        framework="DeepSpeed",
+        has="iter time (s):",
+        pattern=re.compile(r"\bsteps:\s*(?P<step>\d+)\s.*?iter time \(s\):\s*(?P<seconds>[\d.]+)"),
+    ),
+    LogFormat(
+        name="HF Trainer",
+        framework="",
+        has="/it]",
+        pattern=re.compile(r"\b(?P<step>\d+)/\d+\s*\[[\d:]+<[\d:?]+,\s*(?P<seconds>[\d.]+)s/it\]"),
+    ),
+    LogFormat(
+        name="HF Trainer",
+        framework="",
+        has="it/s]",
+        pattern=re.compile(r"\b(?P<step>\d+)/\d+\s*\[[\d:]+<[\d:?]+,\s*(?P<rate>[\d.]+)it/s\]"),
+    ),
+    LogFormat(
+        name="HF Trainer's summary",
+        framework="",
+        has="train_steps_per_second",
+        pattern=re.compile(r"train_steps_per_second\W+(?P<rate>[\d.]+)(?P<step>)"),
+    ),
+)
+#: Where a run prints lines of several, the first of these is its step.
+_KINDS = ("Megatron-LM", "nanotron", "torchtitan", "DeepSpeed's pipeline", "DeepSpeed", "HF Trainer", "HF Trainer's summary")
+_TOGETHER = ({"Megatron-LM", "DeepSpeed", "DeepSpeed's pipeline"}, {"HF Trainer", "HF Trainer's summary", "DeepSpeed"})
+"""Formats that one run may print side by side: Megatron-DeepSpeed, and the Trainer on DeepSpeed."""
+
+
+_MAY_BE_STEP = re.compile(b"|".join(re.escape(each.has.encode()) for each in FORMATS))
+_MOST_LINES = 5_000_000
+
+
+def row_of_log(lines: Iterable[bytes], name: str) -> tuple[Row, str] | None:
+    """The run of a log and what should be known of it; None for a text without a step that is known."""
+    found = _steps(lines, name)
+    if not found:
+        return None
+    kinds = set(found)
+    if len(kinds) > 1 and not any(kinds <= together for together in _TOGETHER):
+        raise InputError(f"{name}: holds steps of {' and of '.join(sorted(kinds))}; a profile is of one framework: give a log of one")
+    kind = next(kind for kind in _KINDS if kind in found)
+    log = found[kind]
+    steps = [median(values) for _, values in sorted(log.steps.items())]
+    values: dict[str, Any] = {"id": name, "logged_unit": log.unit, "logged_steps": steps}
+    framework = "DeepSpeed" if {"Megatron-LM", "DeepSpeed"} <= kinds else next(each.framework for each in FORMATS if each.name == kind)
+    if framework:
+        values["framework"] = framework
+    if log.batch:
+        values["logged_batch"] = log.batch
+    told = f"{name}: {len(steps)} step{'s' if len(steps) > 1 else ''} as {kind} prints them"
+    if kind == "HF Trainer's summary":
+        told = f"{name}: the mean of all steps that the Trainer sums up, warm-up among them"
+    return Row(place=name, values=values), told
+
+
+@dataclass(slots=True, kw_only=True)
+class _Steps:
+    """Of one format. steps: by number what each rank printed, in `unit`; batch: sequences of a step as last said, 0: nowhere."""
+
+    unit: str
+    batch: int = 0
+    steps: dict[int, list[float]] = field(default_factory=dict)
+
+
+def _steps(lines: Iterable[bytes], name: str) -> dict[str, _Steps]:
+    """By format."""
+    found: dict[str, _Steps] = {}
+    for line in _lines(lines, name):
+        for each in FORMATS:
+            match = each.pattern.search(line) if each.has in line else None
+            if match is None:
+                continue
+            groups = match.groupdict()
+            unit, value = _measured(groups)
+            if value > 0:
+                log = found.setdefault(each.name, _Steps(unit=unit))
+                log.steps.setdefault(int(match["step"] or 0), []).append(value)
+                log.batch = int(groups.get("batch") or log.batch)
+    return found
+
+
+def _lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    """Those that may print a step, as a terminal shows them: a progress bar writes over itself."""
+    for number, line in enumerate(lines):
+        if number == _MOST_LINES:
+            raise InputError(f"{name}: has more than {_MOST_LINES:,} lines; give those of the first few hundred steps")
+        if _MAY_BE_STEP.search(line):
+            for shown in line.decode("utf-8", "replace").splitlines():
+                yield _ESCAPES.sub("", shown[:_MOST_LINE])
+
+
+def _measured(groups: Mapping[str, str | None]) -> tuple[str, float]:
+    """(unit, value), 0 where there is none: `seconds`, `tokens` and `samples` a second."""
+    unit = next(name for name in ("seconds", "ms", "tokens", "samples", "rate") if groups.get(name))
+    digits = (groups[unit] or "").replace(",", "").rstrip(".")
+    try:
+        value = float(digits) * _SIZES[groups.get("size") or ""]
+    except ValueError:
+        return unit, 0.0
+    if unit == "ms":
+        return "seconds", value * 1e-3
+    return ("seconds", 1.0 / value) if unit == "rate" and value else (unit, value)

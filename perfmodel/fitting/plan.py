@@ -1,0 +1,356 @@
+"""From what a row says to a run that can be predicted. What is wrong with it names the file and the line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from perfmodel.fitting.columns import MEASURED, Row, flag_of, positive, settings_of, time_of
+from perfmodel.fitting.fit import OwnRun
+from perfmodel.foundation.errors import InputError, bad_field, one_line, shown
+from perfmodel.foundation.values import choice_of
+from perfmodel.hardware.chip_cluster import chip_cluster, state_chip_cluster
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.reader import LOCALHOST, load_cluster
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.plan_file import plan_from_dict, read_plan
+from perfmodel.parallel.profile import list_profiles
+from perfmodel.parallel.settings import framework_named
+from perfmodel.parallel.stated import settings_in
+from perfmodel.validation.case_plan import PRECISIONS, HardwareOfCase, PlannedCase, plan_of_case
+from perfmodel.validation.framework_patterns import framework_of
+from perfmodel.validation.step_times import load_profile_once
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import Optimizer
+from perfmodel.workload.models import load_model
+
+#: How people write a precision -> as published runs have it.
+_PRECISIONS: Mapping[str, str] = {
+    **{name: name for name in PRECISIONS},
+    "bf16-mixed": "bf16",
+    "bfloat16": "bf16",
+    "fp16-mixed": "fp16",
+    "float16": "fp16",
+    "float32": "fp32",
+}
+#: How people write what is computed again.
+_RECOMPUTE: Mapping[str, str] = {"op": "selective", "layer": "full", "true": "full", "false": "none", "off": "none", "uniform": "full"}
+_WARMUP = 3
+"""Steps of a list that are taken for warm-up, where it is long enough."""
+
+
+def run_of_row(row: Row, *, profile: str, calibration: str) -> OwnRun:
+    """The run that a row describes. profile: whose habits are assumed where the row does not say; empty: nobody's."""
+    try:
+        return _run(row, profile, calibration)
+    except InputError as error:
+        raise InputError(f"{row.place}: {error}") from None
+
+
+def has_time(row: Row) -> bool:
+    measured = row.values.get("measured")
+    inner = measured if isinstance(measured, Mapping) else {}
+    return any(row.values.get(name) is not None for name in (*MEASURED, "logged_steps")) or any(
+        inner.get(name) is not None for name in ("step_time_s", "tokens_per_s_per_chip")
+    )
+
+
+def _run(row: Row, profile: str, calibration: str) -> OwnRun:
+    framework = row.text("framework") or profile
+    settings = _stated(row.text("framework")) | settings_of(row.values)
+    plan = row.values.get("plan")
+    if isinstance(plan, (str, Plan)):
+        plan = read_plan(plan) if isinstance(plan, str) else plan
+        settings = settings_in(plan.profile) | settings
+        planned = planned_of(plan, framework, calibration)
+    elif isinstance(plan, Mapping):  # a line of `perfmodel run --save`: our own executor's, whatever was stated of the plan's framework
+        on_cpu = row.values.get("device") == "cpu"
+        planned = planned_of(plan_from_dict(dict(plan), where="plan"), framework, calibration, cluster=LOCALHOST if on_cpu else "")
+    else:
+        planned = _planned(row, framework, settings, calibration)
+    _check_logged(row, planned.plan)
+    identity = row.values.get("id")
+    return OwnRun(
+        id=one_line(identity, 80) if isinstance(identity, (str, int)) else row.place,
+        planned=planned,
+        measured=_step_time(row, planned.plan),
+        profile=framework_of(framework).profile,
+        settings=settings,
+        assumed=planned.assumed,
+    )
+
+
+def _stated(framework: str) -> dict[str, Any]:
+    """What a framework's name says of its setup, where it is that of a profile: `torchtitan+compile`."""
+    return dict(settings_in(framework)) if framework_named(framework) in list_profiles() else {}
+
+
+def planned_of(plan: Plan, framework: str, calibration: str, *, cluster: str = "") -> PlannedCase:
+    """A plan's file as a run. cluster: where it ran, if not where it says."""
+    if plan.assignment is not None:
+        raise bad_field("plan", plan.job.model.name, "gives every operator a sharding of its own", "fit with plans of `perfmodel search`")
+    found = framework_of(framework or framework_named(plan.profile))
+    place = cluster or plan.cluster
+    return PlannedCase(
+        hardware=HardwareOfCase(
+            chip=_cluster(place, plan.num_chips).chip.name,
+            chips_per_node=None,
+            num_chips=plan.num_chips,
+            inter_node_bandwidth_per_chip=None,
+            cluster=place,
+            calibration=calibration or ("" if cluster else plan.calibration),
+        ),
+        framework=found,
+        profile=load_profile_once(found.profile),
+        matmul_dtype=plan.job.policy.recipe.product if plan.job.policy.recipe is not None else plan.job.policy.compute,
+        plan=plan,
+        assumed=(),
+    )
+
+
+def _planned(row: Row, framework: str, settings: Mapping[str, Any], calibration: str) -> PlannedCase:
+    degrees = {name: row.whole(name) or 1 for name in ("tp", "pp", "cp")}
+    ways = math.prod(degrees.values())
+    dp, shard = _data_parallel(row)
+    chips = _chips(row, ways, dp)
+    _check_degrees(row, chips, degrees, dp)
+    dp = chips // ways
+    hardware = _hardware(row, chips, calibration)
+    micro_batch = row.whole("micro_batch")
+    inputs = {
+        **degrees,
+        "framework": framework or None,
+        "model": _model(row),
+        "sequence_length": row.whole("seq_len"),
+        "chip": hardware.chip,
+        "chips_per_node": _cluster_of(hardware).chips_per_node,
+        "num_chips": chips,
+        "dp": dp,
+        "precision": _choice(row, "precision", _PRECISIONS, "bf16"),
+        "global_batch": _global_batch(row, dp, micro_batch),
+        "micro_batch": micro_batch,
+        "virtual_stages": row.whole("virtual_stages"),
+        # whoever cuts layers over tp today cuts the residual stream too; published runs that do not say it did not
+        "sequence_parallel": row.flag("sequence_parallel") if _is_case(row) else row.flag("sequence_parallel") is not False,
+        "zero_stage": _zero(row),
+        "distributed_optimizer": row.flag("distributed_optimizer"),
+        "recompute": _recompute(row),
+        "flash_attention": _flash(row),
+        "settings": settings,
+        "train": row.text("train") or None,
+    }
+    if inputs["sequence_length"] is None:
+        raise InputError("seq_len: is missing; say how many tokens a sequence has")
+    optimizer = choice_of(Optimizer, row.text("optimizer").lower() or Optimizer.ADAMW, "optimizer")
+    return plan_of_case(inputs, hardware=hardware, optimizer=optimizer, dp_shard=shard)
+
+
+def _is_case(row: Row) -> bool:
+    """Whether the row is one of a published run's: its model an object of sizes."""
+    return isinstance(row.values.get("model"), Mapping)
+
+
+def _data_parallel(row: Row) -> tuple[int | None, int | None]:
+    """(whole data-parallel degree, ranks that shard); None where the row does not say it."""
+    whole, replicate, shard = row.whole("dp"), row.whole("dp_replicate"), row.whole("dp_shard")
+    if replicate is None and shard is None:
+        return whole, None
+    product = (replicate or 1) * (shard or 1)
+    if whole is not None and whole != product:
+        rule = f"must be dp_replicate*dp_shard={product}"
+        raise bad_field("dp", whole, rule, "leave it out, or correct one of them")
+    return product, shard if shard and shard > 1 else None
+
+
+def _chips(row: Row, ways: int, dp: int | None) -> int:
+    chips, nodes = row.whole("chips"), row.whole("nodes")
+    if chips is None and nodes is not None:
+        per_node = row.whole("chips_per_node") or load_cluster(_place(row), num_chips=None).chips_per_node
+        chips = nodes * per_node
+    if chips is None and dp is not None:
+        chips = ways * dp
+    if chips is None and _place(row) == LOCALHOST:
+        chips = load_cluster(LOCALHOST).num_chips
+    if chips is None:
+        raise InputError("chips: is missing; say on how many chips it ran")
+    return chips
+
+
+def _check_degrees(row: Row, chips: int, degrees: Mapping[str, int], dp: int | None) -> None:
+    """A run whose plan does not describe its chips is refused: nobody knows which of the two is wrong."""
+    ways = math.prod(degrees.values())
+    told = "*".join(f"{name}={value}" for name, value in degrees.items() if value > 1) or "tp*pp*cp=1"
+    if dp is not None and dp * ways != chips:
+        rule = f"must equal dp={dp} times {told}, which is {dp * ways}"
+        raise bad_field("chips", chips, rule, "correct the degrees or the number of chips")
+    if chips % ways:
+        raise bad_field("chips", chips, f"must be a multiple of {told}", "correct the degrees or the number of chips")
+
+
+def _place(row: Row) -> str:
+    """The cluster as a plan file calls it."""
+    cluster, chip = row.text("cluster"), row.text("chip")
+    if not cluster and not chip:
+        raise InputError("chip: is missing; give chip (`perfmodel chips`), or cluster (`perfmodel clusters`)")
+    stated = {"per_node": row.whole("chips_per_node")}
+    rate = row.number("inter_node_gbit_per_s_per_node")
+    if rate is not None:
+        stated["scale_out"] = f"{rate / (stated['per_node'] or 8)} Gbit/s"  # type: ignore[assignment]
+    if cluster:
+        return str(Path(cluster).resolve()) if Path(cluster).suffix in (".yaml", ".yml") else cluster
+    if chip_cluster(chip) is not None or not any(stated.values()):
+        return chip
+    return state_chip_cluster(chip, **{name: value for name, value in stated.items() if value is not None}).text
+
+
+def _hardware(row: Row, chips: int, calibration: str) -> HardwareOfCase:
+    place = _place(row)
+    found = _cluster(place, chips)
+    chip = row.text("chip")
+    if row.text("cluster") and chip and _cluster(chip, chips).chip.name != found.chip.name:
+        raise bad_field("chip", chip, f"is not the chip of {place}, which is {found.chip.name}", "leave one of the two out")
+    return HardwareOfCase(
+        chip=found.chip.name,
+        chips_per_node=None,
+        num_chips=chips,
+        inter_node_bandwidth_per_chip=None,
+        cluster=place,
+        calibration=calibration,
+    )
+
+
+def _cluster(place: str, chips: int) -> Cluster:
+    return _cluster_as_of(place, chips, _stamp(place))
+
+
+@lru_cache(maxsize=1024)
+def _cluster_as_of(place: str, chips: int, stamp: tuple[int, ...]) -> Cluster:
+    return load_cluster(place, num_chips=chips)
+
+
+def _stamp(name: str) -> tuple[int, ...]:
+    """What changes when the file of this name is edited; nothing of what is no file."""
+    try:
+        found = Path(name).stat()
+    except (OSError, ValueError):
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _cluster_of(hardware: HardwareOfCase) -> Cluster:
+    return _cluster(hardware.cluster, hardware.num_chips)
+
+
+def _model(row: Row) -> Mapping[str, Any] | TransformerConfig:
+    model = row.values.get("model")
+    if isinstance(model, (Mapping, TransformerConfig)):
+        return model
+    if not row.text("model"):
+        raise InputError("model: is missing; give a name (`perfmodel models`) or the path of a config.json")
+    name = row.text("model")
+    folder = Path(name) / "config.json"
+    return _known_model(name, _stamp(str(folder)) or _stamp(name))
+
+
+@lru_cache(maxsize=64)
+def _known_model(name: str, stamp: tuple[int, ...]) -> TransformerConfig:
+    return load_model(name)
+
+
+def _global_batch(row: Row, dp: int, micro_batch: int | None) -> int:
+    found, accumulation = row.whole("global_batch"), row.whole("accumulation")
+    if found is None and accumulation is not None and micro_batch is not None:
+        return micro_batch * accumulation * dp
+    if found is None:
+        raise InputError("global_batch: is missing; say how many sequences a step has on all chips together")
+    if accumulation is not None and micro_batch is not None and found != micro_batch * accumulation * dp:
+        rule = f"must be micro_batch={micro_batch} * accumulation={accumulation} * dp={dp} = {micro_batch * accumulation * dp}"
+        raise bad_field("global_batch", found, rule, "correct one of them")
+    return found
+
+
+def _choice(row: Row, name: str, known: Mapping[str, str], default: str) -> str:
+    word = row.text(name).lower()
+    if word and word not in known:
+        raise bad_field(name, word, "not known", f"use one of {', '.join(known)}")
+    return known.get(word, default)
+
+
+def _zero(row: Row) -> int | None:
+    stage = row.whole("zero", least=0)
+    if stage is None and row.values.get("dp_shard") is not None and (row.whole("dp_shard") or 1) > 1:
+        return 3
+    return stage
+
+
+def _recompute(row: Row) -> str | None:
+    value = row.values.get("recompute")
+    if value is None:
+        return None
+    word = str(value).strip().lower()
+    return _RECOMPUTE.get(word, word)
+
+
+def _flash(row: Row) -> bool | None:
+    value = row.values.get("attention")
+    if value is None or isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if "flash" in word or word in ("sdpa", "cudnn", "fused"):
+        return True
+    if word in ("unfused", "eager", "math"):
+        return False
+    return flag_of(value, "attention")
+
+
+def _check_logged(row: Row, plan: Plan) -> None:
+    """What a log or a trace says of its run must be what the plan beside it says."""
+    for name, own, value in (("logged_batch", "global_batch", plan.job.global_batch), ("logged_chips", "chips", plan.num_chips)):
+        said = row.values.get(name)
+        if said is not None and said != value:
+            raise bad_field(own, value, f"must be {said}, as the run itself wrote", "give the plan that it ran")
+
+
+def _step_time(row: Row, plan: Plan) -> float:
+    """The measured step. [s]"""
+    values = row.values
+    measured = values.get("measured")
+    if isinstance(measured, Mapping):  # a published run's
+        values = {"step_time": measured.get("step_time_s"), "tokens_per_s_per_chip": measured.get("tokens_per_s_per_chip")}
+    if values.get("logged_steps") is not None:  # a log's or a trace's
+        job = plan.job
+        amount = {"tokens": job.tokens_per_step / plan.num_chips, "samples": job.global_batch}.get(values["logged_unit"])
+        return steady([each if amount is None else amount / each for each in values["logged_steps"]])
+    if values.get("step_times") is not None:
+        return steady(_times(values["step_times"]), warmup=0 if "warmup" in values else None)
+    if values.get("step_time") is not None:
+        return time_of(values["step_time"], "step_time")
+    if values.get("step_time_ms") is not None:
+        return positive(values["step_time_ms"], "step_time_ms") * 1e-3
+    job = plan.job
+    for name, amount in (
+        ("tokens_per_s", job.tokens_per_step),
+        ("tokens_per_s_per_chip", job.tokens_per_step / plan.num_chips),
+        ("samples_per_s", job.global_batch),
+    ):
+        if values.get(name) is not None:
+            return amount / positive(values[name], name)
+    raise InputError("step_time: is missing; give it, or tokens_per_s, tokens_per_s_per_chip or samples_per_s")
+
+
+def _times(value: Any) -> list[float]:
+    if isinstance(value, str):
+        value = [each for each in value.replace(";", " ").replace("[", " ").replace("]", " ").replace(",", " ").split() if each]
+    if not isinstance(value, (list, tuple)) or not value:
+        raise bad_field("step_times", shown(value), "must be a list of times", "write [4.2, 4.3]")
+    return [positive(each, "step_times") for each in value]
+
+
+def steady(times: list[float], *, warmup: int | None = None) -> float:
+    """The median of the steps after warm-up: without the first three of eight or more, the first one of fewer. [s]"""
+    skipped = warmup if warmup is not None else _WARMUP if len(times) > 2 * _WARMUP + 1 else 1 if len(times) > 1 else 0
+    return median(times[skipped:])

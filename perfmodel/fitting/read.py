@@ -1,0 +1,254 @@
+"""Files of measured runs, of whatever kind, as rows: tables (CSV), JSON lines, logs of training frameworks, profiler traces.
+
+Which kind a file is its beginning tells, whatever its name.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from perfmodel.fitting.columns import Row, is_beside, name_of
+from perfmodel.fitting.logs import row_of_log
+from perfmodel.fitting.trace import is_trace, row_of_trace
+from perfmodel.foundation.errors import InputError, one_line, shown
+from perfmodel.foundation.files import open_input
+from perfmodel.foundation.values import check_path
+from perfmodel.parallel.plan import Plan
+
+MAX_FILE_BYTES = 512 * 2**20
+"""Of a file, unpacked: a profiler's trace of a few steps has hundreds of megabytes."""
+
+_MAX_TABLE_BYTES, _MAX_LINE_BYTES = 64 * 2**20, 2**20
+"""Of tables and JSON lines, unpacked: 10,000 runs with their plans have less."""
+
+_START_BYTES = 2**16
+_MOST_RUNS, _MOST_LINES = 10_000, 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFile:
+    """What a file holds.
+
+    unread      columns that mean nothing here
+    needs_plan  it gives times only, as logs and traces do
+    notes       what a person should know of it, as sentences
+    """
+
+    rows: Sequence[Row]
+    unread: tuple[str, ...] = ()
+    needs_plan: bool = False
+    notes: tuple[str, ...] = ()
+
+    def planned(self, plan: Plan) -> RunFile:
+        """With the plan that the file does not say."""
+        return replace(self, rows=[row.over({"plan": plan}) for row in self.rows])
+
+
+def read_rows(path: str | Path) -> RunFile:
+    """The runs of a file."""
+    check_path(path, "runs")
+    try:
+        with _opened(path) as stream:
+            return _rows(_Content(stream=stream, path=path), Path(path).name)
+    except InputError:
+        raise
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"{one_line(path, 200)}: cannot be read ({one_line(reason)}); give a file of measured runs") from None
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[BinaryIO]:
+    """A file, unpacked where it is packed."""
+    with open_input(path) as opened:
+        buffered = cast(io.BufferedReader, opened)
+        if buffered.peek(2)[:2] == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=buffered) as packed:
+                yield cast(BinaryIO, packed)
+        else:
+            yield opened
+
+
+@dataclass(slots=True)
+class _Content:
+    """A file that is read piece by piece: the first piece tells its kind.
+
+    most   bytes after which it is refused
+    """
+
+    stream: BinaryIO
+    path: str | Path
+    start: bytes = b""
+    most: int = MAX_FILE_BYTES
+
+    def __post_init__(self) -> None:
+        while len(self.start) < _START_BYTES and (piece := self.stream.read(_START_BYTES)):
+            self.start += piece
+
+    def pieces(self) -> Iterator[bytes]:
+        """The bytes from the first one on."""
+        piece, total = self.start, 0
+        while piece:
+            total += len(piece)
+            if total > self.most:
+                raise InputError(f"{one_line(self.path, 80)}: larger than {self.most >> 20} MiB; give a shorter one")
+            yield piece
+            piece = self.stream.read(2**20)
+
+    def lines(self) -> Iterator[bytes]:
+        """Its lines with their ends; what is longer than a line may be is cut."""
+        rest = b""
+        for piece in self.pieces():
+            whole, end, rest = (rest + piece).rpartition(b"\n")
+            yield from (line + b"\n" for line in whole.split(b"\n")) if end else ()
+            if len(rest) > _MAX_LINE_BYTES:
+                yield rest + b"\n"
+                rest = b""
+        if rest:
+            yield rest
+
+    def text_lines(self) -> Iterator[str]:
+        """The lines of a table or of JSON lines, in UTF-8."""
+        self.most, place = _MAX_TABLE_BYTES, 0
+        for number, line in enumerate(self.lines(), 1):
+            if number > _MOST_LINES:
+                raise InputError(f"{one_line(self.path, 80)}: has more than {_MOST_LINES:,} lines; write one run a line")
+            if len(line) > _MAX_LINE_BYTES:
+                raise InputError(f"{one_line(self.path, 80)} line {number}: longer than {_MAX_LINE_BYTES >> 20} MiB; write one run a line")
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                reason = f"not UTF-8 text (byte {place + error.start})"
+                raise InputError(f"{one_line(self.path, 200)}: {reason}; save it as UTF-8") from None
+            place += len(line)
+
+
+def _rows(content: _Content, name: str) -> RunFile:
+    start = content.start.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not start:
+        raise InputError(f"{one_line(content.path, 200)}: is empty; give measured runs as CSV, JSON lines, a log or a profiler's trace")
+    if start[:1] in b"{[" and is_trace(start):
+        return _bare(*row_of_trace(b"".join(content.pieces()), name))
+    if re.match(rb'\{\s*["}\]]|\{$', start):  # a dictionary that Python prints has other quotes
+        return _json_lines(content, name)
+    return _table_or_log(content, name)
+
+
+def _check_number(rows: Sequence[Row], content: _Content) -> None:
+    if len(rows) > _MOST_RUNS:
+        raise InputError(f"{one_line(content.path, 80)}: holds more than {_MOST_RUNS:,} runs; give at most that many")
+
+
+def rows_of(values: Mapping[str, Any], place: str) -> RunFile:
+    """A run that a program describes itself."""
+    unread: dict[str, None] = {}
+    row = Row(place=place, values=_measurement(values) or _named(values, unread, place))
+    return RunFile(rows=(row,), unread=tuple(unread))
+
+
+def _bare(row: Row, told: str) -> RunFile:
+    """Of a file that gives times only."""
+    return RunFile(rows=(row,), needs_plan=True, notes=(told,))
+
+
+def _table_or_log(content: _Content, name: str) -> RunFile:
+    """A table's first line names columns that are known, and a log's does not."""
+    heading = _heading(content.start.decode("utf-8-sig", "replace"))
+    cells = re.split(r"[,;\t]", heading)
+    if sum(bool(name_of(cell)) for cell in cells) >= min(len(cells), 2):
+        return _table(content, name, separator=max(",;\t", key=heading.count))
+    found = row_of_log(content.lines(), name)
+    if found is None:
+        table = "a table with a line of column names (model,chip,chips,tp,step_time)"
+        raise InputError(
+            f"{one_line(content.path, 200)}: holds no step; give {table}, JSON lines, a framework's log or a torch profiler trace"
+        )
+    return _bare(*found)
+
+
+def _json_lines(content: _Content, name: str) -> RunFile:
+    rows: list[Row] = []
+    unread: dict[str, None] = {}
+    for number, line in enumerate(content.text_lines(), 1):
+        if not line.strip():
+            continue
+        place = f"{name} line {number}"
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{place}: not a JSON object ({one_line(str(error), 120)}); write one run a line") from None
+        if not isinstance(data, dict):
+            raise InputError(f"{place}: must be a JSON object, not a {type(data).__name__}; write one run a line")
+        rows.append(Row(place=place, values=_measurement(data) or _named(data, unread, place)))
+        _check_number(rows, content)
+    return RunFile(rows=rows, unread=tuple(unread))
+
+
+def _measurement(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of `perfmodel run --save`; nothing of any other object."""
+    if not isinstance(data.get("plan"), Mapping) or "plan_hash" not in data:
+        return {}
+    return {name: data[name] for name in ("plan", "device", "step_time") if name in data}
+
+
+def _heading(text: str) -> str:
+    """The first line that says something."""
+    return next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
+
+
+def _table(content: _Content, name: str, *, separator: str) -> RunFile:
+    reader = csv.reader(content.text_lines(), delimiter=separator)
+    columns: list[str] = []
+    rows: list[Row] = []
+    unread: dict[str, None] = {}
+    try:
+        for cells in reader:
+            if not any(cell.strip() for cell in cells) or cells[0].startswith("#"):
+                continue
+            place = f"{name} line {reader.line_num}"
+            if not columns:
+                columns = [cell.strip() for cell in cells]
+                _check_headings(columns, place)
+                continue
+            if len(cells) != len(columns):
+                raise InputError(f"{place}: has {len(cells)} cells under {len(columns)} columns; correct the line")
+            values = {column: cell.strip() for column, cell in zip(columns, cells, strict=True) if cell.strip()}
+            rows.append(Row(place=place, values=_named(values, unread, place)))
+            _check_number(rows, content)
+    except csv.Error as error:
+        raise InputError(f"{name} line {reader.line_num}: no table ({error}); correct the line") from None
+    return RunFile(rows=rows, unread=tuple(unread))
+
+
+def _check_headings(columns: Sequence[str], place: str) -> None:
+    """The last of two columns with one heading would win in silence."""
+    for number, column in enumerate(columns):
+        if column and column in columns[:number]:
+            raise InputError(f"{place}: two columns are called {one_line(column, 40)}; keep one of them")
+
+
+def _named(data: Mapping[str, Any], unread: dict[str, None], place: str) -> dict[str, Any]:
+    """The values under the names that they have here."""
+    values: dict[str, Any] = {}
+    for column, value in data.items():
+        if value is None or value == "":
+            continue
+        name = name_of(str(column))
+        if not name:
+            if not is_beside(str(column)):
+                unread[one_line(column, 40)] = None
+            continue
+        if name in values and values[name] != value:
+            raise InputError(f"{place}: {one_line(column, 40)}={shown(value)}: says {name}, which another column says too; keep one")
+        values[name] = cast(Any, value)
+    return values

@@ -1,0 +1,178 @@
+"""What a fit to one's own runs found, in words and numbers: constants, runs, errors, and the run that would tell most."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from perfmodel.fitting.fit import OwnFit, OwnRun, mean_error
+from perfmodel.parallel.fitted import FittedConstant, FittedTo
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.residuals import shape_of
+from perfmodel.parallel.run_features import features_of
+from perfmodel.uncertainty.priors import Habit
+from perfmodel.validation.run_machine import cluster_of_run
+
+_DETERMINED, _PARTLY = 0.5, 0.1
+"""Share of the prior's variance removed by the runs, from which a parameter is determined, or determined in part."""
+
+_OUTLIER = 3.0
+"""Standard deviations between a run and what the others say of it, from which it is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedHabit:
+    """says, unit   what it is          value, spread   with the runs, one standard deviation: of the logarithm where `is_ratio`
+    prior, prior_spread   without them       determined    "by the runs", "in part" or "still prior"
+    """
+
+    name: str
+    says: str
+    unit: str
+    is_ratio: bool
+    value: float
+    spread: float
+    prior: float
+    prior_spread: float
+    determined: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedRun:
+    """Times in seconds. left_out: by the other runs alone. weight: of 1, what it counted in the fit. outlier: why it is named, in words."""
+
+    id: str
+    plan: Plan
+    measured: float
+    before: float
+    after: float
+    left_out: float
+    weight: float
+    outlier: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextRun:
+    """The plan whose step would tell most. spread: |log(measured / predicted)| of plans near the runs, before and after it is measured."""
+
+    plan: Plan
+    differs: str
+    step_time: float
+    spread_before: float
+    spread_after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedProfile:
+    """A profile of one's own. Errors are means of |predicted / measured - 1|: with the base, as fitted, and each run by the others."""
+
+    profile: ExecutionProfile
+    base: str
+    habits: tuple[FittedHabit, ...]
+    runs: tuple[FittedRun, ...]
+    error_before: float
+    error_after: float
+    error_left_out: float
+    noise: float
+    next_runs: tuple[NextRun, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def outliers(self) -> tuple[FittedRun, ...]:
+        return tuple(run for run in self.runs if run.outlier)
+
+
+def result_of(fit: OwnFit, runs: Sequence[OwnRun], *, name: str, next_runs: tuple[NextRun, ...], notes: tuple[str, ...]) -> FittedProfile:
+    """The profile, called `name`, and the account of it."""
+    return FittedProfile(
+        profile=_profile(fit, runs, name),
+        base=fit.base.name,
+        habits=tuple(_habit(fit, index, habit) for index, habit in enumerate(fit.habits)),
+        runs=_runs(fit, runs),
+        error_before=mean_error(fit.before),
+        error_after=mean_error(fit.after),
+        error_left_out=mean_error(fit.left_out),
+        noise=fit.noise,
+        next_runs=next_runs,
+        notes=notes,
+    )
+
+
+def _habit(fit: OwnFit, index: int, habit: Habit) -> FittedHabit:
+    constant = fit.constants[index]
+    share = 1.0 - float(fit.posterior.covariance[index, index])
+    return FittedHabit(
+        name=habit.name,
+        says=habit.says,
+        unit=habit.unit,
+        is_ratio=constant.is_ratio,
+        value=float(fit.values[habit.name]),
+        spread=constant.spread * math.sqrt(max(1.0 - share, 0.0)),
+        prior=constant.prior,
+        prior_spread=constant.spread,
+        determined="by the runs" if share >= _DETERMINED else "in part" if share >= _PARTLY else "still prior",
+    )
+
+
+def _runs(fit: OwnFit, runs: Sequence[OwnRun]) -> tuple[FittedRun, ...]:
+    expected = fit.spread(fit.posterior.slopes)
+    return tuple(
+        FittedRun(
+            id=run.id,
+            plan=run.planned.plan,
+            measured=run.measured,
+            before=run.measured * math.exp(fit.before[i]),
+            after=run.measured * math.exp(fit.after[i]),
+            left_out=run.measured * math.exp(fit.left_out[i]),
+            weight=float(fit.posterior.weights[i]),
+            outlier=_outlier(run, float(fit.left_out[i]), float(expected[i]), runs) if len(runs) > 2 else "",
+        )
+        for i, run in enumerate(runs)
+    )
+
+
+def _outlier(run: OwnRun, error: float, expected: float, runs: Sequence[OwnRun]) -> str:
+    """Why a run is named that the others do not explain; empty for one that they do."""
+    if abs(error) < _OUTLIER * expected:
+        return ""
+    off = math.expm1(abs(error))
+    if error > 0:
+        return f"{off:.0%} faster than the other runs let expect: fewer sequences or layers than its plan says, or no recomputation"
+    several = run.planned.plan.num_chips > cluster_of_run(run.planned.hardware).chips_per_node
+    reach = "a slow link between nodes, " if several else ""
+    inside = "a broken link in the node, " if run.planned.plan.num_chips > 1 else ""
+    return f"{off:.0%} slower than the other runs let expect: {reach}{inside}warm-up steps among those timed, or other load on its chips"
+
+
+def _profile(fit: OwnFit, runs: Sequence[OwnRun], name: str) -> ExecutionProfile:
+    today = datetime.date.today().isoformat()
+    covariance = fit.posterior.covariance
+    fitted = FittedTo(
+        base=fit.base.name,
+        date=today,
+        num_runs=len(runs),
+        noise=round(fit.noise, 4),
+        left_out_error=round(mean_error(fit.left_out), 4),
+        models=tuple(sorted({shape_of(run.planned.plan.job.transformer) for run in runs})),
+        chips=tuple(sorted({run.planned.hardware.chip for run in runs})),
+        features=tuple(sorted({name for run in runs for name in features_of(run.planned.plan, run.planned.hardware.chip).named()})),
+        constants=tuple(
+            FittedConstant(
+                fields=habit.fields,
+                prior=constant.prior,
+                prior_spread=constant.spread,
+                is_ratio=constant.is_ratio,
+                share_known=round(1.0 - float(covariance[i, i]), 4),
+            )
+            for i, (habit, constant) in enumerate(zip(fit.habits, fit.constants, strict=True))
+        ),
+        covariance=tuple(tuple(round(float(value), 5) for value in row) for row in covariance),
+    )
+    told = f"{len(runs)} run{'s' if len(runs) > 1 else ''} of your own"
+    source = (
+        f"`perfmodel fit`, {today}: {told} on {', '.join(fitted.chips)}; what they do not determine is {fit.base.name}. {fit.base.source}"
+    )
+    return replace(fit.profile, name=name, source=source, fitted=fitted)

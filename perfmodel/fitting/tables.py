@@ -1,0 +1,79 @@
+"""What `perfmodel fit` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfmodel.fitting.result import FittedHabit, FittedProfile, NextRun
+from perfmodel.foundation.units import format_step, format_time
+from perfmodel.report.predictions import degrees_line
+from perfmodel.report.table import Table, percent, times_like
+
+_MOST_SHOWN = 20
+"""Runs of a table; `--json` has all."""
+
+
+def headline(found: FittedProfile) -> list[tuple[str, str]]:
+    """The few lines that answer most questions: (name, value)."""
+    left_out = (
+        f"{percent(found.error_left_out)}: mean error of each run by a fit to the others"
+        if len(found.runs) > 1
+        else "not known from one run"
+    )
+    lines = [
+        ("left out", left_out),
+        ("further runs", f"expected error {percent(found.noise)}, plus what the runs leave open of the plan (`predict --interval`)"),
+    ]
+    for index, run in enumerate(found.outliers):
+        lines.append(("outlier" if not index else "", f"{run.id}: {run.outlier} (counts {run.weight:.2f} of a run)"))
+    lines += [("next run", text) for each in found.next_runs for text in _next_lines(each)]
+    return lines
+
+
+def _next_lines(each: NextRun) -> Iterator[str]:
+    near = f"the uncertainty of similar plans falls from {percent(each.spread_before)} to {percent(each.spread_after)}"
+    yield f"{each.differs} ({degrees_line(each.plan)}; about {format_step(each.step_time)}) is the most informative: {near}"
+
+
+def habits_table(found: FittedProfile) -> Table:
+    return Table(
+        title="Fitted parameters, with one standard deviation",
+        headers=("parameter", "value", "+-", "before", "+-", "determined"),
+        rows=tuple(_habit_row(habit) for habit in found.habits),
+        right=("value", "+-", "before"),
+        fold=("parameter",),
+    )
+
+
+def _habit_row(habit: FittedHabit) -> tuple[str, ...]:
+    value, spread = _written(habit, habit.value), _spread(habit, habit.spread)
+    return (habit.says, value, spread, _written(habit, habit.prior), _spread(habit, habit.prior_spread), habit.determined)
+
+
+def _written(habit: FittedHabit, value: float) -> str:
+    if habit.unit == "s":
+        return format_time(value) if value > 1e-7 else "0"
+    return f"{value:.2f}"
+
+
+def _spread(habit: FittedHabit, spread: float) -> str:
+    return percent(spread) if habit.is_ratio else _written(habit, spread)
+
+
+def runs_table(found: FittedProfile) -> Table:
+    """The runs, those that the others explain least first."""
+    ordered = sorted(found.runs, key=lambda run: -abs(run.left_out / run.measured - 1.0))
+    text = times_like(max(run.measured for run in found.runs))
+    return Table(
+        title=f"Runs: measured, and predicted before the fit, after it, and by a fit to the other runs{_of_many(len(ordered))}",
+        headers=("run", "measured", "before", "fitted", "left out", "error left out"),
+        rows=tuple(
+            (run.id, *map(text, (run.measured, run.before, run.after, run.left_out)), f"{run.left_out / run.measured - 1.0:+.1%}")
+            for run in ordered[:_MOST_SHOWN]
+        ),
+        right=("measured", "before", "fitted", "left out", "error left out"),
+    )
+
+
+def _of_many(count: int) -> str:
+    return f" ({_MOST_SHOWN} of {count}, the worst first)" if count > _MOST_SHOWN else ""

@@ -1,1 +1,0 @@
-"""What single papers did, on public parts only."""

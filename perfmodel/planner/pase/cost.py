@@ -1,0 +1,232 @@
+"""The cost function of PaSE, in FLOP: one formula for each kind of layer, one for a tensor between two layers.
+
+It counts a multiply-add once, communication as r FLOP a word, and knows neither memory, latency, topology nor overlap: that is what
+makes it comparable with the published searches. The project's own costs are in the other modules of this floor.
+
+    x   per-device size of a dim, size / c
+    c   parts that a configuration splits the dim into
+    P   product of all x
+    AR(w, n) = r * 2 w (n - 1) / n      all-reduce of w words among n
+
+Source: Elango, PaSE, IPDPS 2021, section III, and its released code (github.com/baidu-research/PaSE), whose tables these formulas equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.planner.pase.layer import FLAT, LayerKind, Shape, names_of, shape_of, terms_of, text_of
+from perfmodel.workload.graph import Operand, Operator
+
+Array = NDArray[np.float64]
+Splits = NDArray[np.int64]
+
+_WORD_BYTES = 8.0
+#: The released code's defaults: 10 TFLOP/s and 16 GB/s.
+DEFAULT_FLOP_RATE = 10e12
+DEFAULT_BANDWIDTH = 16e9
+
+
+def flops_per_word(*, flop_rate: float = DEFAULT_FLOP_RATE, bandwidth: float = DEFAULT_BANDWIDTH) -> float:
+    """r: the work that is done while one word is sent. [FLOP]
+
+    r = F / (B / 8)
+
+    flop_rate  F  of one device          [FLOP/s]
+    bandwidth  B  of one device's link   [byte/s]
+    """
+    F, B = flop_rate, bandwidth
+    return F / (B / _WORD_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitLayer:
+    """A layer under many configurations at once: rows of `splits` are configurations, columns its dims."""
+
+    layer: Operator
+    splits: Splits
+    word_flops: float
+
+    @property
+    def names(self) -> str:
+        return names_of(self.layer)
+
+    @property
+    def axes(self) -> str:
+        return text_of(self.layer, "axes")
+
+    @property
+    def pointwise(self) -> int:
+        return int(text_of(self.layer, "pointwise"))
+
+    def parts(self, names: str) -> Array:
+        """Product of c over some dims."""
+        return _product(self.splits[:, [self.names.index(name) for name in names]].astype(np.float64))
+
+    def share(self, names: str) -> Array:
+        """Product of x over some dims."""
+        at = [self.names.index(name) for name in names]
+        return _product(np.array(list(self.layer.dims.values()), dtype=np.float64)[at] / self.splits[:, at])
+
+    def all_reduce(self, words: Array, among: Array) -> Array:
+        """AR(w, n)."""
+        w, n = words, among
+        return self.word_flops * 2.0 * w * (n - 1) / n
+
+
+def _product(columns: Array) -> Array:
+    return np.prod(columns, axis=-1)
+
+
+def _matmul(at: SplitLayer, *, batch: str, rows: str, columns: str, inner: str, factors: tuple[int, int, int] = (1, 1, 1)) -> Array:
+    """B [3 m n k + 3 q m n + AR(m n, c_k) + AR(m k, c_n) + AR(n k, c_m)]: forward and both gradients, with their reductions.
+
+    Each name lists dims whose product is B, m, n or k; `factors` multiply m, n and k. q pointwise operations follow the product.
+    """
+    B, q = at.share(batch), at.pointwise
+    m, n, k = (at.share(names) * factor for names, factor in zip((rows, columns, inner), factors, strict=True))
+    c_m, c_n, c_k = at.parts(rows), at.parts(columns), at.parts(inner)
+    reductions = at.all_reduce(m * n, c_k) + at.all_reduce(m * k, c_n) + at.all_reduce(n * k, c_m)
+    return B * (3 * m * n * k + 3 * q * m * n + reductions)
+
+
+def _convolution(at: SplitLayer) -> Array:
+    """A matmul with m = b h w, k = c r s; halos are not counted (h and w are never split)."""
+    return _matmul(at, batch="", rows="bhw", columns="n", inner="crs")
+
+
+def _fully_connected(at: SplitLayer) -> Array:
+    names = at.names
+    return _matmul(at, batch="", rows=names[:-2], columns=names[-2], inner=names[-1])
+
+
+def _einsum(at: SplitLayer) -> Array:
+    first, second, output = terms_of(at.layer)
+    return _matmul(
+        at,
+        batch="".join(name for name in output if name in first and name in second),
+        rows="".join(name for name in output if name in first and name not in second),
+        columns="".join(name for name in output if name in second and name not in first),
+        inner="".join(name for name in at.names if name not in output),
+    )
+
+
+#: Gates of an LSTM's cell, and the two vectors (input and hidden state) that it multiplies.
+_GATES, _INPUTS = 4, 2
+
+
+def _lstm(at: SplitLayer) -> Array:
+    """A matmul a layer and step, and the hidden state [b, e] that must arrive as [b, d]."""
+    layers, steps = at.layer.dims["l"], at.layer.dims["s"]
+    hidden = (at.layer.dims["b"], at.layer.dims["d"])
+    produced, needed = (at.splits[:, [at.names.index(name) for name in names]] for names in ("be", "bd"))
+    moved = layers * steps * at.word_flops * missing_words(hidden, produced, needed)
+    return _matmul(at, batch="l", rows="sb", columns="e", inner="d", factors=(1, _GATES, _INPUTS)) + moved
+
+
+def _pooling(at: SplitLayer) -> Array:
+    """P + r b c [(h + R [c_h > 1])(w + S [c_w > 1]) - h w], with h and w of the input."""
+    b, c, h, w = (np.array(shape_of(at.layer, "reads"), dtype=np.float64) / at.splits).T
+    R, S = shape_of(at.layer, "window")
+    halo = (h + R * (at.parts("h") > 1)) * (w + S * (at.parts("w") > 1)) - h * w
+    return at.share(at.names) + at.word_flops * b * c * halo
+
+
+#: Operations an element of a normalisation and of a softmax, as the released code counts them.
+_NORM_OPERATIONS, _NORM_REDUCTIONS, _SOFTMAX_OPERATIONS = 16, 4, 4
+
+
+def _norm(at: SplitLayer) -> Array:
+    """16 P + 4 AR(P / x_a, c_a) + 4 AR(x_a, product of the other c)."""
+    P, x_a, c_a = at.share(at.names), at.share(at.axes), at.parts(at.axes)
+    others = at.parts(at.names) / c_a
+    return _NORM_OPERATIONS * P + _NORM_REDUCTIONS * at.all_reduce(P / x_a, c_a) + _NORM_REDUCTIONS * at.all_reduce(x_a, others)
+
+
+def _softmax(at: SplitLayer) -> Array:
+    """4 P + P d_a + 2 AR(P / x_a, c_a) + AR(d_a P / x_a, c_a)."""
+    P, x_a, c_a = at.share(at.names), at.share(at.axes), at.parts(at.axes)
+    d_a = at.layer.dims[at.axes]
+    return _SOFTMAX_OPERATIONS * P + P * d_a + 2 * at.all_reduce(P / x_a, c_a) + at.all_reduce(d_a * P / x_a, c_a)
+
+
+def _cross_entropy(at: SplitLayer) -> Array:
+    """4 P + 2 b + [c_last > 1] 2 r b, b = P / x_last."""
+    names = at.names
+    P, b = at.share(names), at.share(names[:-1])
+    return _SOFTMAX_OPERATIONS * P + 2 * b + (at.parts(names[-1]) > 1) * 2 * at.word_flops * b
+
+
+def _elementwise(at: SplitLayer) -> Array:
+    return (1 + at.pointwise) * at.share(at.names)
+
+
+def _mean(at: SplitLayer) -> Array:
+    """AR(P, product of c over the reduced dims)."""
+    return at.all_reduce(at.share(at.names), at.parts(at.axes))
+
+
+def _nothing(at: SplitLayer) -> Array:
+    return np.zeros(len(at.splits))
+
+
+#: What a kind of layer costs. A new one is a line here, with its formula above, and its tensors' dims in `layer.py`.
+COSTS: Mapping[str, Callable[[SplitLayer], Array]] = {
+    LayerKind.CONVOLUTION: _convolution,
+    LayerKind.FULLY_CONNECTED: _fully_connected,
+    LayerKind.EINSUM: _einsum,
+    LayerKind.LSTM: _lstm,
+    LayerKind.POOLING: _pooling,
+    LayerKind.NORM: _norm,
+    LayerKind.SOFTMAX: _softmax,
+    LayerKind.CROSS_ENTROPY: _cross_entropy,
+    LayerKind.ELEMENTWISE: _elementwise,
+    LayerKind.MEAN: _mean,
+    LayerKind.CONCAT: _nothing,
+    LayerKind.STACK: _nothing,
+    LayerKind.UNSTACK: _nothing,
+    LayerKind.RAVEL: _nothing,
+    LayerKind.UNRAVEL: _nothing,
+}
+
+
+def layer_cost(layer: Operator, splits: Splits, *, word_flops: float) -> Array:
+    """t_l of one layer under each configuration. [FLOP]"""
+    return COSTS[layer.kind](SplitLayer(layer=layer, splits=splits, word_flops=word_flops))
+
+
+def edge_cost(producer: Operator, produced: Splits, consumer: Operator, consumed: Splits, read: Operand, *, word_flops: float) -> Array:
+    """t_x between each configuration of a producer and each of a consumer, which reads its tensor so: 2 r times the missing words, forward
+    and backward. [FLOP]"""
+    a, b = _tensor_splits(produced, producer, producer.output), _tensor_splits(consumed, consumer, read)
+    # Many configurations split the tensor alike; the words are counted once for each distinct pair.
+    (a, of_a), (b, of_b) = (np.unique(splits, axis=0, return_inverse=True) for splits in (a, b))
+    words = 2 * word_flops * missing_words(shape_of(producer, "writes"), a[:, None, :], b[None, :, :])
+    return words[of_a.ravel()[:, None], of_b.ravel()]
+
+
+def _tensor_splits(splits: Splits, layer: Operator, operand: Operand) -> Splits:
+    if operand.dims == FLAT:
+        return np.prod(splits, axis=1, keepdims=True)
+    names = names_of(layer)
+    return splits[:, [names.index(dim) for dim in operand.dims]]
+
+
+def missing_words(shape: Shape, produced: Splits, needed: Splits) -> Array:
+    """Words of its share of a tensor that a consumer's device does not already hold as producer.
+
+    max(0, prod(s / b) - I),  I = 0 if prod b > prod a else prod min(s / a, s / b)
+
+    shape     s  of the tensor                                     [words]
+    produced  a  parts of each dim at the producer; last axis: dims   [-]
+    needed    b  the same at the consumer                             [-]
+
+    Where the consumer has more devices than the producer, nothing is counted as held. Which device holds which part is not looked at.
+    """
+    s, a, b = np.array(shape, dtype=np.float64), produced, needed
+    held = np.where(np.prod(b, axis=-1) > np.prod(a, axis=-1), 0.0, _product(np.minimum(s / a, s / b)))
+    return np.maximum(0.0, _product(s / b) - held)

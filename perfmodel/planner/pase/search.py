@@ -1,0 +1,147 @@
+"""PaSE's space of configurations and its tables, ready for the search kernel.
+
+A configuration of a layer says into how many parts each of its dims is split. C(v) holds all of them that divide the dims, leave
+shares of at least `smallest_share`, and use at most p devices; a dim without an admissible divisor stays whole.
+
+Source: Elango, PaSE, IPDPS 2021, section II.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.planner.pase.cost import Splits, edge_cost, flops_per_word, layer_cost
+from perfmodel.planner.pase.layer import LayerKind, PaseGraph, likeness
+from perfmodel.search import Solution, eliminate
+from perfmodel.workload.graph import Operator
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaseTables:
+    """The configurations of each layer, what each costs, and what each pair costs. Equal layers share their arrays."""
+
+    graph: PaseGraph
+    num_devices: int
+    configurations: tuple[Splits, ...]
+    vertex_costs: tuple[Array, ...]
+    edges: tuple[tuple[int, int, Array], ...]
+
+    def strategy(self, choice: Sequence[int]) -> tuple[dict[str, int], ...]:
+        """The parts of each dim of each layer, by the dim's name."""
+        return tuple(
+            dict(zip(layer.dims, map(int, splits[index]), strict=True))
+            for layer, splits, index in zip(self.graph.layers, self.configurations, choice, strict=True)
+        )
+
+    def cost_of(self, strategy: Sequence[Sequence[int]]) -> float:
+        """F of any strategy of the space: the parts of each dim, in the order of each layer's dims. [FLOP]"""
+        choice = []
+        for index, (splits, wanted) in enumerate(zip(self.configurations, strategy, strict=True)):
+            found = np.flatnonzero((splits == np.array(wanted)).all(axis=1))
+            if len(found) == 0:
+                raise bad_field(f"strategy[{index}]", tuple(wanted), "is not among the layer's configurations", "use one of them")
+            choice.append(int(found[0]))
+        own = sum(float(cost[label]) for cost, label in zip(self.vertex_costs, choice, strict=True))
+        return own + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.edges)
+
+
+#: Dims that stay whole, and kinds whose splits must be contiguous.
+_UNSPLIT: Mapping[str, str] = {LayerKind.CONVOLUTION: "hw", LayerKind.LSTM: "s"}
+_FLATTENS = (LayerKind.RAVEL, LayerKind.UNRAVEL)
+
+
+def pase_configurations(layer: Operator, *, num_devices: int, smallest_share: int) -> Splits:
+    """C(v): one row for each configuration, in lexicographic order."""
+    unsplit = _UNSPLIT.get(layer.kind, "")
+    rows: Splits = np.ones((1, 0), dtype=np.int64)
+    used: Splits = np.ones(1, dtype=np.int64)
+    for name, size in layer.dims.items():
+        parts = [1]
+        if name not in unsplit:
+            most = min(num_devices, size // smallest_share)
+            parts = [part for part in range(1, most + 1) if size % part == 0] or [1]
+        total = used[:, None] * np.array(parts)
+        row, column = np.nonzero(total <= num_devices)
+        rows = np.concatenate([rows[row], np.array(parts)[column, None]], axis=1)
+        used = total[row, column]
+    return rows[_is_contiguous(layer, rows)] if layer.kind in _FLATTENS else rows
+
+
+def _is_contiguous(layer: Operator, splits: Splits) -> NDArray[np.bool_]:
+    """Splits whose parts are contiguous when the dims are flattened: some dims split to single entries, then one in part, then none."""
+    is_legal = np.ones(len(splits), dtype=bool)
+    is_past_full = np.zeros(len(splits), dtype=bool)
+    for parts, size in zip(splits.T, layer.dims.values(), strict=True):
+        is_legal &= ~is_past_full | (parts == 1)
+        is_past_full |= parts < size
+    return is_legal
+
+
+def pase_tables(graph: PaseGraph, num_devices: int, *, word_flops: float = flops_per_word()) -> PaseTables:
+    """Every cost that a search needs. Layers and edges that are equal are tabulated once."""
+    if isinstance(num_devices, bool) or not isinstance(num_devices, int) or num_devices < 1:
+        raise bad_field("num_devices", num_devices, "must be a whole number of at least 1", "use 4, 8, 16, 32 or 64")
+    kinds = [likeness(layer) for layer in graph.layers]
+    spaces: dict[object, tuple[Splits, Array]] = {}
+    for layer, kind in zip(graph.layers, kinds, strict=True):
+        if kind not in spaces:
+            splits = pase_configurations(layer, num_devices=num_devices, smallest_share=graph.smallest_share)
+            spaces[kind] = splits, layer_cost(layer, splits, word_flops=word_flops)
+    matrices: dict[object, Array] = {}
+    edges = []
+    for u, v in graph.edges:
+        producer, consumer = graph.layers[u], graph.layers[v]
+        read = next(operand for operand in consumer.inputs if operand.tensor == producer.output.tensor)
+        key = (kinds[u], kinds[v], read.dims)
+        if key not in matrices:
+            matrices[key] = edge_cost(producer, spaces[kinds[u]][0], consumer, spaces[kinds[v]][0], read, word_flops=word_flops)
+        edges.append((u, v, matrices[key]))
+    return PaseTables(
+        graph=graph,
+        num_devices=num_devices,
+        configurations=tuple(spaces[kind][0] for kind in kinds),
+        vertex_costs=tuple(spaces[kind][1] for kind in kinds),
+        edges=tuple(edges),
+    )
+
+
+def pase_search(tables: PaseTables) -> Solution:
+    """The strategy of least cost in PaSE's space, under PaSE's cost function."""
+    return eliminate(tables.vertex_costs, tables.edges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaseRun:
+    """One search of PaSE's space: what was found, and the CPU time of making the tables and of the search. [s]"""
+
+    tables: PaseTables
+    solution: Solution
+    table_time: float
+    search_time: float
+
+    @property
+    def times_data_parallel(self) -> float:
+        """The cost of pure data parallelism over the cost found; nan where the space does not hold it."""
+        whole = [[self.tables.num_devices if name == "b" else 1 for name in layer.dims] for layer in self.tables.graph.layers]
+        try:
+            return self.tables.cost_of(whole) / self.solution.cost
+        except InputError:
+            return math.nan
+
+
+def run_pase(graph: PaseGraph, num_devices: int) -> PaseRun:
+    """Tables and search, timed apart."""
+    start = time.process_time()
+    tables = pase_tables(graph, num_devices)
+    middle = time.process_time()
+    solution = pase_search(tables)
+    return PaseRun(tables=tables, solution=solution, table_time=middle - start, search_time=time.process_time() - middle)

@@ -1,0 +1,1 @@
+"""How far predictions are from measurements: priors, residuals, intervals, probabilities, sensitivities and grades."""

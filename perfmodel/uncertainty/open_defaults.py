@@ -1,0 +1,44 @@
+"""What is not known of a framework's habits leaves a step open: each habit a spread up and a spread down, and how far the step then moves.
+
+Over so much a step is no straight line: a host that is slower by half holds up a step that does not wait for it now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.parallel.profile import GENERIC, ExecutionProfile
+from perfmodel.parallel.settings import framework_named
+from perfmodel.uncertainty.priors import Habit
+
+Array = NDArray[np.float64]
+
+
+def habit_changes(
+    profile: ExecutionProfile, habits: Sequence[Habit], log_change: Callable[[Mapping[str, float]], Any]
+) -> Iterator[tuple[Habit, Array]]:
+    """Of log(step time), with each habit a spread higher and a spread lower, as far as its bounds leave room  [2, runs].
+
+    log_change   of fields of the profile that are moved
+    """
+    for habit in habits:
+        if framework_named(profile.name) != GENERIC and not getattr(profile, habit.name):
+            continue  # its code has none of that
+        constant = habit.constant(profile)
+        values = [min(max(constant.value(spreads), constant.lower), constant.upper) for spreads in (1.0, -1.0)]
+        yield habit, np.array([log_change(habit.moved(profile, value)) for value in values], dtype=np.float64)
+
+
+def open_variance(
+    profile: ExecutionProfile, habits: Sequence[Habit], log_change: Callable[[Mapping[str, float]], Any]
+) -> tuple[Array, Array]:
+    """Of log(step time), what all of them leave open: towards faster steps, and towards slower ones  [runs]."""
+    below, above = np.zeros(()), np.zeros(())
+    for _, changes in habit_changes(profile, habits, log_change):
+        below = below + np.maximum(-changes, 0.0).max(axis=0) ** 2
+        above = above + np.maximum(changes, 0.0).max(axis=0) ** 2
+    return below, above

@@ -1,0 +1,1 @@
+"""Published runs: read, predicted and compared; what `perfmodel validate` needs."""

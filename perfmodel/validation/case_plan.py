@@ -1,0 +1,356 @@
+"""From the inputs of a published run to what is predicted: job, cluster, execution profile and plan.
+
+What the run does not state follows its framework (`frameworks.py`). A run that cannot be predicted raises `InputError` with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.values import is_path
+from perfmodel.parallel.crowding import stage_layers_by_cost
+from perfmodel.parallel.layout import ZERO_STAGES, ZeroStage, even_stage_layers
+from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.parallel.profile import ExecutionProfile, load_profile
+from perfmodel.parallel.recompute_modules import operators_of, read_modules
+from perfmodel.parallel.settings import with_settings
+from perfmodel.validation.case_settings import context_of_case, settings_of_case
+from perfmodel.validation.expert_cases import (
+    as_framework_has_it,
+    as_recipes_run,
+    assumed_layers,
+    check_expert_ranks,
+    expert_knobs,
+    megatron_flags,
+    recipe_of_case,
+    stated_stages,
+)
+from perfmodel.validation.fields import optional_count, stated_count
+from perfmodel.validation.fine_tuning import stated_optimizer, stated_training
+from perfmodel.validation.framework_patterns import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
+from perfmodel.validation.published_models import config_from_case
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.training import Method, Training, training_of
+
+_GBIT = 1e9 / 8
+
+#: Precision of a run -> (policy of the job, dtype of the matrix multiplies).
+PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
+    "bf16": (Precision.BF16_MIXED, Dtype.BF16),
+    "fp16": (Precision.FP16_MIXED, Dtype.FP16),
+    "fp32": (Precision.FP32, Dtype.FP32),
+    "tf32": (Precision.FP32, Dtype.TF32),
+    "fp8": (Precision.FP8_DELAYED, Dtype.FP8),
+    "mxfp8": (Precision.MXFP8, Dtype.FP8),
+    "nvfp4": (Precision.NVFP4, Dtype.FP4),
+    "mxfp4": (Precision.NVFP4, Dtype.FP4),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareOfCase:
+    """What a cluster is built from; hashable, for the runs of one source share clusters.
+
+    cluster, calibration   of a run of one's own: a cluster's name or file, with whose chips the others agree, and what was measured of
+                           it; empty: the best that is known
+    """
+
+    chip: str
+    chips_per_node: int | None
+    num_chips: int
+    inter_node_bandwidth_per_chip: float | None
+    cluster: str = ""
+    calibration: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCase:
+    """A run, ready to be predicted. matmul_dtype: what matrices are multiplied in (fp8 where the policy of the job is bf16)."""
+
+    hardware: HardwareOfCase
+    framework: Framework
+    profile: ExecutionProfile
+    matmul_dtype: Dtype
+    plan: Plan
+    assumed: tuple[str, ...]
+
+
+def plan_of_case(
+    inputs: Mapping[str, Any],
+    *,
+    hardware: HardwareOfCase | None = None,
+    optimizer: Optimizer | None = None,
+    dp_shard: int | None = None,
+) -> PlannedCase:
+    """The plan of the run that `inputs` describe. Reads nothing but its arguments.
+
+    hardware, optimizer, dp_shard   of a run of one's own, which says more than published ones do; None: as the inputs have it
+    """
+    _check_model(inputs)
+    assumed: list[str] = []
+    framework = framework_of(inputs.get("framework")).when_sharded(inputs.get("zero_stage"))
+    settings = framework.setup(settings_of_case(inputs.get("settings")), inputs.get("method"))
+    seq_len = stated_count(inputs, "sequence_length")
+    tp, pp, cp = (stated_count(inputs, name, default=1) for name in ("tp", "pp", "cp"))
+    if settings.get("device_map") and tp * pp * cp == 1:
+        # layers one after another on all chips, of which one works at a time
+        pp = stated_count(inputs, "num_chips")
+    num_chips, dp = _chips(inputs, tp * pp * cp, assumed)
+    _check_optimizer(settings)
+    profile = with_settings(_profile(framework.profile), settings)
+    policy, dtype = _precision(inputs, settings, assumed)
+    model = as_framework_has_it(_model(inputs, settings, seq_len=seq_len, tp=tp), inputs["model"], framework, settings)
+    profile, rules = context_of_case(profile, cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads, assumed=assumed)
+    experts, recipe = None, None
+    if model.experts is not None:
+        assumed += assumed_layers(inputs["model"], model)
+        recipe = recipe_of_case(inputs, framework, model)
+        experts = expert_knobs(inputs, framework, recipe, tp=tp, ep=stated_count(inputs, "ep", default=1), assumed=assumed)
+        check_expert_ranks(num_chips, pp=pp, knobs=experts)
+    global_batch = stated_count(inputs, "global_batch")
+    micro_batch = _micro_batch(inputs, framework, global_batch=global_batch, dp=dp, pp=pp, assumed=assumed)
+    train = _train(inputs, framework, assumed)
+    optimizer = optimizer or stated_optimizer(inputs) or Optimizer.ADAMW
+    job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer, train=train)
+    layers, num_microbatches = model.num_hidden_layers, global_batch // max(dp * micro_batch, 1)
+    stage_layers = stated_stages(inputs, recipe)
+    if stage_layers:
+        virtual_stages = len(stage_layers) // pp
+    else:
+        virtual_stages = _virtual_stages(inputs, framework, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed)
+    if experts is not None:
+        eager = _profile("megatron")
+        profile = as_recipes_run(profile, framework, recipe, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
+    zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
+    shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=optional_count(inputs, "chips_per_node") or 8)
+    recompute, operators = _recompute(inputs, framework, settings, zero, assumed, () if recipe is None else recipe.recompute)
+    hardware = hardware or _hardware(inputs, num_chips)
+    plan = make_plan(
+        job,
+        cluster=hardware.cluster or hardware.chip,
+        num_chips=num_chips,
+        pp=pp,
+        cp=cp,
+        tp=tp,
+        dp_shard=shard,
+        dp_replicate=dp // shard,
+        zero=zero,
+        sequence_parallel=tp > 1 and _sequence_parallel(inputs, framework),
+        micro_batch=micro_batch,
+        recompute=recompute,
+        recompute_operators=operators,
+        rules=rules,
+        virtual_stages=virtual_stages,
+        stage_layers=stage_layers or _stage_layers(model, profile, pp=pp, virtual_stages=virtual_stages),
+        attention=_attention(inputs, framework, settings, assumed),
+        profile=profile.name,
+        **({} if experts is None else asdict(experts)),
+    )
+    if inputs.get("zero_stage") == ZeroStage.PARAMETERS and dp * cp * pp == 1:
+        # nothing is sharded, but weights are stored, cast and freed by units all the same
+        plan = replace(plan, zero=ZeroStage.PARAMETERS)
+    return PlannedCase(hardware=hardware, framework=framework, profile=profile, matmul_dtype=dtype, plan=plan, assumed=tuple(assumed))
+
+
+def _check_model(inputs: Mapping[str, Any]) -> None:
+    model = inputs.get("model")
+    if isinstance(model, Mapping) and str(model.get("name")).endswith("offloading"):
+        raise InputError("model.name: says that the run moves activations to the host, which is not modelled; leave it out")
+    if not isinstance(model, (Mapping, TransformerConfig)):
+        raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
+
+
+def _check_optimizer(settings: Mapping[str, Any]) -> None:
+    """Runs are predicted with Adam, as Megatron-LM's are that do not say otherwise."""
+    stated = megatron_flags(settings).get("optimizer", "adam")
+    if stated != "adam":
+        raise bad_field("optimizer", one_line(stated, 40), "is not modelled", "give runs with adam")
+
+
+@lru_cache(maxsize=64)
+def _profile(name: str) -> ExecutionProfile:
+    return load_profile(name)
+
+
+def _chips(inputs: Mapping[str, Any], ways: int, assumed: list[str]) -> tuple[int, int]:
+    """(chips, whole-model replicas). Where the two do not agree in print, the number of chips holds."""
+    stated, dp = optional_count(inputs, "num_chips"), optional_count(inputs, "dp")
+    if stated is None:
+        if dp is None:
+            raise InputError("num_chips: the run states neither it nor dp; it cannot be predicted without one of them")
+        return ways * dp, dp
+    if stated % ways:
+        raise InputError(f"num_chips={stated}: must be a multiple of tp*pp*cp={ways}; correct it in the case")
+    if dp is not None and dp != stated // ways:
+        assumed.append("dp")
+    return stated, stated // ways
+
+
+#: Recipes of fp8 as runs state them, whose scales are of the tensor at hand; where nothing is stated scales come of its history.
+_CURRENT = ("tensorwise", "rowwise", "current")
+
+
+def _precision(inputs: Mapping[str, Any], settings: Mapping[str, Any], assumed: list[str]) -> tuple[Precision, Dtype]:
+    value = inputs.get("precision")
+    if value is None:
+        assumed.append("precision")
+        value = "bf16"
+    found = PRECISIONS.get(value) if isinstance(value, str) else None
+    if value == "bf16" and settings.get("pure_bf16") is True:
+        found = Precision.BF16, Dtype.BF16
+    if value == "fp8" and settings.get("fp8_recipe") in _CURRENT:
+        found = Precision.FP8_CURRENT, Dtype.FP8
+    if found is None:
+        raise bad_field("precision", one_line(value), "not known", f"use one of {', '.join(PRECISIONS)}")
+    return found
+
+
+def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) -> Training:
+    """Stated, such as `lora:16`; of a run that only says that it trains adapters (`lora`) what its framework's recipes do."""
+    value = inputs.get("train")
+    if value is None:
+        return stated_training(inputs)
+    if value in (Method.LORA, Method.QLORA):
+        assumed.append("train")
+        return replace(training_of(framework.adapters), method=Method(value))
+    return training_of(value)
+
+
+def _model(inputs: Mapping[str, Any], settings: Mapping[str, Any], *, seq_len: int, tp: int) -> TransformerConfig:
+    model = inputs["model"]
+    if isinstance(model, TransformerConfig):
+        return model
+    return config_from_case(model, settings=settings, seq_len=seq_len, tp=tp)
+
+
+def _micro_batch(inputs: Mapping[str, Any], framework: Framework, *, global_batch: int, dp: int, pp: int, assumed: list[str]) -> int:
+    """Stated, or the whole local batch in one pass (data-parallel frameworks without a pipeline), or 1."""
+    value = optional_count(inputs, "micro_batch")
+    if value is None:
+        assumed.append("micro_batch")
+        value = max(global_batch // dp, 1) if framework.fills_memory and pp == 1 else 1
+    return value
+
+
+def _sequence_parallel(inputs: Mapping[str, Any], framework: Framework) -> bool:
+    stated = inputs.get("sequence_parallel")
+    return stated if isinstance(stated, bool) else framework.sequence_parallel
+
+
+def _virtual_stages(
+    inputs: Mapping[str, Any], framework: Framework, *, layers: int, pp: int, num_microbatches: int, assumed: list[str]
+) -> int:
+    value = optional_count(inputs, "virtual_stages")
+    if value is None:
+        value = assumed_virtual_stages(framework, layers, pp) if pp > 1 and num_microbatches % pp == 0 else 1
+        if value > 1:
+            assumed.append("virtual_stages")
+    if value > 1 and (pp == 1 or num_microbatches % pp):
+        assumed.append("virtual_stages")  # the schedule does not exist for this number of microbatches
+        return 1
+    return value
+
+
+def _stage_layers(model: TransformerConfig, profile: ExecutionProfile, *, pp: int, virtual_stages: int) -> tuple[int, ...] | None:
+    """As the framework cuts them: evenly where that comes out, whatever layers are; None: as a plan that leaves it out."""
+    if profile.places_layers_by_cost and virtual_stages == 1:
+        return stage_layers_by_cost(model, pp)
+    layers, stages = model.num_hidden_layers, pp * virtual_stages
+    return even_stage_layers(layers, stages) if layers % stages == 0 else stage_layers_with_ends(layers, stages)
+
+
+def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, ways: int, assumed: list[str]) -> int:
+    stage = inputs.get("zero_stage")
+    if stage is not None and (isinstance(stage, bool) or stage not in ZERO_STAGES):
+        raise bad_field("zero_stage", one_line(stage), "must be 0, 1, 2 or 3", "correct it in the case")
+    if stage is None:
+        distributed = inputs.get("distributed_optimizer")
+        if isinstance(distributed, bool):
+            stage = 1 if distributed else 0
+        elif "use-distributed-optimizer=True" in _flags(settings):
+            stage = 1
+        else:
+            assumed.append("zero_stage")
+            stage = framework.zero
+    if stage == ZeroStage.PARAMETERS and settings.get("reshard_after_forward") is False:
+        stage = ZeroStage.GRADIENTS  # parameters stay gathered
+    return int(stage) if ways > 1 else 0  # sharded over the replicas and over the sequence
+
+
+def _flags(settings: Mapping[str, Any]) -> list[Any]:
+    flags = settings.get("megatron_args")
+    return flags if isinstance(flags, list) else []
+
+
+def _shard_ways(settings: Mapping[str, Any], *, dp: int, zero: int, chips_per_node: int) -> int:
+    """Ranks that ZeRO cuts over: all replicas, as many as the run states, those of a node where it says HSDP, or those of Megatron-LM's
+    flags."""
+    if zero == 0:
+        return 1
+    instances = megatron_flags(settings).get("num-distributed-optimizer-instances", "1")
+    if instances.isdecimal() and int(instances) > 1 and dp % int(instances) == 0:
+        return dp // int(instances)
+    group = settings.get("zero_group")
+    if isinstance(group, int) and not isinstance(group, bool) and 0 < group <= dp and dp % group == 0:
+        return group
+    if str(settings.get("sharding") or "").upper() in ("HSDP", "HYBRID_SHARD") and dp % chips_per_node == 0:
+        return chips_per_node
+    return dp
+
+
+def _recompute(
+    inputs: Mapping[str, Any],
+    framework: Framework,
+    settings: Mapping[str, Any],
+    zero: int,
+    assumed: list[str],
+    of_recipe: tuple[str, ...],
+) -> tuple[str, tuple[str, ...]]:
+    """of_recipe: modules that the recipe of its release recomputes, where the run states nothing."""
+    value = inputs.get("recompute")
+    if value is None:
+        assumed.append("recompute")
+        if of_recipe:
+            return "selective", operators_of(read_modules(of_recipe, "recompute"))
+        value = framework.recompute
+    if value == "minimal_offloaded":
+        value = "selective"
+    if value not in ("none", "selective", "full"):
+        raise bad_field("recompute", one_line(value), "not known", "use none, selective or full")
+    modules = megatron_flags(settings).get("recompute-modules", "").strip("[]").split()
+    if value == "selective" and modules:
+        return value, operators_of(read_modules(modules, "recompute-modules"))
+    return value, (framework.selective_sharded if zero == 3 else ()) or framework.selective
+
+
+def _attention(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], assumed: list[str]) -> str:
+    value = inputs.get("flash_attention")
+    if isinstance(value, bool):
+        return "flash" if value else "unfused"
+    assumed.append("flash_attention")
+    return framework.attention if "transformer-impl=local" not in _flags(settings) else "unfused"
+
+
+def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
+    chip = inputs.get("chip")
+    if not isinstance(chip, str) or not chip.strip() or is_path(chip):
+        raise bad_field("chip", one_line(chip), "must be the name of a known chip", "see `perfmodel chips`")
+    per_node = optional_count(inputs, "chips_per_node")
+    rate = inputs.get("inter_node_gbit_per_s_per_node")
+    bandwidth = None
+    if rate is not None:
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1e9:
+            raise bad_field("inter_node_gbit_per_s_per_node", one_line(rate), "must be a positive number", "correct it in the case")
+        bandwidth = float(rate) * _GBIT / (per_node or 8)
+    return HardwareOfCase(
+        chip=chip,
+        chips_per_node=per_node,
+        num_chips=num_chips,
+        inter_node_bandwidth_per_chip=bandwidth,
+    )

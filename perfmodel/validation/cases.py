@@ -1,0 +1,202 @@
+"""Published runs as they are read: the inputs of a prediction kept apart from what was measured.
+
+One JSON object a line. Whatever a line holds, it becomes one `Case`; what is wrong with it is the case's `reason`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.foundation.files import open_input
+from perfmodel.validation.expert_cases import has_experts
+from perfmodel.validation.fields import positive
+from perfmodel.validation.fine_tuning import states_training, trains_adapters
+from perfmodel.validation.serving.measured import Served, is_serving, served_of
+from perfmodel.workload.training import Method
+
+#: What describes or judges a run; it never reaches a prediction. Everything else in a case is an input.
+NOT_INPUTS = (
+    "id", "source", "source_ref", "notes", "inferred", "measured", "tier", "outcome", "suspect", "metric_note", "repeat_group",
+    "tokens_per_s_counts",
+)  # fmt: skip
+
+_MAX_ID = 200
+MAX_LINE_BYTES = 2**20
+MAX_FILE_BYTES = 2**30
+_GIB = 2.0**30
+
+#: How notes give the bandwidth of an all-reduce inside the node, in GB/s: "... (intra 423.7/241.59/240.63)".
+_NOTED_ALL_REDUCE = re.compile(r"\(intra (\d+(?:\.\d+)?)/", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One line of a cases file.
+
+    inputs          what a prediction may see
+    group           where the run was published (for the summary only)
+    measured_time   of a step; nan where the run states none   [s]
+    measured_memory of the fullest chip; nan where unknown     [byte]
+    ran             True / False where the run is known to have fitted / to have run out of memory; None: not known
+    trains_adapters   it trains adapters only: predicted so, and neither fitted nor scored
+    noted_all_reduce   bandwidth of an all-reduce in the node that its notes give (for choosing what to judge only); nan: none   [byte/s]
+    served          of a run of serving what was measured; None: a training run
+    reason          what is wrong with the line itself ("" if nothing)
+    """
+
+    id: str
+    inputs: Mapping[str, Any]
+    group: str = ""
+    measured_time: float = math.nan
+    measured_memory: float = math.nan
+    ran: bool | None = None
+    noted_all_reduce: float = math.nan
+    tier: str = ""
+    trains_adapters: bool = False
+    has_experts: bool = False
+    served: Served | None = None
+    reason: str = ""
+
+    @property
+    def is_apart(self) -> bool:
+        """Predicted, but neither fitted nor scored with the others."""
+        return self.trains_adapters or self.has_experts
+
+
+def read_cases(path: str | Path) -> Iterator[Case]:
+    """The cases of a file (`.gz`: unpacked), in order; an empty line is none. Only a file that cannot be read at all is an error."""
+    try:
+        with open_input(path) as opened:
+            stream = cast(BinaryIO, gzip.GzipFile(fileobj=opened)) if Path(path).suffix == ".gz" else opened
+            for number, line in enumerate(_lines(stream, path), 1):
+                if len(line) > MAX_LINE_BYTES:
+                    yield Case(id=f"line-{number}", inputs={}, reason=f"line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; correct it")
+                elif line.strip():
+                    yield parse_case(line, number)
+    except InputError:
+        raise
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(
+            f"cases={one_line(path, 200)}: cannot be read ({one_line(reason)}); give a file with one JSON object a line"
+        ) from None
+
+
+def _lines(stream: BinaryIO, path: str | Path) -> Iterator[bytes]:
+    """The lines of a file, an overlong one by its beginning; a file without an end is an error."""
+    read = 0
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        rest = line
+        while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            read += len(rest)
+            if read > MAX_FILE_BYTES:
+                break
+            rest = stream.readline(MAX_LINE_BYTES + 1)
+        read += len(rest)
+        if read > MAX_FILE_BYTES:
+            raise InputError(
+                f"cases={one_line(path, 200)}: larger than {MAX_FILE_BYTES >> 20} MiB; give a file with one JSON object a line"
+            )
+        yield line
+
+
+def parse_case(line: bytes | str, number: int) -> Case:
+    """The case on line `number` (from 1)."""
+    fallback = f"line-{number}"
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError, MemoryError) as error:
+        summary = one_line(str(error) or type(error).__name__, 120)
+        return Case(id=fallback, inputs={}, reason=f"line {number}: not a JSON object ({summary}); correct the line")
+    if not isinstance(data, dict):
+        return Case(id=fallback, inputs={}, reason=f"line {number}: must be a JSON object, not a {type(data).__name__}; correct the line")
+    name = data.get("id")
+    identity = (one_line(name, _MAX_ID) if isinstance(name, (str, int)) and not isinstance(name, bool) else "") or fallback
+    if is_serving(data):
+        return _serving_case(data, identity)
+    measured = data.get("measured")
+    time, memory = _measured(data, measured if isinstance(measured, dict) else {})
+    inputs = inputs_of(data)
+    if not states_training(inputs) and _is_lora(data):
+        inputs["train"] = str(Method.LORA)
+    return Case(
+        id=identity,
+        inputs=inputs,
+        trains_adapters=trains_adapters(inputs),
+        has_experts=has_experts(inputs.get("model")),
+        group=_group(data, identity),
+        measured_time=time,
+        measured_memory=memory,
+        ran=_ran(data, time),
+        noted_all_reduce=_noted_all_reduce(data.get("notes")),
+        tier=_tier(data),
+    )
+
+
+def _serving_case(data: Mapping[str, Any], identity: str) -> Case:
+    return Case(
+        id=identity,
+        inputs=inputs_of(data),
+        group=re.split("[-_]", _group(data, identity))[0] or "?",
+        tier=_tier(data),
+        ran=True if data.get("measured") else None,
+        served=served_of(data),
+    )
+
+
+def _tier(data: Mapping[str, Any]) -> str:
+    return one_line(data.get("tier") or "", 40) if isinstance(data.get("tier"), (str, int, float)) else ""
+
+
+def _is_lora(data: Mapping[str, Any]) -> bool:
+    """Whether it says so by its name or in its notes. Fine-tuning of all weights is training."""
+    notes = data.get("notes")
+    text = f"{data.get('id')} {notes[:5000] if isinstance(notes, str) else ''}".lower()
+    return re.search(r"(?<![a-z])lora(?![a-z])", text) is not None and "task=sft" not in text
+
+
+def inputs_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The case without anything that a prediction must not see."""
+    return {key: value for key, value in data.items() if key not in NOT_INPUTS}
+
+
+def _measured(data: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[float, float]:
+    """(step time, memory); a run that prints tokens/s instead of a time has the time that follows from them."""
+    if data.get("packed") is False:
+        # sequences are cut at the stated length, and shorter than it: memory is that of the longest, a time is over all of them
+        return math.nan, positive(measured.get("peak_memory_gib")) * _GIB
+    time = positive(measured.get("step_time_s"))
+    if math.isnan(time):
+        rate = positive(measured.get("tokens_per_s_per_chip"))
+        sizes = [positive(data.get(name)) for name in ("global_batch", "sequence_length", "num_chips")]
+        time = sizes[0] * sizes[1] / (rate * sizes[2])
+        time = time if math.isfinite(time) and time > 0 else math.nan
+    return time, positive(measured.get("peak_memory_gib")) * _GIB
+
+
+def _noted_all_reduce(notes: object) -> float:
+    found = _NOTED_ALL_REDUCE.search(notes[:5000]) if isinstance(notes, str) else None
+    return float(found[1]) * 1e9 if found else math.nan
+
+
+def _ran(data: Mapping[str, Any], time: float) -> bool | None:
+    if data.get("outcome") == "out_of_memory":
+        return False
+    return True if not math.isnan(time) else None
+
+
+def _group(data: Mapping[str, Any], identity: str) -> str:
+    """Where the run comes from: the first word of its id, else its framework's."""
+    word = identity.split("-")[0].strip().lower()
+    if data.get("id") is None:
+        word = one_line(data.get("framework") or "").split(" ")[0].lower()
+    return one_line(word, 24) or "?"

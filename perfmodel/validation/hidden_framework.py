@@ -1,0 +1,67 @@
+"""Published runs planned as if their framework were unknown (`validate --hide-framework`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perfmodel.parallel.generic import generic_profile
+from perfmodel.parallel.likely import known_families
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.settings import with_settings
+from perfmodel.validation.case_plan import PlannedCase, plan_of_case
+from perfmodel.validation.cases import Case
+from perfmodel.validation.framework_patterns import framework_of
+
+#: Profiles of one framework: left out together.
+_ALIKE = (frozenset({"torch-fsdp2", "torchtitan"}),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenRun:
+    """A run as planned with its framework left out. profile: that framework's."""
+
+    profile: str
+    planned: PlannedCase
+    settings: Mapping[str, Any]
+
+
+def hidden(case: Case) -> HiddenRun:
+    """Raises InputError where it cannot be predicted."""
+    settings = case.inputs.get("settings")
+    return HiddenRun(
+        profile=framework_of(case.inputs.get("framework")).profile,
+        planned=plan_of_case({**case.inputs, "framework": None}),
+        settings=settings if isinstance(settings, Mapping) else {},
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class HiddenFrameworks:
+    """Plans runs without the name of their framework, under `generic` as made from all others.
+
+    leaves_family   every profile of its family is left out too
+    """
+
+    leaves_family: bool = False
+    _profiles: dict[str, ExecutionProfile] = field(default_factory=dict)
+
+    def profile_without(self, name: str) -> ExecutionProfile:
+        """`generic` from all frameworks but that one."""
+        if name not in self._profiles:
+            self._profiles[name] = generic_profile(self.families_without(name))
+        return self._profiles[name]
+
+    def families_without(self, name: str) -> dict[str, list[ExecutionProfile]]:
+        known = known_families()
+        alike = {name}.union(*(names for names in _ALIKE if name in names))
+        for profiles in known.values() if self.leaves_family else ():
+            names = {profile.name for profile in profiles}
+            alike |= names if name in names else set()
+        return known_families(without=alike)
+
+    def planned(self, case: Case) -> tuple[str, PlannedCase]:
+        """Whose run it is, and the run as a stranger predicts it. Raises InputError where it cannot be predicted."""
+        run = hidden(case)
+        return run.profile, replace(run.planned, profile=with_settings(self.profile_without(run.profile), run.settings))

@@ -1,0 +1,215 @@
+"""Plan choice: how much slower than the best measured plan the one is that is predicted to be fastest.
+
+Judged within groups of published runs that differ in their plan only. An error that all the plans of a group share costs nothing
+here; one that changes their order does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from perfmodel.validation.case_plan import PlannedCase
+from perfmodel.validation.cases import Case
+from perfmodel.validation.run_labels import RunLabels, labels_of, plan_group, plan_of
+
+LEAST_PLANS = 4
+"""Plans of a group that is judged: with two or three, a choice says little."""
+
+NEAR_BEST = 0.03
+"""As near to the measured best as the best itself: measured gaps between the first plans of a group are of this size."""
+
+BROKEN_NVLINK = 100e9
+"""[byte/s] A noted all-reduce in a node of NVLink slower than this ran over something else; healthy nodes note 4 times as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One run of a group: its plan, predicted and measured time [s], and whether it is predicted to fit."""
+
+    group: str
+    plan: str
+    labels: RunLabels
+    predicted: float
+    measured: float
+    fits: bool
+    noted_all_reduce: float = math.nan
+
+
+def choice_of(case: Case, planned: PlannedCase) -> Choice:
+    """Of a published run, whatever is predicted to fit; its prediction is to be filled in."""
+    return Choice(
+        group=plan_group(case),
+        plan=plan_of(case, planned),
+        labels=labels_of(case, planned),
+        predicted=math.nan,
+        measured=case.measured_time,
+        fits=True,
+        noted_all_reduce=case.noted_all_reduce,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanGroup:
+    """Runs that differ in their plan only; times over the measured best, minus 1.
+
+    regret           of the plan that is predicted to be fastest
+    fitting_regret   the same among the plans that are predicted to fit: what a search would pick
+    best_of_three    of the best measured among the three predicted to be fastest
+    median_plan      of the median plan: what is at stake
+    rank_correlation Spearman's
+    """
+
+    source: str
+    model: str
+    chip: str
+    num_chips: float
+    num_plans: int
+    regret: float
+    fitting_regret: float
+    best_of_three: float
+    median_plan: float
+    rank_correlation: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceSummary:
+    """The groups of one source, or of all. Means over groups; nan where there is none."""
+
+    name: str
+    num_groups: int
+    num_plans: int
+    mean_regret: float
+    largest_regret: float
+    mean_fitting_regret: float
+    near_best_fraction: float
+    rank_correlation: float
+    median_plan: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChoices:
+    """Every judged group, by source and over all.
+
+    num_small_groups      groups of two or three plans, which are not judged
+    num_broken_nvlink     runs whose notes give an all-reduce in the node of under 100 GB/s: broken NVLink
+    skips_broken_nvlink   whether those were left out
+    """
+
+    groups: tuple[PlanGroup, ...]
+    sources: tuple[ChoiceSummary, ...]
+    overall: ChoiceSummary
+    num_small_groups: int
+    num_broken_nvlink: int
+    skips_broken_nvlink: bool
+
+
+def plan_choices(choices: Iterable[Choice], *, skip_broken_nvlink: bool = False) -> PlanChoices:
+    """Judge the groups with at least `LEAST_PLANS` plans. A plan that ran several times counts once, with its median time.
+
+    skip_broken_nvlink   leave out runs on nodes whose NVLink was broken, by their notes. It chooses what is judged, nothing else:
+                         no prediction sees it.
+    """
+    choices = list(choices)
+    broken = [each for each in choices if each.noted_all_reduce < BROKEN_NVLINK]
+    if skip_broken_nvlink:
+        choices = [each for each in choices if not each.noted_all_reduce < BROKEN_NVLINK]
+    members: dict[str, list[Choice]] = {}
+    for each in choices:
+        members.setdefault(each.group, []).append(each)
+    merged = [_one_for_each_plan(runs) for runs in members.values()]
+    groups = tuple(judge_group(runs) for runs in merged if len(runs) >= LEAST_PLANS)
+    names = sorted({group.source for group in groups})
+    return PlanChoices(
+        groups=groups,
+        sources=tuple(choice_summary(name, [group for group in groups if group.source == name]) for name in names),
+        overall=choice_summary("all", groups),
+        num_small_groups=sum(1 < len(runs) < LEAST_PLANS for runs in merged),
+        num_broken_nvlink=len(broken),
+        skips_broken_nvlink=skip_broken_nvlink,
+    )
+
+
+def _one_for_each_plan(runs: Sequence[Choice]) -> list[Choice]:
+    plans: dict[str, list[Choice]] = {}
+    for each in runs:
+        plans.setdefault(each.plan, []).append(each)
+    return [
+        Choice(
+            group=same[0].group,
+            plan=plan,
+            labels=same[0].labels,
+            predicted=same[0].predicted,
+            measured=median(each.measured for each in same),
+            fits=same[0].fits,
+        )
+        for plan, same in plans.items()
+    ]
+
+
+def judge_group(runs: Sequence[Choice]) -> PlanGroup:
+    """The judgement of one group, of two plans or more."""
+    ordered = sorted(runs, key=lambda each: each.predicted)
+    best = min(each.measured for each in runs)
+    fitting = [each for each in ordered if each.fits] or ordered
+    labels = runs[0].labels
+    return PlanGroup(
+        source=labels.source,
+        model=labels.model,
+        chip=labels.chip,
+        num_chips=labels.num_chips,
+        num_plans=len(runs),
+        regret=ordered[0].measured / best - 1.0,
+        fitting_regret=fitting[0].measured / best - 1.0,
+        best_of_three=min(each.measured for each in ordered[:3]) / best - 1.0,
+        median_plan=median(each.measured for each in runs) / best - 1.0,
+        rank_correlation=spearman([each.predicted for each in runs], [each.measured for each in runs]),
+    )
+
+
+def choice_summary(name: str, groups: Sequence[PlanGroup]) -> ChoiceSummary:
+    regrets = [group.regret for group in groups]
+    return ChoiceSummary(
+        name=name,
+        num_groups=len(groups),
+        num_plans=sum(group.num_plans for group in groups),
+        mean_regret=_mean(regrets),
+        largest_regret=max(regrets, default=math.nan),
+        mean_fitting_regret=_mean([group.fitting_regret for group in groups]),
+        near_best_fraction=_mean([float(group.best_of_three <= NEAR_BEST) for group in groups]),
+        rank_correlation=_mean([group.rank_correlation for group in groups if not math.isnan(group.rank_correlation)]),
+        median_plan=_mean([group.median_plan for group in groups]),
+    )
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float:
+    """Rank correlation: Pearson's of the ranks, ties sharing their mean rank. nan where one side does not vary.
+
+    Source: Spearman, American Journal of Psychology 15, 1904.
+    """
+    x, y = _ranks(first), _ranks(second)
+    centre = (len(x) - 1) / 2.0
+    products = sum((a - centre) * (b - centre) for a, b in zip(x, y, strict=True))
+    squares = sum((a - centre) ** 2 for a in x) * sum((b - centre) ** 2 for b in y)
+    return products / math.sqrt(squares) if squares > 0 else math.nan
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """From 0; equal values share the mean of their ranks."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        end = start
+        while end + 1 < len(order) and values[order[end + 1]] == values[order[start]]:
+            end += 1
+        for place in order[start : end + 1]:
+            ranks[place] = (start + end) / 2.0
+        start = end + 1
+    return ranks
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,113 @@
+"""The model of a published training run, from the few sizes that such runs state."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.validation.expert_cases import has_experts, megatron_flags, named_model, shipped_model, with_experts
+from perfmodel.validation.fields import stated_size
+from perfmodel.workload.config import TransformerConfig, printable
+
+#: GPT-2's vocabulary, which Megatron-LM pads to a multiple of 128 times the tensor-parallel degree.
+_GPT2_VOCABULARY = 50257
+_PADDING = 128
+
+_NOT_MODELLED: Mapping[str, str] = {
+    "encoder": "encoder models are not modelled yet (attention in both directions, another loss)",
+    "encoder-decoder": "encoder-decoder models are not modelled yet",
+    "decoder-xl": "Transformer-XL's segment recurrence and adaptive softmax are not modelled yet",
+    "single-layer": "the row times one layer alone, which is not a training step",
+    "cnn": "convolutional models are not modelled yet",
+}
+
+
+#: A run that states none of these means the shipped model of its name.
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+
+#: Kinds of models of which every layer, or most, has experts.
+_WITH_EXPERTS = ("moe", "moe-mla")
+
+
+def config_from_case(
+    model: Mapping[str, Any], *, settings: object = None, seq_len: int = 2048, tp: int = 1, dropout: float = 0.1
+) -> TransformerConfig:
+    """The `model` object of a published run as a model; what the run does not state follows its generation.
+
+    A gated MLP means Llama's block (RMSNorm, rotary positions, no bias), any other GPT-2's (LayerNorm, learned positions,
+    biases, tanh GELU). Rows of the position table: `seq_len`. An unknown vocabulary is GPT-2's, padded as Megatron-LM pads it
+    for `tp`. An unknown tie is GPT-2's or Llama's habit. `dropout` applies to the GPT block only.
+    A model with experts is the shipped one of its name, else it is made of the run's sizes and of Megatron-LM's flags in `settings`.
+    """
+    name = str(model.get("name") or "model")[:80]
+    kind = str(model.get("kind") or "decoder")
+    reason = _NOT_MODELLED.get(kind) or _NOT_MODELLED.get(kind.split(" ")[0])
+    if reason is None and kind != "decoder" and not (kind in _WITH_EXPERTS and has_experts(model)):
+        reason = "only decoder models are modelled, with experts where the run states how many"
+    if reason is not None:
+        raise InputError(f"model.kind={kind}: {reason}; {name} cannot be predicted")
+    if has_experts(model) and not megatron_flags(settings):
+        known = named_model(model)
+        if known is not None:
+            return known
+
+    if not any(model.get(size) is not None for size in _SIZES) and (known := shipped_model(model)) is not None:
+        return known
+    hidden, heads = stated_size(model, "hidden_size", name), stated_size(model, "num_attention_heads", name)
+    head_dim = stated_size(model, "head_dim", name) if model.get("head_dim") is not None else 0
+    if head_dim and (known := shipped_model(model)) is not None:
+        return known
+    if hidden % heads and not head_dim:
+        raise bad_field("model.num_attention_heads", heads, f"must divide hidden_size={hidden}", "the run does not state a head_dim")
+    gated = model.get("gated_mlp")
+    if not isinstance(gated, bool):
+        raise bad_field("model.gated_mlp", printable(gated), "must be true or false", f"{name} cannot be predicted without it")
+    assumed = []
+    vocabulary = model.get("vocab_size")
+    if vocabulary is None:
+        step = _PADDING * tp
+        vocabulary = -(-_GPT2_VOCABULARY // step) * step
+        assumed.append("vocab_size")
+    tied = model.get("tie_word_embeddings")
+    if tied is None:
+        tied = not gated
+        assumed.append("tie_word_embeddings")
+    made = TransformerConfig(
+        name=name,
+        architecture="llama" if gated else "gpt2",
+        num_hidden_layers=stated_size(model, "num_hidden_layers", name),
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=heads if model.get("num_key_value_heads") is None else model["num_key_value_heads"],
+        head_dim=head_dim or hidden // heads,
+        intermediate_size=stated_size(model, "intermediate_size", name),
+        vocab_size=vocabulary,
+        max_position_embeddings=seq_len,
+        gated_mlp=gated,
+        activation="silu" if gated else "gelu_tanh",
+        norm="rmsnorm" if gated else "layernorm",
+        position="rotary" if gated else "learned",
+        qkv_bias=not gated,
+        attention_output_bias=not gated,
+        mlp_bias=not gated,
+        norm_bias=not gated,
+        tie_word_embeddings=tied,
+        **_windows(model),
+        dropout=0.0 if gated else dropout,
+        source="sizes of a published run" + (f"; assumed: {', '.join(assumed)}" if assumed else ""),
+    )
+    return with_experts(made, model, megatron_flags(settings)) if has_experts(model) else made
+
+
+def _windows(model: Mapping[str, Any]) -> dict[str, Any]:
+    """`sliding_window`, in all layers or in those that `sliding_layers` says: `3 of 4`."""
+    if model.get("sliding_window") is None:
+        return {}
+    window = stated_size(model, "sliding_window", str(model.get("name")))
+    share = model.get("sliding_layers")
+    if share is None:
+        return {"sliding_window": window}
+    found = re.fullmatch(r"(\d{1,3}) of (\d{1,3})", share) if isinstance(share, str) else None
+    if found is None or int(found[2]) - int(found[1]) != 1:
+        raise bad_field("model.sliding_layers", printable(share), "must be all but one of a turn", "write 3 of 4")
+    return {"sliding_window": window, "full_attention_every": int(found[2])}

@@ -1,0 +1,67 @@
+"""Validated runs as flat rows, for `validate --out` and data frames: seconds and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.validation.fields import known_label
+from perfmodel.validation.serving.columns import SERVING_COLUMNS, serving_row_values
+from perfmodel.validation.serving.rows import ServingRow
+
+if TYPE_CHECKING:
+    from perfmodel.validation.judgement import ValidationRow
+
+COLUMNS = (
+    "id",
+    "predicted_step_time",
+    "measured_step_time",
+    "predicted_memory",
+    "measured_memory",
+    "predicted_fits",
+    "reason",
+    "step_time_low",
+    "step_time_high",
+    "source",
+    "chip",
+    "framework",
+    "model",
+    "parameters",
+    "num_chips",
+    "form",
+    "tier",
+    "precision",
+    "experts",
+    "dispatcher",
+)
+
+
+def case_columns(rows: Iterable[ValidationRow | ServingRow]) -> list[str]:
+    """Return the columns of the kinds of runs that there are; those of training runs where there are none."""
+    served = {isinstance(row, ServingRow) for row in rows} or {False}
+    return list(dict.fromkeys((*(COLUMNS if False in served else ()), *(SERVING_COLUMNS if True in served else ()))))
+
+
+def case_rows(rows: Iterable[ValidationRow | ServingRow]) -> list[dict[str, Any]]:
+    """Return column -> value of each run; nan and None where there is none."""
+    return [serving_row_values(row) if isinstance(row, ServingRow) else _training_row_values(row) for row in rows]
+
+
+def _training_row_values(row: ValidationRow) -> dict[str, Any]:
+    labels = row.labels
+    values = (
+        row.id,
+        row.predicted_step_time,
+        row.measured_step_time,
+        row.predicted_memory,
+        row.measured_memory,
+        row.predicted_fits,
+        row.reason,
+        row.step_time_low,
+        row.step_time_high,
+        *map(known_label, (labels.source, labels.chip, labels.framework, labels.model)),
+        labels.parameters,
+        labels.num_chips,
+        *map(known_label, (labels.form, labels.tier, labels.precision, labels.experts, labels.dispatcher)),
+    )
+    return dict(zip(COLUMNS, values, strict=True))

@@ -1,0 +1,177 @@
+"""What a published run is counted under: its chip, framework, size and the like. Labels judge predictions, they never enter one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.report.predictions import degrees_line
+from perfmodel.validation.case_plan import PlannedCase
+from perfmodel.validation.cases import Case
+from perfmodel.validation.expert_cases import has_experts
+from perfmodel.validation.fields import UNKNOWN, label
+from perfmodel.validation.run_machine import cluster_of_run
+
+#: Classes by size: (upper bound, included; name), smallest first.
+_SIZES = ((1e9, "up to 1 B"), (1e10, "1-10 B"), (1e11, "10-100 B"), (math.inf, "over 100 B"))
+_CHIPS = ((1, "1 chip"), (8, "2-8 chips"), (64, "9-64 chips"), (512, "65-512 chips"), (math.inf, "over 512 chips"))
+
+#: Fields of a case in which the runs of one group of plans may differ; all its other inputs are the same.
+PLAN_FIELDS = frozenset(
+    {
+        "dp",
+        "tp",
+        "pp",
+        "cp",
+        "ep",
+        "virtual_stages",
+        "micro_batch",
+        "sequence_parallel",
+        "zero_stage",
+        "distributed_optimizer",
+        "recompute",
+        "flash_attention",
+    }
+)
+#: The same inside `settings`: how the framework splits, not which software ran.
+_PLAN_SETTINGS = frozenset({"tp_mode", "sharding"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLabels:
+    """One run's label in each field that errors can be summed by; `?` where the run does not say.
+
+    size      class of the number of parameters      form    its parallel form, such as tp+pp+dp
+    chips     class of the number of chips           parameters, num_chips   the numbers themselves; nan where unknown
+    experts   "8, 2 chosen", or "dense"; dispatcher: how tokens reach them
+    degrees   the plan's, such as "pp 2, tp 4"
+    peak_share   of what its chips can multiply in the measured time, what its linear layers alone need: over one it did not run there
+    """
+
+    source: str
+    chip: str = UNKNOWN
+    framework: str = UNKNOWN
+    model: str = UNKNOWN
+    size: str = UNKNOWN
+    chips: str = UNKNOWN
+    form: str = UNKNOWN
+    tier: str = UNKNOWN
+    precision: str = UNKNOWN
+    profile: str = UNKNOWN
+    experts: str = UNKNOWN
+    dispatcher: str = UNKNOWN
+    degrees: str = UNKNOWN
+    parameters: float = math.nan
+    num_chips: float = math.nan
+    peak_share: float = math.nan
+
+
+#: The source of runs that train adapters only, whoever published them: no other line of a table holds them.
+ADAPTERS = "adapters only (LoRA)"
+#: What `--by` takes.
+FIELDS = ("source", "chip", "framework", "model", "size", "chips", "form", "tier", "precision", "profile", "experts", "dispatcher")
+
+
+def check_fields(names: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The fields, each once, or what is wrong with them. Raises InputError."""
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise bad_field("by", shown(names), "must be names of fields", f"use any of {', '.join(known)}")
+    fields = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+    for name in fields:
+        if name not in known:
+            raise InputError(f"by={one_line(name)}: not known{suggest(name, list(known))}; use any of {', '.join(known)}")
+    if not fields:
+        raise InputError(f"by: names no field; use any of {', '.join(known)}")
+    return fields
+
+
+def order_of_labels(field: str) -> Sequence[str]:
+    """Labels that have an order of their own, smallest first; others go by name."""
+    return [name for _, name in {"size": _SIZES, "chips": _CHIPS}.get(field, ())]
+
+
+def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
+    """From what the case states; what only a plan tells is unknown where there is none."""
+    inputs = case.inputs
+    model = inputs.get("model")
+    name = model.get("name") if isinstance(model, Mapping) else None
+    chips = _number(inputs.get("num_chips")) if planned is None else float(planned.plan.num_chips)
+    parameters = math.nan if planned is None else float(planned.plan.job.transformer.num_parameters)
+    return RunLabels(
+        source=ADAPTERS if case.trains_adapters else case.group or UNKNOWN,
+        chip=label(inputs.get("chip")),
+        framework=label(inputs.get("framework")),
+        model=label(name),
+        size=_class_of(parameters, _SIZES),
+        chips=_class_of(chips, _CHIPS),
+        form=UNKNOWN if planned is None else parallel_form(planned),
+        tier=case.tier or UNKNOWN,
+        precision=label(inputs.get("precision")),
+        profile=UNKNOWN if planned is None else planned.framework.profile,
+        experts=_experts(model),
+        dispatcher=UNKNOWN if planned is None or not planned.plan.has_experts else str(planned.plan.dispatcher),
+        degrees=UNKNOWN if planned is None else degrees_line(planned.plan),
+        parameters=parameters,
+        num_chips=chips,
+        peak_share=math.nan if planned is None else _peak_share(planned, case.measured_time),
+    )
+
+
+def _peak_share(planned: PlannedCase, measured: float) -> float:
+    """6 FLOP of a parameter and token, but for tables that are looked up."""
+    job, chip = planned.plan.job, cluster_of_run(planned.hardware).chip
+    model = job.transformer
+    looked_up = model.hidden_size * (
+        model.vocab_size * (not model.tie_word_embeddings) + model.max_position_embeddings * (model.position == "learned")
+    )
+    flops = 6.0 * (model.num_parameters - looked_up) * job.global_batch * job.seq_len
+    return flops / (planned.plan.num_chips * chip.flop_rate(planned.matmul_dtype) * measured)
+
+
+def parallel_form(planned: PlannedCase) -> str:
+    """The axes that cut the run, such as `tp+pp+dp`; `fsdp` is ZeRO-3, `zero` a lower stage."""
+    layout = planned.plan.layout
+    forms = [axis for axis in ("tp", "cp", "pp") if layout.degree(axis) > 1]
+    if layout.dp_shard * layout.dp_replicate > 1:
+        forms.append({0: "dp", 3: "fsdp"}.get(int(planned.plan.zero), "zero"))
+    return "+".join(forms) or "one chip"
+
+
+def plan_group(case: Case) -> str:
+    """The same text for the runs of a source that differ in their plan only (and in what was measured)."""
+    inputs = {key: value for key, value in case.inputs.items() if key not in PLAN_FIELDS and value is not None}
+    settings = inputs.get("settings")
+    if isinstance(settings, Mapping):
+        inputs["settings"] = {key: value for key, value in settings.items() if key not in _PLAN_SETTINGS}
+    return json.dumps([case.group, inputs], sort_keys=True, default=str)
+
+
+def plan_of(case: Case, planned: PlannedCase) -> str:
+    """The same text for runs of a group that have the same plan."""
+    settings = case.inputs.get("settings")
+    chosen = {key: settings.get(key) for key in _PLAN_SETTINGS} if isinstance(settings, Mapping) else {}
+    return json.dumps([planned.plan.hash(), chosen], sort_keys=True, default=str)
+
+
+def setting_of(case: Case) -> str:
+    """The same text for runs of a source that differ in the release of the framework alone."""
+    inputs = {key: value for key, value in case.inputs.items() if key != "framework" and value is not None}
+    return json.dumps([case.group, inputs], sort_keys=True, default=str)
+
+
+def _experts(model: object) -> str:
+    """As the run states them."""
+    if not isinstance(model, Mapping):
+        return UNKNOWN
+    return f"{model.get('num_experts')}, {model.get('num_experts_per_tok')} chosen" if has_experts(model) else "dense"
+
+
+def _class_of(value: float, classes: Iterable[tuple[float, str]]) -> str:
+    return next((name for bound, name in classes if value <= bound), UNKNOWN)
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else math.nan

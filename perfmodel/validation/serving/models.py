@@ -1,0 +1,207 @@
+"""The `model` object of a published serving run as a `TransformerConfig`.
+
+A shipped model of the same sizes, whatever its name, says what a run does not state (norms, biases, gates); else a gated MLP means
+Llama's block and any other GPT's, as for training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.validation.fields import stated_size
+from perfmodel.workload.config import MAX_LAYERS, TransformerConfig
+from perfmodel.workload.layer_specs import (
+    DeltaNet,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    LayerSpec,
+    Mamba,
+    Mixer,
+    kinds_of_layers,
+)
+from perfmodel.workload.models import list_models, load_model
+
+#: Positions of a model that turns them: published runs do not state the checkpoint's limit, and one model of many lengths is compiled once.
+_POSITIONS = 2**20
+_SAME = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "gated_mlp")
+_ATTENTIONS = ("gqa", "mla", "mla+dsa", "hybrid")
+#: Letters of a pattern of layers (Nemotron-H): what mixes tokens, and what each then runs.
+_PATTERN: Mapping[str, tuple[Mixer, FeedForward]] = {
+    "M": ("mamba", "none"), "*": ("attention", "none"), "E": ("none", "experts"), "-": ("none", "dense"),
+}  # fmt: skip
+_CHUNK = 128  # of a state space's scan, where nothing is stated
+
+
+def model_of_case(model: Any, *, longest: int, drafts: bool = False) -> TransformerConfig:
+    """longest: tokens of the longest sequence; drafts: modules that predict further tokens are loaded."""
+    if not isinstance(model, Mapping):
+        raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
+    made = _twin(_made(model))
+    positions = longest if made.position == "learned" else max(longest, _POSITIONS)
+    return replace(
+        made, max_position_embeddings=max(made.max_position_embeddings, positions), num_mtp_layers=_drafters(made) if drafts else 0
+    )
+
+
+def _drafters(model: TransformerConfig) -> int:
+    return max(model.num_mtp_layers, 1)
+
+
+def _made(model: Mapping[str, Any]) -> TransformerConfig:
+    name = one_line(model.get("name") or "model", 80)
+    attention = model.get("attention") or "gqa"
+    if attention not in _ATTENTIONS:
+        raise bad_field("model.attention", one_line(attention, 40), "is not known", f"use one of {', '.join(_ATTENTIONS)}")
+    layers, hidden, heads = (stated_size(model, field, name) for field in ("layers", "hidden", "heads"))
+    if layers > MAX_LAYERS:
+        raise bad_field("model.layers", layers, f"must be {MAX_LAYERS:,} at most", "correct it in the case")
+    gated = model.get("gated_mlp")
+    gated = gated if isinstance(gated, bool) else True
+    latent = _latent(model, name) if "mla" in attention else None
+    experts = _experts(model.get("moe"), gated, name)
+    head_dim = model.get("head_dim") or (latent.score_head_dim if latent is not None else None)
+    if head_dim is None:
+        if hidden % heads:
+            raise bad_field("model.heads", heads, f"must divide hidden={hidden}", "state head_dim")
+        head_dim = hidden // heads
+    ffn = model.get("ffn")
+    if ffn is None and experts is not None:
+        ffn = experts.width
+    window = model.get("sliding_window") or 0
+    return TransformerConfig(
+        name=name,
+        architecture="llama" if gated else "gpt2",
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=heads if latent is not None else model.get("kv_heads") or heads,
+        head_dim=head_dim,
+        intermediate_size=stated_size({"ffn": ffn}, "ffn", name),
+        vocab_size=stated_size(model, "vocab", name),
+        max_position_embeddings=1,
+        gated_mlp=gated,
+        activation="silu" if gated else "gelu_tanh",
+        norm="rmsnorm" if gated else "layernorm",
+        position="rotary",
+        qkv_bias=not gated,
+        attention_output_bias=not gated,
+        mlp_bias=not gated,
+        norm_bias=not gated,
+        tie_word_embeddings=False,
+        sliding_window=window,
+        full_attention_every=(model.get("full_attention_interval") or 0) if window else 0,
+        attention_gate=bool(model.get("attention_output_gate")),
+        experts=experts,
+        latent=latent,
+        mamba=_mamba(model.get("mamba"), name),
+        delta=_delta(model.get("linear_attention"), name),
+        kinds=_kinds(model, layers, latent is not None, experts is not None),
+        source="sizes of a published run",
+    )
+
+
+def _twin(made: TransformerConfig) -> TransformerConfig:
+    """The shipped model of the same sizes, under the run's name; `made` where there is none."""
+    for each in _shipped():
+        if all(getattr(each, field) == getattr(made, field) for field in _SAME) and _same_parts(each, made):
+            return replace(each, name=made.name)
+    return made
+
+
+def _same_parts(one: TransformerConfig, other: TransformerConfig) -> bool:
+    if one.latent != other.latent or (one.experts is None) != (other.experts is None):
+        return False
+    if one.experts is not None and other.experts is not None:
+        sizes = ("num_experts", "top_k", "width", "shared_width")
+        if any(getattr(one.experts, field) != getattr(other.experts, field) for field in sizes):
+            return False
+    elif one.intermediate_size != other.intermediate_size:
+        return False
+    mixed = [sorted((kind.mixer, kind.feed_forward, kind.count) for kind in each.layer_kinds) for each in (one, other)]
+    return mixed[0] == mixed[1] and (one.latent is not None or one.head_dim == other.head_dim)
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> tuple[TransformerConfig, ...]:
+    return tuple(load_model(name) for name in list_models())
+
+
+def _latent(model: Mapping[str, Any], name: str) -> LatentAttention:
+    return LatentAttention(
+        query_rank=model.get("q_lora_rank") or 0,
+        key_value_rank=stated_size(model, "kv_lora_rank", name),
+        nope_head_dim=stated_size(model, "qk_nope_head_dim", name),
+        rope_head_dim=stated_size(model, "qk_rope_head_dim", name),
+        value_head_dim=stated_size(model, "v_head_dim", name),
+        index_heads=model.get("index_heads") or 0,
+        index_head_dim=model.get("index_head_dim") or 0,
+        index_top=model.get("index_topk") or 0,
+    )
+
+
+def _experts(moe: Any, gated: bool, name: str) -> Experts | None:
+    if not isinstance(moe, Mapping) or not moe.get("experts"):
+        return None
+    shared = moe.get("shared_ffn") or 0
+    return Experts(
+        num_experts=stated_size(moe, "experts", name, inside="moe."),
+        top_k=stated_size(moe, "top_k", name, inside="moe."),
+        width=stated_size(moe, "expert_ffn", name, inside="moe."),
+        gated=gated,
+        shared_width=shared * max(moe.get("shared") or 0, 0),
+    )
+
+
+def _mamba(mamba: Any, name: str) -> Mamba | None:
+    if not isinstance(mamba, Mapping):
+        return None
+    sizes = {field: stated_size(mamba, field, name, inside="mamba.") for field in ("heads", "head_dim", "groups", "state")}
+    return Mamba(
+        num_heads=sizes["heads"],
+        head_dim=sizes["head_dim"],
+        num_groups=sizes["groups"],
+        state_size=sizes["state"],
+        conv_kernel=mamba.get("conv_kernel") or 4,
+        chunk_size=_CHUNK,
+    )
+
+
+def _delta(delta: Any, name: str) -> DeltaNet | None:
+    if not isinstance(delta, Mapping):
+        return None
+    fields = ("key_heads", "value_heads", "key_head_dim", "value_head_dim")
+    sizes = {field: stated_size(delta, field, name, inside="linear_attention.") for field in fields}
+    return DeltaNet(
+        num_key_heads=sizes["key_heads"],
+        num_value_heads=sizes["value_heads"],
+        key_head_dim=sizes["key_head_dim"],
+        value_head_dim=sizes["value_head_dim"],
+        conv_kernel=delta.get("conv_kernel") or 4,
+    )
+
+
+def _kinds(model: Mapping[str, Any], layers: int, is_latent: bool, has_experts: bool) -> tuple[LayerSpec, ...]:
+    """What each layer is made of, where not all are alike."""
+    feeds: Sequence[FeedForward] = ["experts" if has_experts else "dense"] * layers
+    pattern, every = model.get("layer_pattern"), model.get("full_attention_interval")
+    if isinstance(pattern, str):
+        unknown = sorted(set(pattern) - set(_PATTERN))
+        if unknown or len(pattern) != layers:
+            raise bad_field(
+                "model.layer_pattern", one_line(pattern, 60), f"must be {layers} of {' '.join(_PATTERN)}", "correct it in the case"
+            )
+        return kinds_of_layers([_PATTERN[letter] for letter in pattern])
+    if isinstance(model.get("linear_attention"), Mapping) and isinstance(every, int) and every > 0:
+        mixers: list[Mixer] = ["attention" if (place + 1) % every == 0 else "delta" for place in range(layers)]
+        return kinds_of_layers(list(zip(mixers, feeds, strict=True)))
+    moe = model.get("moe")
+    first = (moe.get("first_dense_layers") or 0) if isinstance(moe, Mapping) and has_experts else 0
+    if first:
+        mixer: Mixer = "latent" if is_latent else "attention"
+        return kinds_of_layers([(mixer, "dense" if place < first else "experts") for place in range(layers)])
+    return ()

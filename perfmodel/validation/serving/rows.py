@@ -1,0 +1,86 @@
+"""One published run of serving beside its prediction, and what it is counted under."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from perfmodel.validation.fields import UNKNOWN, label
+from perfmodel.validation.serving.cases import PlannedServing
+from perfmodel.validation.serving.measured import KUNDU, Served
+
+SERVING_BY = ("source", "engine", "chip", "model", "precision", "concurrency", "framework", "kind", "tier", "experts")
+"""What `--by` takes of runs of serving."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingRow:
+    """predicted   metric -> seconds (tokens_per_second: output tokens of all chips); empty where it was not, with the reason
+    intervals    metric -> its 80 % interval
+    labels       a label for each of `SERVING_BY`
+    running, max_sequences   of a replica, predicted
+    """
+
+    id: str
+    group: str
+    tier: str
+    kind: str = ""
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    served: Served = field(default_factory=Served)
+    predicted: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
+    predicted_fits: bool | None = None
+    max_sequences: float = math.nan
+    planned: PlannedServing | None = None
+    reason: str = ""
+
+    @property
+    def is_predicted(self) -> bool:
+        return bool(self.predicted)
+
+    @property
+    def is_second_hand(self) -> bool:
+        return self.group == KUNDU
+
+    @property
+    def is_scored(self) -> bool:
+        """Primary, nothing suspect about it, and predicted."""
+        return self.is_predicted and self.tier == "primary" and not self.served.suspect
+
+    def measured(self, metric: str) -> float:
+        return float(getattr(self.served, metric))
+
+    def error(self, metric: str) -> float:
+        """predicted / measured - 1; nan where one is missing."""
+        return self.predicted.get(metric, math.nan) / self.measured(metric) - 1.0
+
+    def counts(self, metric: str) -> bool:
+        """Whether its error of a metric is that of the engine and not of a queue or of start-up that the source names."""
+        return not math.isnan(self.error(metric)) and not (metric == "ttft" and self.served.ttft_note)
+
+
+def labels_of_serving(inputs: Mapping[str, Any], *, group: str, tier: str, planned: PlannedServing | None) -> dict[str, str]:
+    model = inputs.get("model")
+    name = model.get("name") if isinstance(model, Mapping) else None
+    moe = model.get("moe") if isinstance(model, Mapping) else None
+    batch = inputs.get("batch")
+    return {
+        "source": group or UNKNOWN,
+        "engine": UNKNOWN if planned is None else planned.engine,
+        "chip": UNKNOWN if planned is None else planned.hardware.chip,
+        "model": label(name),
+        "precision": label(inputs.get("precision")),
+        "concurrency": str(batch) if isinstance(batch, int) and not isinstance(batch, bool) else UNKNOWN,
+        "framework": label(inputs.get("framework")),
+        "kind": label(inputs.get("kind")),
+        "tier": tier or UNKNOWN,
+        "experts": "experts" if isinstance(moe, Mapping) and moe.get("experts") else "dense",
+    }
+
+
+def label_order(label: str) -> tuple[float, str]:
+    """Numbers by size, before names."""
+    return (float(label), "") if label.isdigit() else (math.inf, label)

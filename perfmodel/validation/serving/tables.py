@@ -1,0 +1,68 @@
+"""Errors of predictions of serving as tables for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from perfmodel.parallel.serving.intervals import METRICS
+from perfmodel.report.table import Table
+from perfmodel.validation.serving.judgement import MetricErrors, ServingErrors, ServingResult
+from perfmodel.validation.tables import share_text
+
+WORDS = {"ttft": "TTFT", "tpot": "TPOT", "request_latency": "latency", "tokens_per_second": "tokens/s"}
+
+
+def serving_headline(result: ServingResult) -> str:
+    scored = result.overall
+    parts = [
+        f"{WORDS[metric]} {share_text(each.median)} ({share_text(each.p90)} at the 90th percentile, {each.count:,} runs)"
+        for metric, each in scored.metrics.items()
+        if each.count
+    ]
+    lines = [f"{result.num_predicted:,} of {result.num_rows:,} cases of serving predicted."]
+    if parts:
+        lines.append(f"Median errors of the {scored.num_rows:,} scored runs (primary, nothing suspect): {'; '.join(parts)}.")
+        ran = f"{scored.num_out:,} of them are predicted not to fit" if scored.num_out else "all of them are predicted to fit"
+        lines.append(f"They all ran: {ran}.")
+    if result.num_suspect:
+        lines.append(f"{result.num_suspect:,} runs that the data mark as suspect are predicted and not scored.")
+    return "\n".join(lines)
+
+
+def serving_tables(result: ServingResult) -> list[Table]:
+    tables = [
+        serving_error_table(f"Errors of serving by {field}, scored runs", field, each, result.overall) for field, each in result.by.items()
+    ]
+    rest = [each for each in (result.secondary, result.second_hand) if each.num_rows]
+    if rest:
+        tables.append(serving_error_table("Errors of serving, not scored", "runs", rest))
+    if result.reasons:
+        tables.append(
+            Table(
+                title="Not predicted",
+                headers=("cases", "reason"),
+                rows=tuple((f"{count:,}", reason) for reason, count in result.reasons.items()),
+                right=("cases",),
+                fold=("reason",),
+            )
+        )
+    return tables
+
+
+def serving_error_table(title: str, field: str, summaries: Sequence[ServingErrors], overall: ServingErrors | None = None) -> Table:
+    """Of each metric that any row has: how many, the median and the 90th percentile of the error, the bias."""
+    every = [*summaries, *([] if overall is None or len(summaries) < 2 else [overall])]
+    metrics = [metric for metric in METRICS if any(each.metrics[metric].count for each in every)]
+    headers = [field, "cases", *(f"{WORDS[metric]}: {word}" for metric in metrics for word in ("runs", "median", "p90", "bias")), "no fit"]
+    rows = tuple(
+        (each.name, f"{each.num_rows:,}", *(cell for metric in metrics for cell in _cells(each.metrics[metric])), str(each.num_out or ""))
+        for each in every
+    )
+    return Table(title=title, headers=tuple(headers), rows=rows, right=tuple(headers[1:]))
+
+
+def _cells(errors: MetricErrors) -> tuple[str, ...]:
+    if not errors.count:
+        return ("", "", "", "")
+    return (f"{errors.count:,}", *(("-" if math.isnan(value) else share_text(value)) for value in (errors.median, errors.p90, errors.bias)))

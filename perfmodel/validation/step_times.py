@@ -1,0 +1,124 @@
+"""Runs that are planned once and predicted many times with other constants of their framework: what a fit evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
+from perfmodel.cost.estimate import RATE_FIELDS, READ_LATE, Estimator, make_estimator
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.profile import ExecutionProfile, load_profile
+from perfmodel.parallel.settings import with_settings
+from perfmodel.validation.case_plan import PlannedCase
+from perfmodel.validation.run_machine import cluster_of_run, machine_of_run
+
+Array = NDArray[np.float64]
+
+
+class PlannedRun(Protocol):
+    """What a fit needs of a run. profile: the name of the one that it is predicted with."""
+
+    @property
+    def planned(self) -> PlannedCase: ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+    @property
+    def profile(self) -> str: ...
+
+
+@lru_cache(maxsize=64)
+def load_profile_once(name: str) -> ExecutionProfile:
+    return load_profile(name)
+
+
+def estimator_of(run: PlannedRun, profile: ExecutionProfile) -> Estimator:
+    """Predicts the run's plan, and its memory, with that profile."""
+    hardware = run.planned.hardware
+    machine = machine_of_run(hardware, run.planned.matmul_dtype)
+    return make_estimator(run.planned.plan.job, cluster_of_run(hardware), machine, with_settings(profile, run.settings))
+
+
+_MOST_COLUMNS = 4096
+"""Columns that are kept, some 25 kB each."""
+
+_PROFILE_FIELDS = frozenset(item.name for item in fields(ExecutionProfile))
+
+
+@dataclass(slots=True, kw_only=True)
+class StepTimes:
+    """Predicts runs with constants of theirs replaced. Runs that differ in columns only are predicted together.
+
+    load       the profile of a name
+    _columns   by what they are made of and the runs: most constants of a fit change what is made of columns, not these
+    """
+
+    runs: Sequence[PlannedRun]
+    load: Callable[[str], ExecutionProfile] = load_profile_once
+    _estimators: dict[Any, Estimator] = field(default_factory=dict)
+    _made_of: dict[Any, int] = field(default_factory=dict)
+    _columns: dict[tuple[int, tuple[int, ...]], PlanColumns] = field(default_factory=dict)
+
+    def share_programs(self, other: StepTimes) -> None:
+        """What either compiles is the other's too; their profiles must be of the same names."""
+        self._estimators = other._estimators
+
+    def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
+        """[s] of each chosen run. `values`: by name, fields of the profile; what is not among them stays as shipped."""
+        moved = dict(values)
+        unknown = [name for name in values if name not in _PROFILE_FIELDS]
+        if unknown:
+            raise InputError(f"constant={unknown[0]}: no field of an execution profile; name one")
+        times = np.empty(len(chosen))
+        batches: dict[Any, list[int]] = {}
+        profiles: dict[Any, ExecutionProfile] = {}
+        estimators: dict[Any, tuple[Estimator, int]] = {}
+        for place, index in enumerate(chosen):
+            run = self.runs[index]
+            habits = (run.profile, repr(sorted(run.settings.items(), key=str)))
+            if habits not in profiles:
+                profiles[habits] = with_settings(replace(self.load(run.profile), **moved), run.settings)  # type: ignore[arg-type]
+            job, plan = run.planned.plan.job, run.planned.plan
+            key = (
+                (job.transformer, job.seq_len, job.precision, job.optimizer), habits, run.planned.hardware, run.planned.matmul_dtype,
+                plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1,
+                plan.schedule, plan.order, plan.sequence_parallel,
+            )  # fmt: skip
+            batches.setdefault(key, []).append(place)
+        for key, places in batches.items():
+            run = self.runs[chosen[places[0]]]
+            if key[:4] not in estimators:
+                estimators[key[:4]] = self._estimator(run, key[0], profiles[key[1]])
+            times[places] = self._step_times(*estimators[key[:4]], tuple(chosen[place] for place in places))
+        return times
+
+    def _step_times(self, estimator: Estimator, made_of: int, chosen: tuple[int, ...]) -> Array:
+        """Steps of runs that share their programs, as columns. [s]"""
+        plans, key = [self.runs[index].planned.plan for index in chosen], (made_of, chosen)
+        kept = self._columns.get(key)
+        if kept is None:
+            if len(self._columns) >= _MOST_COLUMNS:
+                self._columns.clear()
+            kept = self._columns[key] = plan_columns(estimator, plans)
+        total = step_columns(estimator, plans, kept.of(estimator)).step_time
+        return np.broadcast_to(np.asarray(total, dtype=np.float64), (len(plans),))
+
+    def _estimator(self, run: PlannedRun, software: Any, profile: ExecutionProfile) -> tuple[Estimator, int]:
+        """The estimator, and a number for what its programs and its machine are made of."""
+        machine = machine_of_run(run.planned.hardware, run.planned.matmul_dtype)
+        estimator = make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile)
+        estimator.recomputes = ()
+        takes_any = estimator.cluster.chip.any_operand_order  # a recipe's copies hang on it
+        compiled = (software, takes_any, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - READ_LATE)))
+        twin = self._estimators.setdefault(compiled, estimator)
+        estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
+        estimator.graphs = twin.graphs
+        made_of = (compiled, run.planned.hardware, run.planned.matmul_dtype, tuple(getattr(profile, name) for name in RATE_FIELDS))
+        return estimator, self._made_of.setdefault(made_of, len(self._made_of))

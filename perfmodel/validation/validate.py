@@ -1,0 +1,265 @@
+"""Published runs predicted from their inputs, and how far off the predictions are (DESIGN.md section 7, `perfmodel validate`)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from perfmodel.cost.assemble import PlanColumns
+from perfmodel.cost.calibrated import is_calibrated
+from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories
+from perfmodel.cost.plan_memory import RankMemory
+from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.foundation.memory_room import outcome_rule
+from perfmodel.foundation.resources import check_can_be_written, write_atomically
+from perfmodel.foundation.values import check_path
+from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET_NAME
+from perfmodel.hardware.reader import load_calibration
+from perfmodel.parallel.memory_doubt import memory_doubt
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.residuals import interval, load_residuals, shape_of, with_experts
+from perfmodel.parallel.run_features import features_of
+from perfmodel.parallel.stated import passed_over
+from perfmodel.uncertainty.account import open_in
+from perfmodel.validation.assumed_framework import PlanCase, plan_as_stated
+from perfmodel.validation.case_plan import PlannedCase
+from perfmodel.validation.case_settings import READ_APART, settings_of_case
+from perfmodel.validation.cases import Case, read_cases
+from perfmodel.validation.judgement import ValidationResult, ValidationRow, summarise
+from perfmodel.validation.rows import case_columns, case_rows
+from perfmodel.validation.run_labels import FIELDS, check_fields, labels_of, plan_group, plan_of, setting_of
+from perfmodel.validation.run_machine import cluster_of_run, machine_of_run
+from perfmodel.validation.serving.judgement import summarise_serving
+from perfmodel.validation.serving.predict import ServingCasePredictor
+from perfmodel.validation.serving.rows import SERVING_BY, ServingRow
+
+SUMMED_BY = tuple(dict.fromkeys((*FIELDS, *SERVING_BY)))
+"""Fields that errors can be summed by, of runs of either kind."""
+
+
+def validate_cases(
+    path: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    calibration: str | Path | None = None,
+    by: Sequence[str] = (),
+    tier: str = "",
+    skip_broken_nvlink: bool = False,
+    plots: str | Path | None = None,
+    plan_case: PlanCase = plan_as_stated,
+    progress: Callable[[int], None] | None = None,
+) -> ValidationResult:
+    """Predict every case of a file (or of several, one after the other), one JSON object a line; write the table to `out` if given.
+
+    calibration  a name or a path for every case; None: the default of each case's chip; "spec-sheet": none; "prior": what the other
+                 generations of the chip's maker let expect of it, its own left out
+    by           sums of the errors by these fields too (`SUMMED_BY`)
+    tier         only cases of this tier; "": all
+    skip_broken_nvlink   leave runs whose notes tell of broken NVLink out of the judged choice of plans
+    plots        a folder for the figures; it is made where its parent is there
+    plan_case    how training runs are planned: under the framework that each names, or another (`validation/assumed_framework.py`)
+    progress     called with the number of cases done, after each
+    """
+    fields = check_fields(by, SUMMED_BY) if by else ()
+    if plots is not None:
+        _check_folder(Path(plots))
+    if calibration is not None and str(calibration) not in (SPEC_SHEET_NAME, PRIOR_NAME):
+        load_calibration(calibration)  # a wrong name is a mistake of the call, not of each case
+    predictor = CasePredictor(calibration=calibration, plan_case=plan_case)
+    serving = ServingCasePredictor(calibration=calibration)
+    rows: list[ValidationRow | ServingRow] = []
+    files: Sequence[Any] = path if isinstance(path, (list, tuple)) else [path]
+    for each in files:
+        check_path(each, "cases")
+        for case in _cases_of(each):
+            if tier and case.tier != tier:
+                continue
+            rows.append(predictor.row(case) if case.served is None else serving.row(case))
+            if progress is not None:
+                progress(len(rows))
+    if tier and not rows:
+        raise InputError(f"tier={one_line(tier)}: no case is of it; leave it out to see the tiers that there are (--by tier)")
+    result = _summarised(rows, fields, skip_broken_nvlink=skip_broken_nvlink)
+    if plots is not None:
+        from perfmodel.validation.figures import write_figures
+
+        write_figures(result, Path(plots))
+    if out is not None:
+        write_atomically(out, table_of(rows))
+    return result
+
+
+def _cases_of(path: str | Path) -> Iterator[Case]:
+    """The cases of a file. One of which no line is a JSON object is refused: the errors of no case are an empty table."""
+    fault, has_case = "it is empty", False
+    for case in read_cases(path):
+        if not has_case and fault == "it is empty":
+            fault = case.reason.rpartition(";")[0]
+        has_case = has_case or bool(case.inputs) or not case.reason
+        yield case
+    if not has_case:
+        raise InputError(f"cases={one_line(path, 80)}: holds no case ({one_line(fault, 90)}); give JSON lines, one run each")
+
+
+def _summarised(rows: Sequence[ValidationRow | ServingRow], fields: Sequence[str], *, skip_broken_nvlink: bool) -> ValidationResult:
+    """Each kind of runs by the fields that it has."""
+    training = [row for row in rows if isinstance(row, ValidationRow)]
+    served = [row for row in rows if isinstance(row, ServingRow)]
+    result = summarise(training, by=[field for field in fields if field in FIELDS], skip_broken_nvlink=skip_broken_nvlink)
+    if not served:
+        return result
+    return replace(result, serving=summarise_serving(served, by=[field for field in fields if field in SERVING_BY]))
+
+
+def _check_folder(folder: Path) -> None:
+    if not os.path.isdir(folder):  # pathlib raises what the system says of a name too long, or of a folder that may not be entered
+        if os.path.exists(folder):
+            raise InputError(f"plots={one_line(folder, 200)}: is a file; give a folder")
+        check_can_be_written(folder, "plots")
+
+
+def table_of(rows: Sequence[ValidationRow | ServingRow]) -> str:
+    """The rows as CSV, one for every case: seconds, bytes, an empty cell where there is nothing; columns of the kinds that there are."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, case_columns(rows), restval="", lineterminator="\n")
+    writer.writeheader()
+    for values in case_rows(rows):
+        writer.writerow({name: _cell(value) for name, value in values.items()})
+    return text.getvalue()
+
+
+def _cell(value: float | str | bool | None) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else f"{value:.9g}"
+
+
+@dataclass(slots=True, kw_only=True)
+class CasePredictor:
+    """Predicts cases one after the other; what they share (clusters, machines, compiled programs) is made once."""
+
+    calibration: str | Path | None = None
+    has_intervals: bool = True
+    plan_case: PlanCase = plan_as_stated
+    estimators: dict[Any, Estimator] = field(default_factory=dict)
+
+    def row(self, case: Case) -> ValidationRow:
+        row = ValidationRow(
+            id=case.id,
+            group=case.group,
+            tier=case.tier,
+            kind=_kind(case),
+            labels=labels_of(case, None),
+            measured_step_time=case.measured_time,
+            measured_memory=case.measured_memory,
+            ran=case.ran,
+            reason=case.reason,
+            noted_all_reduce=case.noted_all_reduce,
+            trains_adapters=case.trains_adapters,
+            has_experts=case.has_experts,
+            setting=setting_of(case),
+            passed_over=tuple(name for name in passed_over(settings_of_case(case.inputs.get("settings"))) if name not in READ_APART),
+        )
+        if case.reason:
+            return row
+        try:
+            planned = self.plan_case(case)
+            prediction = self.predict(planned)
+            memory = memory_figure(self.estimator(planned), planned)
+        except InputError as error:
+            return replace(row, reason=one_line(error, 400))
+        except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, AssertionError, MemoryError, RecursionError) as error:
+            # a case that breaks the predictor is a fault of ours: it is reported, and the other cases still count
+            return replace(row, reason=f"the prediction failed ({type(error).__name__}: {one_line(error, 200)}); please report this case")
+        time = prediction.step_time
+        if not (math.isfinite(time) and math.isfinite(memory)):
+            return replace(row, reason="the prediction is not a finite number; please report this case")
+        shape = shape_of(planned.plan.job.transformer)
+        low, high = self.interval(planned, shape) if self.has_intervals else (math.nan, math.nan)
+        return replace(
+            row,
+            labels=labels_of(case, planned),
+            framework=planned.framework.profile,
+            memory_kind=planned.framework.memory_kind,
+            memory_rank=planned.framework.memory_rank,
+            predicted_step_time=time,
+            step_time_low=time * low,
+            step_time_high=time * high,
+            shape=shape,
+            features=features_of(planned.plan, planned.hardware.chip),
+            is_framework_known=not planned.framework.borrows,
+            predicted_memory=memory,
+            predicted_fits=prediction.fits,
+            assumed=planned.assumed,
+            choice_group=plan_group(case),
+            choice_plan=plan_of(case, planned),
+        )
+
+    def interval(self, planned: PlannedCase, shape: str) -> tuple[float, float]:
+        """Factors of the prediction, from runs of other models only: what they would be if nobody had run this one."""
+        framework, chip = planned.framework, planned.hardware.chip
+        found = interval(
+            load_residuals(),
+            features_of(planned.plan, chip),
+            family=framework.profile,
+            borrows=framework.borrows,
+            is_calibrated=is_calibrated(self.estimator(planned).machine),
+            is_usual=self.calibration is None,
+            unseen=shape,
+            open_habits=open_in(self.estimator(planned), planned.plan) if framework.borrows else (0.0, 0.0),
+        )
+        if planned.plan.has_experts:
+            source = planned.framework.profile
+            found = with_experts(found, [each for each in load_residuals().experts if each.family != source] or load_residuals().experts)
+        return found.low, found.high
+
+    def predict(self, planned: PlannedCase) -> Prediction:
+        """Return its prediction; whether it fits by the rule for outcomes (`outcome_rule`), whatever a search asks of a plan."""
+        estimator = self.estimator(planned)
+        rule = outcome_rule(memory_doubt(estimator.profile))
+        return estimator.predict(planned.plan, memory_headroom=rule.headroom, risk=rule.risk)
+
+    def estimator(self, planned: PlannedCase) -> Estimator:
+        """The estimator of the case's job, whatever its batch, on its cluster; programs are shared across clusters whose chips take
+        operands alike."""
+        job = planned.plan.job
+        takes_any = job.policy.recipe is not None and cluster_of_run(planned.hardware).chip.any_operand_order
+        software = (job.transformer, job.seq_len, job.precision, job.optimizer, job.train, planned.profile, takes_any)
+        key = (*software, planned.hardware, planned.matmul_dtype)
+        if key not in self.estimators:
+            machine = machine_of_run(planned.hardware, planned.matmul_dtype, calibration=self.calibration)
+            estimator = make_estimator(job, cluster_of_run(planned.hardware), machine, planned.profile)
+            if software in self.estimators:
+                twin = self.estimators[software]
+                estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
+                estimator.graphs = twin.graphs
+            else:
+                self.estimators[software] = estimator
+            self.estimators[key] = estimator
+        return self.estimators[key]
+
+
+def memory_figure(estimator: Estimator, planned: PlannedCase, columns: PlanColumns | None = None) -> float:
+    """What the framework's own figure would be: it counts its allocator's memory, neither the driver's context nor NCCL's buffers."""
+    ranks = rank_memories(estimator, planned.plan, columns)
+    match planned.framework.memory_rank:
+        case "first":
+            figures: tuple[RankMemory, ...] = ranks[:1]
+        case "last":
+            figures = ranks[-1:]
+        case _:
+            figures = ranks
+    is_reserved = planned.framework.memory_kind == "reserved"
+    return max(figure.reserved if is_reserved else figure.allocated for figure in figures)
+
+
+def _kind(case: Case) -> str:
+    return "out of memory" if case.ran is False else "training"

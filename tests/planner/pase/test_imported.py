@@ -1,0 +1,127 @@
+"""PaSE's search on imported graphs: equal to its search on the same layers written by hand, and sound where torch's graphs differ."""
+
+import numpy as np
+import pytest
+from torch import nn
+
+import perfmodel
+from perfmodel.foundation.errors import InputError
+from perfmodel.planner.pase.imported import search_imported
+from perfmodel.planner.pase.layer import LayerKind, graph_of, layer
+from perfmodel.planner.pase.search import run_pase
+from perfmodel.workload.imported.graph import ImportedKind
+from tests.execute.per_operator.networks import LanguageLSTM, OddProducts, SmallAlexNet, SmallResNet, WithFourier
+
+
+def chain(*layers):
+    edges = [(index, index + 1) for index in range(len(layers) - 1)]
+    return graph_of("chain", layers, edges, batch=16, smallest_share=1, source="this test")
+
+
+def connected(b, n, c):
+    return layer(LayerKind.FULLY_CONNECTED, {"b": b, "n": n, "c": c})
+
+
+def convolved(b, c, n, side):
+    return layer(LayerKind.CONVOLUTION, {"b": b, "c": c, "h": side, "w": side, "r": 3, "s": 3, "n": n})
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 6, 8, 32])
+def test_linear_layers_cost_what_they_cost_by_hand(num_devices):
+    imported = perfmodel.import_graph(
+        lambda: nn.Sequential(nn.Linear(64, 256, bias=False), nn.Linear(256, 48, bias=False), nn.Linear(48, 32)), "float32[16,64]"
+    )
+    by_hand = run_pase(chain(connected(16, 256, 64), connected(16, 48, 256), connected(16, 32, 48)), num_devices)
+    found = search_imported(imported, num_devices)
+    assert found.cost == pytest.approx(by_hand.solution.cost, rel=1e-12)
+    if 16 % num_devices == 0:
+        assert found.times_data_parallel == pytest.approx(by_hand.times_data_parallel, rel=1e-12)
+
+
+@pytest.mark.parametrize("num_devices", [1, 4, 16])
+def test_convolutions_cost_what_they_cost_by_hand(num_devices):
+    imported = perfmodel.import_graph(lambda: nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3, stride=2)), "float32[16,3,34,34]")
+    layers = convolved(16, 3, 32, 32), convolved(16, 32, 64, 15)
+    by_hand = run_pase(chain(*layers), num_devices)
+    found = search_imported(imported, num_devices)
+    assert found.cost == pytest.approx(by_hand.solution.cost, rel=1e-12)
+    assert found.times_data_parallel == pytest.approx(by_hand.times_data_parallel, rel=1e-12)
+
+
+def test_a_reshape_between_agreeing_splits_costs_nothing():
+    """Heads cut out of a projection's features: cutting features and heads alike moves no data."""
+
+    class Reshapes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.into = nn.Linear(64, 64, bias=False)
+
+        def forward(self, x):
+            return self.into(x).unflatten(-1, (8, 8)).transpose(1, 2).relu()
+
+    from perfmodel.planner.pase.imported import _edge_tables, _vertex_tables
+
+    graph = perfmodel.import_graph(Reshapes, "float32[2,4,64]")
+    configurations, _ = _vertex_tables(graph, 16, 5000.0)
+    matrix = _edge_tables(graph, configurations, 5000.0)[-1][2]
+    projection, after = graph.vertices[-2:]
+    names = tuple(projection.dims), tuple(after.dims)
+
+    def row(which, **parts):
+        wanted = [parts.get(name, 1) for name in names[which]]
+        return int(np.flatnonzero((configurations[which + 1] == wanted).all(axis=1))[0])
+
+    assert tuple(after.dims) == ("b", "c", "h", "w")  # b, heads, s, depth
+    assert matrix[row(0, n=8), row(1, c=8)] == 0
+    assert matrix[row(0, n=4), row(1, c=4)] == 0
+    assert matrix[row(0, n=16), row(1, c=8, w=2)] == 0
+    assert matrix[row(0, n=8), row(1, w=8)] == 2 * 5000 * (2 * 4 * 64 / 8) * (1 - 1 / 8)
+
+
+NETWORKS = {
+    "alexnet": (SmallAlexNet, "images=float32[16,3,96,96] labels=int64[16]"),
+    "resnet": (SmallResNet, "float32[16,3,64,64]"),
+    "lstm": (LanguageLSTM, "tokens=int64[16,10] labels=int64[16,10]"),
+    "odd products": (OddProducts, "float32[16,8,12,12]"),
+    "encoder layer": (lambda: nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), "float32[16,8,64]"),
+    "fourier": (WithFourier, "float32[16,8]"),
+    "pointers": (lambda: nn.MultiheadAttention(32, 4, batch_first=True), "float32[4,6,32] float32[4,6,32] float32[4,6,32]"),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_any_network_can_be_searched(name):
+    graph = perfmodel.import_graph(*NETWORKS[name])
+    one, eight = search_imported(graph, 1), search_imported(graph, 8)
+    assert one.cost == one.data_parallel_cost > 0
+    assert eight.cost <= min(eight.data_parallel_cost, one.cost)
+    assert eight.is_proved
+    for vertex, parts in zip(graph.vertices, eight.parts, strict=True):
+        assert int(np.prod(list(parts.values()))) <= 8
+        assert all(vertex.dims[name] % part == 0 for name, part in parts.items())
+        assert all(parts[name] == 1 for name in vertex.unsplit)
+        if vertex.kind is ImportedKind.UNRECOGNISED:
+            assert dict(parts) == {}
+
+
+def test_data_parallelism_uses_no_more_devices_than_there_are_samples():
+    graph = perfmodel.import_graph("torch.nn:Linear(64, 64)", "float32[4,64]")
+    assert search_imported(graph, 2).data_parallel_devices == 2
+    assert search_imported(graph, 16).data_parallel_devices == 4
+
+
+@pytest.mark.slow
+def test_shared_heads_are_split_no_further_than_they_are_many():
+    graph = perfmodel.import_graph("perfmodel.execute.importer.import_graph:shipped('llama-3-8b')", "int64[2,128]")
+    found = search_imported(graph, 16)
+    parts = [parts for vertex, parts in zip(graph.vertices, found.parts, strict=True) if vertex.kind is ImportedKind.ATTENTION]
+    assert len(parts) == 32
+    assert all(8 % each["h"] == 0 for each in parts)
+    assert found.times_data_parallel > 1
+
+
+@pytest.mark.parametrize("num_devices", [0, -1, True, 2.0])
+def test_a_bad_number_of_devices_is_one_sentence(num_devices):
+    graph = perfmodel.import_graph(WithFourier, "float32[16,8]")
+    with pytest.raises(InputError, match="must be a whole number of at least 1"):
+        search_imported(graph, num_devices)
