@@ -21,8 +21,8 @@ from lab.left_out.fits import FITS
 from lab.left_out.memories import MEMORY_FITS, Memories, runs_with_memory
 from lab.left_out.runs import read_runs
 from perfmodel.foundation.text import columns_text
-from perfmodel.parallel.frameworks import NEUTRAL, fitted_numbers
-from perfmodel.parallel.profile import GENERIC, list_profiles, load_profile
+from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
+from perfmodel.frameworks.shipped import NEUTRAL, fitted_numbers
 from perfmodel.report.markdown import markdown_table
 from perfmodel.report.table import Table
 from perfmodel.validation.cases import read_cases

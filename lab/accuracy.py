@@ -26,8 +26,8 @@ from lab.memory_outcomes import MemoryOutcome, reliability, reliability_line, re
 from lab.strangers import StrangerFigures, Strangers, choices_of, choices_text, figures_of, fits_of, fits_text, over_groups
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.resources import write_atomically
+from perfmodel.frameworks.profile import list_profiles, load_profile
 from perfmodel.hardware.reader import list_calibrations, load_calibration
-from perfmodel.parallel.profile import list_profiles, load_profile
 from perfmodel.report.markdown import markdown_table
 from perfmodel.report.table import Table
 from perfmodel.validation.cases import read_cases

@@ -8,7 +8,7 @@ draws; intervals are the 80 % ones that the fitted profile has.
 
 Plans: how much slower than the best measured one the plan is that a user would take, on average over draws and jobs (runs that differ in
 their plan only). Times of runs that were given are known, those of others expected over what the fit leaves open, and before any fit over
-the frameworks that are known (`parallel/likely.py`, as a search does): he takes the plan whose time is least.
+the frameworks that are known (`frameworks/ensemble.py`, as a search does): he takes the plan whose time is least.
 Which runs are given decides how much they tell, so three ways are told apart: any of the framework's, of other models and numbers of chips
 for the most part; any of the job's own; and those of the job that are expected to be fastest, which are the ones that a search puts first.
 """
@@ -27,9 +27,9 @@ from lab.strangers import GROUPS, Strangers, judged_group
 from perfmodel.fitting.fit import LogTimes, OwnFit, OwnRun, fit_some, mean_error
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.text import columns_text
-from perfmodel.parallel.likely import points_about
-from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.residuals import NORMAL
+from perfmodel.frameworks.ensemble import points_about
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.parallel.interval import NORMAL
 from perfmodel.report.markdown import markdown_table
 from perfmodel.report.table import Table, percent
 from perfmodel.uncertainty.priors import HABITS

@@ -24,7 +24,7 @@ from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import dump_yaml
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.units import exact_quantity
-from perfmodel.parallel.frameworks import FITTED, FittedNumber, fitted_numbers, frameworks_dir, unit_of
+from perfmodel.frameworks.shipped import FITTED, FittedNumber, fitted_numbers, frameworks_dir, unit_of
 from perfmodel.validation.cases import read_cases
 
 Numbers = dict[str, FittedNumber]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from lab.command import command_parser, exits_on_errors
 from perfmodel.foundation.resources import write_atomically
-from perfmodel.parallel.generic import generic_profile
-from perfmodel.parallel.profile import profile_text
+from perfmodel.frameworks.generic import generic_profile
+from perfmodel.frameworks.profile import profile_text
 
 HEAD = "# Written by `python -m lab.generic`: the mean of the profiles that name their family. Not edited by hand.\n"
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.estimate import evaluate_memory
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import MemoryDoubt, Verdict
-from perfmodel.parallel.memory_doubt import memory_doubt
+from perfmodel.frameworks.memory_uncertainty import memory_doubt
 from perfmodel.validation.case_plan import PlannedCase, plan_of_case
 from perfmodel.validation.cases import Case
 from perfmodel.validation.validate import CasePredictor

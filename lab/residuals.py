@@ -24,8 +24,8 @@ from lab.strangers import SWEPT, Strangers, quantiles_of, residuals_of_strangers
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import MemoryDoubt
 from perfmodel.foundation.resources import write_atomically
-from perfmodel.parallel.memory_doubt import KNOWN, UNKNOWN
-from perfmodel.parallel.residuals import ModelResiduals, Residuals, StrangerResiduals, stranger_interval
+from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN
+from perfmodel.uncertainty.residuals import ModelResiduals, Residuals, StrangerResiduals, stranger_interval
 from perfmodel.validation.case_plan import PlannedCase, plan_of_case
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.judgement import NO_TIMES, ValidationRow, best_releases
@@ -196,7 +196,7 @@ def residuals_text(residuals: Residuals) -> str:
     """As YAML."""
     lines = [
         "# log(measured / predicted) of published training runs, by family (execution profile), model, chip and scale.",
-        "# Written by `python -m lab.residuals`; intervals are made from it (perfmodel/parallel/residuals.py).",
+        "# Written by `python -m lab.residuals`; intervals are made from it (perfmodel/uncertainty/residuals.py).",
         f"source: {_quoted(residuals.source)}",
         f"date: {_quoted(residuals.date)}",
         f"num_runs: {residuals.num_runs}",

@@ -24,10 +24,10 @@ from lab.memory_outcomes import MemoryOutcome, outcome_of, reliability, reliabil
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import Verdict
 from perfmodel.foundation.text import columns_text
-from perfmodel.parallel.likely import family_weights
-from perfmodel.parallel.residuals import StrangerResiduals, stranger_interval
+from perfmodel.frameworks.ensemble import family_weights
 from perfmodel.uncertainty.open_defaults import open_variance
 from perfmodel.uncertainty.priors import HABITS
+from perfmodel.uncertainty.residuals import StrangerResiduals, stranger_interval
 from perfmodel.validation.case_plan import plan_of_case
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.hidden_framework import HiddenFrameworks, HiddenRun, hidden

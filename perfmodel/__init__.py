@@ -56,7 +56,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.verbs.rows": ("prediction_rows",),
     "perfmodel.verbs.serving": ("find_serving", "serve", "serve_operators"),
     "perfmodel.verbs.serving_requests": ("serve_several",),
-    "perfmodel.parallel.serving.engine": ("Engine", "list_engines", "load_engine"),
+    "perfmodel.frameworks.engine": ("Engine", "list_engines", "load_engine"),
     "perfmodel.parallel.serving.plan": ("ServingPlan",),
     "perfmodel.parallel.serving.prediction": ("ServingPrediction",),
     "perfmodel.workload.serving": ("ServingJob",),

@@ -12,20 +12,20 @@ from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.fitting.result import FittedProfile
 from perfmodel.foundation.dtypes import Dtype as Dtype
 from perfmodel.foundation.errors import InputError as InputError, PerfModelError as PerfModelError, RunError as RunError
+from perfmodel.frameworks.engine import Engine as Engine
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import Calibration as Calibration
 from perfmodel.hardware.chip import Chip as Chip, MemoryTier as MemoryTier
 from perfmodel.hardware.cluster import Cluster as Cluster
 from perfmodel.hardware.fabric import Link as Link, NetworkTier as NetworkTier, Topology as Topology
 from perfmodel.parallel.algebra.rules import RuleSet
+from perfmodel.parallel.framework_ref import Stated
 from perfmodel.parallel.layout import AttentionKernel as AttentionKernel, ParallelLayout as ParallelLayout, PipelineSchedule as PipelineSchedule, Recompute as Recompute, ZeroStage as ZeroStage
 from perfmodel.parallel.plan import Plan as Plan
 from perfmodel.parallel.prediction import Prediction as Prediction, Predictions as Predictions
-from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.results import Comparison as Comparison, Measurement as Measurement
-from perfmodel.parallel.serving.engine import Engine as Engine
 from perfmodel.parallel.serving.plan import ServingPlan as ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction as ServingPrediction
-from perfmodel.parallel.stated import Stated
 from perfmodel.planner.explain import Explanation
 from perfmodel.planner.per_operator.pipeline import PipelineSearch
 from perfmodel.planner.result import SearchResult

@@ -23,9 +23,9 @@ from lab.left_out.runs import PublishedRun, read_runs
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.text import columns_text
+from perfmodel.frameworks.profile import ExecutionProfile, load_profile
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.reader import load_calibration
-from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.report.markdown import markdown_table
 from perfmodel.report.table import Table
 from perfmodel.uncertainty.priors import Constant

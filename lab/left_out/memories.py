@@ -15,8 +15,8 @@ from lab.fit_profiles import FittedConstants, fit_constants
 from perfmodel.cost.assemble import PlanColumns, plan_columns
 from perfmodel.cost.estimate import Estimator
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.residuals import shape_of
 from perfmodel.uncertainty.priors import Constant
+from perfmodel.uncertainty.residuals import shape_of
 from perfmodel.validation.case_plan import PlannedCase, plan_of_case
 from perfmodel.validation.cases import Case
 from perfmodel.validation.validate import CasePredictor, memory_figure

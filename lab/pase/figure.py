@@ -31,11 +31,11 @@ from perfmodel.cost.per_operator.operators import MeshPrices, StepSetting
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, SPEC_SHEET, CollectiveModel, Provenance
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.per_operator.mesh import mesh_axes
-from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.pase.graph import load_pase_graph
 from perfmodel.planner.pase.search import run_pase
 from perfmodel.planner.per_operator.search import Filter, NetworkPlanner

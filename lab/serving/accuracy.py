@@ -22,8 +22,8 @@ from lab.serving.fitting import EngineFit, left_out_residuals
 from lab.serving.residuals import ServingResidual, every_footing, factors, known_residuals, unknown_residuals
 from lab.serving.saturation import Saturation, saturation_of
 from perfmodel.foundation.resources import write_atomically
-from perfmodel.parallel.serving.engine import fitted_numbers
-from perfmodel.parallel.serving.intervals import METRICS, interval_factors
+from perfmodel.frameworks.engine import fitted_numbers
+from perfmodel.frameworks.serving_intervals import METRICS, interval_factors
 from perfmodel.planner.serving.result import LIMIT_HEADROOM
 from perfmodel.validation.serving.estimators import Estimators
 from perfmodel.validation.serving.judgement import error_statistics

@@ -22,7 +22,7 @@ from lab.serving.fitting import DIGITS, EngineFit, EngineNumber, fit_engine, lef
 from perfmodel.calibrate.fits import rounded
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.units import exact_quantity
-from perfmodel.parallel.serving.engine import GENERIC_ENGINE, Engine, fitted_numbers, list_engines, load_engine
+from perfmodel.frameworks.engine import GENERIC_ENGINE, Engine, fitted_numbers, list_engines, load_engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.serving.estimators import Estimators

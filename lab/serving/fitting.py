@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.fits import rounded
 from perfmodel.foundation.errors import PerfModelError
-from perfmodel.parallel.serving.engine import Engine
+from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.validation.serving.predict import metrics_of
 from perfmodel.validation.serving.rows import ServingRow

@@ -19,8 +19,8 @@ from lab.serving.engines import TODAYS, elsewhere, generic_engine, predict_as, r
 from lab.serving.fitting import EngineFit, left_out_residuals, predicted_logs, targets_of
 from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.foundation.resources import write_atomically
-from perfmodel.parallel.serving.engine import load_engine
-from perfmodel.parallel.serving.intervals import COVERAGE, METRICS, ServingFooting
+from perfmodel.frameworks.engine import load_engine
+from perfmodel.frameworks.serving_intervals import COVERAGE, METRICS, ServingFooting
 from perfmodel.validation.serving.estimators import Estimators
 from perfmodel.validation.serving.rows import ServingRow
 

@@ -20,10 +20,10 @@ from perfmodel.calibrate.fits import Array, rounded
 from perfmodel.cost.estimate import make_estimator
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.frameworks.profile import ExecutionProfile, load_profile
 from perfmodel.hardware.calibration import SCALE_UP, Calibration, CollectiveModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.results import MachineMeasurement
 
 LAUNCH = "launch"

@@ -11,8 +11,8 @@ from perfmodel.cli.known import Json, Sources, print_list
 from perfmodel.cli.output import print_facts, print_json, to_plain
 
 if TYPE_CHECKING:
-    from perfmodel.parallel.serving.engine import Engine
-    from perfmodel.parallel.serving.engine_formats import EngineFormat
+    from perfmodel.frameworks.engine import Engine
+    from perfmodel.frameworks.engine_formats import EngineFormat
 
 
 def engines(
@@ -23,7 +23,7 @@ def engines(
     sources: Sources = False,
 ) -> None:
     """List serving engines: releases, what each runs, and the sources."""
-    from perfmodel.parallel.serving.engine import list_engines, load_engine
+    from perfmodel.frameworks.engine import list_engines, load_engine
 
     known = [load_engine(each) for each in ([name] if name else list_engines())]
     if json:

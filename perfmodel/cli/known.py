@@ -15,10 +15,10 @@ from perfmodel.cli.output import cite, print_facts, print_json, print_paragraph,
 from perfmodel.foundation.dtypes import Dtype
 
 if TYPE_CHECKING:
+    from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.chip import Chip
     from perfmodel.hardware.cluster import Cluster
-    from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.workload.config import TransformerConfig
 
 _TRAINING_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP32)
@@ -270,8 +270,8 @@ def profiles(
     sources: Sources = False,
 ) -> None:
     """List execution profiles: what a framework does with a plan, with their sources."""
-    from perfmodel.parallel.profile import list_profiles, load_profile
-    from perfmodel.parallel.settings import STATED
+    from perfmodel.frameworks.profile import list_profiles, load_profile
+    from perfmodel.parallel.framework_ref import STATED
 
     known = [load_profile(each) for each in ([name] if name else list_profiles())]
     if json:
@@ -313,8 +313,8 @@ def _overlapped(stages: tuple[int, ...]) -> str:
 
 def _profile_facts(name: str, value: object) -> list[tuple[str, str]]:
     """The lines of a field: one, or one for each thing that the framework runs."""
-    from perfmodel.parallel.fitted import FittedTo
-    from perfmodel.parallel.runs import ANYTHING, Runs
+    from perfmodel.frameworks.fitted import FittedTo
+    from perfmodel.frameworks.runnable import ANYTHING, Runs
 
     if isinstance(value, FittedTo):
         runs = f"{value.num_runs} runs of your own, {value.date}, starting from {value.base}; off by {value.left_out_error:.1%} left out"

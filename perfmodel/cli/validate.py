@@ -147,7 +147,7 @@ def _serving_object(result: ServingResult) -> dict[str, object]:
 
 
 def _show(result: ValidationResult) -> None:
-    from perfmodel.parallel.stated import passed_over_line
+    from perfmodel.parallel.framework_ref import passed_over_line
     from perfmodel.validation.tables import choice_lines, fit_lines, headline, result_tables
 
     if result.rows or result.serving is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.parallel.profile import HEAD_TAIL, ExecutionProfile
+from perfmodel.frameworks.profile import HEAD_TAIL, ExecutionProfile
 from perfmodel.workload.causal import CausalMask
 
 Array = NDArray[np.float64]

@@ -12,12 +12,10 @@ import numpy as np
 from perfmodel.cost.assemble import PlanColumns, StepColumns, plan_columns, step_columns
 from perfmodel.cost.assigned import handed_on, priced_graph, stage_blocks
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.memory import kept_by_moment, static_memory
-from perfmodel.cost.moments import At, activation_terms
-from perfmodel.cost.offload import on_chip
-from perfmodel.cost.parameters import ParameterProgram, compile_parameters
-from perfmodel.cost.pipeline import live_layers
-from perfmodel.cost.plan_memory import (
+from perfmodel.cost.memory.chip import kept_by_moment, static_memory
+from perfmodel.cost.memory.moments import At, activation_terms
+from perfmodel.cost.memory.offload import on_chip
+from perfmodel.cost.memory.plan import (
     MemoryRow,
     RankMemory,
     adding_up,
@@ -27,6 +25,8 @@ from perfmodel.cost.plan_memory import (
     rank_holding,
     scalar,
 )
+from perfmodel.cost.parameters import ParameterProgram, compile_parameters
+from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.program import PHASES, Program, compile_program
 from perfmodel.cost.stages import rank_runs, stage_sums, total_pass
 from perfmodel.cost.step import (
@@ -44,21 +44,21 @@ from perfmodel.cost.step import (
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_room import MemoryRule, fit_probability, memory_rule
+from perfmodel.frameworks.memory_uncertainty import memory_doubt
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.releases import at_release
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
 from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED, SHOWN_COMM
+from perfmodel.parallel.interval import TAIL
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
-from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
 from perfmodel.parallel.per_operator.stages import stage_runs
 from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.releases import at_release
-from perfmodel.parallel.residuals import TAIL
 from perfmodel.workload.adapters import with_training
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.evaluate import summed
 from perfmodel.cost.rows import TimedRows
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.rewrites import ENTRYWISE
+from perfmodel.frameworks.settings import GRAPH_LAUNCH
 from perfmodel.parallel.algebra.derive import Amount, extent_amount
 from perfmodel.parallel.algebra.sharding import Sharding
 from perfmodel.parallel.eager import KERNELS, WrittenOut
-from perfmodel.parallel.habits import ENTRYWISE
-from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.settings import GRAPH_LAUNCH
 from perfmodel.workload.graph import FusedAttention, Graph, Operator, Stream, Work
 
 Array = NDArray[np.float64]

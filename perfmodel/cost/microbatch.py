@@ -12,9 +12,9 @@ from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.program import SAVED, Program
 from perfmodel.cost.rows import TimedRows
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.parallel.profile import ExecutionProfile
 
 Array = NDArray[np.float64]
 

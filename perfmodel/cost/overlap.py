@@ -14,8 +14,8 @@ import numpy as np
 
 from perfmodel.cost.stages import Ranks, Stages, beside, plus, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import ParameterTerms, RegionTimes, beat_with, exposed_sends
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.layout import PipelineSchedule
-from perfmodel.parallel.profile import ExecutionProfile
 
 
 def _exposed_under(communication: Any, compute: Any, *, hides: bool, share: float = 0.0) -> Any:

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.frameworks.parameter_events import profile_events
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
-from perfmodel.parallel.algebra.parameters import is_one_end_unit, profile_events, stored_rows, zero_axes
+from perfmodel.parallel.algebra.parameters import is_one_end_unit, stored_rows, zero_axes
 from perfmodel.parallel.algebra.sharding import MESH_AXES, TENSOR_AXES
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.graph import NO_CASTS, Region
 
 Array = NDArray[np.float64]

@@ -12,20 +12,20 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.forward import forward_moments
-from perfmodel.cost.kept import kept_tensors
 from perfmodel.cost.launches import added_gradients, kernels_of, score_matrices
-from perfmodel.cost.lifetimes import backward_moments
-from perfmodel.cost.live import Kept, Moment, before_dispatch, coming_of_exchanges, entering, leading_to_exchanges, operand_bytes
+from perfmodel.cost.memory.backward_walk import backward_moments
+from perfmodel.cost.memory.forward_walk import forward_moments
+from perfmodel.cost.memory.kept import kept_tensors
+from perfmodel.cost.memory.live import Kept, LiveBytes, before_dispatch, coming_of_exchanges, entering, leading_to_exchanges, operand_bytes
 from perfmodel.cost.rows import BATCH_AXES, DATA_AXES, Amounts, RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.cost.stages import inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.rewrites import with_habits
+from perfmodel.frameworks.tiles import logit_share
 from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of
 from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
-from perfmodel.parallel.habits import with_habits
 from perfmodel.parallel.layout import Recompute
-from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.tiles import logit_share
 from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Product, Region, TensorRole
 
 #: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
@@ -73,7 +73,8 @@ class Program:
     saved       columns amount; segment = region * len(SAVED) + class
     launches    [segments, 1] kernels that the host launches, of operators
     softmaxes   forward and backward segment of those that launch more where their matrices are no multiple; the amount of these
-    peaks       moments of the backward passes (`cost/lifetimes.py`) and of a block's forward passes (`cost/forward.py`)
+    peaks       moments of the backward passes (`cost/memory/backward_walk.py`) and of a block's forward passes
+                (`cost/memory/forward_walk.py`)
     boundary    amount of what blocks hand on, or of each of `handed_on`; logits: of what the loss reads at once. Of a graph without
                 them: nothing
     """
@@ -351,7 +352,7 @@ def _peaks(
 ) -> Peaks:
     """Of backward passes, of a block under each recomputation, and of the forward passes of blocks."""
     sizes: dict[tuple[str, Operand], Amount] = {}
-    cases: list[list[Moment]] = []
+    cases: list[list[LiveBytes]] = []
     backward: dict[tuple[int, Recompute], int] = {}
     forward: dict[tuple[int, Recompute], int] = {}
     delayed: dict[tuple[int, Recompute], int] = {}

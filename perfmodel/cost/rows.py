@@ -18,10 +18,10 @@ from perfmodel.cost.context import AttentionHabits, attention_habits
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
 from perfmodel.parallel.algebra.derive import Amount, amount_of, extent_amount
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES, Sharding
-from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.graph import Data, Extent, FusedAttention, Graph, Operator, Product, Stream, TensorRole, Work
 
 DATA_AXES = frozenset(("dp_replicate", "dp_shard"))

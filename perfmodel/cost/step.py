@@ -17,19 +17,19 @@ from perfmodel.cost.collectives import CollectiveKind, collective_time
 from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.launches import FORWARD
 from perfmodel.cost.machine import MEBIBYTE, Machine
+from perfmodel.cost.memory.offload import carried_bytes, hosted_bytes
 from perfmodel.cost.microbatch import MicrobatchCost
-from perfmodel.cost.offload import carried_bytes, hosted_bytes
 from perfmodel.cost.parameters import CastTimes, FrozenBytes, ParameterCost, ParameterProgram
 from perfmodel.cost.pipeline import pipeline_time, send_delay
 from perfmodel.cost.program import PHASES, Program
 from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
 from perfmodel.parallel.context_forms import RINGS
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
-from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.graph import Region
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
 

@@ -15,9 +15,9 @@ from perfmodel.fitting.plan import has_time, run_of_row
 from perfmodel.fitting.read import RunFile
 from perfmodel.fitting.result import FittedProfile, result_of
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.parallel.framework_ref import passed_over, passed_over_line
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.stated import passed_over, passed_over_line
 
 _MANY = 300
 """Runs from which a fit takes seconds; a hundred tell next to all there is to tell."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from perfmodel.cost.resolve import CPU_PROFILE
 from perfmodel.fitting.fit import OwnRun
-from perfmodel.parallel.profile import GENERIC, ExecutionProfile, load_profile
+from perfmodel.frameworks.profile import GENERIC, ExecutionProfile, load_profile
 from perfmodel.validation.run_machine import cluster_of_run
 
 

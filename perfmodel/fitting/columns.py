@@ -15,7 +15,7 @@ from typing import Any
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.foundation.units import QuantityKind, parse_quantity
 from perfmodel.foundation.values import said_yes_or_no, whole
-from perfmodel.parallel.settings import SETTINGS
+from perfmodel.parallel.framework_ref import SETTINGS
 from perfmodel.validation.case_settings import settings_of_case
 
 #: name -> what else it is called

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import Provenance
-from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.uncertainty.priors import ELEMENTWISE, SCATTER, Constant, Habit, habits_of, moved_fields, noise_of
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.run_machine import calibration_of_run

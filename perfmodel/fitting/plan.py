@@ -13,14 +13,13 @@ from perfmodel.fitting.columns import MEASURED, Row, flag_of, positive, settings
 from perfmodel.fitting.fit import OwnRun
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown
 from perfmodel.foundation.values import choice_of
+from perfmodel.frameworks.profile import list_profiles
 from perfmodel.hardware.chip_cluster import chip_cluster, state_chip_cluster
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import LOCALHOST, load_cluster
+from perfmodel.parallel.framework_ref import framework_named, settings_in
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.plan_file import plan_from_dict, read_plan
-from perfmodel.parallel.profile import list_profiles
-from perfmodel.parallel.settings import framework_named
-from perfmodel.parallel.stated import settings_in
 from perfmodel.validation.case_plan import PRECISIONS, HardwareOfCase, PlannedCase, plan_of_case
 from perfmodel.validation.framework_patterns import framework_of
 from perfmodel.validation.step_times import load_profile_once

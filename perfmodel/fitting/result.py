@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.fitting.fit import OwnFit, OwnRun, mean_error
-from perfmodel.parallel.fitted import FittedConstant, FittedTo
+from perfmodel.frameworks.fitted import FittedConstant, FittedTo
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.residuals import shape_of
-from perfmodel.parallel.run_features import features_of
 from perfmodel.uncertainty.priors import Habit
+from perfmodel.uncertainty.residuals import shape_of
+from perfmodel.uncertainty.run_features import features_of
 from perfmodel.validation.run_machine import cluster_of_run
 
 _DETERMINED, _PARTLY = 0.5, 0.1

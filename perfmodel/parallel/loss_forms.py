@@ -1,4 +1,4 @@
-"""How the logits of a loss lie in memory (`parallel/tiles.py` says what each form does)."""
+"""How the logits of a loss lie in memory (`frameworks/tiles.py` says what each form does)."""
 
 LOSS_FORMS = WHOLE_LOSS, CHUNKED_LOSS, FUSED_LOSS, UPCAST_LOSS = ("whole", "chunked", "fused", "upcast")
 

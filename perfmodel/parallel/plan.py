@@ -16,6 +16,7 @@ from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
 from perfmodel.parallel.algebra.folding import data_axis, folding_fault, takes_replicas
 from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rules, is_shipped
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
+from perfmodel.parallel.framework_ref import framework_named, settings_in, settings_text
 from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
@@ -30,9 +31,7 @@ from perfmodel.parallel.layout import (
 )
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.recompute_modules import lacking
-from perfmodel.parallel.settings import framework_named
 from perfmodel.parallel.stage_cuts import default_stage_layers
-from perfmodel.parallel.stated import settings_in, settings_text
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.layer_specs import PARTS, part_to_plain
@@ -55,7 +54,7 @@ class Plan:
 
     ep, etp, dispatcher   of a model with experts: the ranks that they are dealt over and those that share one (`algebra/folding.py`),
                  and how tokens reach them
-    profile      the framework that is assumed and what is known of its setup (`parallel/stated.py`)
+    profile      the framework that is assumed and what is known of its setup (`parallel/framework_ref.py`)
     assignment   where each operator has a sharding of its own, in place of rules: over a mesh of the chips of each of `pp` stages. The
                  other axes of the layout are then 1, and a micro-batch is that of all chips of a stage together
     """

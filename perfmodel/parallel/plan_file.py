@@ -18,12 +18,12 @@ from perfmodel.foundation.resources import resource_dir, write_atomically
 from perfmodel.foundation.values import check_path
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import RuleSet, check_rule_set, rule_set_from_dict, rule_set_of
+from perfmodel.parallel.framework_ref import read_settings, stated
 from perfmodel.parallel.knobs import Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.per_operator.assignment import assignment_from_dict
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, assigned_plan, make_plan, plan_to_dict
 from perfmodel.parallel.recompute_modules import MODULES, operators_of
-from perfmodel.parallel.stated import read_settings, stated
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.layer_specs import PARTS, part_from_plain

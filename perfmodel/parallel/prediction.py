@@ -10,10 +10,10 @@ from perfmodel.foundation.frames import data_frame
 from perfmodel.foundation.memory_room import Verdict
 from perfmodel.foundation.text import columns_text, flop_rate_text, html_table
 from perfmodel.foundation.units import format_bytes, format_count, format_step
+from perfmodel.parallel.framework_ref import settings_in
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, expert_words
 from perfmodel.parallel.rows import table_rows
-from perfmodel.parallel.stated import settings_in
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED
@@ -183,7 +183,7 @@ def notes(prediction: Prediction) -> list[str]:
     return [*prediction.warnings, *unable, *_logits_note(prediction)]
 
 
-#: The moment of the peak at which logits are there (`cost/moments.py`).
+#: The moment of the peak at which logits are there (`cost/memory/moments.py`).
 LOSS_MOMENT = "loss"
 
 

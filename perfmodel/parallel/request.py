@@ -161,8 +161,8 @@ class Request:
 
     def stated(self) -> dict[str, Any]:
         """What is known of the setup, in the words of settings."""
+        from perfmodel.parallel.framework_ref import read_settings
         from perfmodel.parallel.offloads import OFFLOADS, read_offloads
-        from perfmodel.parallel.stated import read_settings
 
         found: dict[str, Any] = read_settings(self.settings)
         if self.cp_form is not None:
@@ -186,7 +186,7 @@ class Request:
                 named[name] = str(named[name])
         found = {name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None}
         if self.settings:
-            from perfmodel.parallel.stated import read_settings, settings_text
+            from perfmodel.parallel.framework_ref import read_settings, settings_text
 
             found["settings"] = settings_text(read_settings(self.settings))
         return found

@@ -9,8 +9,8 @@ from perfmodel.parallel.plan import plan_facts
 from perfmodel.parallel.training_run import training_cost, training_time
 
 if TYPE_CHECKING:
+    from perfmodel.parallel.interval import StepInterval
     from perfmodel.parallel.prediction import NotPredicted, Prediction
-    from perfmodel.parallel.residuals import StepInterval
 
 _JOB = ("model", "cluster", "chips", "global_batch", "seq_len", "precision", "optimizer", "train", "profile", "settings")
 

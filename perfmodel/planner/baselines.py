@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.parallel.layout import AttentionKernel, Recompute
-from perfmodel.parallel.makers import MakersDegrees, makers_degrees
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
+from perfmodel.planner.published_layouts import MakersDegrees, makers_degrees
 from perfmodel.planner.result import Baseline
 from perfmodel.planner.uniform.space import Space, recompute_choices, tensor_degrees
 from perfmodel.planner.uniform.sweep import Sweep, sweep

@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 
 from perfmodel.cost.estimate import Estimator
+from perfmodel.frameworks.runnable import ANYTHING
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.runs import ANYTHING
 from perfmodel.planner.result import Objective
 from perfmodel.planner.ties import TIES
 from perfmodel.planner.uniform.space import Space, unlimited_space

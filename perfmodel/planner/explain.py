@@ -12,7 +12,6 @@ from perfmodel.foundation.memory_room import Verdict, memory_rule
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, rule_set_of, told_rules
-from perfmodel.parallel.doubts import TrustAccount
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.parallel.layout import USUAL_DISPATCHERS, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, plan_facts
@@ -21,6 +20,7 @@ from perfmodel.planner.reasons import layouts_left_out
 from perfmodel.planner.result import FittingChange
 from perfmodel.planner.uniform.space import KNOBS, Space, runnable_space, unlimited_space
 from perfmodel.planner.uniform.sweep import Sweep, sweep
+from perfmodel.uncertainty.sources import TrustAccount
 
 _WHOLE = frozenset(bounded_knobs())
 #: What is said of the plan itself where it does not fit with the headroom.

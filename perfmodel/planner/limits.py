@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.cost.estimate import Estimator, evaluate_memory
-from perfmodel.cost.plan_memory import MemoryRow
+from perfmodel.cost.memory.plan import MemoryRow
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import memory_rule
 from perfmodel.foundation.units import format_bytes
+from perfmodel.frameworks.memory_uncertainty import memory_doubt
 from perfmodel.hardware.chip_cluster import chips_text
 from perfmodel.parallel.layout import AttentionKernel
-from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.plan import Plan, divisors
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.uniform.space import Space

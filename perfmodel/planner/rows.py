@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.parallel.rows import prediction_row
 
 if TYPE_CHECKING:
+    from perfmodel.parallel.interval import StepInterval
     from perfmodel.parallel.plan import Plan
-    from perfmodel.parallel.residuals import StepInterval
     from perfmodel.planner.result import SearchResult
 
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from perfmodel.cost.estimate import Estimator, evaluate_memory
-from perfmodel.cost.expected import expected_times
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import check_headroom, check_risk, fit_probability, memory_rule
+from perfmodel.frameworks.ensemble import Likely
+from perfmodel.frameworks.memory_uncertainty import memory_doubt
 from perfmodel.parallel.layout import AttentionKernel
-from perfmodel.parallel.likely import Likely
-from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.baselines import baselines
@@ -22,6 +21,7 @@ from perfmodel.planner.result import AlikePlans, Baseline, Certainty, Expectatio
 from perfmodel.planner.ties import kind_of, preference, shared_places
 from perfmodel.planner.uniform.space import Space
 from perfmodel.planner.uniform.sweep import OUT_OF_MEMORY, OUT_OF_MEMORY_STATIC, TIGHT, Sweep, sweep
+from perfmodel.uncertainty.expected import expected_times
 
 __all__ = ["OUT_OF_MEMORY", "OUT_OF_MEMORY_STATIC", "TIGHT", "Sweep", "search_plans", "sweep"]
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from perfmodel.cost.sensitivity import STEP, Sensitivity
 from perfmodel.foundation.memory_room import Verdict
 from perfmodel.foundation.text import flop_rate_text
 from perfmodel.foundation.units import format_bytes, format_count, format_flop_rate, format_step
+from perfmodel.frameworks.profile import GENERIC
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.algebra.rules import MEGATRON, told_rules
 from perfmodel.parallel.executable import not_executable_reason
+from perfmodel.parallel.framework_ref import framework_named
+from perfmodel.parallel.interval import COVERAGE, StepInterval
 from perfmodel.parallel.plan import Plan, expert_words, plan_facts, plan_to_dict
 from perfmodel.parallel.prediction import (
     PROBABILITY,
@@ -22,12 +24,10 @@ from perfmodel.parallel.prediction import (
     routed_text,
     trained_text,
 )
-from perfmodel.parallel.profile import GENERIC
 from perfmodel.parallel.recompute_modules import recompute_words
-from perfmodel.parallel.residuals import COVERAGE, StepInterval
-from perfmodel.parallel.settings import framework_named
 from perfmodel.parallel.training_run import training_cost, training_time
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
+from perfmodel.uncertainty.sensitivity import STEP, Sensitivity
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED, Routing

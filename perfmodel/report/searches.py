@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfmodel.foundation.units import format_bytes, format_step, format_time
+from perfmodel.frameworks.profile import GENERIC
 from perfmodel.parallel.algebra.rules import told_rules
+from perfmodel.parallel.framework_ref import framework_named
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
-from perfmodel.parallel.profile import GENERIC
-from perfmodel.parallel.settings import framework_named
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
 from perfmodel.planner.result import AlikePlans, Baseline, Certainty, SearchResult

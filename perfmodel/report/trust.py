@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from perfmodel.foundation.units import format_step
-from perfmodel.parallel.doubts import Remedy, TrustAccount
-from perfmodel.parallel.residuals import COVERAGE, NORMAL
+from perfmodel.parallel.interval import COVERAGE, NORMAL
 from perfmodel.report.predictions import grade_object
 from perfmodel.report.table import Table, percent
+from perfmodel.uncertainty.sources import Remedy, TrustAccount
 
 
 def trust_object(account: TrustAccount, step_time: float) -> dict[str, Any]:

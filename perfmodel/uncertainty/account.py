@@ -9,15 +9,16 @@ from dataclasses import replace
 from statistics import median
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.sensitivity import STEP, Sensitivity, fitted_slopes, log_change, sensitivities
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, Provenance
-from perfmodel.parallel.doubts import Carrier, Remedy, TrustAccount, doubts_of, remedy, variance_of, with_rest
+from perfmodel.parallel.interval import StepInterval
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.residuals import Residuals, StepInterval, interval, shape_of
-from perfmodel.parallel.run_features import features_of
 from perfmodel.uncertainty.open_defaults import habit_changes, open_variance
 from perfmodel.uncertainty.priors import ELEMENTWISE, HABITS, SCATTER, Habit, noise_of
+from perfmodel.uncertainty.residuals import Residuals, interval, shape_of
+from perfmodel.uncertainty.run_features import features_of
+from perfmodel.uncertainty.sensitivity import STEP, Sensitivity, fitted_slopes, log_change, sensitivities
+from perfmodel.uncertainty.sources import Carrier, Remedy, TrustAccount, doubts_of, remedy, variance_of, with_rest
 
 _OF_NORMAL = 0.6745
 """Median of |x| of a normal distribution of standard deviation 1: errors of calibrations are medians."""

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.parallel.profile import GENERIC, ExecutionProfile
-from perfmodel.parallel.settings import framework_named
+from perfmodel.frameworks.profile import GENERIC, ExecutionProfile
+from perfmodel.parallel.framework_ref import framework_named
 from perfmodel.uncertainty.priors import Habit
 
 Array = NDArray[np.float64]

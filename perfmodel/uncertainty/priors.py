@@ -14,8 +14,8 @@ import numpy as np
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.profile import ExecutionProfile
 
 _SHARED, _OWN = 0.12, 0.05
 """|log(predicted / measured)| with the best parameters: the error that runs of one loop share, and the error of each run alone."""

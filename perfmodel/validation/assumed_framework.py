@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.settings import with_settings
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.settings import with_settings
 from perfmodel.validation.case_plan import PlannedCase, plan_of_case
 from perfmodel.validation.case_settings import settings_of_case
 from perfmodel.validation.cases import Case

@@ -13,12 +13,12 @@ from typing import Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import is_path
-from perfmodel.parallel.crowding import stage_layers_by_cost
+from perfmodel.frameworks.layer_placement import stage_layers_by_cost
+from perfmodel.frameworks.profile import ExecutionProfile, load_profile
+from perfmodel.frameworks.settings import with_settings
 from perfmodel.parallel.layout import ZERO_STAGES, ZeroStage, even_stage_layers
 from perfmodel.parallel.plan import Plan, make_plan
-from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.recompute_modules import operators_of, read_modules
-from perfmodel.parallel.settings import with_settings
 from perfmodel.validation.case_settings import context_of_case, settings_of_case
 from perfmodel.validation.expert_cases import (
     as_framework_has_it,

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.settings import with_settings
 from perfmodel.parallel.context_forms import ULYSSES, ZIGZAG, rules_of_form
 from perfmodel.parallel.loss_forms import CHUNKED_LOSS, FUSED_LOSS, WHOLE_LOSS
-from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.settings import with_settings
 
 
 def _offloaded(value: object) -> object:

@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.releases import ReleaseRecipe, as_recipe_runs, load_releases, recipe_of, without_depth
 from perfmodel.parallel.layout import Dispatcher
-from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.releases import ReleaseRecipe, as_recipe_runs, load_releases, recipe_of, without_depth
 from perfmodel.validation.fields import optional_count
 from perfmodel.validation.framework_patterns import Framework
 from perfmodel.workload.config import TransformerConfig

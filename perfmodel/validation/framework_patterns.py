@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perfmodel.parallel.profile import GENERIC
+from perfmodel.frameworks.profile import GENERIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

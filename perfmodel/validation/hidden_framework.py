@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perfmodel.parallel.generic import generic_profile
-from perfmodel.parallel.likely import known_families
-from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.settings import with_settings
+from perfmodel.frameworks.ensemble import known_families
+from perfmodel.frameworks.generic import generic_profile
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.settings import with_settings
 from perfmodel.validation.case_plan import PlannedCase, plan_of_case
 from perfmodel.validation.cases import Case
 from perfmodel.validation.framework_patterns import framework_of

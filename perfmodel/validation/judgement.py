@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perfmodel.foundation.frames import data_frame
-from perfmodel.parallel.residuals import RunFeatures
+from perfmodel.uncertainty.residuals import RunFeatures
 from perfmodel.validation.fields import UNKNOWN
 from perfmodel.validation.plan_choice import Choice, PlanChoices, plan_choices
 from perfmodel.validation.rows import case_columns, case_rows

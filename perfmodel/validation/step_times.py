@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
 from perfmodel.cost.estimate import RATE_FIELDS, READ_LATE, Estimator, make_estimator
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.profile import ExecutionProfile, load_profile
-from perfmodel.parallel.settings import with_settings
+from perfmodel.frameworks.profile import ExecutionProfile, load_profile
+from perfmodel.frameworks.settings import with_settings
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.run_machine import cluster_of_run, machine_of_run
 

@@ -14,19 +14,19 @@ from typing import Any
 from perfmodel.cost.assemble import PlanColumns
 from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories
-from perfmodel.cost.plan_memory import RankMemory
+from perfmodel.cost.memory.plan import RankMemory
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.memory_room import outcome_rule
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.values import check_path
+from perfmodel.frameworks.memory_uncertainty import memory_doubt
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET_NAME
 from perfmodel.hardware.reader import load_calibration
-from perfmodel.parallel.memory_doubt import memory_doubt
+from perfmodel.parallel.framework_ref import passed_over
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.residuals import interval, load_residuals, shape_of, with_experts
-from perfmodel.parallel.run_features import features_of
-from perfmodel.parallel.stated import passed_over
 from perfmodel.uncertainty.account import open_in
+from perfmodel.uncertainty.residuals import interval, load_residuals, shape_of, with_experts
+from perfmodel.uncertainty.run_features import features_of
 from perfmodel.validation.assumed_framework import PlanCase, plan_as_stated
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.case_settings import READ_APART, settings_of_case

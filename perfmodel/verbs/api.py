@@ -40,11 +40,11 @@ from perfmodel.verbs.setting import (
 
 if TYPE_CHECKING:
     from perfmodel.cost.counts import Audit
+    from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
+    from perfmodel.parallel.framework_ref import Stated
     from perfmodel.parallel.prediction import Prediction
-    from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.parallel.results import Comparison, Measurement
-    from perfmodel.parallel.stated import Stated
     from perfmodel.planner.explain import Explanation
     from perfmodel.planner.result import FittingChange, SearchResult
     from perfmodel.validation.judgement import ValidationResult
@@ -264,8 +264,8 @@ def compare_measurement(measurement: Measurement, *, calibration: Name | Calibra
     On GPUs those are the plan's framework's, but for the chunks of a sequence: a run gives each context-parallel rank one.
     """
     from perfmodel.cost.resolve import CPU_PROFILE
+    from perfmodel.frameworks.profile import CONTIGUOUS, load_profile
     from perfmodel.hardware.reader import LOCALHOST
-    from perfmodel.parallel.profile import CONTIGUOUS, load_profile
     from perfmodel.parallel.results import Comparison
 
     plan = measurement.plan
@@ -377,7 +377,7 @@ def validate_cases(
     profile         the framework that predicts every training run, such as one of your own (`fit_runs`); None: the one that it names
     hide_framework  predict every training run without the name of its framework: `generic`, made from all others
     """
-    from perfmodel.parallel.profile import ExecutionProfile, load_profile
+    from perfmodel.frameworks.profile import ExecutionProfile, load_profile
     from perfmodel.validation.assumed_framework import plan_as_stated, plan_hidden, plan_under
     from perfmodel.validation.validate import validate_cases as validate
 

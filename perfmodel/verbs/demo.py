@@ -21,11 +21,11 @@ from perfmodel.execute.measure.machine import CPU_PROFILE, measure_machine
 from perfmodel.execute.measure.rounds import ROUNDS, Measured, Progress, anchor_on_rank, measure_rounds
 from perfmodel.execute.refuse import executable_reason
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.writer import save_calibration
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.results import Comparison
 from perfmodel.planner.result import SearchResult
 from perfmodel.planner.search import search_plans

@@ -10,16 +10,15 @@ from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.foundation.resources import check_can_be_written
 from perfmodel.foundation.values import check_name, check_path
 from perfmodel.foundation.words import Words, takes
+from perfmodel.parallel.framework_ref import SEPARATOR, read_settings
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
-from perfmodel.parallel.settings import SEPARATOR
-from perfmodel.parallel.stated import read_settings
 from perfmodel.verbs.setting import Name, load_plan
 
 if TYPE_CHECKING:
     from perfmodel.fitting.result import FittedProfile
+    from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.parallel.plan import Plan
-    from perfmodel.parallel.profile import ExecutionProfile
 
 #: What may be said of all runs at once, where their rows do not say it.
 ASKED = Words(
@@ -50,7 +49,7 @@ def fit_runs(
     """
     from perfmodel.fitting.account import fit_rows
     from perfmodel.fitting.read import read_rows, rows_of
-    from perfmodel.parallel.profile import save_profile
+    from perfmodel.frameworks.profile import save_profile
 
     if save is not None:
         check_profile_path(save)
@@ -83,7 +82,7 @@ def check_profile_path(save: Name) -> None:
 
 
 def _profile(asked: Any) -> ExecutionProfile | None:
-    from perfmodel.parallel.profile import ExecutionProfile, load_profile
+    from perfmodel.frameworks.profile import ExecutionProfile, load_profile
 
     if asked is None or isinstance(asked, ExecutionProfile):
         return asked

@@ -30,10 +30,10 @@ from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
 
 if TYPE_CHECKING:
+    from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
+    from perfmodel.parallel.framework_ref import Stated
     from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
-    from perfmodel.parallel.profile import ExecutionProfile
-    from perfmodel.parallel.stated import Stated
     from perfmodel.planner.per_operator.pipeline import PipelineSearch
     from perfmodel.planner.per_operator.search import NetworkPlanner, NetworkSearch
     from perfmodel.planner.per_operator.tables import TableMaker

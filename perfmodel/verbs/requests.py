@@ -16,11 +16,11 @@ from perfmodel.foundation.memory_room import check_risk
 from perfmodel.foundation.values import check_name, is_path, optional_share, several, share
 from perfmodel.foundation.words import words_of
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.framework_ref import framework_named
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import NotPredicted, Prediction, first_reasons
 from perfmodel.parallel.request import Request
-from perfmodel.parallel.settings import framework_named
 from perfmodel.verbs.overrides import Change, changes, overridden
 from perfmodel.verbs.setting import (
     Setting,
@@ -194,8 +194,8 @@ def varied_knobs(knobs: Sequence[Knobs]) -> list[str]:
 
 def check_names(requests: Iterable[Request]) -> None:
     """An unknown model, cluster or profile is refused before anything is computed."""
+    from perfmodel.frameworks.profile import load_profile
     from perfmodel.hardware.reader import load_cluster
-    from perfmodel.parallel.profile import load_profile
     from perfmodel.workload.models import load_model
 
     requests = list(requests)

@@ -11,12 +11,12 @@ from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import check_headroom
 from perfmodel.foundation.values import check_progress, choice_of, text_of, whole
 from perfmodel.foundation.words import words_of
+from perfmodel.frameworks.profile import load_profile
+from perfmodel.frameworks.settings import with_stated
 from perfmodel.parallel.algebra.rules import check_agrees, rule_set_of
 from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
+from perfmodel.parallel.framework_ref import framework_named, settings_in
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
-from perfmodel.parallel.profile import load_profile
-from perfmodel.parallel.settings import framework_named
-from perfmodel.parallel.stated import settings_in, with_stated
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.setting import (
     Setting,
@@ -51,7 +51,7 @@ def search_in(
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """Search a setting; see `find_plans`."""
-    from perfmodel.parallel.likely import likely_profiles
+    from perfmodel.frameworks.ensemble import likely_profiles
     from perfmodel.planner.beyond import beyond_framework
     from perfmodel.planner.result import Objective
     from perfmodel.planner.search import search_plans

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.values import check_name, whole
 from perfmodel.foundation.words import Words, takes, words_of
-from perfmodel.parallel.serving.engine_formats import format_on, formats_on, require_format
+from perfmodel.frameworks.engine_formats import format_on, formats_on, require_format
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
@@ -35,8 +35,8 @@ from perfmodel.workload.serving import ServingJob, Speculation
 if TYPE_CHECKING:
     from perfmodel.cost.serving.boundness import OperatorRow
     from perfmodel.cost.serving.estimate import ServingEstimator
+    from perfmodel.frameworks.engine import Engine
     from perfmodel.hardware.chip import Chip
-    from perfmodel.parallel.serving.engine import Engine
     from perfmodel.planner.serving.launch import LaunchLine
     from perfmodel.planner.serving.result import ServingSearchResult
     from perfmodel.planner.serving.search import NothingFoundError
@@ -169,8 +169,8 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     """The job, the cluster, the engine and their estimator. What is missing is refused all at once. Raises InputError."""
     from perfmodel.cost.resolve import choose_calibration
     from perfmodel.cost.serving.estimate import ServingEstimator
+    from perfmodel.frameworks.engine import DEFAULT_ENGINE, load_engine
     from perfmodel.hardware.calibration import Calibration, Provenance, typical_fractions
-    from perfmodel.parallel.serving.engine import DEFAULT_ENGINE, load_engine
 
     absent = [f"{name}: is missing; give {meaning}" for name, meaning in NEEDED.items() if getattr(asked, name) is None]
     if absent:

@@ -8,9 +8,9 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.engine import Engine
+from perfmodel.frameworks.engine_formats import formats_on
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.serving.engine import Engine
-from perfmodel.parallel.serving.engine_formats import formats_on
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.workload.quantization import QUANTIZATIONS

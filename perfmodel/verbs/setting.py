@@ -12,15 +12,15 @@ from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.memory_room import check_headroom
 from perfmodel.foundation.units import format_bytes
 from perfmodel.foundation.values import check_name, choice_of, is_path, whole
+from perfmodel.frameworks.releases import unlike_recipe
+from perfmodel.frameworks.settings import with_stated
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.algebra.rules import rule_set_of
 from perfmodel.parallel.context_forms import rules_of_form
+from perfmodel.parallel.framework_ref import SEPARATOR, Stated, framework_named, read_settings, settings_in, settings_text, stated
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, recomputes_nothing_kept
-from perfmodel.parallel.releases import unlike_recipe
-from perfmodel.parallel.settings import SEPARATOR, framework_named
-from perfmodel.parallel.stated import Stated, read_settings, settings_in, settings_text, stated, with_stated
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
@@ -29,13 +29,13 @@ from perfmodel.workload.training import FULL_TRAINING, Training, training_of
 
 if TYPE_CHECKING:
     from perfmodel.cost.estimate import Estimator
-    from perfmodel.cost.sensitivity import Sensitivity
+    from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.chip import Chip
-    from perfmodel.parallel.doubts import TrustAccount
+    from perfmodel.parallel.interval import StepInterval
     from perfmodel.parallel.prediction import Prediction
-    from perfmodel.parallel.profile import ExecutionProfile
-    from perfmodel.parallel.residuals import StepInterval
+    from perfmodel.uncertainty.sensitivity import Sensitivity
+    from perfmodel.uncertainty.sources import TrustAccount
     from perfmodel.workload.graph import Graph
 
 Name: TypeAlias = str | Path
@@ -145,8 +145,8 @@ def _without_effect(profile: str) -> list[str]:
     settings = settings_in(profile)
     if not settings:
         return []
-    from perfmodel.parallel.profile import load_profile
-    from perfmodel.parallel.settings import with_settings
+    from perfmodel.frameworks.profile import load_profile
+    from perfmodel.frameworks.settings import with_settings
 
     name = framework_named(profile)
     base = load_profile(name)
@@ -192,8 +192,8 @@ def constants_of(
 ) -> tuple[Calibration, ExecutionProfile]:
     """Objects as they are, names and paths read; None: what is usual for the cluster's chip. settings: what is known of the setup."""
     from perfmodel.cost.resolve import choose_calibration, choose_profile, default_profile
+    from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
-    from perfmodel.parallel.profile import ExecutionProfile
 
     for value, field, kind in ((calibration, "calibration", Calibration), (profile, "profile", ExecutionProfile)):
         if value is not None:
@@ -336,7 +336,7 @@ def need_intervals(settings: Iterable[Setting]) -> bool:
 
 def confidence_in(setting: Setting, plan: Plan) -> Confidence:
     """An 80 % interval of the plan's step time with how far it is to be trusted, and the parameters that it hangs on most."""
-    from perfmodel.cost.sensitivity import sensitivities
+    from perfmodel.uncertainty.sensitivity import sensitivities
 
     return interval_in(setting, plan), sensitivities(setting.estimator, plan)
 
@@ -345,12 +345,12 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
     """An 80 % interval of the plan's step time, with how far it is to be trusted."""
     from perfmodel.cost.calibrated import is_calibrated
     from perfmodel.cost.resolve import choose_calibration
-    from perfmodel.cost.sensitivity import fitted_slopes
-    from perfmodel.parallel.fitted import own_interval
-    from perfmodel.parallel.residuals import interval, load_residuals, shape_of, with_experts
-    from perfmodel.parallel.run_features import features_of
-    from perfmodel.parallel.trust import trust_in
     from perfmodel.uncertainty.account import open_in
+    from perfmodel.uncertainty.grade import trust_in
+    from perfmodel.uncertainty.own_runs import own_interval
+    from perfmodel.uncertainty.residuals import interval, load_residuals, shape_of, with_experts
+    from perfmodel.uncertainty.run_features import features_of
+    from perfmodel.uncertainty.sensitivity import fitted_slopes
 
     estimator, residuals = setting.estimator, load_residuals()
     chip, fitted, family = setting.cluster.chip.name, estimator.profile.fitted, framework_named(estimator.profile.name)
@@ -384,8 +384,8 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
 
 def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
     """What carries the uncertainty of the plan's step time, and the cheapest things that would take it away."""
-    from perfmodel.parallel.residuals import load_residuals
     from perfmodel.uncertainty.account import trust_account
+    from perfmodel.uncertainty.residuals import load_residuals
 
     if not isinstance(plan.job.model, TransformerConfig):
         rule = "is for language models: no run of another network was held against its prediction"
@@ -404,8 +404,8 @@ def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
 
 def _stated_in(profile: ExecutionProfile) -> Collection[str]:
     """Habits that settings beside the framework's name tell."""
-    from perfmodel.parallel.profile import list_profiles, load_profile
-    from perfmodel.parallel.settings import SEPARATOR
+    from perfmodel.frameworks.profile import list_profiles, load_profile
+    from perfmodel.parallel.framework_ref import SEPARATOR
     from perfmodel.uncertainty.account import stated_fields
 
     family = framework_named(profile.name)

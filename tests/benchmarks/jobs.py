@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from perfmodel.cost.estimate import Estimator, make_estimator
 from perfmodel.cost.machine import resolve_machine
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.calibration import default_calibration
 from perfmodel.hardware.reader import calibrations_for, load_cluster
 from perfmodel.parallel.plan import Plan, divisors, make_plan
-from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.models import load_model
 

@@ -29,13 +29,13 @@ from perfmodel.execute.launch.launch import WorkerGroup
 from perfmodel.execute.launch.processor_use import processor_use
 from perfmodel.execute.measure.machine import CPU_PROFILE, measure_machine
 from perfmodel.execute.per_operator.run import measure_network_plans
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.calibration import MOST_BUSY, Calibration
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.reader import load_calibration
 from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.per_operator.search import Filter, fixed_parts, network_planner
 from perfmodel.planner.per_operator.space import Configurations
 from perfmodel.planner.per_operator.strategies import data_parallel, mesh_tensorflow, one_weird_trick

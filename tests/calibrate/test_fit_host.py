@@ -11,10 +11,10 @@ from perfmodel.execute.measure.overhead_programs import overhead_plans
 from perfmodel.execute.refuse import executable_reason
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.calibration import SPEC_SHEET, Calibration, CollectiveModel, Provenance
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.local import local_cluster
-from perfmodel.parallel.profile import load_profile
 
 PROFILE = load_profile("torch-gloo")
 TRUE_TIMES = {

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import perfmodel
-from perfmodel.parallel.profile import list_profiles
+from perfmodel.frameworks.profile import list_profiles
 from perfmodel.workload.models import list_models
 
 JOB = {"--model": "llama-3-8b", "--cluster": "dgx-h100", "--chips": "64", "--global-batch": "512", "--seq-len": "4k"}

@@ -7,12 +7,12 @@ from functools import cache
 from perfmodel.cost.estimate import Estimator, make_estimator
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.frameworks.profile import ExecutionProfile, load_profile
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.fabric import Topology
 from perfmodel.parallel.plan import make_plan
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.planner.uniform.space import Space
 from perfmodel.planner.uniform.sweep import Sweep, sweep
 from perfmodel.workload.config import TransformerConfig

@@ -9,8 +9,8 @@ from perfmodel import predict
 from perfmodel.cost.communicators import communicator_bytes, world_communicator_bytes
 from perfmodel.cost.link_rates import channels_of
 from perfmodel.cost.machine import resolve_machine
+from perfmodel.frameworks.shipped import framework_names
 from perfmodel.hardware.reader import load_calibration, load_cluster
-from perfmodel.parallel.frameworks import framework_names
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 

@@ -9,13 +9,13 @@ from perfmodel.cost.assemble import plan_columns
 from perfmodel.cost.evaluate import amount_values, product_flops
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import load_profile
+from perfmodel.frameworks.rewrites import with_habits
+from perfmodel.frameworks.settings import with_settings
 from perfmodel.hardware.fabric import Topology
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
-from perfmodel.parallel.habits import with_habits
 from perfmodel.parallel.plan import make_plan
-from perfmodel.parallel.profile import load_profile
-from perfmodel.parallel.settings import with_settings
 from perfmodel.workload.graph import Pass
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph

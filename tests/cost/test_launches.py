@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.cost.launches import graph_launches, graph_part
-from perfmodel.parallel.profile import GRAPH_SCOPES, load_profile
+from perfmodel.frameworks.profile import GRAPH_SCOPES, load_profile
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
 

@@ -10,8 +10,8 @@ from perfmodel.cost.compute import attention_backward_time, attention_time
 from perfmodel.cost.context import SHARED_BLOCK, AttentionHabits, attention_share
 from perfmodel.cost.estimate import with_rates_of
 from perfmodel.cost.machine import Machine, resolve_machine
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.reader import calibrations_for, load_calibration, load_cluster
-from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.causal import CausalMask
 
 LONG = {"cluster": "dgx-h100", "chips": 8, "global_batch": 1, "seq_len": "1M", "cp": 8, "zero": 3, "recompute": "full"}

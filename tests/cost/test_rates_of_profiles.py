@@ -8,8 +8,8 @@ from perfmodel.cost.estimate import with_rates_of
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.reader import load_calibration, load_cluster
-from perfmodel.parallel.profile import load_profile
 
 MATMUL, FP8 = 0.9, 0.8
 PROFILE = replace(

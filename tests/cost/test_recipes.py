@@ -6,9 +6,9 @@ from perfmodel.cost.machine import resolve_machine
 from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.parallel.plan import make_plan
-from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.job import Precision
 from perfmodel.workload.models import load_model
 from perfmodel.workload.recipes import RECIPES

@@ -8,8 +8,8 @@ import pytest
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.cost.launches import BY_HAND, FORWARD
+from perfmodel.cost.memory.plan import adding_up
 from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
-from perfmodel.cost.plan_memory import adding_up
 from perfmodel.cost.stages import stage_sums, stages_of
 from perfmodel.cost.step import (
     element_bytes,

@@ -10,9 +10,9 @@ import pytest
 from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.execute.launch.processor_use import ProcessorUse, processor_use
 from perfmodel.execute.refuse import executable_reason
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.local import local_cluster
-from perfmodel.parallel.profile import load_profile
 from perfmodel.verbs import demo
 from perfmodel.verbs.demo import NUM_RANKS, demo_job, demo_plans, ordered_pairs, places, run_demo
 from perfmodel.workload.job import Precision, TrainingJob

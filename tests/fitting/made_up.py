@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import perfmodel
-from perfmodel.parallel.profile import load_profile
+from perfmodel.frameworks.profile import load_profile
 
 #: What its loop does otherwise than the one that a fit starts from.
 TRUTH = {"matmul_rate_fraction": 0.6, "rms_norm_traffic": 8.0}

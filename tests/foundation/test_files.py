@@ -14,13 +14,13 @@ from perfmodel.foundation import files
 from perfmodel.foundation.errors import InputError, RunError, shown, whole_number
 from perfmodel.foundation.files import parse_yaml, read_text, read_yaml
 from perfmodel.foundation.resources import check_can_be_written, resource_dir, write_atomically
+from perfmodel.frameworks.profile import load_profile, profile_text
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 from perfmodel.hardware.reader import calibrations_for, load_calibration, load_chip, load_cluster
 from perfmodel.parallel.algebra.rules import load_rule_set
 from perfmodel.parallel.plan import divisors
 from perfmodel.parallel.plan_file import read_plan
-from perfmodel.parallel.profile import load_profile, profile_text
-from perfmodel.parallel.residuals import load_residuals
+from perfmodel.uncertainty.residuals import load_residuals
 from perfmodel.validation.cases import read_cases
 from perfmodel.workload.models import load_model
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import perfmodel
 from perfmodel.cli import app as cli
-from perfmodel.cost.sensitivity import sensitivities
 from perfmodel.foundation.errors import PerfModelError
 from perfmodel.foundation.files import dump_yaml, parse_yaml, read_yaml
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.units import QuantityKind, parse_quantity
+from perfmodel.frameworks.profile import list_profiles, load_profile, profile_from_dict
+from perfmodel.frameworks.shipped import shipped_fields
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import (
     calibrations_for,
@@ -31,13 +32,12 @@ from perfmodel.hardware.reader import (
     parse_cluster,
 )  # fmt: skip
 from perfmodel.parallel.algebra.rules import list_rule_sets, load_rule_set, rule_set_from_dict
-from perfmodel.parallel.frameworks import shipped_fields
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import plan_to_dict
 from perfmodel.parallel.plan_file import list_plans, plan_from_dict, read_plan
-from perfmodel.parallel.profile import list_profiles, load_profile, profile_from_dict
-from perfmodel.parallel.residuals import load_residuals
+from perfmodel.uncertainty.residuals import load_residuals
+from perfmodel.uncertainty.sensitivity import sensitivities
 from perfmodel.validation.cases import parse_case
 from perfmodel.validation.validate import CasePredictor
 from perfmodel.verbs.networks import predict_network_plan, shard_network

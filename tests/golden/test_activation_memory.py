@@ -8,7 +8,7 @@ exact in floating point for 22B.)
 import pytest
 
 from perfmodel.cost.estimate import evaluate_plan
-from perfmodel.cost.moments import At, activation_terms
+from perfmodel.cost.memory.moments import At, activation_terms
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.job import Precision

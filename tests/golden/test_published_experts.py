@@ -12,10 +12,10 @@ import pytest
 import perfmodel
 from perfmodel.cost.estimate import memory_on_rank
 from perfmodel.cost.program import compile_program
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.parallel.plan import make_plan
-from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph

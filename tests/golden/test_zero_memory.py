@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.parallel.profile import load_profile
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.workload.job import Precision
 from perfmodel.workload.models import load_model
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict

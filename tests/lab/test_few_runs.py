@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.few_runs import few_runs_section, figures_of, groups_of, main, table_text
-from perfmodel.parallel.profile import load_profile
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.validation.cases import parse_case
 from tests.validation.published_cases import sweep
 

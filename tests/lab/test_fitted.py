@@ -8,8 +8,8 @@ import pytest
 from lab.fitted import file_text, fitted_profiles, main
 from lab.left_out.fits import FITS
 from lab.left_out.memories import MEMORY_FITS
-from perfmodel.parallel.frameworks import FittedNumber, fitted_numbers
-from perfmodel.parallel.profile import GENERIC, list_profiles
+from perfmodel.frameworks.profile import GENERIC, list_profiles
+from perfmodel.frameworks.shipped import FittedNumber, fitted_numbers
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = GOLDEN / "published_training.jsonl.gz"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lab.residuals import by_other_calibrations, main, memory_doubts, residual_of, scatter_of_medians
-from perfmodel.parallel.memory_doubt import KNOWN, UNKNOWN, load_memory_doubts
-from perfmodel.parallel.residuals import load_residuals
+from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN, load_memory_doubts
+from perfmodel.uncertainty.residuals import load_residuals
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.validate import CasePredictor
 from tests.validation.published_cases import MODEL, changed, sweep, write

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from lab.strangers import GROUPS, Stranger, Strangers, figures_of, fits_of, main, over_groups
-from perfmodel.parallel.profile import GENERIC
+from perfmodel.frameworks.profile import GENERIC
 from perfmodel.validation.cases import read_cases
 from tests.validation.published_cases import changed, sweep, write
 

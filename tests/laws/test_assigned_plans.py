@@ -9,13 +9,13 @@ import pytest
 from perfmodel.cost.estimate import make_estimator
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.cost.resolve import choose_calibration
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.algebra.rules import load_rule_set
 from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.plan import assigned_plan, make_plan
-from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision, TrainingJob

@@ -142,7 +142,7 @@ def test_every_cell_of_a_small_sweep(profile):
 @pytest.mark.parametrize("cluster, calibration", [("dgx-a100", "a100"), ("dgx-h100", "h100"), ("gb200-nvl72", ""), ("tpu-v5p", "")])
 def test_cells_on_shipped_clusters(cluster, calibration):
     from perfmodel.cost.resolve import resolve_estimator
-    from perfmodel.parallel.profile import load_profile
+    from perfmodel.frameworks.profile import load_profile
     from perfmodel.workload.models import load_model
 
     job = make_job(load_model("megatron-1.7b"), batch=48, seq_len=1024)
@@ -157,8 +157,8 @@ def test_cells_on_shipped_clusters(cluster, calibration):
 def test_a_pipeline_that_does_not_divide_the_layers_is_found():
     """Llama 3.1 405B has 126 layers: 16 ranks of 7 virtual stages hold one or two layers each, 7 on the first and the last rank."""
     from perfmodel.cost.resolve import resolve_estimator
+    from perfmodel.frameworks.profile import load_profile
     from perfmodel.parallel.plan import make_plan
-    from perfmodel.parallel.profile import load_profile
     from perfmodel.workload.models import load_model
 
     job = make_job(load_model("llama-3.1-405b"), batch=512, seq_len=8192)

@@ -10,8 +10,8 @@ import pytest
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.likely import known_families
-from perfmodel.parallel.profile import GENERIC
+from perfmodel.frameworks.ensemble import known_families
+from perfmodel.frameworks.profile import GENERIC
 
 MODELS = (
     "gpt2",

@@ -12,8 +12,8 @@ import pytest
 
 from perfmodel.cost.assigned import assigned_grid
 from perfmodel.cost.machine import resolve_machine
+from perfmodel.cost.memory.moments import activation_terms, largest, rank_moments
 from perfmodel.cost.microbatch import microbatch_cost
-from perfmodel.cost.moments import activation_terms, largest, rank_moments
 from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
 from perfmodel.cost.parameters import compile_parameters, parameter_cost
 from perfmodel.cost.program import compile_program

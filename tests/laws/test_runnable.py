@@ -10,8 +10,8 @@ import pytest
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.profile import GENERIC, list_profiles, load_profile
 
 MODELS = ("gpt2", "llama-3.1-8b", "llama-3-70b", "mixtral-8x7b", "qwen3-30b-a3b", "megatron-22b")
 CLUSTERS = ("dgx-h100", "dgx-a100", "hgx-h200")

@@ -8,8 +8,8 @@ import pytest
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.planner.serving.space import ServingSpace, cross, layouts
 from perfmodel.workload.quantization import quantization_named
 from perfmodel.workload.serving import Speculation

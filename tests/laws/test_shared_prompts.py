@@ -9,8 +9,8 @@ from perfmodel.cost.serving.boundness import operator_rows
 from perfmodel.cost.serving.context import CONTEXT_AXIS
 from perfmodel.cost.serving.program import serving_program
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.frameworks.engine import load_engine
 from perfmodel.parallel.algebra.derive import Pass
-from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.models import load_model
 from perfmodel.workload.serving import ServingJob, constant

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.memory import MEMORY
-from perfmodel.cost.sensitivity import sensitivities
+from perfmodel.cost.memory.chip import MEMORY
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.chip import MemoryTier
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import parse_cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.uniform.space import SEARCHED_ORDERS
+from perfmodel.uncertainty.sensitivity import sensitivities
 from perfmodel.verbs.setting import make_setting, plan_in, predict_in
 from perfmodel.workload.job import Precision
 from tests.cost.jobs import CHIP, LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, predict

@@ -7,8 +7,8 @@ import pytest
 from perfmodel.cost.serving.context import cache_copies
 from perfmodel.cost.serving.estimate import check_plan
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.planner.serving.space import ServingSpace, layouts
 from perfmodel.workload.models import load_model

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.cost.expected import expected_times
-from perfmodel.parallel.likely import Likely
-from perfmodel.parallel.profile import load_profile
+from perfmodel.frameworks.ensemble import Likely
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.planner.search import EXPECTED, search_plans
 from perfmodel.planner.uniform.space import Space
 from perfmodel.report.searches import search_object, ties_line
+from perfmodel.uncertainty.expected import expected_times
 from perfmodel.verbs.setting import make_job, make_setting
 
 SPACE = Space(fixed={"cp": 1})

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.doubts import REST
-from perfmodel.parallel.fitted import FittedConstant, FittedTo
+from perfmodel.frameworks.fitted import FittedConstant, FittedTo
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.profile import load_profile
-from perfmodel.parallel.residuals import shape_of
+from perfmodel.uncertainty.residuals import shape_of
+from perfmodel.uncertainty.sources import REST
 from perfmodel.verbs.setting import make_job, make_setting, plan_in, trust_in_plan
 from perfmodel.workload.network_model import NetworkModel
 

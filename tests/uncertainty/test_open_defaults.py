@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.profile import load_profile
 from perfmodel.uncertainty.account import open_in
 from perfmodel.uncertainty.open_defaults import habit_changes, open_variance
 from perfmodel.uncertainty.priors import HABITS

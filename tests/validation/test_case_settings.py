@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.parallel.profile import load_profile
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.validation.case_settings import context_of_case, settings_of_case
 
 

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.crowding import stage_layers_by_cost
-from perfmodel.parallel.profile import load_profile
+from perfmodel.frameworks.layer_placement import stage_layers_by_cost
+from perfmodel.frameworks.profile import load_profile
+from perfmodel.frameworks.settings import with_settings
 from perfmodel.parallel.recompute_modules import operators_of
-from perfmodel.parallel.settings import with_settings
 from perfmodel.validation.case_plan import plan_of_case
 from perfmodel.validation.cases import NOT_INPUTS, inputs_of, parse_case, read_cases
 from perfmodel.validation.framework_patterns import framework_of, stage_layers_with_ends

@@ -7,9 +7,9 @@ import pytest
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan_file import write_plan
-from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.requests import setting_of_request
 from perfmodel.verbs.setting import confidence_in, plan_in

@@ -10,7 +10,7 @@ from perfmodel.cost import estimate
 from perfmodel.cost.estimate import compiled_for
 from perfmodel.cost.resolve import kept_estimator
 from perfmodel.foundation.resources import resource_dir
-from perfmodel.parallel.profile import load_profile, profile_text
+from perfmodel.frameworks.profile import load_profile, profile_text
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.requests import setting_of_request
 

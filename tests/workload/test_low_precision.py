@@ -6,11 +6,11 @@ import pytest
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.parallel.layout import Dispatcher
 from perfmodel.parallel.plan import make_plan
-from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.graph import NO_CASTS, Pass, Product, Stream
 from perfmodel.workload.job import PRECISION_POLICIES, Precision
 from perfmodel.workload.low_precision import with_recipe

@@ -7,9 +7,9 @@ import perfmodel
 from perfmodel.cost.launches import FORWARD
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.executable import not_modules_reason
 from perfmodel.parallel.plan_file import write_plan
-from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.models import load_model
 from perfmodel.workload.routing import RoutingCounts, counts_in_turn, routing_counts, routing_of
 

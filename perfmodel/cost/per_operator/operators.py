@@ -23,12 +23,12 @@ from perfmodel.cost.step import Bytes, element_bytes
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import bad_field, shown
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.derive import extent_amount
 from perfmodel.parallel.algebra.sharding import Sharding
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import ZERO_STAGES
 from perfmodel.parallel.per_operator.mesh import MeshAxis, axes_mask
-from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.config import MAX_SIZE
 from perfmodel.workload.graph import Data, Graph, Operator
 from perfmodel.workload.job import Optimizer, PrecisionPolicy

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.memory import held_bytes
+from perfmodel.cost.memory.chip import held_bytes
 from perfmodel.cost.parameters import compile_parameters, parameter_cost
 from perfmodel.cost.per_operator.operators import StepSetting
 from perfmodel.cost.step import adding_time, parameter_terms, update_time

@@ -32,8 +32,8 @@ import numpy as np
 
 from perfmodel.cost.serving.work import Array, AttentionRow, Work
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.algebra.sharding import Layout, redistribute
-from perfmodel.parallel.serving.engine import Engine
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import LatentAttention
 

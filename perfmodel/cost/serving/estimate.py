@@ -22,13 +22,13 @@ from perfmodel.cost.serving.step import PARTS, StepCosts
 from perfmodel.cost.serving.times import ServingTimes
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
+from perfmodel.frameworks.engine import Engine, fitted_numbers
+from perfmodel.frameworks.serving_intervals import ServingFooting, intervals_of
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, Calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.serving.columns import ServingColumns
-from perfmodel.parallel.serving.engine import Engine, fitted_numbers
-from perfmodel.parallel.serving.intervals import ServingFooting, intervals_of
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
 from perfmodel.workload.config import TransformerConfig

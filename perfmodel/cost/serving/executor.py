@@ -13,9 +13,9 @@ from perfmodel.cost.serving.states import UPDATE_KERNELS
 from perfmodel.cost.serving.step import StepCosts
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import bad_field
+from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.calibration import VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, Calibration, KernelClass
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.serving.engine import Engine
 from perfmodel.parallel.serving.measurement import ANCHOR, StepShape
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.config import TransformerConfig

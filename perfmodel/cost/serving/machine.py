@@ -7,10 +7,10 @@ from dataclasses import replace
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
+from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.calibration import NO_TILES, SPEC_SHEET, Calibration
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.serving.engine import Engine
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization, has_units
 
 LEAST_TILE_ROWS = 64.0

@@ -10,8 +10,8 @@ import numpy as np
 from perfmodel.cost.serving.program import ServingProgram
 from perfmodel.cost.serving.states import state_bytes
 from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.serving.columns import ServingColumns
-from perfmodel.parallel.serving.engine import Engine
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
 

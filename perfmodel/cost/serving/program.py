@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from perfmodel.cost.evaluate import values_of_sizes
 from perfmodel.cost.rows import RowCompiler, TimedRows
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.algebra.derive import Derivation, derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
-from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import Graph, Operator, Pass, Product, Region, Stream, TensorRole, Work
 from perfmodel.workload.quantization import WeightPart

@@ -9,7 +9,7 @@ import numpy as np
 from perfmodel.cost.serving.speculation import expected_tokens
 from perfmodel.cost.serving.times import Num
 from perfmodel.foundation.errors import bad_field
-from perfmodel.parallel.serving.engine import Engine
+from perfmodel.frameworks.engine import Engine
 from perfmodel.workload.serving import Lengths, ServingJob, Speculation
 
 #: No limit to the tokens of a step.

@@ -34,9 +34,9 @@ from perfmodel.cost.serving.states import UPDATE_KERNELS, state_bytes, state_ele
 from perfmodel.cost.serving.work import AttentionRow, Calls, Work
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, LATENT_KERNEL, KernelClass
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.parallel.serving.engine import Engine
 from perfmodel.workload.causal import ALL_BEFORE
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 

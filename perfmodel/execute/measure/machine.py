@@ -16,6 +16,7 @@ from perfmodel.execute.measure.rounds import Progress
 from perfmodel.execute.measure.scope import Scope, make_scope
 from perfmodel.execute.runner import num_gpus, pick_device
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.samples import (
@@ -29,7 +30,6 @@ from perfmodel.hardware.samples import (
     StreamingSample,
     WeightSample,
 )
-from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.results import MachineMeasurement
 
 CPU_PROFILE, GPU_PROFILE = "torch-gloo", "torch-fsdp2"

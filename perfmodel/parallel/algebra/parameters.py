@@ -27,7 +27,6 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.layout import ZERO_STAGES
-from perfmodel.parallel.profile import ExecutionProfile
 
 #: Axes over which every rank stores all that it computes with: copies of the whole model, and what tensor parallelism cuts itself.
 #: Parameters may be stored over any other axis; cp is a data axis for weights.
@@ -125,24 +124,6 @@ def parameter_events(
     if zero and not stores_shards:
         event(CollectiveKind.ALL_GATHER, cut, "publish", "step")
     return tuple(events)
-
-
-def profile_events(
-    parameter: ParameterLayout, profile: ExecutionProfile, *, zero: int, pipelined: bool, joins_ends: bool
-) -> tuple[ParameterEvent, ...]:
-    """`parameter_events` as the framework of `profile` has them. `joins_ends`: `is_one_end_unit` of all the parameters."""
-    keeps = pipelined and profile.pipeline_keeps_parameters
-    return parameter_events(
-        parameter,
-        zero=zero,
-        stores_shards_zero2=profile.zero2_stores_shards,
-        # stages 0 and 1 accumulate locally; a pipeline that keeps parameters gathered reduces once as well
-        reduces_each_microbatch=(profile.reduces_each_microbatch and zero >= 2 and not keeps)
-        or (profile.pipeline_reduces_each_microbatch and zero == 0 and pipelined),
-        keeps_gathered=keeps,
-        reduces_tp_first=profile.reduces_tp_gradients_first,
-        is_wanted_at_once=parameter.is_end and (joins_ends or parameter.is_last),
-    )
 
 
 def with_gathered_bias_gradients(parameters: Iterable[ParameterLayout]) -> tuple[ParameterLayout, ...]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.columns import COLUMNS, ServingColumns
-from perfmodel.parallel.serving.engine import Engine
 from perfmodel.planner.serving.evaluate import Evaluator
 from perfmodel.planner.serving.space import degrees, replicas_that_fit, scale_up_size, why_not
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
-from perfmodel.parallel.serving.engine import Engine
+from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.serving import ServingJob
 

@@ -17,11 +17,11 @@ import numpy as np
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.foundation.errors import LONGEST_SENTENCE, InputError
 from perfmodel.foundation.units import format_bytes, format_time
+from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.chip_cluster import chips_text
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.columns import ServingColumns
-from perfmodel.parallel.serving.engine import Engine
 from perfmodel.planner.serving.baselines import baseline_layouts
 from perfmodel.planner.serving.disaggregation import against, find_pools, pools_front
 from perfmodel.planner.serving.evaluate import FEASIBLE, NO_ROOM, REASONS, SATURATED, Evaluator, LoadTable, joined

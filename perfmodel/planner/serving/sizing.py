@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.serving.engine import Engine
 from perfmodel.planner.serving.result import ServingLimits, ServingObjective, ServingSearchResult
 from perfmodel.planner.serving.search import find_serving_plans
 from perfmodel.planner.serving.space import ServingSpace

@@ -19,10 +19,10 @@ import numpy as np
 from perfmodel.cost.serving.context import cache_copies, why_no_context, why_not_shared
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, suggest
+from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import divisors
 from perfmodel.parallel.serving.columns import ServingColumns
-from perfmodel.parallel.serving.engine import Engine
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
 

@@ -1,4 +1,4 @@
-"""Which cells of a block of plans a framework can run: `parallel/runs.py` says it of one plan."""
+"""Which cells of a block of plans a framework can run: `frameworks/runnable.py` says it of one plan."""
 
 from __future__ import annotations
 

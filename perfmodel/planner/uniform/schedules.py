@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.memory import Pipelining, kept_memory, reserve_factor, runs_at
-from perfmodel.cost.moments import ActivationTerms, At
+from perfmodel.cost.memory.chip import Pipelining, kept_memory, reserve_factor, runs_at
+from perfmodel.cost.memory.moments import ActivationTerms, At
 from perfmodel.cost.pipeline import LiveLayers, three_live_layers
 from perfmodel.cost.stages import Stages
 from perfmodel.cost.step import RegionTimes, pipeline_step_time

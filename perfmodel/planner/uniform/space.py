@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.moments import At
+from perfmodel.cost.memory.moments import At
 from perfmodel.cost.pipeline import live_of_table, live_table
 from perfmodel.cost.stages import Stages, stages_of
 from perfmodel.foundation.errors import InputError, suggest
+from perfmodel.frameworks.profile import HEAD_TAIL, ExecutionProfile
+from perfmodel.frameworks.runnable import ANYTHING, Runs
 from perfmodel.parallel.algebra.degrees import admits, fine_sizes
 from perfmodel.parallel.algebra.folding import foldings
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, load_rule_set, present_axes
@@ -29,8 +31,6 @@ from perfmodel.parallel.layout import (
     shorter_ends_stage_layers,
 )
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
-from perfmodel.parallel.profile import HEAD_TAIL, ExecutionProfile
-from perfmodel.parallel.runs import ANYTHING, Runs
 from perfmodel.parallel.stage_cuts import are_alike, default_stage_layers
 from perfmodel.workload.adapters import regions_in_training
 from perfmodel.workload.job import TrainingJob

@@ -19,21 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.memory import fixed_memory, outside_bytes, reserve_factor, reserved_memory, runs_at, static_memory
+from perfmodel.cost.memory.chip import fixed_memory, outside_bytes, reserve_factor, reserved_memory, runs_at, static_memory
+from perfmodel.cost.memory.moments import ActivationTerms, At, keeps_gathered
+from perfmodel.cost.memory.plan import Holding, activations_as, besides_of, crowding_of, rank_holding, replicas
 from perfmodel.cost.microbatch import microbatch_depends_on
-from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.parameters import parameters_depend_on
-from perfmodel.cost.plan_memory import Holding, activations_as, besides_of, crowding_of, rank_holding, replicas
 from perfmodel.cost.step import ParameterTerms, RegionTimes, hop_time
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_room import MemoryDoubt, RankNeed, memory_rule
+from perfmodel.frameworks.memory_uncertainty import memory_doubt
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.folding import takes_replicas
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
-from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.plan import Plan, make_plan
-from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.planner.uniform.runnable import runnable_layouts, runnable_ways
 from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times, schedule_columns, wider
 from perfmodel.planner.uniform.space import (

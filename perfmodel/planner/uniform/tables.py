@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.memory.moments import ActivationTerms, activation_terms
 from perfmodel.cost.microbatch import microbatch_cost
-from perfmodel.cost.moments import ActivationTerms, activation_terms
 from perfmodel.cost.parameters import parameter_cost, side_by_side
 from perfmodel.cost.program import Program
 from perfmodel.cost.stages import sum_of

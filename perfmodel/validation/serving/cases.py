@@ -11,8 +11,8 @@ from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.frameworks.engine import version_of
 from perfmodel.hardware.reader import chip_called, list_chips
-from perfmodel.parallel.serving.engine import version_of
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.validation.case_plan import HardwareOfCase
 from perfmodel.validation.fields import MAX_COUNT, not_stated, optional_count, stated_count

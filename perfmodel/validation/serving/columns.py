@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from perfmodel.parallel.serving.intervals import METRICS
+from perfmodel.frameworks.serving_intervals import METRICS
 from perfmodel.validation.fields import UNKNOWN, known_label
 from perfmodel.validation.serving.rows import ServingRow
 

@@ -9,7 +9,7 @@ from typing import Any
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.pools import predict_plan
 from perfmodel.cost.serving.simulated import predict_served
-from perfmodel.parallel.serving.engine import Engine, load_engine
+from perfmodel.frameworks.engine import Engine, load_engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run
 from perfmodel.validation.serving.cases import PlannedServing

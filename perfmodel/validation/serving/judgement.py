@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from perfmodel.parallel.serving.intervals import METRICS
+from perfmodel.frameworks.serving_intervals import METRICS
 from perfmodel.validation.serving.rows import ServingRow, label_order
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perfmodel.parallel.serving.engine import GENERIC_ENGINE, version_of
+from perfmodel.frameworks.engine import GENERIC_ENGINE, version_of
 
 #: Chips on which vLLM of 2024 launched every kernel (Argonne's scripts: --enforce-eager on ROCm).
 _EAGER_CHIPS = ("mi210", "mi250")

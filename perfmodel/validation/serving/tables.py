@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from perfmodel.parallel.serving.intervals import METRICS
+from perfmodel.frameworks.serving_intervals import METRICS
 from perfmodel.report.table import Table
 from perfmodel.validation.serving.judgement import MetricErrors, ServingErrors, ServingResult
 from perfmodel.validation.tables import share_text

@@ -12,10 +12,10 @@ from perfmodel.cost.per_operator.operators import StepSetting, compile_operators
 from perfmodel.cost.per_operator.parameters import parameter_times
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.calibration import Calibration, ConvolutionModel, KernelClass, MatmulModel, StreamingModel
 from perfmodel.parallel.algebra.derive import Amount, ParameterLayout
 from perfmodel.parallel.grid import free_grid
-from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.graph import Graph, Operand, Operator, Product, Tensor
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.kinds.convolution import convolution

@@ -9,7 +9,7 @@ from perfmodel.cost.serving.boundness import operator_rows
 from perfmodel.cost.serving.context import DCP, PCP, cache_copies, cache_cuts, decode_exchange, why_no_context
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.frameworks.engine import load_engine
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.planner.serving.launch import launch_lines
 from perfmodel.planner.serving.result import ServingLimits

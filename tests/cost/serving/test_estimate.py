@@ -16,8 +16,8 @@ from perfmodel.cost.serving.simulated import simulate_replicas
 from perfmodel.cost.serving.step import PARTS
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.models import load_model
 from perfmodel.workload.quantization import quantization_named

@@ -10,7 +10,7 @@ from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.simulate import Places, simulate
 from perfmodel.cost.serving.speculation import SpeculativeTimes, expected_tokens
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.frameworks.engine import load_engine
 from perfmodel.workload.serving import Lengths, Speculation, constant
 from tests.cost.serving.toys import ToySteps, requests
 

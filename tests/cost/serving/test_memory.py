@@ -5,7 +5,7 @@ import pytest
 
 import perfmodel
 from perfmodel.cost.serving.memory import engine_reserve, expert_workspace
-from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.frameworks.engine import load_engine
 from perfmodel.workload.models import load_model
 
 GIB = 2**30

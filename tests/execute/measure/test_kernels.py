@@ -13,6 +13,7 @@ from perfmodel.execute.measure.scope import Scope
 from perfmodel.execute.measure.state_kernels import state_kernels
 from perfmodel.execute.per_operator.microbenchmarks import cell_kernels, convolution_kernels, pooling_kernels
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.calibration import SPEC_SHEET, KernelClass
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.samples import (
@@ -24,7 +25,6 @@ from perfmodel.hardware.samples import (
     WeightSample,
 )
 from perfmodel.parallel.plan import make_plan
-from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.graph import Extent, Operator, Product, Stream, Tensor
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.kinds.convolution import convolution

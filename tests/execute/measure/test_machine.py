@@ -14,6 +14,7 @@ from perfmodel.execute.measure.machine import alone, check_ranks, combine, match
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.reader import list_chips, load_calibration
@@ -25,7 +26,6 @@ from perfmodel.hardware.samples import (
 )
 from perfmodel.hardware.writer import save_calibration
 from perfmodel.parallel.plan import make_plan
-from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.job import Precision, TrainingJob
 from tests.execute.jobs import tiny
 

@@ -14,9 +14,9 @@ from perfmodel.cost.serving.memory import cache_shape, weight_bytes
 from perfmodel.execute.serving.audit import audit_serving
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.parallel.serving.measurement import StepShape
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.models import load_model

@@ -13,7 +13,7 @@ from lab.left_out.fits import FITS, LeftOut, PredictedRun, with_prior
 from lab.left_out.runs import read_runs
 from lab.left_out.table import COLUMNS, judge, main
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.frameworks import fitted_numbers
+from perfmodel.frameworks.shipped import fitted_numbers
 from perfmodel.validation.step_times import READ_LATE, StepTimes
 from perfmodel.validation.validate import CasePredictor
 

@@ -13,8 +13,8 @@ from lab.serving.fitting import fit_engine, left_out_residuals, with_ranges
 from lab.serving.residuals import ServingResidual, factors
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import resource_dir
-from perfmodel.parallel.serving.engine import _load, fitted_numbers, list_engines, load_engine
-from perfmodel.parallel.serving.intervals import ServingFooting, interval_factors, intervals_of
+from perfmodel.frameworks.engine import _load, fitted_numbers, list_engines, load_engine
+from perfmodel.frameworks.serving_intervals import ServingFooting, interval_factors, intervals_of
 from perfmodel.parallel.serving.prediction import Spread
 from perfmodel.validation.cases import parse_case
 from perfmodel.validation.serving.measured import Served

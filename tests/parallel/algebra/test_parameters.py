@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.parameter_events import profile_events
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.algebra.derive import Amount, ParameterLayout
-from perfmodel.parallel.algebra.parameters import parameter_events, profile_events, stored_rows, with_gathered_bias_gradients, zero_axes
-from perfmodel.parallel.profile import load_profile
+from perfmodel.parallel.algebra.parameters import parameter_events, stored_rows, with_gathered_bias_gradients, zero_axes
 
 
 def parameter(gradient_axes: str = "dp_replicate dp_shard cp", regions: tuple[str, ...] = ("layer",)) -> ParameterLayout:

@@ -10,9 +10,9 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.per_operator.operators import StepSetting
 from perfmodel.cost.resolve import choose_calibration, resolve_estimator
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.per_operator.search import NetworkPlanner, network_planner
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision, TrainingJob

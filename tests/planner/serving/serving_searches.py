@@ -1,8 +1,8 @@
 """Searches of serving plans that several tests make."""
 
 from perfmodel.cost.resolve import choose_calibration
+from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.planner.serving.search import find_serving_plans
 from perfmodel.workload.models import load_model
 from perfmodel.workload.quantization import quantization_named

@@ -10,8 +10,8 @@ from perfmodel.cost.serving.disaggregated import largest_batch
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.pools import predict_pools, serve_pools
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.planner.serving.disaggregation import MOST_SPLITS, _highest_rates, _workers, find_pools
 from perfmodel.planner.serving.result import ServingLimits, ServingObjective

@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.serving.engine import list_engines, load_engine
+from perfmodel.frameworks.engine import list_engines, load_engine
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.planner.serving.launch import launch_lines
 from perfmodel.workload.serving import Speculation

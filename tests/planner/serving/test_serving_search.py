@@ -9,8 +9,8 @@ from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.simulated import predict_served
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.engine import list_engines, load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.engine import list_engines, load_engine
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.planner.serving.reasons import terms
 from perfmodel.planner.serving.result import LIMIT_HEADROOM, ServingLimits, ServingObjective

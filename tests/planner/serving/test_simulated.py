@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.cost.serving.simulated import predict_served, with_simulation
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.frameworks.engine import load_engine
 from perfmodel.planner.serving.result import ServingLimits
 from perfmodel.workload.serving import Lengths
 from tests.planner.serving.serving_searches import searched, serving_job

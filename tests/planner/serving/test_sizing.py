@@ -4,8 +4,8 @@ import pytest
 
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.planner.serving.result import ServingLimits
 from perfmodel.planner.serving.sizing import find_fewest_chips
 from tests.planner.serving.serving_searches import searched, serving_job

@@ -6,11 +6,11 @@ import pytest
 
 from perfmodel.cost.compute import attention_backward_time, attention_time
 from perfmodel.cost.estimate import evaluate_plan
-from perfmodel.cost.kept import kept_tensors
+from perfmodel.cost.memory.kept import kept_tensors
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.rewrites import with_habits
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
-from perfmodel.parallel.habits import with_habits
 from perfmodel.workload.graph import Pass
 from perfmodel.workload.layer_specs import LatentAttention
 from perfmodel.workload.models import load_model

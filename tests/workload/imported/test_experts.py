@@ -13,9 +13,9 @@ from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.memory import cache_shape
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.serving.engine import load_engine
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.imported.decoder import UNBOUNDED, decoder_of

@@ -1,0 +1,560 @@
+"""The moments of a step at which most memory may live, and what lives then beside what lives all through it.
+
+When the loss is computed, while a region runs backward, of blocks the last or the first, or while a unit's gradients are reduced.
+Which moments there are depends on the regions of the graph, on the ZeRO stage and on what the execution profile does with weights and
+gradients, never on the numbers: every formula takes arrays of any shapes that broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.memory.offload import IN_FLIGHT, carries_kept, kept_bytes
+from perfmodel.cost.microbatch import MicrobatchCost
+from perfmodel.cost.parameters import ParameterProgram
+from perfmodel.cost.stages import Regions, Stages, beside, run_times, sum_of
+from perfmodel.cost.step import Bytes, ParameterTerms, exchanged_passes, held_elements, run_ahead_fraction
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.rewrites import FLOAT32_BYTES
+from perfmodel.parallel.layout import Recompute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationTerms:
+    """Bytes of one microbatch under one kind of recomputation.
+
+    kept            by region, of a block once, from forward to backward
+    peaks           by region: over what the region keeps, at the largest moment of its backward; a pair, for weight gradients
+                    that leave at once and for those that stay until their unit is reduced; of a block of its forward where that is more
+    forward         by region, of blocks: over what it keeps, at the largest moment of its forward; of what comes before them: of its
+                    backward, where the gradient that it is handed lies in a buffer
+    boundary        a stage boundary
+    logits          elements, not bytes
+    run_ahead       how full the host keeps the chip's launch queue   [-]
+    """
+
+    kept: tuple[Any, ...]
+    peaks: tuple[tuple[Any, Any], ...]
+    forward: tuple[Any, ...]
+    boundary: Any
+    logits: Any
+    run_ahead: Any
+
+
+def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: ExecutionProfile, tp: Any) -> ActivationTerms:
+    kept: list[Any] = []
+    peaks: list[tuple[Any, Any]] = []
+    forward: list[Any] = []
+    program = micro.program
+    for region, it in enumerate(program.regions):
+        again = recompute if it.is_block else Recompute.NONE
+        kept.append(kept_bytes(micro, again, region))
+        first = program.peaks.backward[region, again]
+        leaving, staying = micro.peaks[first], micro.peaks[first + 1]
+        if it.is_block:
+            forward.append(micro.peaks[program.peaks.forward[region, again]])
+            alone = np.maximum(leaving, forward[-1]), np.maximum(staying, forward[-1])
+            if profile.hides_exchanges:
+                # another microbatch's block runs forward beside it, and is kept before this one's is gone
+                if (region, again) in program.peaks.delayed:
+                    late = program.peaks.delayed[region, again]
+                    leaving, staying = micro.peaks[late], micro.peaks[late + 1]
+                beside, exchanges = forward[-1] + kept[-1], sum(exchanged_passes(micro, profile, recompute, region)) > 0.0
+                leaving, staying = (np.where(exchanges, x + beside, y) for x, y in zip((leaving, staying), alone, strict=True))
+            else:
+                leaving, staying = alone
+        elif (region, again) in program.peaks.forward:
+            forward.append(micro.peaks[program.peaks.forward[region, again]])
+        else:
+            forward.append(0.0 * micro.boundary)
+        if it.is_block and carries_kept(profile, recompute):
+            # what waits in the host's memory is here when its layer runs, and that of the next layer is on its way
+            here = IN_FLIGHT * kept[-1]
+            leaving, staying, forward[-1], kept[-1] = leaving + here, staying + here, forward[-1] + here, 0.0 * kept[-1]
+        peaks.append((leaving, staying))
+    return ActivationTerms(
+        kept=tuple(kept),
+        peaks=tuple(peaks),
+        forward=tuple(forward),
+        boundary=micro.boundary,
+        logits=micro.logits,
+        run_ahead=run_ahead_fraction(micro, profile, recompute, tp),
+    )
+
+
+def keeps_gathered(program: ParameterProgram) -> bool:
+    """Whether weights that are stored as shards stay gathered, and gradients unreduced, for all microbatches (torch's pipelines)."""
+    return program.holds_sharded_weights and not program.holds_sharded_gradients
+
+
+class At(StrEnum):
+    """What runs at a moment: what comes before the blocks, these, or what follows them. Of virtual stages with unlike numbers of blocks, a
+    schedule has other passes under way while their ends run."""
+
+    BLOCKS = "blocks"
+    LAST = "last"
+    FIRST = "first"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What lives at one moment of a step, beside what lives all through it.
+
+    at        what runs
+    freed     of the kept activations of all microbatches under way, what is gone already   (not positive)
+    the others are classes of memory
+    """
+
+    name: str
+    at: At = At.BLOCKS
+    freed: Any = 0.0
+    gradients: Any = 0.0
+    gathered: Any = 0.0
+    temporary: Any = 0.0
+    buffers: Any = 0.0
+
+    @property
+    def total(self) -> Any:
+        # what depends on fewer choices first: its sum is a smaller array
+        return (self.temporary + self.freed) + ((self.gathered + self.gradients) + self.buffers)
+
+
+def moments_at(moments: list[Moment], at: At, kept: Container[At]) -> list[Moment]:
+    """Those at which what `kept` has for `at` is under way: as while a block runs, where nothing else is said."""
+    return [moment for moment in moments if (moment.at if moment.at in kept else At.BLOCKS) is at]
+
+
+def rank_moments(
+    activations: ActivationTerms,
+    terms: ParameterTerms,
+    stages: Stages,
+    sizes: Bytes,
+    *,
+    rank: int,
+    num_microbatches: Any,
+    profile: ExecutionProfile,
+    activation_bytes: float,
+) -> list[Moment]:
+    """The moments of one of the ranks that `Stages` tells apart. [byte]"""
+    walk = _Moments(
+        a=activations,
+        t=terms,
+        stages=stages,
+        sizes=sizes,
+        rank=rank,
+        m=num_microbatches,
+        profile=profile,
+        activation_bytes=activation_bytes,
+    )
+    program = terms.program
+    found = walk.sharded() if program.holds_sharded_weights and program.holds_sharded_gradients else walk.whole()
+    return [*found, walk.optimizer_step()] if sizes.optimizer_copy else found
+
+
+@dataclass(slots=True, kw_only=True)
+class _Moments:
+    a: ActivationTerms
+    t: ParameterTerms
+    stages: Stages
+    sizes: Bytes
+    rank: int
+    m: Any
+    profile: ExecutionProfile
+    activation_bytes: float
+
+    @property
+    def regions(self) -> Regions:
+        return self.stages.regions
+
+    @property
+    def runs(self) -> tuple[Any, ...]:
+        """How often this rank runs each region."""
+        return self.stages.runs[self.rank]
+
+    @property
+    def is_last_rank(self) -> bool:
+        return self.rank == self.stages.num_ranks - 1
+
+    @property
+    def tied(self) -> Any:
+        """Elements of a matrix that both ends of this rank read: its first gradient waits for the second."""
+        return self.stages.is_single * self.t.tied[0]
+
+    def at(self, region: int) -> At:
+        inner = self.stages.inner
+        return At.FIRST if region < inner.start else At.LAST if region >= inner.stop else At.BLOCKS
+
+    def which(self, region: int) -> str:
+        """It, or one of them."""
+        name = self.regions[region].name or "network"
+        return f"a {name}" if self.regions[region].is_block else f"the {name}"
+
+    def of_turn(self, region: int, values: Sequence[Any]) -> Any:
+        """Of regions that take turns with this one and follow it, all but the one that runs backward before it."""
+        turn = self.regions[region].turn
+        others = [i for i in range(region + 1, len(self.regions)) if self.regions[i].turn == turn]
+        return sum_of([np.maximum(self.runs[i] - 1.0, 0.0) * values[i] for i in others])
+
+    def of_round(self, region: int, values: Sequence[Any]) -> Any:
+        """Of regions that take turns with this one, and of it, once each."""
+        turn = self.regions[region].turn
+        return sum_of([values[i] for i, it in enumerate(self.regions) if it.turn == turn])
+
+    def logits(self) -> Any:
+        """The logits themselves, or their gradient, and what the loss works with."""
+        own: Any = self.activation_bytes
+        if self.profile.pipeline_keeps_boundaries and self.activation_bytes >= FLOAT32_BYTES:
+            # counted with what the schedule keeps, and the gradient is made in place of the softmax
+            own = self.stages.is_single * own
+        return self.a.logits * (self.profile.loss_peak_bytes + own)
+
+    def whole(self) -> list[Moment]:
+        """Weights and gradients stay whole all through the step, or weights stay gathered."""
+        a, runs, sizes, regions = self.a, self.runs, self.sizes, self.regions
+        # unreduced gradients that wait in the dtype in which they are made are added to at once, others at the end of their unit
+        stays = int(self.profile.steps_in_backward or (keeps_gathered(self.t.program) and sizes.produced != sizes.whole_gradient))
+        gradient = 0.0 if self.profile.fuses_gradient_accumulation else self.tied * sizes.produced
+        exchanged = self.exchanged()
+        moments = []
+        if self.is_last_rank:
+            moments.append(Moment(name="loss", at=At.LAST, temporary=self.logits() + exchanged))
+        freed: Any = 0.0
+        for i in reversed(range(len(runs))):
+            if i < len(runs) - 1 and not (isinstance(runs[i + 1], float) and runs[i + 1] == 0.0):
+                freed = freed - run_times(runs[i + 1], a.kept[i + 1])
+            at, peak = self.at(i), a.peaks[i][stays]
+            temporary: Any = None
+            if at is At.BLOCKS:
+                temporary = (np.minimum(runs[i], 1.0) * peak + gradient) + exchanged
+            elif at is At.LAST and self.is_last_rank:
+                temporary = peak + exchanged
+            elif at is At.FIRST and (self.rank == 0 or self.is_last_rank):
+                if i == self.stages.inner.start - 1 and self.profile.pipeline_keeps_boundaries:
+                    # the gradient that a first stage without blocks is sent lies in its buffer
+                    peak = np.where((1.0 - self.stages.is_single) * (1.0 - self.stages.blocks(0)) > 0.0, a.forward[i], peak)
+                temporary = run_times(runs[i], peak + (2.0 if i == 0 else 1.0) * gradient)
+            if temporary is not None:
+                gone = freed + self.of_turn(i, a.kept) if regions[i].turn else freed
+                moments.append(
+                    Moment(name=f"backward of {self.which(i)}", at=at, freed=gone, temporary=temporary, buffers=self.reduced_before(i))
+                )
+        return moments
+
+    def optimizer_step(self) -> Moment:
+        """All gradients, no activations, and a tensor as large as a state of all parameters."""
+        is_sharded = self.t.program.holds_sharded_weights and self.t.program.holds_sharded_gradients
+        elements = held_elements(self.t, self.stages, sharded=self.t.zero >= 1)[self.rank]
+        freed = sum_of([run_times(runs, kept) for runs, kept in zip(self.runs, self.a.kept, strict=True)])
+        return Moment(
+            name="the optimizer's step",
+            freed=-freed,
+            temporary=elements * self.sizes.optimizer_copy,
+            gradients=elements * self.sizes.sharded_gradient if is_sharded else 0.0,
+        )
+
+    def exchanged(self) -> Any:
+        """Gradients of boundaries under torch's schedules: one that leaves stays for a while; one that has come lies in its buffer."""
+        if not self.profile.pipeline_keeps_boundaries:
+            return 0.0
+        leaves = (0.0 if self.rank == 0 else 1.0) * np.minimum(self.m - 1.0, 1.0)
+        return (1.0 - self.stages.is_single) * ((leaves - (0.0 if self.is_last_rank else 1.0)) * self.a.boundary)
+
+    def reduced_before(self, region: int) -> Any:
+        """The buffer in which the gradients of the unit before leave, where they leave after each microbatch."""
+        if not self.t.program.holds_sharded_gradients:
+            return 0.0
+        before = beside(self.regions, region, 1)
+        if before == len(self.regions):
+            return 0.0
+        return self.t.padded[before] * self.sizes.reduced
+
+    def sharded(self) -> list[Moment]:
+        """Units of weights are gathered and freed, their gradients reduced as they come (fully_shard).
+
+        Beside the unit at work (its gathered weights, its gradients as they are produced) live the next one's weights on their way, and
+        the buffer in which the gradients of the unit before leave.
+        """
+        return _Sharded(self).moments()
+
+
+class _Sharded:
+    """The moments of a rank whose units of weights are gathered and freed: each region one, each block by itself.
+
+    A matrix that the ends share joins both in one unit, which is gathered throughout and reduced last.
+    """
+
+    def __init__(self, rank: _Moments) -> None:
+        self.rank, self.a, self.t, self.sizes, self.runs = rank, rank.a, rank.t, rank.sizes, rank.runs
+        regions, sizes = rank.regions, rank.sizes
+        self.last = len(regions) - 1
+        #: the unrepeated ends
+        self.has_first, self.has_last = self.last > 0 and not regions[0].is_block, not regions[self.last].is_block
+        self.frees = self.t.program.frees_gathered
+        self.later_microbatch = np.minimum(rank.m - 1.0, 1.0)  # 1 where an earlier microbatch has left gradients
+        self.twice = rank.tied
+        frozen = self.t.frozen
+        #: bytes of a frozen matrix that both ends read
+        frozen_twice = rank.stages.is_single * frozen.tied[0] if frozen is not None else 0.0
+        self.is_tied = np.minimum(self.twice + frozen_twice, 1.0)
+        self.untied = 1.0 - self.is_tied
+        there = [1.0 if region.is_block else runs for runs, region in zip(self.runs, regions, strict=True)]
+        self.held = [times * shard * sizes.sharded_gradient for times, shard in zip(there, self.t.shard, strict=True)]
+        self.full, self.wide = self._units(self.t.full, self.twice), self._units(self.t.padded, self.twice)
+        self.gathered = [unit * sizes.gathered for unit in self.wide]
+        if frozen is not None:
+            self.gathered = [unit + more for unit, more in zip(self.gathered, self._units(frozen.padded, frozen_twice), strict=True)]
+        self.reduced = [unit * sizes.reduced for unit in self.wide]
+        total: Any = None
+        for runs, region, held in zip(self.runs, regions, self.held, strict=True):
+            more = runs * held if region.is_block else held
+            total = more if total is None else total + more
+        self.total = total - rank.stages.is_single * self.t.tied[1] * sizes.sharded_gradient
+        #: the shared unit as long as it waits
+        self.lasting = self.is_tied * (self._of_last(self.gathered) + self.twice * sizes.produced)
+        if self.has_last:
+            self.reduced[self.last] = self.untied * self.reduced[self.last]
+            self.held[self.last] = self.untied * self.held[self.last]
+        self.below = self._below()
+
+    def _units(self, elements: tuple[Any, ...], twice: Any) -> list[Any]:
+        """Of a unit of each region, on this rank; `twice`: what both ends have of them."""
+        units = list(elements)
+        ends = {0, self.last} if self.has_first and self.has_last else set[int]()
+        for i, region in enumerate(self.rank.regions):
+            if not region.is_block:
+                both = elements[0] + elements[self.last] - twice
+                units[i] = self.runs[i] * (np.where(self.is_tied > 0.0, both, elements[i]) if i in ends else elements[i])
+        return units
+
+    def _of_last(self, values: list[Any]) -> Any:
+        return values[self.last] if self.has_last else 0.0
+
+    def _of(self, values: list[Any], region: int) -> Any:
+        """Of a region before this one: of the first its own, where it is no part of a unit that lasts."""
+        if region < 0:
+            return 0.0
+        return self.untied * values[0] if region == 0 and self.has_first else values[region]
+
+    def _below(self) -> list[Any]:
+        """Gathered weights of all regions before each, with the unit that lasts."""
+        found: list[Any] = [self.lasting]
+        for i in range(self.last):
+            own = self._of(self.gathered, i)
+            found.append(own + found[-1] if i == 0 and self.has_first else self.runs[i] * own + found[-1])
+        return found
+
+    def _up_to(self, region: int, total: Any = None) -> Any:
+        """Gathered weights of a region and of those before it, as they lie in forward, beside `total`."""
+        for i in range(region, -1, -1):
+            more = self.gathered[0] if i == 0 and self.has_first else self.runs[i] * self.gathered[i]
+            total = more if total is None else total + more
+        return total
+
+    def gradients(self, so_far: Any) -> Any:
+        return self.later_microbatch * self.total + (1.0 - self.later_microbatch) * so_far
+
+    def moments(self) -> list[Moment]:
+        found: list[Moment] = []
+        freed: Any = 0.0
+        reduced: Any = 0.0
+        for i in range(self.last, -1, -1):
+            if i == self.last and self.has_last:
+                found += self._of_last_region(i)
+            elif i == 0 and self.has_first:
+                found += self._of_first_region(freed, reduced)
+            else:
+                found += self._of_region(i, freed, reduced)
+            freed = freed - self.runs[i] * self.a.kept[i]
+            reduced = reduced + (self.runs[i] * self.held[i] if self.rank.regions[i].is_block else self.held[i])
+        return found
+
+    def _of_last_region(self, i: int) -> list[Moment]:
+        """Its forward pass, the loss and its backward pass."""
+        a, rank, has, g, untied = self.a, self.rank, self.runs[i], self.gathered[i], self.untied
+        name, before = rank.regions[i].name or "network", i - 1
+        g_before = self._of(self.gathered, before)
+        some = np.minimum(self.runs[before], 1.0) if before >= 0 else 0.0
+        if self.frees:
+            at_loss, at_backward, at_reduction = g, g + g_before, g_before + self.lasting
+        else:
+            # all those whose backward has not ended
+            at_loss = at_backward = self._up_to(before, untied * g)
+            at_reduction = self.below[i]
+        # of what the last region keeps the probabilities come after the logits
+        before_loss = 0.0 if rank.profile.fused_cross_entropy else a.logits * (rank.activation_bytes - FLOAT32_BYTES)
+        own = -(has * a.kept[i])
+        none = self.gradients(0.0)
+        return [
+            Moment(
+                name=f"forward of the {name}",
+                at=At.LAST,
+                gathered=at_loss + untied * g + (self.is_tied * some) * g_before,
+                temporary=has * before_loss,
+                gradients=none,
+            ),
+            Moment(
+                name=f"gathering of the {name}",
+                at=At.LAST,
+                freed=own,
+                gathered=at_loss + untied * (has * (g + g_before)),
+                gradients=none,
+            ),
+            Moment(name="loss", at=At.LAST, gathered=at_loss, temporary=has * rank.logits(), gradients=none),
+            Moment(name=f"backward of the {name}", at=At.LAST, gathered=at_backward, temporary=has * a.peaks[i][1], gradients=none),
+            Moment(
+                name=f"reduction of the {name}'s gradients",
+                at=At.LAST,
+                freed=own,
+                gathered=at_reduction,
+                temporary=a.boundary + untied * (self.full[i] * self.sizes.produced),
+                buffers=self.reduced[i] + self.later_microbatch * self.held[i],
+                gradients=self.gradients(self.held[i]),
+            ),
+        ]
+
+    def _of_region(self, i: int, freed: Any, reduced: Any) -> list[Moment]:
+        """Forward and backward of a region between the ends, of a block that of the last, of the one before it and of the first.
+
+        freed, reduced   of the regions after it: what they kept, and their gradients
+        """
+        a, rank, g, lasting, below, runs = self.a, self.rank, self.gathered[i], self.lasting, self.below[i], self.runs[i]
+        name, at = rank.regions[i].name, rank.at(i)
+        # of blocks that go on: the unit that is on its way, and the one whose gradients leave
+        follows, leaves = beside(rank.regions, i, -1), beside(rank.regions, i, 1)
+        on_its_way, leaving = self._whole(follows), self.reduced[leaves] if leaves <= self.last else 0.0
+        before = self._of(self.gathered, i - 1)
+        some = np.minimum(runs, 1.0)
+        several = np.minimum(np.maximum(runs - 1.0, 0.0), 1.0)  # 1 where there is more than one
+        peak = a.peaks[i][1]
+        gone, so_far, kept, held = freed, reduced, a.kept[i], self.held[i]
+        if rank.regions[i].turn:
+            gone, so_far = freed + rank.of_turn(i, a.kept), reduced - rank.of_turn(i, self.held)
+            kept, held = rank.of_round(i, a.kept), rank.of_round(i, self.held)
+        at_forward = some * g + self.is_tied * self._of_last(self.gathered) if self.frees else self._up_to(i)
+        # weights are copied out of the buffer in which they came, which lives until those of the next unit are, or to forward's end
+        found = [
+            Moment(
+                name=f"gathering of the last {name}" if rank.regions[i].is_block else f"gathering of the {name}",
+                at=at,
+                freed=gone - some * a.kept[i],
+                gathered=at_forward + (some * g + several * on_its_way) + (some - several) * self._whole(i - 1),
+                gradients=self.gradients(0.0),
+            ),
+            Moment(
+                name=f"forward of the last {name}" if rank.regions[i].is_block else f"forward of the {name}",
+                at=at,
+                freed=gone,
+                gathered=at_forward + some * g,
+                temporary=some * a.forward[i],
+                gradients=self.gradients(0.0),
+            ),
+        ]
+        after = self.reduced[i + 1] if i < self.last else 0.0
+        in_buffer: Any = None
+        if self.frees:
+            at_last = at_previous = (g + on_its_way) + lasting
+            at_first = g + before + lasting
+            if follows == i:
+                # of two blocks the one before the last is the first: once its own weights are there, those of the region before are on
+                # their way
+                is_first = several - np.minimum(np.maximum(runs - 2.0, 0.0), 1.0)
+                at_previous = at_previous - is_first * (on_its_way - before)
+                in_buffer = is_first * (on_its_way - before)
+        else:
+            at_last, at_previous, at_first = runs * g + below, (runs - several) * g + below, g + below
+        if not rank.regions[i].is_block:
+            backward = Moment(
+                name=f"backward of the {name}",
+                at=at,
+                freed=gone,
+                gathered=at_first,
+                temporary=runs * peak,
+                buffers=after,
+                gradients=self.gradients(so_far),
+            )
+            return [*found, backward]
+        if sum(region.is_block for region in rank.regions) > 1:
+            peak = some * peak
+        return [
+            *found,
+            Moment(
+                name=f"backward of the last {name}",
+                at=at,
+                freed=gone,
+                gathered=at_last,
+                temporary=peak,
+                buffers=after,
+                gradients=self.gradients(so_far),
+            ),
+            Moment(
+                name=f"backward of the {name} before the last",
+                at=at,
+                freed=gone - several * kept,
+                gathered=at_previous,
+                temporary=peak if in_buffer is None else np.maximum(peak, in_buffer),
+                buffers=leaving * several,
+                gradients=self.gradients(so_far + held),
+            ),
+            Moment(
+                name=f"backward of the first {name}",
+                at=at,
+                freed=freed - (runs - 1.0) * a.kept[i],
+                gathered=at_first,
+                temporary=peak,
+                buffers=leaving * several,
+                gradients=self.gradients(reduced + (runs - 1.0) * self.held[i]),
+            ),
+        ]
+
+    def _whole(self, region: int) -> Any:
+        """Gathered weights of a region with all that is in its unit."""
+        return self.gathered[region] if region >= 0 else 0.0
+
+    def _of_first_region(self, freed: Any, reduced: Any) -> list[Moment]:
+        """Its backward pass, the sum over tp that some of its gradients need and the reduction that ends the step."""
+        a, has, name, sizes = self.a, self.runs[0], self.rank.regions[0].name, self.sizes
+        sums: list[Moment] = []
+        if self.t.summed:
+            # one after another into a copy, beside all gradients of the unit, before its weights are freed
+            summed = Moment(
+                name=f"sum of the {name}'s gradients",
+                at=At.FIRST,
+                freed=freed - has * a.kept[0],
+                gathered=self.gathered[0],
+                temporary=(self.full[0] + has * self.t.summed[0]) * sizes.produced,
+                buffers=self.reduced[1],
+                gradients=self.gradients(reduced),
+            )
+            sums.append(summed)
+        return [
+            *sums,
+            Moment(
+                name=f"backward of the {name}",
+                at=At.FIRST,
+                freed=freed,
+                gathered=self._of(self.gathered, 0) + self.lasting,
+                temporary=has * a.peaks[0][1] + self.twice * sizes.produced,
+                buffers=self.reduced[1],
+                gradients=self.gradients(reduced),
+            ),
+            Moment(
+                name=f"reduction of the {name}'s gradients",
+                at=At.FIRST,
+                freed=freed - has * a.kept[0],
+                temporary=self.full[0] * sizes.produced,
+                buffers=self.reduced[0] + self.later_microbatch * self.held[0],
+                gradients=self.gradients(self.total),
+            ),
+        ]
+
+
+def largest(moments: list[Moment]) -> Any:
+    found = moments[0].total
+    for moment in moments[1:]:
+        found = np.maximum(found, moment.total)
+    return found

@@ -1,0 +1,314 @@
+"""One plan's memory as numbers: of the pipeline ranks that may be the fullest, and by class at its peak."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfmodel.cost.memory.chip import (
+    MEMORY,
+    Kept,
+    Pipelining,
+    Unreduced,
+    base_memory,
+    fixed_memory,
+    kept_memory,
+    may_lie_beside,
+    outside_bytes,
+    reserve_factor,
+    reserved_memory,
+    static_memory,
+    unreduced_gradients,
+    waiting_memory,
+)
+from perfmodel.cost.memory.moments import ActivationTerms, At, Moment, keeps_gathered, largest, moments_at, rank_moments
+from perfmodel.cost.pipeline import LiveLayers, live_table, three_live_layers
+from perfmodel.cost.stages import Stages
+from perfmodel.cost.step import Bytes, ParameterTerms
+from perfmodel.foundation.memory_room import MemoryDoubt, RankNeed
+from perfmodel.frameworks.layer_placement import crowding
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.plan import Plan
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.network_model import NetworkModel
+
+if TYPE_CHECKING:
+    from perfmodel.cost.assemble import PlanColumns
+    from perfmodel.cost.estimate import Estimator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Holding:
+    """What the memory of pipeline ranks is made of, as numbers or as columns.
+
+    static         (weights, gradients, optimizer, gathered parameters) of each of the ranks that `Stages` tells apart
+    num_replicas   ranks that the gradient of a weight is reduced over
+    is_scattered   whether the residual stream is cut over tp
+    factor         what the allocator holds over what comes and goes   [-]
+    outside        what lies outside the allocator   [byte]
+    """
+
+    activations: ActivationTerms
+    terms: ParameterTerms
+    stages: Stages
+    static: list[tuple[Any, Any, Any, Any]]
+    num_replicas: Any
+    num_microbatches: Any
+    tp: Any
+    is_scattered: bool
+    activation_bytes: float
+    profile: ExecutionProfile
+    sizes: Bytes
+    factor: float
+    outside: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankHolding:
+    """Of one rank: what stays, the moments at which something comes and goes, gradients that wait beside them, and what waits always."""
+
+    static: tuple[Any, Any, Any, Any]
+    fixed: Any
+    moments: list[Moment]
+    unreduced: Unreduced
+    waiting: Any
+    factor: float
+    outside: Any
+
+    def base(self, at: At, times: Container[At]) -> Any:
+        """What it needs while this runs, whatever is under way. times: what has passes of its own under way. [byte]"""
+        most = largest(moments_at(self.moments, at, times))
+        return base_memory(most, self.fixed, self.waiting, factor=self.factor, outside=self.outside)
+
+
+def rank_holding(of: Holding, rank: int, live: LiveLayers, *, each: Callable[[Any], Any] | None = None) -> RankHolding:
+    """Of one of the ranks told apart, with these blocks under way.
+
+    each   makes a column one that has the last dim of `live`, for gradients that wait beside activations
+    """
+    activations, terms, sizes, profile = of.activations, of.terms, of.sizes, of.profile
+    moments = rank_moments(
+        activations,
+        terms,
+        of.stages,
+        sizes,
+        rank=rank,
+        num_microbatches=of.num_microbatches,
+        profile=profile,
+        activation_bytes=of.activation_bytes,
+    )
+    unreduced = Unreduced()
+    if keeps_gathered(terms.program):
+        unreduced = unreduced_gradients(
+            activations if each is None else activations_as(activations, each),
+            terms if each is None else terms_as(terms, each),
+            of.stages,
+            sizes,
+            rank=rank,
+            live=live,
+            num_microbatches=of.num_microbatches if each is None else each(of.num_microbatches),
+            profile=profile,
+            activation_bytes=of.activation_bytes,
+            factor=of.factor,
+        )
+    waiting = waiting_memory(
+        activations,
+        terms,
+        of.stages,
+        sizes,
+        rank=rank,
+        num_microbatches=of.num_microbatches,
+        tp=of.tp,
+        is_scattered=of.is_scattered,
+        profile=profile,
+    )
+    return RankHolding(
+        static=of.static[rank],
+        fixed=fixed_memory(of.static[rank]),
+        moments=moments,
+        unreduced=unreduced,
+        waiting=waiting,
+        factor=of.factor,
+        outside=of.outside,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryRow:
+    """One plan's memory, as numbers: of the ranks that `Stages` tells apart."""
+
+    of: Holding
+    pipelining: Pipelining
+    kept: list[Kept]
+    ranks: tuple[RankHolding, ...]
+    total: tuple[float, ...]
+
+    def needs(self, plan: Plan, doubt: MemoryDoubt) -> tuple[RankNeed, ...]:
+        """What the plan fits by."""
+        num_ranks = plan.layout.pp if plan.assignment is None else 1  # such a plan says what lies where
+        more = crowding_of(plan.job.model, num_ranks, self.of.stages, doubt)
+        beside = besides_of(self.of, doubt)
+        return tuple(
+            RankNeed(total=total, sure=float(rank.fixed), outside=rank.outside, crowding=crowded, beside=float(kept))
+            for rank, total, crowded, kept in zip(self.ranks, self.total, more, beside, strict=True)
+        )
+
+
+def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *, estimator: Estimator) -> MemoryRow:
+    """The formulas of a search on numbers instead of columns of one, which is the same arithmetic in less time."""
+    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
+    terms, stages = terms_as(columns.terms, scalar), columns.stages
+    live = three_live_layers(
+        live_table(plan.schedule, columns.stage_layers, plan.layout.pp),
+        schedule=plan.schedule,
+        num_ranks=plan.layout.pp,
+        num_microbatches=plan.num_microbatches,
+        num_between=stages.num_ranks - 2,
+    )
+    num_replicas = scalar(replicas(columns.grid))
+    of = Holding(
+        activations=activations_as(activations, scalar),
+        terms=terms,
+        stages=stages,
+        static=static_memory(terms, stages, sizes, num_replicas=num_replicas),
+        num_replicas=num_replicas,
+        num_microbatches=float(plan.num_microbatches),
+        tp=scalar(columns.grid.degree["tp"]),
+        is_scattered=columns.is_scattered,
+        activation_bytes=columns.program.rows.activation_bytes,
+        profile=profile,
+        sizes=sizes,
+        factor=reserve_factor(profile, machine),
+        outside=scalar(outside_bytes(profile, machine, columns.grid)),
+    )
+    pipelining = Pipelining(
+        schedule=plan.schedule,
+        num_ranks=float(plan.layout.pp),
+        num_microbatches=of.num_microbatches,
+        virtual_stages=float(plan.virtual_stages),
+        live=live,
+    )
+    kept = kept_memory(of.activations, stages, pipelining, profile, activation_bytes=of.activation_bytes)
+    ranks = tuple(rank_holding(of, rank, live[rank]) for rank in range(stages.num_ranks))
+    return MemoryRow(of=of, pipelining=pipelining, kept=kept, ranks=ranks, total=tuple(map(_most, ranks, kept)))
+
+
+def crowding_of(model: TransformerConfig | NetworkModel, num_ranks: int, stages: Stages, doubt: MemoryDoubt) -> tuple[float, ...]:
+    """Of the ranks told apart, the layers that each may hold over those that it is predicted with."""
+    if doubt.of_stranger and num_ranks > 1 and isinstance(model, TransformerConfig):
+        return crowding(model, num_ranks, [scalar(stages.blocks(rank)) for rank in range(stages.num_ranks)])
+    return (1.0,) * stages.num_ranks
+
+
+def besides_of(of: Holding, doubt: MemoryDoubt) -> Sequence[Any]:
+    """What may lie beside what is predicted, on each of the ranks told apart. [byte]"""
+    if not doubt.of_stranger:
+        return (0.0,) * of.stages.num_ranks
+    return may_lie_beside(of.terms, of.stages, of.sizes, num_replicas=of.num_replicas)
+
+
+def _most(rank: RankHolding, kept: Kept) -> float:
+    """What a rank needs at its fullest moment. [byte]"""
+    return max(
+        float(reserved_memory((activations + received) * rank.factor, rank.base(at, kept), rank.unreduced.at(at)))
+        for at, (activations, received) in kept.items()
+    )
+
+
+def activations_as(columns: ActivationTerms, each: Callable[[Any], Any]) -> ActivationTerms:
+    """With each column as `each` makes it."""
+    return ActivationTerms(
+        kept=tuple(each(x) for x in columns.kept),
+        peaks=tuple((each(a), each(b)) for a, b in columns.peaks),
+        forward=tuple(each(x) for x in columns.forward),
+        boundary=each(columns.boundary),
+        logits=each(columns.logits),
+        run_ahead=each(columns.run_ahead),
+    )
+
+
+def terms_as(columns: ParameterTerms, each: Callable[[Any], Any]) -> ParameterTerms:
+    """With each column of elements as `each` makes it."""
+    return replace(
+        columns,
+        full=tuple(each(x) for x in columns.full),
+        shard=tuple(each(x) for x in columns.shard),
+        padded=tuple(each(x) for x in columns.padded),
+        summed=tuple(each(x) for x in columns.summed),
+        tied=(each(columns.tied[0]), each(columns.tied[1])),
+        frozen=None if columns.frozen is None else columns.frozen.as_made(each),
+    )
+
+
+def adding_up(parts: Mapping[str, float], total: float) -> dict[str, float]:
+    """The parts on the grid of the total's last binary digit, the largest of them taking the rest.
+
+    They differ from what was given by rounding only, and add up to the total exactly, in any order: no sum of them rounds.
+    """
+    grid = math.ulp(total)
+    rounded = {name: round(value / grid) * grid for name, value in parts.items()}
+    largest = max(rounded, key=lambda name: rounded[name])
+    rounded[largest] += total - sum(rounded.values())
+    return rounded
+
+
+def scalar(value: Any) -> float:
+    return float(np.asarray(value).reshape(-1)[0])
+
+
+def memory_by_class(rank: RankHolding, kept: Kept) -> tuple[str, dict[str, float]]:
+    """The moment of the peak, and the bytes that live then by class: what is allocated, without what the allocator holds beyond."""
+    under_way = {at: (scalar(activations), scalar(received)) for at, (activations, received) in kept.items()}
+    found = []
+    for moment in rank.moments:
+        at = moment.at if moment.at in under_way else At.BLOCKS
+        for each in rank.unreduced.cases(at):
+            waits, gone = (scalar(x) / rank.factor for x in each)
+            found.append((sum(under_way[at]) + scalar(moment.total) + (waits - gone), moment, at, waits, gone))
+    _, moment, at, waits, gone = max(found, key=lambda case: case[0])
+    kept_activations, received = under_way[at]
+    # activations of the chunks that were reduced may be more than those still kept: the rest is taken from the gradients
+    left = kept_activations + scalar(moment.freed) - gone
+    excess = max(-left, 0.0)
+    weights, gradients, states, copies = (scalar(x) for x in rank.static)
+    values = (
+        weights,
+        gradients + scalar(moment.gradients) + (waits - excess),
+        states,
+        max(left, 0.0),
+        copies + scalar(moment.gathered),
+        scalar(moment.temporary),
+        received + scalar(moment.buffers),
+        0.0,
+        0.0,
+    )
+    return moment.name, dict(zip(MEMORY, values, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes of one pipeline rank as its allocator counts them: in tensors at the peak, and held."""
+
+    allocated: float
+    reserved: float
+
+
+def fullest_by_class(row: MemoryRow) -> tuple[dict[str, float], float, str]:
+    """Bytes of the fullest chip by class, their sum, and when in the step that is."""
+    totals = row.total
+    rank = int(np.argmax(totals))
+    moment, values = memory_by_class(row.ranks[rank], row.kept[rank])
+    values["framework"] = row.of.outside
+    held = totals[rank] - sum(values.values())
+    values["allocator"] = held if held > 1e-12 * totals[rank] else 0.0
+    return {**adding_up(values, totals[rank]), "total": totals[rank]}, totals[rank], moment
+
+
+def replicas(grid: LayoutGrid) -> Any:
+    """Ranks that the gradient of a weight is reduced over."""
+    return (grid.degree["dp_replicate"] * grid.degree["dp_shard"]) * grid.degree["cp"]

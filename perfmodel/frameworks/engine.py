@@ -1,0 +1,260 @@
+"""What a serving engine does with a plan: a profile as data, `strategies/engines/*.yaml`, each number with version and source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
+from perfmodel.foundation.records import record_from_data
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.frameworks.engine_formats import EngineFormat
+
+DEFAULT_ENGINE = "vllm"
+EXTENTS = ("any", "whole", "none")
+ATTENTIONS = ("any", "latent", "none")
+GENERIC_ENGINE = "generic"
+"""Values of an unknown engine: the mean of the known ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineVersions:
+    """What some versions of an engine do otherwise: from `since`, below `before`."""
+
+    since: str
+    before: str
+    sampler_bytes: float
+    graph_bytes: float
+
+    def has(self, version: tuple[int, ...]) -> bool:
+        return version_of(self.since) <= version < version_of(self.before)
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """(1, 2, 0) of "trtllm 1.2.0rc6.post3"; () where none is said."""
+    found = re.search(r"(?<![\w.])v?(\d+(?:\.\d+)+)", text)
+    return tuple(int(part) for part in found[1].split(".")) if found else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A serving engine; what other versions than the last do otherwise is in `versions`.
+
+    Memory (inference.md's `u C - W - A - G - N`, or `u (C - W - A - G - N)`):
+
+    memory_fraction     u
+    fraction_of_free    u is of what is free once the engine is loaded, not of all
+    activation_factor   A = 2 T n d x factor, by tensor-parallel degree 1, 2, 4, 8; of models with experts `expert_activation_factor`
+    least_activation_bytes  A is at least this
+    graph_bytes         G: captured graphs
+    context_bytes       N: driver, libraries, communicators
+    link_bytes          of N, only where tp > 1
+    reserve_bytes       held back besides; with it, in place of A and G where an engine sets them aside by a rule (SGLang):
+    reserve_token_bytes     for each token of a step
+    reserve_chip_bytes      for each chip of a replica
+    reserve_rank_bytes      for each attention rank, where there are several
+    least_reserve_bytes     all of these together are no less
+    block_tokens        tokens of a block of the cache
+    reserves_answers    a request gets a place when its whole answer has room; else when its prompt has, and those that came last are thrown
+                        out (and computed again) where the cache runs full
+    sampler_bytes       for each sequence that may run and each entry of the vocabulary: what a profile run of the sampler holds at its
+                        peak, where that is more than A
+    keeps_expert_workspace  what goes into and comes out of the experts' products lies in buffers that stay, also while the sampler runs
+
+    Scheduling:
+
+    max_batch           sequences that run at once
+    max_tokens          tokens of a step (a chunk of a prompt and the sequences that decode)
+    has_chunks          prompts are cut into chunks beside decoding; else they run by themselves, first
+    gathers_prompts     attention ranks wait for one another's prompts, so that all of them prefill in the same step
+    lockstep            s in 0..1: how far requests march in step (0: spread out, 1: waves)
+    graph_sizes         batches up to the last have captured graphs; a step is padded to the next
+
+    What it runs, of models with experts ("any", "whole", "none"):
+
+    attention_dp        attention data parallelism: of any degree; only of all chips of a stage (tp is 1 then); not at all
+    expert_parallel     experts are dealt over any part of a stage's chips; over all of them or cut by all of them; only cut
+
+    has_decode_context  ranks of tp that keep the same cache can share its tokens (decode context parallelism)
+    prefill_context     chips can share the tokens of a prompt (prefill context parallelism): "any", "latent" (of latent attention), "none"
+    prefill_context_beside  degrees beside tp and ep that it runs with that: pp, attention_dp
+    prefill_context_since   version that first does, where that is later than `version`: no search proposes it unasked
+
+    Host:
+
+    step_time           of a step, beside the device
+    sequence_time       of a step, for each sequence
+    request_time        h0: from a request's arrival to its prefill, and back with its first token
+    border_steps        decode steps that pass between the end of a prefill and the first token
+    layer_prefill_time  host time of a layer in a prefill without graphs: prefill takes no less
+    has_graphs          decoding replays graphs; else each kernel is launched
+    launch_time         of a kernel that is launched
+    overlaps_host       scheduling runs beside the device: the longer of the two counts
+
+    Kernels:
+
+    floor_fraction      of a kernel's floor that shows in a replayed graph
+    fuses_all_reduce    small all-reduces by the engine's own kernels
+    fuses_casts         what narrows activations before products of fewer bits is part of the kernel before; else it is a kernel of its own
+    fuses_kernels       products of one input are one call, and norms, additions and rotations share launches; else all are kernels
+    sparse_attention_time  of a layer that attends to chosen tokens: what narrows, scores and chooses, beside its products and its reading
+    rank_skew_time      of an all-reduce beside its kernel: its ranks, launched one by one, come to it one after another
+    shares_key_values   decoding reads the keys and values of a head once for all queries that share them (else for each query head)
+    tunes_products      its library has kernels for products of few rows (else they run at `few_rows_fraction` of the rate of many)
+    few_rows_fraction   1 where it has
+    formats             of weights, by kind of chip; none: whatever the chip has units for
+    decode_attention_fraction   rate of its attention kernel when it decodes, over that of the fused one that chips are measured with
+    """
+
+    name: str
+    version: str
+    source: str
+    memory_fraction: float
+    fraction_of_free: bool = False
+    activation_factor: tuple[float, ...] = (11.0, 6.5, 5.0, 5.0)
+    expert_activation_factor: tuple[float, ...] = (22.0, 13.0, 10.0, 10.0)
+    least_activation_bytes: float = 70e6
+    graph_bytes: float = 1.5e9
+    context_bytes: float = 0.5e9
+    link_bytes: float = 0.4e9
+    reserve_bytes: float = 0.0
+    reserve_token_bytes: float = 0.0
+    reserve_chip_bytes: float = 0.0
+    reserve_rank_bytes: float = 0.0
+    least_reserve_bytes: float = 0.0
+    block_tokens: int = 16
+    reserves_answers: bool = True
+    sampler_bytes: float = 0.0
+    keeps_expert_workspace: bool = False
+    max_batch: int = 1024
+    max_tokens: int = 8192
+    has_chunks: bool = True
+    gathers_prompts: bool = False
+    lockstep: float = 0.15
+    graph_sizes: tuple[int, ...] = (1, 2, 4)
+    attention_dp: str = "any"
+    expert_parallel: str = "any"
+    has_decode_context: bool = False
+    prefill_context: str = "none"
+    prefill_context_beside: tuple[str, ...] = ()
+    prefill_context_since: str = ""
+    step_time: float = 0.0
+    sequence_time: float = 0.0
+    request_time: float = 0.0
+    border_steps: float = 0.0
+    layer_prefill_time: float = 0.0
+    has_graphs: bool = True
+    launch_time: float = 0.0
+    overlaps_host: bool = False
+    floor_fraction: float = 0.5
+    fuses_all_reduce: bool = True
+    fuses_casts: bool = False
+    fuses_kernels: bool = True
+    sparse_attention_time: float = 0.0
+    rank_skew_time: float = 0.0
+    shares_key_values: bool = True
+    tunes_products: bool = True
+    few_rows_fraction: float = 1.0
+    decode_attention_fraction: float = 1.0
+    formats: tuple[EngineFormat, ...] = ()
+    versions: tuple[EngineVersions, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, version: tuple[int, ...]) -> Engine:
+        """As that version is; () for one that nobody says."""
+        unlike = next((each for each in self.versions if each.has(version)), None)
+        return self if unlike is None else replace(self, sampler_bytes=unlike.sampler_bytes, graph_bytes=unlike.graph_bytes)
+
+    @property
+    def casts(self) -> float:
+        """Share of such passes that are kernels of their own."""
+        return 0.0 if self.fuses_casts else 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise bad_field("memory_fraction", self.memory_fraction, "must be a share of the memory", "correct the engine")
+        for name in ("block_tokens", "max_batch", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise bad_field(name, getattr(self, name), "must be at least 1", "correct the engine")
+        for name, known in (("attention_dp", EXTENTS), ("expert_parallel", EXTENTS), ("prefill_context", ATTENTIONS)):
+            if getattr(self, name) not in known:
+                raise bad_field(name, getattr(self, name), f"must be one of {', '.join(known)}", "correct the engine")
+        if set(self.prefill_context_beside) - {"pp", "attention_dp"}:
+            raise bad_field("prefill_context_beside", self.prefill_context_beside, "must be of pp, attention_dp", "correct the engine")
+        if not 0.0 < self.decode_attention_fraction <= 2.0:
+            rule = "must be above 0, and 2 at most"
+            raise bad_field("decode_attention_fraction", self.decode_attention_fraction, rule, "correct the engine")
+        if not 0.0 < self.few_rows_fraction <= 1.0:
+            raise bad_field("few_rows_fraction", self.few_rows_fraction, "must be above 0, and 1 at most", "correct the engine")
+        for name in ("lockstep", "floor_fraction"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise bad_field(name, getattr(self, name), "must lie in 0..1", "correct the engine")
+        for name in ("activation_factor", "expert_activation_factor"):
+            factors = getattr(self, name)
+            if len(factors) != 4 or min(factors) < 0:
+                raise bad_field(name, factors, "must be four factors, by tp 1, 2, 4 and 8", "correct the engine")
+        if not self.graph_sizes or self.graph_sizes[0] < 1 or any(a >= b for a, b in pairwise(self.graph_sizes)):
+            raise bad_field("graph_sizes", self.graph_sizes, "must be batches from 1, each larger than the last", "correct the engine")
+
+
+def list_engines() -> tuple[str, ...]:
+    """Names of the engines that ship."""
+    return tuple(sorted(path.stem for path in (resource_dir("strategies") / "engines").glob("*.yaml")))
+
+
+def load_engine(name: str | Path | Engine = DEFAULT_ENGINE) -> Engine:
+    """A shipped engine by name, or a user's own by path, which is read again where its file changed."""
+    if isinstance(name, Engine):
+        return name
+    if str(name) in list_engines():
+        return _load(str(name), ())
+    path, said = Path(name), one_line(str(name), 60)
+    try:
+        stat = path.stat() if path.is_file() else None
+    except (OSError, ValueError) as error:  # a name that no file can have
+        raise InputError(f"engine={said}: is neither an engine's name nor a file; see `perfmodel engines`") from error
+    if stat is None:
+        raise InputError(f"engine={said}: is not known{suggest(str(name), list_engines())}; see `perfmodel engines`")
+    return _load(str(path.resolve()), (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+
+
+@lru_cache(maxsize=64)
+def _load(name: str, state: tuple[int, ...]) -> Engine:
+    """state: of a user's file when it was read; () for a shipped engine, by its name."""
+    from perfmodel.foundation.files import read_yaml
+
+    path = Path(name) if state else resource_dir("strategies") / "engines" / f"{name}.yaml"
+    data: Any = read_yaml(path)
+    if isinstance(data, dict) and "base" in data:
+        data = {**_data_of_base(data["base"], path.name), **{key: value for key, value in data.items() if key != "base"}}
+    if not state and isinstance(data, dict):
+        data = {**data, **{number: told["value"] for number, told in fitted_numbers().get(name, {}).items()}}
+    return record_from_data(Engine, data, where=path.name)
+
+
+def _data_of_base(name: object, where: str) -> dict[str, Any]:
+    """The habits of a shipped engine, without what runs say of it."""
+    from perfmodel.foundation.files import read_yaml
+
+    if name not in list_engines():
+        raise InputError(f"{where}: base={one_line(str(name), 40)}: is no engine that ships{suggest(str(name), list_engines())}")
+    data: Any = read_yaml(resource_dir("strategies") / "engines" / f"{name}.yaml")
+    return {key: value for key, value in data.items() if key != "base"}
+
+
+@lru_cache(maxsize=1)
+def fitted_numbers() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """What published runs say of shipped engines: engine -> number -> its value, range and what it was heard from.
+
+    Written by `python -m lab.serving.engines`.
+    """
+    from perfmodel.foundation.files import read_yaml
+
+    path = resource_dir("strategies") / "engines_fitted.yaml"
+    found: Any = read_yaml(path).get("engines", {}) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,145 @@
+"""The profile of an unknown framework, made from the known ones.
+
+Every family of frameworks has weight 1. A default (a switch or a word) is that of most families; a number is their mean, for rates, factors
+and host times the geometric mean. Only profiles that know the number count: one that a framework has borrowed does not, and a framework
+that cannot run a form of parallelism has no default for it. So `generic` lies between the fused and the eager end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.ensemble import can_have, known_families
+from perfmodel.frameworks.profile import GENERIC, ExecutionProfile
+from perfmodel.frameworks.runnable import ANYTHING
+from perfmodel.hardware.calibration import ATTENTION_KERNELS
+from perfmodel.hardware.reader import list_calibrations, load_calibration
+from perfmodel.parallel.layout import ZERO_STAGES
+
+#: Properties of one cluster, not of a framework.
+_LENT_BY_NOBODY = frozenset({"host_layer_time_per_tp_across_nodes", "places_layers_by_cost"})
+
+#: What only one framework's allocator was seen to do: waits that its own collectives and accumulators cause.
+SAFE_MEMORY = {
+    "delayed_collectives": 0.0,
+    "waiting_gradient_fraction": 0.0,
+    "gradient_copy_bytes": 0.0,
+}
+
+#: Habits that decide together what weights, gradients and optimizer states take: those of one framework, because a mixture of several takes
+#: more or less than any of them. torch's own, in which most training loops are written; where it is left out, as most have each.
+MEMORY_ACCOUNT = "torch-fsdp2"
+ACCOUNTED = ("stores_master_weights", "accumulate_dtype", "zero2_stores_shards")
+
+#: Numbers of which a mean means nothing, because 0 is another habit: taken as most have them.
+_VOTED = ("bucket_bytes",)
+
+_HOST_TIMES = ("host_launch_time", "step_time_constant")
+
+#: Memory at a moment, of which a job dies: the most that a family needs, not the mean.
+_MOST = ("loss_peak_bytes",)
+
+
+def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -> ExecutionProfile:
+    """One profile from those of several families."""
+    known = known_families() if families is None else families
+    if not known:
+        raise InputError("families: none is left; give profiles that name their family")
+    every = [profile for profiles in known.values() for profile in profiles]
+    values: dict[str, object] = {}
+    for field in fields(ExecutionProfile):
+        match str(field.type):
+            case "bool" | "str":
+                values[field.name] = _most_common(known.values(), field.name)
+            case "float":
+                vote = _most_common if field.name in _VOTED else _mean
+                values[field.name] = vote(known.values(), field.name)
+    values["attention_rate_fraction"] = _attention_rate(known.values(), str(values["attention_kernel"]))
+    values |= {name: getattr(profile, name) for profile in every if profile.name == MEMORY_ACCOUNT for name in ACCOUNTED}
+    values["overlaps_gradients"] = ZERO_STAGES  # what waits of them is a share, which a fit may move
+    values |= {name: _most(known.values(), name) for name in _MOST}
+    values |= SAFE_MEMORY | {name: type(values[name])(0) for name in _LENT_BY_NOBODY}  # type: ignore[call-arg]
+    names = ", ".join(f"{name} ({', '.join(profile.name for profile in profiles)})" for name, profiles in sorted(known.items()))
+    has_account = any(profile.name == MEMORY_ACCOUNT for profile in every)
+    account = f"; what weights, gradients and states take as in {MEMORY_ACCOUNT}" if has_account else ""
+    own = {
+        "name": GENERIC,
+        "family": "",
+        "unknown": (),
+        "default_attention": "flash",
+        "runs": ANYTHING,
+        "source": f"the mean of {len(known)} families, each weighing one, of what each knows: {names}{account} (lab.generic)",
+    }
+    return replace(every[0], **values | own)  # type: ignore[arg-type]
+
+
+def _who_can(families: Iterable[Sequence[ExecutionProfile]], name: str) -> list[Sequence[ExecutionProfile]]:
+    """Of each family those that can run what the field concerns; all of all where nobody can."""
+    every = list(families)
+    able = [[profile for profile in profiles if can_have(profile, name)] for profiles in every]
+    return [profiles for profiles in able if profiles] or every
+
+
+def _most_common(families: Iterable[Sequence[ExecutionProfile]], name: str) -> Any:
+    """Return the habit that most families have, of two as common the first by name.
+
+    Of what only some families can run (tensor parallelism), two or three are left: there the habit of more frameworks goes first.
+    """
+    every = list(families)
+    able = _who_can(every, name)
+    votes: dict[Any, tuple[float, int]] = {}
+    for profiles in able:
+        for profile in profiles:
+            habit = getattr(profile, name)
+            weight, number = votes.get(habit, (0.0, 0))
+            votes[habit] = (round(weight + 1.0 / len(profiles), 9), number + (len(able) < len(every)))
+    return max(sorted(votes, key=str), key=lambda habit: votes[habit])
+
+
+def _is_ratio(name: str) -> bool:
+    """Whether half and double are as far from one: hosts differ by factors, as they do in the priors of every fit."""
+    return name.endswith(("rate_fraction", "_traffic", "_factor", "_weight")) or name in ("logit_bytes", *_HOST_TIMES)
+
+
+def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
+    able = _who_can(families, name)
+    found = [[value for profile in profiles if (value := _told(profile, name)) is not None] for profiles in able]
+    means = [float(np.mean(np.log(each) if _is_ratio(name) else each)) for each in found if each]
+    if not means:
+        return 1.0 if _is_ratio(name) and name not in _HOST_TIMES else 0.0
+    mean = float(np.mean(means))
+    return float(f"{np.exp(mean) if _is_ratio(name) else mean:.3g}")
+
+
+def _told(profile: ExecutionProfile, name: str) -> float | None:
+    """What a profile says of it; no time at all (C without a host that anybody waits for) says nothing of how long others take. Of the
+    ZeRO stages that it runs, all of a reduction shows in those that wait for the end of backward."""
+    value = float(getattr(profile, name))
+    if name == "exposed_gradient_fraction":
+        stages = profile.runs.zero
+        waiting = sum(stage not in profile.overlaps_gradients for stage in stages) / len(stages)
+        return waiting + (1.0 - waiting) * value
+    return None if name in profile.unknown or (name in _HOST_TIMES and not value) else value
+
+
+def _attention_rate(families: Iterable[Sequence[ExecutionProfile]], kernel: str) -> float:
+    """The mean of the families' rates of fused attention, their generations of it included, over that of `kernel`."""
+    generations = [calibration.attention_generations for calibration in map(load_calibration, list_calibrations())]
+    rates = {
+        each: float(np.exp(np.mean([np.log(of.get(each, 1.0) / of.get(kernel, 1.0)) for of in generations if of])))
+        for each in ATTENTION_KERNELS
+    }
+
+    def with_kernel(profile: ExecutionProfile) -> ExecutionProfile:
+        return replace(profile, attention_rate_fraction=profile.attention_rate_fraction * rates[profile.attention_kernel])
+
+    return _mean([[with_kernel(profile) for profile in profiles] for profiles in families], "attention_rate_fraction")
+
+
+def _most(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
+    return max(_mean([profiles], name) for profiles in families)

@@ -1,0 +1,333 @@
+"""What a run states of how it was set up, and what that changes about its framework's habits.
+
+A setting that is read is worth more than a framework's name. How people state them: `parallel/framework_ref.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.foundation.errors import bad_field
+from perfmodel.hardware.calibration import ATTENTION_KERNELS
+from perfmodel.parallel.context_forms import CONTEXT_FORMS, RING, ULYSSES, ULYSSES_RULES
+from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM
+from perfmodel.parallel.framework_ref import (
+    ASYNC_TP_OVERLAP,
+    ROWWISE_FP8,
+    SETTINGS,
+    TP_ASYNC_OVERLAP,
+    Value,
+    framework_named,
+    setting_value,
+    settings_in,
+    stated,
+    unread,
+)
+from perfmodel.parallel.layout import ZERO_STAGES
+from perfmodel.parallel.loss_forms import FUSED_LOSS, LOSS_FORMS, UPCAST_LOSS, WHOLE_LOSS
+
+if TYPE_CHECKING:
+    from perfmodel.frameworks.profile import ExecutionProfile
+
+
+def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """Megatron-LM's own flags, as far as they concern time or memory."""
+    flags = (
+        {str(flag).partition("=")[0]: str(flag).partition("=")[2] for flag in value if isinstance(flag, str)}
+        if isinstance(value, list)
+        else {}
+    )
+    if flags.get("cross-entropy-loss-fusion") == "True":
+        profile = _fused_cross_entropy(profile, True)
+    if flags.get("overlap-moe-expert-parallel-comm") == "True":
+        # without the other flag Megatron-LM refuses this one
+        profile = replace(profile, hides_exchanges=True, delays_weight_gradients=flags.get("delay-wgrad-compute") == "True")
+    if flags.get("moe-shared-expert-overlap") == "True":
+        profile = replace(profile, hides_shared_experts=True)
+    if flags.get("fp8-param-gather") == "True":
+        profile = replace(profile, gathers_low_weights=True)
+    if flags.get("deterministic-mode") == "True":
+        profile = replace(profile, keeps_added_rows=True)
+    if flags.get("no-gradient-accumulation-fusion") == "True":
+        profile = replace(profile, fuses_gradient_accumulation=False)
+    return profile
+
+
+def _fused_cross_entropy(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    if value is True and framework_named(profile.name) in _KEEPS_FLOAT32_SOFTMAX:
+        return replace(profile, logit_bytes=FUSED_LOGIT_BYTES)
+    return replace(profile, fused_cross_entropy=True, logit_bytes=FUSED_LOGIT_BYTES, loss_peak_bytes=0.0) if value is True else profile
+
+
+def _compile(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """Chains are one kernel, which no module launches. Or nothing fuses what the framework writes out, where it may write norms out."""
+    if value is True:
+        launch = min(profile.host_launch_time, COMPILED_LAUNCH)
+        return replace(profile, fuses_elementwise=True, rms_norm_traffic=1.0, rotary_traffic=1.0, host_launch_time=launch)
+    if value is False and profile.rms_norm_traffic > 1.0:
+        rotary = max(profile.rotary_traffic, EAGER_COMPLEX_ROTARY)
+        return replace(profile, fuses_elementwise=False, rms_norm_traffic=EAGER_RMS_NORM, rotary_traffic=rotary)
+    return profile
+
+
+def _cuda_graphs(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """A whole pass is launched at once."""
+    launch = min(profile.host_launch_time, GRAPH_LAUNCH)
+    return replace(profile, host_launch_time=launch, host_layer_time_per_tp_across_nodes=0.0) if value is True else profile
+
+
+def _fused_norm(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, rms_norm_traffic=1.0 if value else EAGER_RMS_NORM) if isinstance(value, bool) else profile
+
+
+def _bucket(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    is_size = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
+    return replace(profile, bucket_bytes=float(value) * 2**20) if is_size else profile
+
+
+def _bucketing(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    if value is True:
+        return replace(profile, overlaps_gradients=ZERO_STAGES)
+    return replace(profile, bucket_bytes=0.0, overlaps_gradients=()) if value is False else profile
+
+
+def _fused_optimizer(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    if not isinstance(value, bool):
+        return profile
+    return replace(profile, optimizer_bytes_factor=1.0 if value else EAGER_ADAMW, optimizer_copies=not value)
+
+
+def _accumulation(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, accumulate_dtype="fp32" if value else "compute") if isinstance(value, bool) else profile
+
+
+def _fp8_recipe(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, fp8_matmul_rate_fraction=profile.fp8_matmul_rate_fraction * ROWWISE_FP8) if value == "rowwise" else profile
+
+
+def _exchanges(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    if not isinstance(value, bool):
+        return profile
+    return replace(profile, hides_exchanges=value, delays_weight_gradients=value and profile.delays_weight_gradients)
+
+
+def _delayed_weight_gradients(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    if value is True and not profile.hides_exchanges:
+        rule = "needs moe_overlap: weight gradients wait for what another microbatch's experts exchange"
+        raise bad_field("setting delayed_weight_gradients", "true", rule, "state moe_overlap too")
+    return replace(profile, delays_weight_gradients=value) if isinstance(value, bool) else profile
+
+
+def _release(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, release=str(value))
+
+
+def _permutes(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, permutes_in_exchange=value) if isinstance(value, bool) else profile
+
+
+def _fused_experts(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, fuses_experts=value) if isinstance(value, bool) else profile
+
+
+def _shared_experts(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, hides_shared_experts=value) if isinstance(value, bool) else profile
+
+
+def _low_rows(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, sends_low_rows=value) if isinstance(value, bool) else profile
+
+
+def _low_weights(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, gathers_low_weights=value) if isinstance(value, bool) else profile
+
+
+def _mixed_precision(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """Composer's modes: DEFAULT gathers bf16 and reduces fp32, PURE does both in bf16 (`composer/distributed`, `get_mixed_precision`)."""
+    return replace(profile, reduce_dtype="fp32") if value == "DEFAULT" else profile
+
+
+def _kernels(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """Libraries that a run names: Transformer Engine's norms, rotary embeddings and attention are one kernel each."""
+    names = {str(name).lower() for name in value} if isinstance(value, list) else set()
+    if "te" not in names:
+        return profile
+    return replace(profile, rms_norm_traffic=1.0, rotary_traffic=1.0, attention_kernel="flash3", attention_rate_fraction=1.0)
+
+
+def _tp_async(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """Collectives of tensor parallelism in backward run beside the other gradient's product, or nothing does."""
+    return replace(profile, tp_backward_overlap_fraction=TP_ASYNC_OVERLAP if value else 0.0) if isinstance(value, bool) else profile
+
+
+def _attention_kernel(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """By generation: the first, the second, or the one that was written for the chip; of a release that lets one choose it where ranks
+    share queries too, which those did not that the framework's own rate there comes from."""
+    if value not in ATTENTION_KERNELS:
+        return profile
+    return replace(
+        profile,
+        attention_kernel=value,
+        attention_rate_fraction=1.0,
+        context_attention_rate_fraction=1.0,
+        query_gradient_bytes=QUERY_GRADIENT_BYTES,
+    )
+
+
+def _loss(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """In pieces, of which none of the logits are kept; or whole, as torch's cross-entropy has them."""
+    if value == WHOLE_LOSS:
+        peak = max(profile.loss_peak_bytes, EAGER_LOSS_PEAK)
+        return replace(profile, loss_form=value, fused_cross_entropy=False, loss_peak_bytes=peak)
+    if value == UPCAST_LOSS:
+        return replace(profile, loss_form=value, fused_cross_entropy=True, loss_peak_bytes=FLOAT32_LOSS_PEAK)
+    if value == FUSED_LOSS:
+        return replace(profile, loss_form=value, logit_bytes=min(profile.logit_bytes, FUSED_LOGIT_BYTES))
+    return replace(profile, loss_form=value) if value in LOSS_FORMS else profile
+
+
+def _float32_logits(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    if value is not True:
+        return profile
+    traffic = max(profile.logit_bytes, FLOAT32_LOGIT_BYTES)
+    return replace(profile, fused_cross_entropy=False, loss_peak_bytes=max(profile.loss_peak_bytes, FLOAT32_LOSS_PEAK), logit_bytes=traffic)
+
+
+def _loss_traffic(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, logit_bytes=float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
+
+
+def _loss_memory(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """Of which the saved float32 log-probabilities and the 16-bit logits are counted with the activations."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return profile
+    return replace(profile, fused_cross_entropy=False, loss_peak_bytes=max(float(value) - _COUNTED_LOGIT_BYTES, 0.0))
+
+
+def _allocator(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, reserve_factor=float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
+
+
+def _frozen_weights(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, stores_frozen_float32=value == "float32")
+
+
+def _switch(field: str) -> Callable[[ExecutionProfile, Any], ExecutionProfile]:
+    """A setting that is a field of the profile."""
+
+    def change(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+        changed: dict[str, Any] = {field: value}
+        return replace(profile, **changed) if isinstance(value, bool) else profile
+
+    return change
+
+
+def _context_form(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """With a framework that can run it."""
+    if value not in CONTEXT_FORMS:
+        return profile
+    chunks = profile.context_chunks if value == ULYSSES else "contiguous" if value == RING else "head_tail"
+    runs = profile.runs
+    rules = (*runs.rules, *ULYSSES_RULES) if value == ULYSSES and runs.rules else runs.rules
+    runs = replace(runs, rules=tuple(dict.fromkeys(rules)), axes=tuple(dict.fromkeys((*runs.axes, "cp"))))
+    return replace(profile, context_form=value, context_chunks=chunks, runs=runs)
+
+
+def _async_tp(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, tp_overlap_fraction=ASYNC_TP_OVERLAP) if value is True else profile
+
+
+QUERY_GRADIENT_BYTES = 4.0
+"""Of an element of queries: FlashAttention-2 and -3 and cuDNN add up their gradient in float32 (`dq_accum` in flash-attention 2.8,
+`csrc/flash_attn/flash_api.cpp`)."""
+
+EAGER_LOSS_PEAK = 8.0
+"""Of a logit, in addition to the logits and their softmax in float32: the gradients that nll_loss and log_softmax make, in float32."""
+
+#: Their fused loss saves traffic, not memory: the softmax is kept in float32, its gradient made from it (Megatron-Core,
+#: `fusions/fused_cross_entropy.py`).
+_KEEPS_FLOAT32_SOFTMAX = ("megatron", "nemo")
+
+_COUNTED_LOGIT_BYTES = 6.0
+
+FLOAT32_LOGIT_BYTES = 44.0
+"""Traffic of a loss on a float32 copy of the logits, a logit: the copy reads 2 and writes 4 bytes, log_softmax reads and writes 4, its
+gradient is filled, read and written, and cast back; masks and shifted copies read and write 4 more (transformers 4.57, loss_utils.py)."""
+
+FLOAT32_LOSS_PEAK = 12.0
+"""Memory at the peak of that loss beyond saved log-probabilities and 16-bit logits, a logit: the float32 copy, the gradient that the
+loss hands back and the one that log_softmax makes of it. [byte]"""
+
+FUSED_LOGIT_BYTES = 14.0
+"""Traffic of a fused loss, a logit: read once and overwritten by the gradient, in bf16, and its float32 intermediate."""
+
+COMPILED_LAUNCH = 10e-6
+"""[s] Host time of a kernel in compiled code: cudaLaunchKernel takes 3 to 6 us, the rest is the wrapper's that calls it."""
+
+GRAPH_LAUNCH = 0.6e-6
+"""[s] The same of a kernel in a CUDA graph (0.58 us a node of a replayed chain on an RTX 5070 Ti, ahrefs/ocannl issue 488)."""
+
+
+#: What each setting does to the profile, in the order in which they change it.
+CHANGES: Mapping[str, Callable[[ExecutionProfile, Any], ExecutionProfile]] = {
+    "release": _release,
+    "megatron_args": _megatron_arguments,
+    "kernels": _kernels,
+    "fused_cross_entropy": _fused_cross_entropy,
+    "loss": _loss,
+    "float32_logits": _float32_logits,
+    "loss_traffic": _loss_traffic,
+    "loss_memory": _loss_memory,
+    "allocator_factor": _allocator,
+    "frozen_weights": _frozen_weights,
+    "float32_norms": _switch("norms_keep_float32"),
+    "adapter_dropout": _switch("adapter_dropout"),
+    "float32_rest": _switch("quantized_rest_float32"),
+    "optimizer_in_backward": _switch("steps_in_backward"),
+    "tiled_mlp": _switch("tiles_mlp"),
+    "checkpoint_offload": _switch("offloads_checkpoints"),
+    "activation_offload": _switch("offloads_activations"),
+    "optimizer_offload": _switch("offloads_optimizer"),
+    "parameter_offload": _switch("offloads_parameters"),
+    "fused_rmsnorm": _fused_norm,
+    "compile": _compile,
+    "cuda_graphs": _cuda_graphs,
+    "gradient_bucket_mb": _bucket,
+    "gradient_bucketing": _bucketing,
+    "fused_optimizer": _fused_optimizer,
+    "fp32_gradient_accumulation": _accumulation,
+    "async_tp": _async_tp,
+    "tp_async": _tp_async,
+    "moe_overlap": _exchanges,
+    "delayed_weight_gradients": _delayed_weight_gradients,
+    "hybridep": _permutes,
+    "fused_experts": _fused_experts,
+    "moe_shared_overlap": _shared_experts,
+    "fp8_dispatch": _low_rows,
+    "fp8_params": _low_weights,
+    "attention_kernel": _attention_kernel,
+    "cp_form": _context_form,
+    "fp8_recipe": _fp8_recipe,
+    "mixed_precision_mode": _mixed_precision,
+}
+
+
+def with_settings(profile: ExecutionProfile, settings: Mapping[str, Any]) -> ExecutionProfile:
+    """The profile of a run with these `settings`; what means nothing to the model, or has a value that it does not know, is passed over."""
+    for name, change in CHANGES.items():
+        value = settings.get(name)
+        if value is not None and not unread(name, value):
+            profile = change(profile, value if SETTINGS[name].values is None else setting_value(name, value))
+    return profile
+
+
+def with_stated(profile: ExecutionProfile, settings: Mapping[str, Value]) -> ExecutionProfile:
+    """The profile of a run with these settings, and named so."""
+    name = stated(profile.name, settings)
+    if name == profile.name:
+        return profile
+    if settings_in(profile.name):  # one setting may take back what another did
+        raise bad_field("profile", profile.name, "has settings of its own", f"load it with all of them: {name}")
+    return replace(with_settings(profile, settings), name=name)

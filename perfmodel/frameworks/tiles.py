@@ -1,0 +1,137 @@
+"""Losses and feed-forwards that run over pieces of the sequence, so that their largest tensors never lie in memory whole.
+
+A rewrite of operators, as those of `frameworks/rewrites.py`: tensors that live one piece at a time weigh that share of their bytes, traffic
+is what it was, and what is computed again in backward is work of backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil, log2, prod
+
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.parallel.loss_forms import CHUNKED_LOSS, UPCAST_LOSS, UPCAST_SHARE, WHOLE_LOSS
+from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Work, count_of
+
+CHUNK_TOKENS = 256
+"""Tokens of a chunk of the loss (TRL 1.13, `SFTConfig.loss_type="chunked_nll"`)."""
+
+FEED_FORWARD = "ffn"
+"""The dim of a dense feed-forward, as rule sets know it."""
+
+NO_TILES: Mapping[str, float] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiled:
+    """Operators that run piece by piece, as they then are, and the share of their tensors that lives at once, by name."""
+
+    operators: Mapping[str, Operator] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+
+def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionProfile) -> Tiled:
+    """What of the operators runs piece by piece under this profile."""
+    found, shares = dict[str, Operator](), dict[str, float]()
+    if profile.loss_form not in (WHOLE_LOSS, UPCAST_LOSS):
+        for op in graph.operators:
+            if op.kind == "cross_entropy" and op.backward:
+                _tile_loss(graph, operators, op, profile.loss_form, found, shares)
+    if profile.tiles_mlp:
+        _tile_feed_forwards(graph, operators, found, shares)
+    return Tiled(operators=found, shares=shares)
+
+
+def logit_share(graph: Graph, profile: ExecutionProfile) -> float:
+    """The share of the logits that lies in memory at once."""
+    loss = next((op for op in graph.operators if op.name == graph.loss), None)
+    if profile.loss_form == WHOLE_LOSS or loss is None:
+        return 1.0
+    if profile.loss_form == UPCAST_LOSS:
+        return UPCAST_SHARE
+    return _loss_share(graph, loss, profile.loss_form)
+
+
+def _loss_share(graph: Graph, loss: Operator, form: str) -> float:
+    """Of chunks of so many tokens; of a fused loss, whose pieces are as large as the hidden states are.
+
+    Source: Liger-Kernel 0.6, `ops/fused_linear_cross_entropy.py`: the number of chunks is the power of two from ceil(V / H) on.
+    """
+    if form == CHUNKED_LOSS:
+        return min(1.0, CHUNK_TOKENS / prod(loss.dims[dim] for dim in loss.output.dims if dim))
+    vocabulary = prod(loss.dims[dim] for dim in str(loss.settings["over"]).split())
+    maker = _maker(graph, loss)
+    depth = next((count_of(work.k) for work in maker.forward if isinstance(work, Product)), 1.0) if maker is not None else 1.0
+    return 1.0 / 2.0 ** max(ceil(log2(vocabulary / depth)), 0)
+
+
+def _maker(graph: Graph, loss: Operator) -> Operator | None:
+    """The product that makes the logits, before a bias or a scale of them."""
+    maker = graph.producer(loss.inputs[0].tensor)
+    while maker is not None and not maker.is_product:
+        maker = graph.producer(maker.inputs[0].tensor)
+    return maker
+
+
+def _tile_loss(
+    graph: Graph,
+    operators: Mapping[str, Operator],
+    loss: Operator,
+    form: str,
+    found: dict[str, Operator],
+    shares: dict[str, float],
+) -> None:
+    """From the product that makes the logits to the loss: nothing but what the product reads is kept."""
+    share, name = _loss_share(graph, loss, form), loss.name
+    maker = graph.producer(loss.inputs[0].tensor)
+    chain = [name]
+    while maker is not None:
+        shares[maker.output.tensor] = share
+        chain.append(maker.name)
+        if maker.is_product:
+            break
+        maker = graph.producer(maker.inputs[0].tensor)
+    for each in chain:
+        op = _sized(operators[each], graph)
+        backward = (*op.forward, *op.backward) if form == CHUNKED_LOSS else op.backward
+        kept = tuple(data for data in op.saved if data.of is not None and op.operands[data.of].tensor not in shares)
+        found[each] = replace(op, backward=backward, saved=kept, scratch=())
+
+
+def _tile_feed_forwards(graph: Graph, operators: Mapping[str, Operator], found: dict[str, Operator], shares: dict[str, float]) -> None:
+    """Dense feed-forwards, in as many tiles as the sequence is longer than the hidden state is wide.
+
+    Source: DeepSpeed 0.17, `runtime/sequence_parallel/ulysses_sp.py` (`TiledMLP`: forward without a graph, each shard again in backward);
+    ArcticTraining 0.0.5, `ceil(seqlen / hidden_size)` shards.
+    """
+    inner = {op.name: op for op in graph.operators if FEED_FORWARD in map(op.logical_name, op.dims)}
+    for op in inner.values():
+        if FEED_FORWARD in map(op.logical_name, op.output.dims):
+            width = next((count_of(work.k) for work in op.forward if isinstance(work, Product)), 0.0)
+            rows = prod(op.dims[dim] for dim in op.output.dims if op.logical_name(dim) != FEED_FORWARD)
+            shares[op.output.tensor] = 1.0 / ceil(rows / width) if width else min(shares.get(o.tensor, 1.0) for o in op.inputs)
+    for name in inner:
+        op = _sized(operators[name], graph)
+        saved = tuple(_share_of(op, data, graph, shares) for data in op.saved)
+        scratch = tuple(_share_of(op, data, graph, shares) for data in op.scratch)
+        found[name] = replace(op, backward=(*op.forward, *op.backward), saved=saved, scratch=scratch)
+
+
+def _share_of(op: Operator, data: Data, graph: Graph, shares: Mapping[str, float]) -> Data:
+    share = shares.get(op.operands[data.of].tensor, 1.0) if data.of is not None else shares.get(op.output.tensor, 1.0)
+    return data if share == 1.0 else replace(data, itemsize=graph.itemsize(op, data) * share)
+
+
+def _sized(op: Operator, graph: Graph) -> Operator:
+    """With the bytes of what it reads and writes said, which do not shrink with what lives at once."""
+
+    def sized(works: tuple[Work, ...]) -> tuple[Work, ...]:
+        return tuple(
+            replace(work, accesses=tuple(replace(data, itemsize=graph.itemsize(op, data)) for data in work.accesses))
+            if isinstance(work, Stream)
+            else work
+            for work in works
+        )
+
+    return replace(op, forward=sized(op.forward), backward=sized(op.backward))

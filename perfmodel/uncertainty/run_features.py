@@ -1,0 +1,39 @@
+"""Features of a plan by which prediction errors differ, as residuals keep them.
+
+Experts are not among the rare ones: their published runs have an interval of their own (`residuals.with_experts`).
+"""
+
+from __future__ import annotations
+
+from perfmodel.foundation.dtypes import itemsize
+from perfmodel.parallel.plan import Plan
+from perfmodel.uncertainty.residuals import RunFeatures, scale_of
+from perfmodel.workload.config import TransformerConfig
+
+ADAPTERS, LONG, WINDOWS = "adapters", "long sequences", "sliding windows"
+
+LONG_SEQUENCE = 32_768
+"""[tokens] Beyond it attention is most of a step, and kernels and balance differ from those of shorter sequences."""
+
+#: Mixers other than attention.
+_MIXERS = {"mamba": "state-space layers", "delta": "delta networks", "latent": "latent attention", "none": "layers without a mixer"}
+
+
+def features_of(plan: Plan, chip: str) -> RunFeatures:
+    """Features of a plan of a language model on `chip`."""
+    job = plan.job
+    recipe = job.policy.recipe
+    rare = _layers_of(job.transformer)
+    if not job.train.is_full:
+        rare.add(ADAPTERS)
+    if job.seq_len > LONG_SEQUENCE:
+        rare.add(LONG)
+    bits = 16 if recipe is None else round(8 * itemsize(recipe.product))
+    return RunFeatures(chip=chip, scale=scale_of(plan.num_chips), bits=bits, rare=frozenset(rare))
+
+
+def _layers_of(model: TransformerConfig) -> set[str]:
+    found = {_MIXERS[kind.mixer] for kind in model.layer_kinds if kind.mixer in _MIXERS}
+    if model.sliding_layer_fraction > 0:
+        found.add(WINDOWS)
+    return found

@@ -1,0 +1,223 @@
+"""Which parameters a prediction hangs on: each ten percent larger, everything else as it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from perfmodel.cost.assemble import step_columns
+from perfmodel.cost.estimate import RATE_FIELDS, READ_LATE, Estimator, with_long_attention, with_rates_of
+from perfmodel.cost.link_rates import LINK_ROWS, LinkRates, tier_kind
+from perfmodel.cost.machine import Machine, StreamingRates
+from perfmodel.cost.step import element_bytes
+from perfmodel.frameworks.fitted import FittedConstant
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.plan import Plan
+
+STEP = 0.1
+"""By how much a parameter grows."""
+
+NUM_NAMED = 3
+
+_BANDWIDTHS = ("inverse_bandwidth", "in_switch")
+_LATENCIES = ("base", "hop", "tree", "one_shot", "inner_hop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """change: of the step time, as a share of it, where the parameter is `STEP` larger. part: of the calibration, or `profile`."""
+
+    parameter: str
+    change: float
+    rests_on: str
+    part: str = ""
+
+
+def sensitivities(estimator: Estimator, plan: Plan, *, most: int = NUM_NAMED) -> tuple[Sensitivity, ...]:
+    """The parameters that change the step most, the largest change first; one that changes nothing is left out."""
+    base = _step_time(estimator, plan)
+    found = []
+    for name, (source, change) in _PARAMETERS.items():
+        other = change(estimator)
+        if other is not None:
+            share = _step_time(other, plan) / base - 1.0
+            found.append(Sensitivity(parameter=name, change=share, rests_on=_source(estimator, source), part=source))
+    ordered = sorted(found, key=lambda each: -abs(each.change))
+    return tuple(each for each in ordered[:most] if abs(each.change) > _NOTHING)
+
+
+_NOTHING = 1e-6
+
+
+def log_change(estimator: Estimator, plan: Plan, profile: ExecutionProfile) -> float:
+    """Of the step time, with another profile in place of the estimator's."""
+    return math.log(_step_time(at_profile(estimator, profile), plan) / _step_time(estimator, plan))
+
+
+def _step_time(estimator: Estimator, plan: Plan) -> float:
+    """The same as its prediction has, without memory. [s]"""
+    return float(step_columns(estimator, [plan]).step_time[0])
+
+
+def fitted_slopes(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
+    """Of log(step time) in each constant that the profile was fitted in, a spread of its prior; none of a profile that ships."""
+    slopes = []
+    for constant in estimator.profile.fitted.constants:
+        moved, taken = _moved(estimator.profile, constant)
+        slopes.append(log_change(estimator, plan, moved) / taken)
+    return tuple(slopes)
+
+
+_TAKEN = 0.2
+"""Of a difference quotient, in spreads of the constant."""
+
+
+def _moved(profile: ExecutionProfile, constant: FittedConstant) -> tuple[ExecutionProfile, float]:
+    """The profile with the constant moved to where there is room, and by how many spreads."""
+    own = float(getattr(profile, constant.fields[0]))
+    if not constant.is_ratio:
+        step = _TAKEN * constant.prior_spread
+        up = constant.fields[0] not in _SHARES or own + step <= 1.0
+        return replace(profile, **{constant.fields[0]: own + step if up else own - step}), _TAKEN if up else -_TAKEN  # type: ignore[arg-type]
+    factor = math.exp(_TAKEN * constant.prior_spread)
+    return replace(profile, **{name: getattr(profile, name) * factor for name in constant.fields}), _TAKEN
+
+
+def at_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
+    """The estimator with another profile, whose rates the machine has as multiples of the ones before: for times alone."""
+    own, generations = estimator.profile, estimator.machine.attention_generations
+    ratios = {name: getattr(profile, name) / getattr(own, name) for name in RATE_FIELDS}
+    ratios["attention_rate_fraction"] *= generations.get(profile.attention_kernel, 1.0) / generations.get(own.attention_kernel, 1.0)
+    machine = with_rates_of(replace(profile, **ratios), replace(estimator.machine, attention_generations={}))
+    return _with_profile(replace(estimator, machine=with_long_attention(profile, machine)), profile)
+
+
+def _source(estimator: Estimator, part: str) -> str:
+    return f"profile: {estimator.profile.name}" if part == "profile" else estimator.machine.rests_on.get(part, "spec sheet")
+
+
+def _on_machine(change: Callable[[Machine, Cluster], Machine]) -> Callable[[Estimator], Estimator | None]:
+    """The same programs on another machine."""
+    return lambda estimator: replace(estimator, machine=change(estimator.machine, estimator.cluster))
+
+
+def _of_profile(*names: str) -> Callable[[Estimator], Estimator | None]:
+    """Fields of the profile, shares at most 1; None where all of them are 0."""
+
+    def change(estimator: Estimator) -> Estimator | None:
+        profile = estimator.profile
+        values = {name: getattr(profile, name) for name in names}
+        if not any(values.values()):
+            return None
+        larger = {name: min(value * (1.0 + STEP), 1.0) if name in _SHARES else value * (1.0 + STEP) for name, value in values.items()}
+        return _with_profile(estimator, replace(profile, **larger))
+
+    return change
+
+
+#: Fields that are a share of something.
+_SHARES = frozenset(
+    {
+        "exposed_gradient_fraction",
+        "exposed_scatter_fraction",
+        "tp_overlap_fraction",
+        "tp_backward_overlap_fraction",
+        "uneven_stage_weight",
+    }
+)
+
+
+def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
+    """Programs hold what the profile says of them: they are compiled again, for times alone, where that is other; the graphs do not."""
+    other = Estimator(
+        job=estimator.job,
+        cluster=estimator.cluster,
+        machine=estimator.machine,
+        profile=profile,
+        sizes=element_bytes(estimator.job.policy, estimator.job.optimizer, profile),
+        graphs=estimator.graphs,
+    )
+    if all(getattr(profile, name) == getattr(estimator.profile, name) for name in _PROFILE_FIELDS - READ_LATE):
+        return replace(other, programs=estimator.programs, parameter_programs=estimator.parameter_programs)
+    return replace(other, recomputes=())
+
+
+_PROFILE_FIELDS = frozenset(item.name for item in fields(ExecutionProfile))
+
+
+def _faster_matmul(machine: Machine, _: Cluster) -> Machine:
+    matmul = replace(machine.matmul, flop_rate=machine.matmul.flop_rate * (1.0 + STEP))
+    convolution = machine.convolution
+    if convolution is not None:
+        convolution = replace(convolution, flop_rate=convolution.flop_rate * (1.0 + STEP))
+    return replace(machine, matmul=matmul, convolution=convolution)
+
+
+def _faster_attention(machine: Machine, _: Cluster) -> Machine:
+    kernels = {name: replace(rates, flop_rate=rates.flop_rate * (1.0 + STEP)) for name, rates in machine.attention.items()}
+    return replace(machine, attention=MappingProxyType(kernels))
+
+
+def _faster_memory(machine: Machine, _: Cluster) -> Machine:
+    """Of every kernel: streaming, the operands of matrix multiplies and of attention."""
+    kernels = {name: replace(rates, bandwidth=rates.bandwidth * (1.0 + STEP)) for name, rates in machine.attention.items()}
+    return replace(
+        machine,
+        memory_bandwidth=machine.memory_bandwidth * (1.0 + STEP),
+        streaming=_faster_streaming(machine.streaming),
+        matmul=replace(machine.matmul, bandwidth=machine.matmul.bandwidth * (1.0 + STEP)),
+        attention=MappingProxyType(kernels),
+    )
+
+
+def _faster_streaming(rates: StreamingRates) -> StreamingRates:
+    table = rates.table * np.array([[1.0], [1.0 / (1.0 + STEP)], [1.0]])
+    caches = tuple(cache * np.array([[1.0], [1.0 / (1.0 + STEP)]]) for cache in rates.caches)
+    return replace(rates, table=table, caches=caches)
+
+
+def _links(kind: str, rows: tuple[str, ...], factor: float) -> Callable[[Machine, Cluster], Machine]:
+    """Rows of the link table times `factor`, on the tiers of one kind."""
+
+    def change(machine: Machine, cluster: Cluster) -> Machine:
+        table = machine.links.table.copy()
+        tiers = [index for index, tier in enumerate(cluster.tiers) if tier_kind(cluster, tier) == kind]
+        for row in rows:
+            table[LINK_ROWS.index(row), tiers] *= factor
+        links: LinkRates = replace(machine.links, table=table)
+        return replace(machine, links=links)
+
+    return change
+
+
+def _slower_host(machine: Machine, _: Cluster) -> Machine:
+    times = {name: time * (1.0 + STEP) for name, time in machine.host_times.items()}
+    return replace(machine, launch_time=machine.launch_time * (1.0 + STEP), host_times=MappingProxyType(times))
+
+
+#: Name -> (what it rests on: a part of the calibration, or the profile; the estimator with it a tenth larger).
+_PARAMETERS: Mapping[str, tuple[str, Callable[[Estimator], Estimator | None]]] = {
+    "rate of matrix multiplies (sustained clock)": ("matmul", _on_machine(_faster_matmul)),
+    "rate of attention": ("attention", _on_machine(_faster_attention)),
+    "memory bandwidth": ("streaming", _on_machine(_faster_memory)),
+    "link bandwidth inside the node": (SCALE_UP, _on_machine(_links(SCALE_UP, _BANDWIDTHS, 1.0 / (1.0 + STEP)))),
+    "link bandwidth between nodes": (SCALE_OUT, _on_machine(_links(SCALE_OUT, _BANDWIDTHS, 1.0 / (1.0 + STEP)))),
+    "link latency inside the node": (SCALE_UP, _on_machine(_links(SCALE_UP, _LATENCIES, 1.0 + STEP))),
+    "link latency between nodes": (SCALE_OUT, _on_machine(_links(SCALE_OUT, _LATENCIES, 1.0 + STEP))),
+    "launch and host times of operators": ("streaming", _on_machine(_slower_host)),
+    "host time of launches": ("profile", _of_profile("host_launch_time", "host_layer_time_per_tp_across_nodes")),
+    "step constant": ("profile", _of_profile("step_time_constant")),
+    "traffic of norms and rotary embeddings": ("profile", _of_profile("rms_norm_traffic", "rotary_traffic")),
+    "share of the gradient reduction that shows": ("profile", _of_profile("exposed_gradient_fraction", "exposed_scatter_fraction")),
+    "time of parameters' gathers after the step": ("profile", _of_profile("publish_factor")),
+    "tensor-parallel communication that hides": ("profile", _of_profile("tp_overlap_fraction", "tp_backward_overlap_fraction")),
+    "slow-down of compute during communication": ("profile", _of_profile("compute_slowdown_under_communication")),
+    "weight of the slowest stage": ("profile", _of_profile("uneven_stage_weight")),
+}
+"""What is only a way of saying the same (tiles, ramps, offsets) is left out: these are what a person could measure or buy."""

@@ -1,0 +1,88 @@
+"""What a framework may be: the known ones of an unknown one, what lies about a fit, none of one that is named."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.frameworks.ensemble import known_families, likely_profiles, points_about
+from perfmodel.frameworks.fitted import FittedConstant, FittedTo
+from perfmodel.frameworks.profile import load_profile
+from perfmodel.frameworks.settings import with_stated
+
+COVARIANCE = ((1.0, 0.3), (0.3, 0.5))
+
+
+def fitted(**constant):
+    fields = ("matmul_rate_fraction", "exposed_gradient_fraction")
+    constants = [
+        FittedConstant(fields=(fields[0],), prior=1.0, prior_spread=0.1, is_ratio=True, share_known=0.0),
+        FittedConstant(fields=(fields[1],), prior=0.0, prior_spread=0.4, is_ratio=False, share_known=0.5),
+    ]
+    told = FittedTo(base="megatron", num_runs=3, constants=tuple(constants), covariance=COVARIANCE)
+    return replace(load_profile("megatron"), name="mine", fitted=told, **constant)
+
+
+def test_a_framework_that_is_named_is_what_it_is():
+    assert likely_profiles(load_profile("megatron")) == ()
+
+
+def test_families_weigh_one_each():
+    weights = defaultdict(float)
+    for each in likely_profiles(load_profile("generic")):
+        weights[each.profile.family] += each.weight
+    assert set(weights) == set(known_families())
+    assert list(weights.values()) == pytest.approx([1 / len(weights)] * len(weights))
+
+
+def test_who_cannot_run_a_form_of_parallelism_says_nothing_of_it():
+    generic = load_profile("generic")
+    likely = {each.profile.name: each.profile for each in likely_profiles(generic)}
+    assert likely["llm-c"].host_launch_time == generic.host_launch_time, "C and CUDA say nothing of Python"
+    for name in ("composer-fsdp", "llm-c"):
+        assert likely[name].tp_backward_overlap_fraction == generic.tp_backward_overlap_fraction
+    assert likely["megatron"].tp_backward_overlap_fraction == load_profile("megatron").tp_backward_overlap_fraction
+    assert likely["composer-fsdp"].rms_norm_traffic == load_profile("composer-fsdp").rms_norm_traffic
+
+
+def test_what_is_stated_holds_for_all_that_it_may_be():
+    plain = likely_profiles(load_profile("generic"))
+    assert {each.profile.attention_kernel for each in plain} > {"flash1"}
+    stated = likely_profiles(with_stated(load_profile("generic"), {"attention_kernel": "flash1"}))
+    assert {each.profile.attention_kernel for each in stated} == {"flash1"}
+    assert [each.weight for each in stated] == [each.weight for each in plain]
+
+
+def test_points_give_the_expectation_of_a_quadratic():
+    rng = np.random.default_rng(1)
+    root = rng.normal(size=(4, 4))
+    covariance, a, b, c = root @ root.T, rng.normal(size=(4, 4)), rng.normal(size=4), 3.0
+    found = sum(weight * (point @ a @ point + b @ point + c) for weight, point in points_about(covariance))
+    assert found == pytest.approx(np.trace(a @ covariance) + c)
+
+
+def test_what_is_known_exactly_and_rounded_is_known():
+    """-1e-5: as a file rounds it."""
+    points = list(points_about(np.array([[1.0, 0.0], [0.0, -1e-5]])))
+    assert max(abs(point[1]) for _, point in points) < 0.01
+    assert max(abs(point[0]) for _, point in points) == pytest.approx(1.0)
+
+
+def test_a_fitted_profile_has_profiles_about_it():
+    profile = fitted(exposed_gradient_fraction=0.3)
+    likely = likely_profiles(profile)
+    assert sum(each.weight for each in likely) == pytest.approx(1.0)
+    assert likely[0].profile.matmul_rate_fraction == pytest.approx(profile.matmul_rate_fraction)
+    rates = [np.log(each.profile.matmul_rate_fraction / profile.matmul_rate_fraction) / 0.1 for each in likely]
+    shares = [(each.profile.exposed_gradient_fraction - 0.3) / 0.4 for each in likely]
+    weights = [each.weight for each in likely]
+    moments = [
+        sum(w * x * y for w, x, y in zip(weights, first, second, strict=True)) for first, second in ((rates, rates), (rates, shares))
+    ]
+    assert moments == pytest.approx([COVARIANCE[0][0], COVARIANCE[0][1]])
+
+
+def test_shares_stay_shares():
+    for each in likely_profiles(fitted(exposed_gradient_fraction=0.0)):
+        assert 0.0 <= each.profile.exposed_gradient_fraction <= 1.0

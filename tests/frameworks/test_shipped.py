@@ -1,0 +1,108 @@
+"""What ships of frameworks: what their source code does in one file, what their runs say in another, and no number in both."""
+
+import dataclasses
+import datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
+from perfmodel.frameworks.shipped import FITTED, GROUPS, HABITS, NEUTRAL, fitted_numbers, flattened, frameworks_dir, shipped_habits
+
+NAMES = [name for name in list_profiles() if name != GENERIC]
+
+
+def test_every_folder_is_a_profile_and_generic_is_one_file():
+    assert sorted([*NAMES, GENERIC]) == list_profiles()
+    assert {path.parent.name for path in frameworks_dir().glob(f"*/{HABITS}")} == set(NAMES)
+    assert {path.name for path in frameworks_dir().rglob("*") if path.is_file()} == {HABITS, FITTED, f"{GENERIC}.yaml"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_habits_say_their_source_and_no_number_that_runs_say(name):
+    data = yaml.safe_load((frameworks_dir() / name / HABITS).read_text(encoding="utf-8"))
+    assert data["name"] == name
+    assert data["source"]
+    for group in GROUPS.keys() & data.keys():
+        assert data[group]["source"], group
+    assert not set(flattened(data, where=name)) & set(fitted_numbers(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_runs_say_is_in_the_profile_with_how_it_is_known(name):
+    profile, numbers = load_profile(name), fitted_numbers(name)
+    known = {**(shipped_habits(name) or {}), **numbers}
+    for constant, number in numbers.items():
+        assert getattr(profile, constant) == number.value
+        assert number.spread > 0
+        assert number.n >= number.models >= 1
+        assert number.chips
+        assert number.how
+        assert datetime.date.fromisoformat(number.date)
+    others = load_profile(known["unknown_as"]) if "unknown_as" in known else None
+    for constant, neutral in NEUTRAL.items():  # what nobody knows changes nothing, or is as of others, and says nothing of others
+        if constant not in known:
+            assert getattr(profile, constant) == (neutral if others is None else getattr(others, constant))
+            assert constant in profile.unknown
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_a_fraction_is_one_at_most_and_no_field_asks_for_a_year(name):
+    profile = load_profile(name)
+    for field in dataclasses.fields(profile):
+        assert "since" not in field.name
+        if field.name.endswith("_fraction"):
+            assert 0 <= getattr(profile, field.name) <= 1, field.name
+
+
+def test_a_base_gives_its_habits_and_nothing_that_its_runs_say():
+    base, own = load_profile("megatron"), load_profile("nemo")
+    assert own.keeps_unrotated_qk == base.keeps_unrotated_qk
+    assert "host_launch_time" in fitted_numbers("megatron")
+    assert own.host_launch_time < base.host_launch_time
+
+
+def test_a_file_of_ones_own_takes_over_both(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\nbase: megatron\nsource: mine\nmemory: {accumulate_dtype: compute, source: mine}\n", encoding="utf-8")
+    found, base = load_profile(path), load_profile("megatron")
+    assert (found.accumulate_dtype, base.accumulate_dtype) == ("compute", "fp32")
+    assert found.host_launch_time == base.host_launch_time > 0.0
+
+
+@pytest.mark.parametrize(
+    "text, sentence",
+    [
+        ("host: {reserve_factor: 1.2}", "host.reserve_factor: is no field of this group"),
+        ("host: {host_launch_times: 1 s}", "host.host_launch_times: is no field of this group.*host_launch_time"),
+        ("host: 3", "host=3: must be a group of fields"),
+        ("host_launch_time: 1 s\nhost: {host_launch_time: 1 s}", "host_launch_time: stands both in the group host and outside"),
+    ],
+)
+def test_a_field_in_a_wrong_group_is_refused(tmp_path, text, sentence):
+    path = Path(tmp_path, "p.yaml")
+    path.write_text(f"name: mine\nbase: generic\nsource: mine\n{text}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=sentence):
+        load_profile(path)
+
+
+@pytest.mark.parametrize(("written", "stages"), [("true", (0, 1, 2, 3)), ("false", ()), ("[0, 3]", (0, 3)), ("[]", ())])
+def test_which_zero_stages_overlap_is_a_list_or_yes_or_no(tmp_path, written, stages):
+    path = Path(tmp_path, "p.yaml")
+    path.write_text(f"name: mine\nbase: generic\nsource: mine\noverlaps_gradients: {written}\n", encoding="utf-8")
+    assert load_profile(path).overlaps_gradients == stages
+
+
+def test_a_zero_stage_that_does_not_exist_overlaps_nothing(tmp_path):
+    path = Path(tmp_path, "p.yaml")
+    path.write_text("name: mine\nbase: generic\nsource: mine\noverlaps_gradients: [4]\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"overlaps_gradients=\[4\]: must be a list of 0, 1, 2, 3"):
+        load_profile(path)
+
+
+def test_deepspeed_hides_no_reduction_below_zero_3_unless_it_is_said():
+    """deepspeed/runtime/zero/config.py: overlap_comm."""
+    assert load_profile("deepspeed").overlaps_gradients == (3,)
+    assert load_profile("deepspeed+gradient_bucketing").overlaps_gradients == (0, 1, 2, 3)

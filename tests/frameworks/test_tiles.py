@@ -1,0 +1,57 @@
+"""Losses and feed-forwards in pieces: what they keep, what lives at once, and what is computed again."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.frameworks.profile import load_profile
+from perfmodel.frameworks.rewrites import with_habits
+from perfmodel.frameworks.tiles import CHUNK_TOKENS, logit_share
+from perfmodel.parallel.algebra.derive import derive
+from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
+from perfmodel.workload.graph import Graph, flops_of
+from perfmodel.workload.models import load_model
+from perfmodel.workload.transformer import build_graph
+
+TORCH = load_profile("torch-fsdp2")
+SEQ_LEN = 2**18
+
+
+def plain_graph() -> Graph:
+    return build_graph(load_model("llama-3.1-8b"), seq_len=SEQ_LEN, attention="flash", dropout=False, activation_bytes=2, parameter_bytes=2)
+
+
+def run(**habits: object) -> Graph:
+    graph = plain_graph()
+    return with_habits(derive(graph, apply_rules(graph, load_rule_set("ddp"))), replace(TORCH, **habits)).graph
+
+
+def backward_flops(graph: Graph, name: str) -> float:
+    return sum(map(flops_of, graph.operator(name).backward))
+
+
+def test_a_chunked_loss_keeps_no_logits_and_computes_them_again():
+    whole, chunked = run(), run(loss_form="chunked")
+    assert whole.operator("cross_entropy").saved
+    assert not chunked.operator("cross_entropy").saved
+    assert chunked.tensors["logits"].itemsize == pytest.approx(2 * CHUNK_TOKENS / SEQ_LEN)
+    assert chunked.operator("lm_head").saved == tuple(data for data in whole.operator("lm_head").saved if data.of == 0)
+    assert backward_flops(chunked, "lm_head") == pytest.approx(1.5 * backward_flops(whole, "lm_head"))
+
+
+def test_a_fused_loss_has_pieces_as_large_as_the_hidden_states_and_computes_nothing_again():
+    """128,256 entries over 4,096: 32 pieces."""
+    whole, fused = run(), run(loss_form="fused")
+    assert logit_share(plain_graph(), replace(TORCH, loss_form="fused")) == 1 / 32
+    assert backward_flops(fused, "lm_head") == backward_flops(whole, "lm_head")
+
+
+def test_a_tiled_feed_forward_runs_once_more_and_nothing_of_its_width_lies_whole():
+    whole, tiled = run(), run(tiles_mlp=True)
+    tiles = SEQ_LEN // 4096
+    for name in ("gate_proj.out", "up_proj.out", "activation.out", "gate_product.out"):
+        assert tiled.tensors[name].itemsize == pytest.approx(2 / tiles), name
+    assert tiled.tensors["down_proj.out"].itemsize == 2
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        assert backward_flops(tiled, name) == pytest.approx(1.5 * backward_flops(whole, name)), name
+    assert backward_flops(tiled, "o_proj") == backward_flops(whole, "o_proj")
