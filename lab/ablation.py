@@ -76,7 +76,7 @@ def _of_steps(cases: Path) -> Iterator[Ablation]:
             continue
         base = times.predict(rows, {})
         for constant in (*(item.constant.name for item in fit.constants), *fit.lent):
-            value, without = getattr(load_profile(fit.profiles[0]), constant), times.predict(rows, {constant: NEUTRAL[constant]})
+            value, without = load_profile(fit.profiles[0]).option(constant), times.predict(rows, {constant: NEUTRAL[constant]})
             found = _judged(fit.profiles, constant, value, "step time", base, without, measured[rows])
             yield replace(found, is_lent=constant in fit.lent)
 
@@ -89,7 +89,7 @@ def _of_memory(cases: Path) -> Iterator[Ablation]:
             continue
         base, measured = memories.figures(runs, {}), np.array([run.measured for run in runs])
         for item in fit.constants:
-            without, value = memories.figures(runs, {item.name: NEUTRAL[item.name]}), getattr(load_profile(name), item.name)
+            without, value = memories.figures(runs, {item.name: NEUTRAL[item.name]}), load_profile(name).option(item.name)
             yield _judged((name,), item.name, value, "memory", base, without, measured)
 
 

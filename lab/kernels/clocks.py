@@ -115,15 +115,14 @@ class _Cell:
         """Field of the profile -> the factors that it is multiplied by."""
         eager = (_EAGER_RATE,) if self.kin in _EAGER else ()
         clock = _key(self.calibration, FP8 if self.is_narrow else MATMUL)
-        kernel = self.profile.attention_kernel
+        kernel = self.profile.kernels.attention_kernel
         older = kernel in FLASH and kernel in load_calibration(self.calibration).attention_generations
         attention = _key(self.calibration, kernel if older else ATTENTION)
         return {"matmul_rate_fraction": (clock, *eager), "attention_rate_fraction": (attention,)}
 
     def fields(self, values: Mapping[str, float]) -> dict[str, float]:
         return {
-            name: float(getattr(self.profile, name) * np.prod([values[factor] for factor in factors]))
-            for name, factors in self.rates.items()
+            name: float(self.profile.option(name) * np.prod([values[factor] for factor in factors])) for name, factors in self.rates.items()
         }
 
 

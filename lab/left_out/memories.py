@@ -100,7 +100,7 @@ class Memories:
     def estimator(self, run: RunMemory, values: Mapping[str, float]) -> Estimator:
         estimator = self.predictor.estimator(run.planned)
         moved: dict[str, Any] = {**self.known.get(run.planned.framework.profile, {}), **values}
-        return replace(estimator, profile=replace(estimator.profile, **moved))
+        return replace(estimator, profile=estimator.profile.having(**moved))
 
     def figures(self, runs: Sequence[RunMemory], values: Mapping[str, float]) -> Array:
         """What the framework's own figures would be. [byte]"""

@@ -270,14 +270,14 @@ def profiles(
     sources: Sources = False,
 ) -> None:
     """List execution profiles: what a framework does with a plan, with their sources."""
-    from perfmodel.frameworks.profile import list_profiles, load_profile
+    from perfmodel.frameworks.profile import list_profiles, load_profile, profile_fields
     from perfmodel.parallel.framework_ref import STATED
 
     known = [load_profile(each) for each in ([name] if name else list_profiles())]
     if json:
-        print_json({"profiles": known})
+        print_json({"profiles": [profile_fields(each) for each in known]})
     elif name:
-        facts = [(name, value) for field in fields(known[0]) for name, value in _profile_facts(field.name, getattr(known[0], field.name))]
+        facts = [fact for name, value in profile_fields(known[0]).items() for fact in _profile_facts(name, value)]
         print_facts(known[0].name, facts[1:])
     else:
         print_list(
@@ -296,12 +296,12 @@ def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
 
     return (
         profile.name,
-        profile.default_attention,
-        f"{profile.accumulate_dtype}, reduced in {profile.reduce_dtype}",
-        "shards" if profile.zero2_stores_shards else "whole copies",
-        _overlapped(profile.overlaps_gradients),
-        format_time(profile.host_launch_time) if profile.host_launch_time else "-",
-        format_time(profile.step_time_constant) if profile.step_time_constant else "-",
+        profile.kernels.default_attention,
+        f"{profile.state.accumulate_dtype}, reduced in {profile.communication.reduce_dtype}",
+        "shards" if profile.state.zero2_stores_shards else "whole copies",
+        _overlapped(profile.communication.overlaps_gradients),
+        format_time(profile.timing.host_launch_time) if profile.timing.host_launch_time else "-",
+        format_time(profile.timing.step_time_constant) if profile.timing.step_time_constant else "-",
     )
 
 

@@ -85,7 +85,7 @@ def beside_pipeline(
         accumulation=accumulation_time(terms, stages, sizes, machine, num_microbatches=num_microbatches),
         casts=cast_time(terms, stages),
         ends=ends_time(regions, stages),
-        constant=profile.step_time_constant + machine.host_times.get("step", 0.0),
+        constant=profile.timing.step_time_constant + machine.host_times.get("step", 0.0),
     )
 
 

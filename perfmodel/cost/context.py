@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.frameworks.profile import HEAD_TAIL, ExecutionProfile
+from perfmodel.frameworks.options import HEAD_TAIL
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.workload.causal import CausalMask
 
 Array = NDArray[np.float64]
@@ -34,8 +35,8 @@ class AttentionHabits:
 def attention_habits(mask: CausalMask | None, profile: ExecutionProfile) -> AttentionHabits:
     return AttentionHabits(
         mask=mask,
-        is_head_tail=profile.context_chunks == HEAD_TAIL,
-        shared_rate_fraction=profile.context_attention_rate_fraction,
+        is_head_tail=profile.communication.context_chunks == HEAD_TAIL,
+        shared_rate_fraction=profile.kernels.context_attention_rate_fraction,
     )
 
 

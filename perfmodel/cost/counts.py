@@ -106,7 +106,7 @@ def executor_profile(policy: PrecisionPolicy) -> ExecutionProfile:
     """How the executor runs a plan; it accumulates and reduces gradients in the dtype that the precision policy names."""
     profile = load_profile(EXECUTOR_PROFILE)
     dtype = "fp32" if itemsize(policy.gradient_reduce) == 4 else "compute"
-    return replace(profile, accumulate_dtype=dtype, reduce_dtype=dtype)
+    return profile.having(accumulate_dtype=dtype, reduce_dtype=dtype)
 
 
 def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int], routing: RoutingCounts | None = None) -> RankCounts:

@@ -81,7 +81,7 @@ _MOST_PROGRAMS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Compiled:
-    """Graphs and programs of one job under one profile, filled as they are needed."""
+    """Graphs and programs of one job under profiles that compile alike, filled as they are needed."""
 
     programs: dict[Any, Program] = field(default_factory=dict)
     parameter_programs: dict[tuple[RuleSet | Assignment, int, bool], ParameterProgram] = field(default_factory=dict)
@@ -89,9 +89,10 @@ class Compiled:
 
 
 @lru_cache(maxsize=_MOST_COMPILED)
-def compiled_for(job: TrainingJob, profile: ExecutionProfile, any_operand_order: bool) -> Compiled:
+def compiled_for(job: TrainingJob, compiled: tuple[Any, ...], any_operand_order: bool) -> Compiled:
     """Return what estimators of equal jobs share. A step's batch is no part of it: a program is of one microbatch.
 
+    compiled            of the profile (`ExecutionProfile.compiled`)
     any_operand_order   the chip takes 8-bit operands in either order, which decides whether the graph has transposed copies
     """
     return Compiled()
@@ -209,7 +210,7 @@ class Estimator:
                 self.job.transformer,
                 seq_len=self.job.seq_len,
                 attention=str(attention),
-                dropout=self.profile.dropout,
+                dropout=self.profile.kernels.dropout,
                 activation_bytes=itemsize(policy.compute),
                 parameter_bytes=itemsize(policy.parameter),
                 dispatcher=str(dispatcher),
@@ -220,9 +221,9 @@ class Estimator:
                 graph = with_recipe(
                     graph,
                     policy.recipe.on(any_operand_order=self.cluster.chip.any_operand_order),
-                    keeps_copies=self.profile.keeps_low_copies,
-                    sends_rows=self.profile.sends_low_rows,
-                    gathers_weights=self.profile.gathers_low_weights,
+                    keeps_copies=self.profile.activations.keeps_low_copies,
+                    sends_rows=self.profile.communication.sends_low_rows,
+                    gathers_weights=self.profile.communication.gathers_low_weights,
                     pads_rows=self.profile.pads_rows(dispatcher),
                     master_bytes=itemsize(policy.master),
                 )
@@ -279,47 +280,20 @@ def with_kept_programs(estimator: Estimator) -> Estimator:
     if estimator.network_at is not None:
         return estimator  # the graphs come from a function: equal jobs may have others
     one_sequence = replace(estimator.job, global_batch=1)
-    kept = compiled_for(one_sequence, estimator.profile, estimator.cluster.chip.any_operand_order)
+    kept = compiled_for(one_sequence, estimator.profile.compiled, estimator.cluster.chip.any_operand_order)
     return replace(estimator, programs=kept.programs, parameter_programs=kept.parameter_programs, graphs=kept.graphs)
-
-
-RATE_FIELDS = (
-    "attention_rate_fraction",
-    "fp8_matmul_rate_fraction",
-    "matmul_rate_fraction",
-)
-"""What of a profile changes the machine's rates (`with_rates_of`). No other number is read by what a plan's columns are made of."""
-
-
-READ_LATE = frozenset(
-    {
-        *RATE_FIELDS,
-        "compute_slowdown_under_communication",
-        "exposed_gradient_fraction",
-        "exposed_scatter_fraction",
-        "host_launch_time",
-        "host_layer_time_per_tp_across_nodes",
-        "optimizer_bytes_factor",
-        "publish_factor",
-        "step_time_constant",
-        "tp_backward_overlap_fraction",
-        "tp_overlap_fraction",
-        "uneven_stage_weight",
-    }
-)
-"""Fields of a profile that no compiled program reads: who moves only these keeps the programs."""
 
 
 def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
     """The machine with the framework's matrix multiplies and its generation of fused attention, where the calibration's differ."""
-    attention = profile.attention_rate_fraction * machine.attention_generations.get(profile.attention_kernel, 1.0)
-    matmul = profile.matmul_rate_fraction
+    attention = profile.rates.attention_rate_fraction * machine.attention_generations.get(profile.kernels.attention_kernel, 1.0)
+    matmul = profile.rates.matmul_rate_fraction
     if attention != 1.0:
         rates = {name: replace(kernel, flop_rate=kernel.flop_rate * attention) for name, kernel in machine.attention.items()}
         machine = replace(machine, attention=rates)
     machine = with_long_attention(profile, machine)
     if machine.dtype is Dtype.FP8:
-        matmul *= profile.fp8_matmul_rate_fraction
+        matmul *= profile.rates.fp8_matmul_rate_fraction
     if matmul == 1.0:
         return machine
     peak = machine.peak_flop_rate
@@ -332,8 +306,8 @@ def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
 
 def with_long_attention(profile: ExecutionProfile, machine: Machine) -> Machine:
     """The machine with what the framework's generation of fused attention reaches over many keys."""
-    rates = machine.long_attention.get(profile.attention_kernel)
-    long = None if rates is None else (rates[0] * profile.attention_rate_fraction, rates[1] * profile.attention_rate_fraction)
+    rates = machine.long_attention.get(profile.kernels.attention_kernel)
+    long = None if rates is None else (rates[0] * profile.rates.attention_rate_fraction, rates[1] * profile.rates.attention_rate_fraction)
     if all(kernel.long == long for kernel in machine.attention.values()):
         return machine
     return replace(machine, attention={name: replace(kernel, long=long) for name, kernel in machine.attention.items()})
@@ -508,9 +482,9 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
                 detail[f"{name}_communication"] += time * times * weights[region]
     total_f, total_b = scalar(total_pass(regions.forward, stages)), scalar(total_pass(regions.backward, stages))
     steady = both[critical]
-    if profile.uneven_stage_weight != 1.0:
-        steady = scalar(pace(tuple(both), total_f + total_b, p, profile.uneven_stage_weight))
-    if profile.hides_exchanges:
+    if profile.timing.uneven_stage_weight != 1.0:
+        steady = scalar(pace(tuple(both), total_f + total_b, p, profile.timing.uneven_stage_weight))
+    if profile.communication.hides_exchanges:
         detail[f"{EXCHANGED}_communication"] = sum(
             weights[region] * scalar(shown_exchanges(micro, profile, plan.recompute, region))
             for region, it in enumerate(columns.plans.program.regions)
@@ -604,7 +578,7 @@ def rank_memories(estimator: Estimator, plan: Plan, columns: PlanColumns | None 
     figures = []
     for rank, kept, total in zip(row.ranks, row.kept, row.total, strict=True):
         _, values = memory_by_class(rank, kept)
-        allocated = sum(values.values()) + estimator.profile.workspace_bytes
+        allocated = sum(values.values()) + estimator.profile.allocator.workspace_bytes
         figures.append(RankMemory(allocated=allocated, reserved=total - row.of.outside))
     if plan.layout.pp == 1:
         return (max(figures, key=lambda figure: figure.reserved),) * 3

@@ -47,8 +47,8 @@ def kernels_of(op: Operator, graph: Graph, profile: ExecutionProfile) -> tuple[f
         forward, backward = forward * more[0], backward * more[1]
     if op.backward:
         backward += sum(map(graph.is_trained, op.inputs))
-    if profile.graph_scope and graph_part(op, graph) in profile.graph_scope:
-        share = min(GRAPH_LAUNCH / profile.host_launch_time, 1.0)
+    if profile.kernels.graph_scope and graph_part(op, graph) in profile.kernels.graph_scope:
+        share = min(GRAPH_LAUNCH / profile.timing.host_launch_time, 1.0)
         return share * forward, share * backward
     return forward, backward
 
@@ -91,7 +91,7 @@ def _kernels(work: Work) -> int:
 
 def _written_out(kind: WrittenOut, profile: ExecutionProfile) -> tuple[float, float]:
     """Kernels of each pass where the profile's traffic lies between that of one kernel and that of separate ones."""
-    share = max(0.0, (getattr(profile, kind.traffic) - 1.0) / (kind.eager_traffic - 1.0))
+    share = max(0.0, (profile.option(kind.traffic) - 1.0) / (kind.eager_traffic - 1.0))
     return 1.0 + (kind.forward - 1) * share, 1.0 + (kind.backward - 1) * share
 
 
@@ -102,7 +102,7 @@ masked, and cast to float32 and back by so many kernels more, in each pass (NVID
 
 def score_matrices(op: Operator, sharding: Sharding, profile: ExecutionProfile) -> Amount | None:
     """What must be a multiple of `FUSED_MATRICES`; None of anything but a causal softmax that Megatron's kernel may do."""
-    if op.kind != "softmax" or not op.settings["causal_queries"] or profile.softmax_keeps_float32:
+    if op.kind != "softmax" or not op.settings["causal_queries"] or profile.activations.softmax_keeps_float32:
         return None
     rows = {op.settings["over"], op.settings["causal_queries"]}
     return extent_amount(op, sharding, tuple((op.dims[dim], dim) for dim in op.output.dims if dim and dim not in rows))

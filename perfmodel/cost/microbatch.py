@@ -66,7 +66,7 @@ class MicrobatchCost:
 def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[Array]:
     """The columns of a grid on which a microbatch's cost depends: rows that agree in all of them cost the same."""
     columns = [grid.degree["tp"], grid.degree["cp"]]
-    if profile.host_layer_time_per_tp_across_nodes > 0:
+    if profile.timing.host_layer_time_per_tp_across_nodes > 0:
         columns.append(pipeline_crosses_nodes(grid))
     for tier in grid.inside:
         columns += [tier[axis] for axis in _FINE_INNER]

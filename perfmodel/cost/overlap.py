@@ -43,8 +43,8 @@ def parameter_time(
     microbatch: m max(0, t - window) + s min(t, window). The first gather of a stage hides under nothing.
     """
     m = num_microbatches
-    overlaps = terms.zero in profile.overlaps_gradients
-    slowdown = profile.compute_slowdown_under_communication
+    overlaps = terms.zero in profile.communication.overlaps_gradients
+    slowdown = profile.timing.compute_slowdown_under_communication
     happens = terms.program.happens
     gather = m * waits.gather
     if ("gather_forward", "step") in happens or ("gather_backward", "step") in happens:
@@ -70,7 +70,7 @@ def parameter_time(
             once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, under, strict=True))
         reduction = reduction + slowest_stage(once)
     if ("publish", "step") in happens:
-        reduction = reduction + profile.publish_factor * slowest_stage(stage_sums(terms.publish, stages))
+        reduction = reduction + profile.timing.publish_factor * slowest_stage(stage_sums(terms.publish, stages))
     for times, sums in terms.tp_sum.items():
         # nothing hides a sum over tp: the reduction over the data axes waits for it where it was computed
         exposed_sums = slowest_stage(stage_sums(sums, stages))
@@ -110,7 +110,7 @@ def exposed_each_microbatch(
 
     A rank that computes less than the slowest may wait that much longer without being missed.
     """
-    happens, weight = terms.program.happens, profile.uneven_stage_weight
+    happens, weight = terms.program.happens, profile.timing.uneven_stage_weight
     gather: Any = 0.0
     reduction: Any = 0.0
     own: Ranks = (0.0,) * stages.num_ranks
@@ -132,7 +132,7 @@ def exposed_each_microbatch(
         gather, beat = longer - beat, longer
     if ("reduce", "microbatch") in happens:
         left, reduce = _left_by_gathers(terms, regions, profile), terms.reduce["microbatch"]
-        hides, slowdown = terms.zero in profile.overlaps_gradients, profile.compute_slowdown_under_communication
+        hides, slowdown = terms.zero in profile.communication.overlaps_gradients, profile.timing.compute_slowdown_under_communication
         shown: Ranks
         if hides and terms.zero == 0:
             # whole gradients leave in buckets, under the backward of any layer of their stage; the next microbatch hides their tail
@@ -163,7 +163,7 @@ def _exposed_gathers(
     Blocks hide theirs under what runs before them in turn, so what their first gather shows more, under what runs before them all, counts
     with that: with the embedding; with the last region on a rank that begins with blocks.
     """
-    hides, slowdown = profile.prefetches_parameters, profile.compute_slowdown_under_communication
+    hides, slowdown = profile.communication.prefetches_parameters, profile.timing.compute_slowdown_under_communication
     f, b, it = terms.gather_forward[times], terms.gather_backward[times], stages.regions
     last = len(it) - 1
 
@@ -201,7 +201,7 @@ def _exposed_gathers(
 
 def _left_by_gathers(terms: ParameterTerms, regions: RegionTimes, profile: ExecutionProfile) -> tuple[Any, ...]:
     """Backward of each region, less the gathers that hide under it. [s]"""
-    if not (profile.prefetches_parameters and ("gather_backward", "microbatch") in terms.program.happens):
+    if not (profile.communication.prefetches_parameters and ("gather_backward", "microbatch") in terms.program.happens):
         return regions.under_backward
     gathers = terms.gather_backward["microbatch"]
     return tuple(np.maximum(time - gather, 0.0) for time, gather in zip(regions.under_backward, gathers, strict=True))

@@ -223,7 +223,7 @@ def compile_parameters(
     shares   the parameters are each a part of a unit, which is so many times larger; none: they make units among themselves
     """
     place = {region.name: i for i, region in enumerate(regions)}
-    keeps = pipelined and profile.pipeline_keeps_parameters
+    keeps = pipelined and profile.stages.pipeline_keeps_parameters
     masks: dict[frozenset[str], int] = {frozenset(): 0}
 
     def mask(axes: frozenset[str]) -> int:
@@ -245,7 +245,7 @@ def compile_parameters(
             # after the reduce-scatter only the shard is left to reduce over the other axes
             on_shard = scattered and event.kind is CollectiveKind.ALL_REDUCE and what != "sum"
             key = (what, str(event.times), region, event.kind, mask(event.axes))
-            unit = (*key, i if shares or what == "sum" or (profile.parameter_unit == "tensor" and what != "reduce") else -1)
+            unit = (*key, i if shares or what == "sum" or (profile.communication.parameter_unit == "tensor" and what != "reduce") else -1)
             events.append((unit, i, event, itemsize, on_shard))
     events.sort(key=lambda entry: entry[0])
     units = [entry[0] for entry in events]
@@ -273,7 +273,7 @@ def compile_parameters(
         members=tuple(tuple(i for i, p in enumerate(parameters) if region.name in p.regions) for region in regions),
         sums=tuple((unit[2], i, unit[4]) for unit, i, *_ in events if unit[0] == "sum"),
         holds_sharded_gradients=zero >= 2 and not keeps,
-        holds_sharded_weights=zero == 3 or (zero == 2 and profile.zero2_stores_shards),
+        holds_sharded_weights=zero == 3 or (zero == 2 and profile.state.zero2_stores_shards),
         frees_gathered=zero == 3 and not keeps,
         happens=frozenset((unit[0], unit[1]) for unit in units),
     )
@@ -324,9 +324,9 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         if program.unit_shares is not None:
             num_bytes = num_bytes * program.unit_shares
         num_calls, num_units = np.ones_like(num_bytes), np.ones_like(num_bytes)
-        if profile.bucket_bytes > 0:
+        if profile.communication.bucket_bytes > 0:
             bucketed = program.unit_is_bucketed[:, None]
-            bucket = profile.bucket_bytes * program.bucket_scale
+            bucket = profile.communication.bucket_bytes * program.bucket_scale
             # a tensor is never split: no more buckets than tensors
             num_calls = np.where(bucketed, np.clip(np.ceil(num_bytes / bucket), 1.0, _tensors_of_units(program, sizes)), 1.0)
             num_units = np.where(bucketed, np.maximum(np.floor(bucket / np.maximum(num_bytes, 1.0)), 1.0), 1.0)
@@ -354,11 +354,11 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         # copies in fewer bits lie beside whole weights; what is gathered layer by layer is cast as it comes
         copies = 0.0 if program.holds_sharded_weights else 1.0
         itemsize = np.array([[p.itemsize if p.is_frozen else copies * p.copy_bytes] for p in program.parameters])
-        if profile.quantized_rest_float32 and any(p.is_frozen and p.itemsize < 2.0 for p in program.parameters):
+        if profile.state.quantized_rest_float32 and any(p.is_frozen and p.itemsize < 2.0 for p in program.parameters):
             itemsize = np.where(itemsize >= 2.0, np.maximum(itemsize, _FLOAT32), itemsize)
         # of which a cast is gathered; formats in fewer bits are stored as they are
         wide = (
-            profile.stores_frozen_float32
+            profile.state.stores_frozen_float32
             & (itemsize >= 2.0)
             & (itemsize < _FLOAT32)
             & np.array([[p.is_frozen] for p in program.parameters])

@@ -168,8 +168,12 @@ def compile_program(
         logits=logits_amount,
         peaks=peaks,
         parameters=run.parameters,
-        beside=_rows_beside_exchanges(run, profile, phases, place, attention_kernel) if profile.hides_shared_experts else None,
-        weight_gradients=_rows_of_weight_gradients(run, profile, place, attention_kernel) if profile.delays_weight_gradients else None,
+        beside=_rows_beside_exchanges(run, profile, phases, place, attention_kernel)
+        if profile.communication.hides_shared_experts
+        else None,
+        weight_gradients=_rows_of_weight_gradients(run, profile, place, attention_kernel)
+        if profile.communication.delays_weight_gradients
+        else None,
     )
 
 
@@ -239,7 +243,7 @@ def _forward_phases(graph: Graph, recompute_operators: Iterable[str], profile: E
         last = max((i for i, op in enumerate(operators) if op.saved), default=0)
         tail.update(op.name for op in operators[last:])
     names = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
-    if profile.recompute_stops_early:
+    if profile.activations.recompute_stops_early:
         ends = {(op.layer, op.group): op for op in graph.operators if op.group and op.group in recompute_operators}
         names -= {op.name for op in ends.values() if all(saved.of is not None and saved.of < len(op.inputs) for saved in op.saved)}
     return {op.name: "core" if op.name in names else "tail" if op.name in tail else "rest" for op in graph.operators}
@@ -297,7 +301,7 @@ def _add_traffic(
         name = "input_gradient" if _is_input_gradient(graph, traffic) else comm_class(traffic.axes)
         add(traffic.region, phase, name, traffic)
     regathers: set[tuple[str, str]] = set()
-    if profile.saved_input_layout == "producer":
+    if profile.activations.saved_input_layout == "producer":
         seen: set[tuple[str, object]] = set()
         for op in graph.operators:
             if not (op.is_product or op.is_attention):
@@ -362,14 +366,14 @@ def _peaks(
         for recompute in recomputes if region.is_block else (Recompute.NONE,):
             backward[i, recompute] = len(cases)
             cases += [backward_of(region=region, recompute=recompute, keeps_weight_gradients=keeps) for keeps in (False, True)]
-            if i == before_blocks and profile.pipeline_keeps_boundaries:
+            if i == before_blocks and profile.stages.pipeline_keeps_boundaries:
                 forward[i, recompute] = len(cases)
                 cases.append(backward_of(region=region, recompute=recompute, keeps_weight_gradients=False, is_in_buffer=True))
             if region.is_block:
                 forward[i, recompute] = len(cases)
                 cases.append(forward_moments(derivation, profile, kept, region=region, recompute=recompute, sizes=sizes))
             before = before_dispatch(derivation.graph, derivation.graph.operators_of(region.name)) if region.is_block else set()
-            if profile.delays_weight_gradients and before:
+            if profile.communication.delays_weight_gradients and before:
                 late = partial(backward_of, region=region, recompute=recompute, before_dispatch=frozenset(before))
                 delayed[i, recompute] = len(cases)
                 cases += [late(keeps_weight_gradients=keeps) for keeps in (False, True)]

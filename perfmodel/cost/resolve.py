@@ -120,7 +120,7 @@ def profile_for(job: TrainingJob, profile: ExecutionProfile) -> ExecutionProfile
     """
     if not isinstance(job.model, NetworkModel) or (not job.model.is_imported and is_language_model(job.model.name)):
         return profile
-    return replace(profile, step_time_constant=0.0)
+    return profile.having(step_time_constant=0.0)
 
 
 def user_folders() -> tuple[Path, ...]:

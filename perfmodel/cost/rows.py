@@ -194,7 +194,7 @@ class RowCompiler:
         """Whether a product of backward reads and writes the accumulators of its weights' gradients, in place of writing them once.
         Of one weight for all rows that is next to nothing; experts have few rows each."""
         made = None if work.gradient_of is None else self.graph.tensors[op.inputs[work.gradient_of].tensor]
-        return made is not None and made.role is TensorRole.PARAMETER and self.profile.fuses_gradient_accumulation
+        return made is not None and made.role is TensorRole.PARAMETER and self.profile.kernels.fuses_gradient_accumulation
 
     def stream(
         self,
@@ -285,7 +285,7 @@ class RowCompiler:
 
 
 def _accumulator_bytes(profile: ExecutionProfile, activation_bytes: float) -> float:
-    return 4.0 if profile.accumulate_dtype == "fp32" else activation_bytes
+    return 4.0 if profile.state.accumulate_dtype == "fp32" else activation_bytes
 
 
 def plain_rows(entries: Sequence[tuple[int, str, dict[str, int]]], columns: Sequence[str]) -> Rows:

@@ -80,12 +80,12 @@ def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: Execut
 
     compute = itemsize(policy.compute)
     fp32 = 4.0
-    gradient = fp32 if profile.accumulate_dtype == "fp32" or policy.master is policy.parameter else itemsize(policy.gradient)
+    gradient = fp32 if profile.state.accumulate_dtype == "fp32" or policy.master is policy.parameter else itemsize(policy.gradient)
     if policy.master is policy.parameter:
-        gradient = max(itemsize(policy.gradient), fp32 if profile.accumulate_dtype == "fp32" else 0.0)
-    reduced = fp32 if profile.reduce_dtype == "fp32" else itemsize(policy.gradient)
+        gradient = max(itemsize(policy.gradient), fp32 if profile.state.accumulate_dtype == "fp32" else 0.0)
+    reduced = fp32 if profile.communication.reduce_dtype == "fp32" else itemsize(policy.gradient)
     master = itemsize(policy.master)
-    stores_master = profile.stores_master_weights and policy.has_master_copy
+    stores_master = profile.state.stores_master_weights and policy.has_master_copy
     accumulates_apart = gradient > itemsize(policy.gradient)
     # states of a paged optimizer are no memory of the allocator, and leave the chip where it is full
     paged = optimizer.state_bytes(itemsize(policy.optimizer_state)) if optimizer.is_paged else 0.0
@@ -95,23 +95,23 @@ def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: Execut
         gradient=gradient,
         reduced=reduced,
         state=policy.state_bytes_per_parameter(optimizer) - paged - (master if stores_master else 0.0),
-        step=policy.step_bytes_per_parameter(optimizer) * profile.optimizer_bytes_factor,
+        step=policy.step_bytes_per_parameter(optimizer) * profile.timing.optimizer_bytes_factor,
         optimizer_kernel=KernelClass.OPTIMIZER if optimizer.num_states else KernelClass.ADD,
-        accumulate=(2 * gradient - compute if profile.fuses_gradient_accumulation else 2 * gradient + compute)
+        accumulate=(2 * gradient - compute if profile.kernels.fuses_gradient_accumulation else 2 * gradient + compute)
         if accumulates_apart
         else 3 * gradient,
         keeps_compute_copy=stores_master,
-        gradient_copy=profile.gradient_copy_bytes,
+        gradient_copy=profile.state.gradient_copy_bytes,
         produced=itemsize(policy.gradient),
         # where the master copy is what is stored, gradients arrive in its dtype, and wait in that of reduction
         whole_gradient=reduced if stores_master else gradient,
         sharded_gradient=master if stores_master else gradient,
-        passed=profile.gradient_pass_bytes,
-        scaled=profile.gradient_scaling_bytes,
-        frees_gradients=profile.steps_in_backward,
-        optimizer_copy=itemsize(policy.optimizer_state) if profile.optimizer_copies and optimizer.num_states else 0.0,
+        passed=profile.state.gradient_pass_bytes,
+        scaled=profile.state.gradient_scaling_bytes,
+        frees_gradients=profile.state.steps_in_backward,
+        optimizer_copy=itemsize(policy.optimizer_state) if profile.state.optimizer_copies and optimizer.num_states else 0.0,
     )
-    is_hosted = profile.offloads_optimizer or profile.offloads_parameters
+    is_hosted = profile.state.offloads_optimizer or profile.state.offloads_parameters
     return _on_host(sizes, profile, policy.step_bytes_per_parameter(optimizer)) if is_hosted else sizes
 
 
@@ -126,7 +126,7 @@ def _on_host(sizes: Bytes, profile: ExecutionProfile, step: float) -> Bytes:
     step  traffic of the optimizer's step, which is the host's then
     """
     found, gone = sizes, _NOTHING
-    if profile.offloads_optimizer:
+    if profile.state.offloads_optimizer:
         found = replace(
             found,
             **gone,
@@ -135,7 +135,7 @@ def _on_host(sizes: Bytes, profile: ExecutionProfile, step: float) -> Bytes:
             hosted=step,
             carried=hosted_bytes(sizes.produced, sizes.gathered),
         )
-    return replace(found, stored=0.0, keeps_compute_copy=False, hosts_weights=True) if profile.offloads_parameters else found
+    return replace(found, stored=0.0, keeps_compute_copy=False, hosts_weights=True) if profile.state.offloads_parameters else found
 
 
 # --- time -------------------------------------------------------------------------------------------------------
@@ -180,11 +180,11 @@ def exposed_communication(profile: ExecutionProfile, name: str) -> float:
     """Share of a class of communication that does not hide under compute."""
     match name:
         case "tensor_parallel":
-            return 1.0 - profile.tp_overlap_fraction
+            return 1.0 - profile.timing.tp_overlap_fraction
         case name if name == EXCHANGED:
-            return 0.0 if profile.hides_exchanges else 1.0
+            return 0.0 if profile.communication.hides_exchanges else 1.0
         case "regather" | "input_gradient":
-            return 1.0 - max(profile.tp_overlap_fraction, profile.tp_backward_overlap_fraction)
+            return 1.0 - max(profile.timing.tp_overlap_fraction, profile.timing.tp_backward_overlap_fraction)
     return 1.0
 
 
@@ -194,7 +194,7 @@ def shown_communication(micro: MicrobatchCost, profile: ExecutionProfile, segmen
     Keys and values that pass from rank to rank travel beside the products of the block before: what sticks out is max(s - a, 0).
     """
     sent = micro.communication[segment * len(COMM) + which]
-    if profile.context_form not in RINGS or COMM[which] != "context_parallel":
+    if profile.communication.context_form not in RINGS or COMM[which] != "context_parallel":
         return sent
     region, phase = divmod(segment, len(PHASES))
     first, backward = region * len(PHASES), PHASES.index("backward")
@@ -224,7 +224,7 @@ def recomputed_phases(recompute: Recompute, profile: ExecutionProfile) -> tuple[
         case Recompute.SELECTIVE:
             return ("core",)
         case Recompute.FULL:
-            return ("core", "rest") if profile.recompute_stops_early else ("core", "rest", "tail")
+            return ("core", "rest") if profile.activations.recompute_stops_early else ("core", "rest", "tail")
 
 
 def passes_of(phase: Mapping[str, Any], it: Region, profile: ExecutionProfile, recompute: Recompute) -> tuple[Any, Any]:
@@ -246,11 +246,11 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
     alone: tuple[list[Any], list[Any]] = ([], [])
     for region, it in enumerate(micro.program.regions):
         f, b = passes_of(phase_times(micro, profile, region), it, profile, recompute)
-        if profile.hides_exchanges:
+        if profile.communication.hides_exchanges:
             own = _alone_with_exchanges(micro, profile, recompute, region, f, b) if it.is_block else (f, b)
             for passes, each in zip(alone, own, strict=True):
                 passes.append(each)
-        if profile.hides_exchanges and it.is_block:
+        if profile.communication.hides_exchanges and it.is_block:
             f, b = _beside_exchanges(micro, profile, recompute, region, f, b)
         elif micro.beside is not None and it.is_block:
             hidden = hidden_exchanges(micro, profile, recompute, region)
@@ -262,12 +262,12 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
         waits = [wait_times(micro, profile, recompute, region) for region in range(len(forward))]
         of_pass = [([each[i] for each in host], [each[i] for each in waits]) for i in range(2)]
         forward, backward = (_with_host(micro, times, *of_pass[i]) for i, times in enumerate((forward, backward)))
-        if profile.hides_exchanges:
+        if profile.communication.hides_exchanges:
             alone = (_with_host(micro, alone[0], *of_pass[0]), _with_host(micro, alone[1], *of_pass[1]))
     carried = [carried_bytes(micro, profile, recompute, region) for region in range(len(forward))]
     forward, backward = (_no_less_than(times, carried, micro.host_bandwidth) for times in (forward, backward))
     ends: tuple[Any, ...] = ()
-    if profile.hides_exchanges:
+    if profile.communication.hides_exchanges:
         ends = tuple(np.maximum(sum(own) - (f + b), 0.0) for own, f, b in zip(zip(*alone, strict=True), forward, backward, strict=True))
     times = RegionTimes(forward=tuple(forward), backward=tuple(backward), ends=ends)
     return times if micro.between_nodes is None else _without_links(times, micro, micro.between_nodes, profile, recompute)
@@ -308,7 +308,7 @@ def _beside_exchanges(
     """
     sent_f, sent_b = exchanged_passes(micro, profile, recompute, region)
     forward, backward = np.maximum(f + TRANSFER_UNITS * sent_b, sent_b), np.maximum(b + TRANSFER_UNITS * sent_f, sent_f)
-    if not profile.delays_weight_gradients:
+    if not profile.communication.delays_weight_gradients:
         return forward, backward
     sent = sent_f + sent_b
     factor = np.maximum((f + b) + TRANSFER_UNITS * sent, sent) / np.maximum(forward + backward, _LEAST)
@@ -432,9 +432,9 @@ def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Reco
     it, launches = micro.program.regions[region], phase_launches(micro, region)
     launches |= {name: FORWARD * launches[name] for name in ("core", "rest", "tail")}
     forward, backward = passes_of(launches, it, profile, recompute)
-    f, b = profile.host_launch_time * forward, profile.host_launch_time * backward
-    if profile.host_layer_time_per_tp_across_nodes > 0 and it.is_block:
-        across = it.host_layers * profile.host_layer_time_per_tp_across_nodes * micro.crosses_nodes * tp
+    f, b = profile.timing.host_launch_time * forward, profile.timing.host_launch_time * backward
+    if profile.timing.host_layer_time_per_tp_across_nodes > 0 and it.is_block:
+        across = it.host_layers * profile.timing.host_layer_time_per_tp_across_nodes * micro.crosses_nodes * tp
         again = FORWARD_SHARE if recompute is Recompute.FULL else 0.0
         f, b = f + FORWARD_SHARE * across, b + (1.0 - FORWARD_SHARE + again) * across
     return f, b
@@ -453,7 +453,7 @@ def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Reco
         return 0.0, 0.0
     counts = {phase: micro.waits[(region * len(PHASES) + i) * len(COMM) + COMM.index(EXCHANGED)] for i, phase in enumerate(PHASES)}
     passes = passes_of(counts | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
-    forward, backward = (FORWARD * profile.host_launch_time * each for each in passes)
+    forward, backward = (FORWARD * profile.timing.host_launch_time * each for each in passes)
     return forward, backward
 
 
@@ -488,7 +488,7 @@ def beat_of(regions: RegionTimes, stages: Stages, *, schedule: PipelineSchedule,
     """What each further microbatch adds to a pipeline that is full: the pace of forward and backward, with gpipe of each by itself. [s]"""
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
-    return beat_with(f, b, totals, schedule, num_ranks, profile.uneven_stage_weight)
+    return beat_with(f, b, totals, schedule, num_ranks, profile.timing.uneven_stage_weight)
 
 
 def beat_with(f: Ranks, b: Ranks, totals: tuple[Any, Any], schedule: PipelineSchedule, num_ranks: Any, weight: float) -> Any:
@@ -506,7 +506,7 @@ def hop_time(boundary: Any, tp: Any, profile: ExecutionProfile, machine: Machine
     pipelined = np.where(grid.degree["pp"] > 1, 2.0, 1.0)
     inside = [np.minimum(hop, pipelined) for hop in grid.hop[:-1]] + [pipelined]
     runtime = (pipelined - 1.0) * machine.host_times.get("pipeline_send", 0.0)
-    if is_scattered or not profile.scatters_pipeline_sends:
+    if is_scattered or not profile.communication.scatters_pipeline_sends:
         send = collective_time(CollectiveKind.SEND_RECV, boundary, group_size=pipelined, inside=inside, machine=machine)
         return send + runtime
     send = collective_time(CollectiveKind.SEND_RECV, boundary / tp, group_size=pipelined, inside=inside, machine=machine)
@@ -530,7 +530,7 @@ def pipeline_step_time(
     """All microbatches through the pipeline, with the sends that do not hide. [s]"""
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     total_f, total_b = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
-    weight = profile.uneven_stage_weight
+    weight = profile.timing.uneven_stage_weight
     slowest = pace(plus(f, b), total_f + total_b, num_ranks, weight)
     slowest_f, slowest_b = pace(f, total_f, num_ranks, weight), pace(b, total_b, num_ranks, weight)
     time = pipeline_time(
@@ -570,7 +570,7 @@ def exposed_sends(
 
     chunk  what each further microbatch takes of one virtual stage   [s]
     """
-    if profile.pp_overlap:
+    if profile.communication.pp_overlap:
         return send_delay(
             schedule=schedule, hop=hop, chunk=chunk, num_ranks=num_ranks, num_microbatches=num_microbatches, virtual_stages=virtual_stages
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -185,7 +185,7 @@ class OwnFit:
 
     @property
     def profile(self) -> ExecutionProfile:
-        return replace(self.base, **moved_fields(self.habits, self.base, self.values))  # type: ignore[arg-type]
+        return self.base.having(**moved_fields(self.habits, self.base, self.values))  # type: ignore[arg-type]
 
     def spread(self, slopes: Array) -> Array:
         """Standard deviation of log(predicted / measured) of plans with these slopes  [plans, constants]."""

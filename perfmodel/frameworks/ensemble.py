@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.frameworks.fitted import FittedConstant
-from perfmodel.frameworks.profile import GENERIC, ExecutionProfile, bounds_of, list_profiles, load_profile
+from perfmodel.frameworks.options import bounds_of
+from perfmodel.frameworks.profile import GENERIC, ExecutionProfile, list_profiles, load_profile
 from perfmodel.frameworks.runnable import Runs
 from perfmodel.frameworks.settings import with_settings
 from perfmodel.parallel.framework_ref import framework_named, settings_in
@@ -84,8 +85,8 @@ def family_weights(families: dict[str, list[ExecutionProfile]], generic: Executi
     for profiles in families.values():
         for each in profiles:
             open_ = {*each.unknown, *(name for _, names in _CONCERNS for name in names if not can_have(each, name))}
-            filled: dict[str, Any] = {name: getattr(generic, name) for name in open_}
-            yield Likely(weight=1.0 / (len(families) * len(profiles)), profile=replace(each, **filled))
+            filled: dict[str, Any] = {name: generic.option(name) for name in open_}
+            yield Likely(weight=1.0 / (len(families) * len(profiles)), profile=each.having(**filled))
 
 
 def points_about(covariance: Array) -> Iterator[tuple[float, Array]]:
@@ -116,13 +117,13 @@ def _about(profile: ExecutionProfile) -> Iterator[Likely]:
         moved: dict[str, Any] = {}
         for constant, spreads in zip(constants, point.tolist(), strict=True):
             moved |= _moved(profile, constant, spreads)
-        yield Likely(weight=weight, profile=replace(profile, **moved))
+        yield Likely(weight=weight, profile=profile.having(**moved))
 
 
 def _moved(profile: ExecutionProfile, constant: FittedConstant, spreads: float) -> dict[str, float]:
     """Fields of the constant so many spreads of its prior from where they are, as far as they may go."""
     step, found = spreads * constant.prior_spread, {}
     for name in constant.fields:
-        own, (least, most) = float(getattr(profile, name)), bounds_of(name)
+        own, (least, most) = float(profile.option(name)), bounds_of(name)
         found[name] = min(max(own * math.exp(step) if constant.is_ratio else own + step, least), most)
     return found

@@ -8,13 +8,13 @@ that cannot run a form of parallelism has no default for it. So `generic` lies b
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.ensemble import can_have, known_families
+from perfmodel.frameworks.options import KIND_OF
 from perfmodel.frameworks.profile import GENERIC, ExecutionProfile
 from perfmodel.frameworks.runnable import ANYTHING
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
@@ -52,15 +52,15 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
         raise InputError("families: none is left; give profiles that name their family")
     every = [profile for profiles in known.values() for profile in profiles]
     values: dict[str, object] = {}
-    for field in fields(ExecutionProfile):
-        match str(field.type):
+    for option, kind in KIND_OF.items():
+        match kind:
             case "bool" | "str":
-                values[field.name] = _most_common(known.values(), field.name)
+                values[option] = _most_common(known.values(), option)
             case "float":
-                vote = _most_common if field.name in _VOTED else _mean
-                values[field.name] = vote(known.values(), field.name)
+                vote = _most_common if option in _VOTED else _mean
+                values[option] = vote(known.values(), option)
     values["attention_rate_fraction"] = _attention_rate(known.values(), str(values["attention_kernel"]))
-    values |= {name: getattr(profile, name) for profile in every if profile.name == MEMORY_ACCOUNT for name in ACCOUNTED}
+    values |= {name: profile.option(name) for profile in every if profile.name == MEMORY_ACCOUNT for name in ACCOUNTED}
     values["overlaps_gradients"] = ZERO_STAGES  # what waits of them is a share, which a fit may move
     values |= {name: _most(known.values(), name) for name in _MOST}
     values |= SAFE_MEMORY | {name: type(values[name])(0) for name in _LENT_BY_NOBODY}  # type: ignore[call-arg]
@@ -75,7 +75,7 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
         "runs": ANYTHING,
         "source": f"the mean of {len(known)} families, each weighing one, of what each knows: {names}{account} (lab.generic)",
     }
-    return replace(every[0], **values | own)  # type: ignore[arg-type]
+    return every[0].having(release="", **values | own)  # type: ignore[arg-type]
 
 
 def _who_can(families: Iterable[Sequence[ExecutionProfile]], name: str) -> list[Sequence[ExecutionProfile]]:
@@ -95,7 +95,7 @@ def _most_common(families: Iterable[Sequence[ExecutionProfile]], name: str) -> A
     votes: dict[Any, tuple[float, int]] = {}
     for profiles in able:
         for profile in profiles:
-            habit = getattr(profile, name)
+            habit = profile.option(name)
             weight, number = votes.get(habit, (0.0, 0))
             votes[habit] = (round(weight + 1.0 / len(profiles), 9), number + (len(able) < len(every)))
     return max(sorted(votes, key=str), key=lambda habit: votes[habit])
@@ -119,10 +119,10 @@ def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
 def _told(profile: ExecutionProfile, name: str) -> float | None:
     """What a profile says of it; no time at all (C without a host that anybody waits for) says nothing of how long others take. Of the
     ZeRO stages that it runs, all of a reduction shows in those that wait for the end of backward."""
-    value = float(getattr(profile, name))
+    value = float(profile.option(name))
     if name == "exposed_gradient_fraction":
         stages = profile.runs.zero
-        waiting = sum(stage not in profile.overlaps_gradients for stage in stages) / len(stages)
+        waiting = sum(stage not in profile.communication.overlaps_gradients for stage in stages) / len(stages)
         return waiting + (1.0 - waiting) * value
     return None if name in profile.unknown or (name in _HOST_TIMES and not value) else value
 
@@ -136,7 +136,7 @@ def _attention_rate(families: Iterable[Sequence[ExecutionProfile]], kernel: str)
     }
 
     def with_kernel(profile: ExecutionProfile) -> ExecutionProfile:
-        return replace(profile, attention_rate_fraction=profile.attention_rate_fraction * rates[profile.attention_kernel])
+        return profile.having(attention_rate_fraction=profile.rates.attention_rate_fraction * rates[profile.kernels.attention_kernel])
 
     return _mean([[with_kernel(profile) for profile in profiles] for profiles in families], "attention_rate_fraction")
 

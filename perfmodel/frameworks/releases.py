@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -119,9 +119,8 @@ def recipe_of(releases: Releases, release: str, *, model: str, chip: str, precis
 def as_recipe_runs(profile: ExecutionProfile, recipe: ReleaseRecipe, *, launch_time: float) -> ExecutionProfile:
     """The profile under this recipe. launch_time: of a kernel without CUDA graphs. [s]"""
     is_full = recipe.graphs == (FULL_ITERATION,)
-    return replace(
-        profile,
-        host_launch_time=min(profile.host_launch_time, launch_time) if is_full else launch_time,
+    return profile.having(
+        host_launch_time=min(profile.timing.host_launch_time, launch_time) if is_full else launch_time,
         graph_scope=() if is_full else recipe.graphs,
         hides_exchanges=recipe.moe_overlap,
         delays_weight_gradients=recipe.moe_overlap,
@@ -143,7 +142,7 @@ def at_release(profile: ExecutionProfile, job: TrainingJob, chip: str) -> Execut
     if found is None:
         return profile
     releases, recipe = found
-    return as_recipe_runs(profile, recipe, launch_time=load_profile(releases.launches_as).host_launch_time)
+    return as_recipe_runs(profile, recipe, launch_time=load_profile(releases.launches_as).timing.host_launch_time)
 
 
 def unlike_recipe(profile: ExecutionProfile, plan: Plan, chip: str) -> str:

@@ -38,7 +38,9 @@ def with_habits(derivation: Derivation, profile: ExecutionProfile) -> Derivation
     return replace(
         derivation,
         graph=_joined(graph, profile, _by_kind(graph, profile), epilogues, internal),
-        parameters=with_gathered_bias_gradients(derivation.parameters) if profile.gathers_row_bias_gradients else derivation.parameters,
+        parameters=with_gathered_bias_gradients(derivation.parameters)
+        if profile.communication.gathers_row_bias_gradients
+        else derivation.parameters,
     )
 
 
@@ -71,26 +73,26 @@ def all_fused(graph: Graph, profile: ExecutionProfile) -> Fusions:
 def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
     """What it makes of each operator by itself, by name."""
     operators = {op.name: _OF_KIND[op.kind](op, graph, profile) if op.kind in _OF_KIND else op for op in graph.operators}
-    if profile.fused_cross_entropy:
+    if profile.kernels.fused_cross_entropy:
         operators |= _gradient_in_logits(graph, operators)
-    if profile.recomputes_gated_product:
+    if profile.activations.recomputes_gated_product:
         operators |= _gated_products_again(graph, operators)
-    traffic = {"rms_norm": profile.rms_norm_traffic, "rotary": profile.rotary_traffic}
+    traffic = {"rms_norm": profile.kernels.rms_norm_traffic, "rotary": profile.kernels.rotary_traffic}
     operators = {
         name: _more_traffic(op, graph, traffic[op.kind]) if traffic.get(op.kind, 1.0) != 1.0 else op for name, op in operators.items()
     }
-    if profile.adapter_dropout:
+    if profile.activations.adapter_dropout:
         operators = {name: _after_dropout(op) if name.endswith(ADAPTER_INPUT) else op for name, op in operators.items()}
-    if profile.norms_keep_float32:
+    if profile.activations.norms_keep_float32:
         operators = {name: _in_float32(op) if op.kind == "rms_norm" else op for name, op in operators.items()}
-    if profile.fuses_gradient_accumulation:
+    if profile.kernels.fuses_gradient_accumulation:
         # the products of backward add into the accumulators; a table's rows are scattered into a gradient first
         operators = {name: op if _looks_up(op) else replace(op, makes_weight_gradients=False) for name, op in operators.items()}
     return {**operators, **tiled(graph, operators, profile).operators} if _has_tiles(profile) else operators
 
 
 def _has_tiles(profile: ExecutionProfile) -> bool:
-    return profile.tiles_mlp or profile.loss_form not in (WHOLE_LOSS, UPCAST_LOSS)
+    return profile.kernels.tiles_mlp or profile.kernels.loss_form not in (WHOLE_LOSS, UPCAST_LOSS)
 
 
 def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Operator], epilogues: set[str], internal: set[str]) -> Graph:
@@ -99,11 +101,11 @@ def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Ope
     epilogues   biases that the product before them adds; internal: tensors between operators of one kernel, if there are such kernels
     """
     joined = {**operators, **{name: replace(operators[name], forward=()) for name in epilogues}}
-    if profile.fuses_experts:
+    if profile.kernels.fuses_experts:
         joined |= {op.name: replace(operators[op.name], forward=(), backward=()) for op in _expert_output_biases(graph)}
-    elif profile.adds_expert_bias_apart:
+    elif profile.kernels.adds_expert_bias_apart:
         joined |= {op.name: _weighted_pieces(operators[op.name], graph) for op in _expert_output_biases(graph)}
-    if not profile.fuses_elementwise:
+    if not profile.kernels.fuses_elementwise:
         internal = set()
     if internal:
         joined = {name: _without(op, internal, graph) for name, op in joined.items()}
@@ -119,7 +121,7 @@ def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Ope
 def _cross_entropy(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Its kernels' traffic is the profile's, half of it forward. Apart from its gradient's kernel it works in float32, and keeps that."""
     logits = _in_memory(op, 0, graph)
-    work = (Stream(kernel="cross_entropy", elements=logits, accesses=(Data(extent=logits, itemsize=profile.logit_bytes / 2),)),)
+    work = (Stream(kernel="cross_entropy", elements=logits, accesses=(Data(extent=logits, itemsize=profile.kernels.logit_bytes / 2),)),)
     return replace(op, forward=work, backward=work, saved=(Data(extent=logits, itemsize=FLOAT32_BYTES),))
 
 
@@ -140,15 +142,15 @@ def _rotary(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     unrotated = Data(extent=_in_memory(op, 0, graph), of=0)
     return replace(
         op,
-        scratch=() if profile.fuses_elementwise else op.scratch,
-        saved=(unrotated, *op.saved) if profile.keeps_unrotated_qk and "start" not in op.settings else op.saved,
+        scratch=() if profile.kernels.fuses_elementwise else op.scratch,
+        saved=(unrotated, *op.saved) if profile.activations.keeps_unrotated_qk and "start" not in op.settings else op.saved,
     )
 
 
 def _softmax(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """In float32 where it keeps its result so, of which others read a cast; both its gradients are float32 then."""
     itemsize = graph.tensors[op.output.tensor].itemsize
-    if not profile.softmax_keeps_float32 or itemsize >= FLOAT32_BYTES:
+    if not profile.activations.softmax_keeps_float32 or itemsize >= FLOAT32_BYTES:
         return op
     scores = _in_memory(op, len(op.inputs), graph)
     return replace(
@@ -160,27 +162,31 @@ def _softmax(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
 
 def _unpermute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Rows added up by an indexed sum stay for its backward, where the framework's does not add them up as they come."""
-    return replace(op, saved=(*op.saved, Data(extent=_in_memory(op, 0, graph), of=0))) if profile.keeps_added_rows and op.is_linear else op
+    return (
+        replace(op, saved=(*op.saved, Data(extent=_in_memory(op, 0, graph), of=0)))
+        if profile.activations.keeps_added_rows and op.is_linear
+        else op
+    )
 
 
 def _attention(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Blocks of keys add to the gradient of all queries, in a buffer of its own; in a ring those of other ranks pass by."""
-    if profile.context_form in RINGS:
+    if profile.communication.context_form in RINGS:
         op = replace(op, streamed=(1, 2))
-    if not profile.query_gradient_bytes:
+    if not profile.activations.query_gradient_bytes:
         return op
-    return replace(op, scratch=(*op.scratch, Data(extent=_in_memory(op, 0, graph), itemsize=profile.query_gradient_bytes)))
+    return replace(op, scratch=(*op.scratch, Data(extent=_in_memory(op, 0, graph), itemsize=profile.activations.query_gradient_bytes)))
 
 
 def _permute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Nothing where the kernels that exchange rows put them in order themselves: of rows that come or go as copies."""
     is_exchanged = any(graph.tensors[operand.tensor].copies is not None for operand in (op.inputs[0], op.output))
-    return replace(op, forward=(), backward=()) if profile.permutes_in_exchange and is_exchanged else op
+    return replace(op, forward=(), backward=()) if profile.communication.permutes_in_exchange and is_exchanged else op
 
 
 def _gated(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Part of the products beside it where these are one kernel."""
-    return replace(op, forward=(), backward=()) if profile.fuses_experts else op
+    return replace(op, forward=(), backward=()) if profile.kernels.fuses_experts else op
 
 
 _OF_KIND: Mapping[str, Callable[[Operator, Graph, ExecutionProfile], Operator]] = {

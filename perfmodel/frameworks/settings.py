@@ -19,7 +19,6 @@ from perfmodel.parallel.framework_ref import (
     SETTINGS,
     TP_ASYNC_OVERLAP,
     Value,
-    framework_named,
     setting_value,
     settings_in,
     stated,
@@ -43,81 +42,81 @@ def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfi
         profile = _fused_cross_entropy(profile, True)
     if flags.get("overlap-moe-expert-parallel-comm") == "True":
         # without the other flag Megatron-LM refuses this one
-        profile = replace(profile, hides_exchanges=True, delays_weight_gradients=flags.get("delay-wgrad-compute") == "True")
+        profile = profile.having(hides_exchanges=True, delays_weight_gradients=flags.get("delay-wgrad-compute") == "True")
     if flags.get("moe-shared-expert-overlap") == "True":
-        profile = replace(profile, hides_shared_experts=True)
+        profile = profile.having(hides_shared_experts=True)
     if flags.get("fp8-param-gather") == "True":
-        profile = replace(profile, gathers_low_weights=True)
+        profile = profile.having(gathers_low_weights=True)
     if flags.get("deterministic-mode") == "True":
-        profile = replace(profile, keeps_added_rows=True)
+        profile = profile.having(keeps_added_rows=True)
     if flags.get("no-gradient-accumulation-fusion") == "True":
-        profile = replace(profile, fuses_gradient_accumulation=False)
+        profile = profile.having(fuses_gradient_accumulation=False)
     return profile
 
 
 def _fused_cross_entropy(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    if value is True and framework_named(profile.name) in _KEEPS_FLOAT32_SOFTMAX:
-        return replace(profile, logit_bytes=FUSED_LOGIT_BYTES)
-    return replace(profile, fused_cross_entropy=True, logit_bytes=FUSED_LOGIT_BYTES, loss_peak_bytes=0.0) if value is True else profile
+    if value is True and profile.kernels.fused_loss_keeps_float32:
+        return profile.having(logit_bytes=FUSED_LOGIT_BYTES)
+    return profile.having(fused_cross_entropy=True, logit_bytes=FUSED_LOGIT_BYTES, loss_peak_bytes=0.0) if value is True else profile
 
 
 def _compile(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     """Chains are one kernel, which no module launches. Or nothing fuses what the framework writes out, where it may write norms out."""
     if value is True:
-        launch = min(profile.host_launch_time, COMPILED_LAUNCH)
-        return replace(profile, fuses_elementwise=True, rms_norm_traffic=1.0, rotary_traffic=1.0, host_launch_time=launch)
-    if value is False and profile.rms_norm_traffic > 1.0:
-        rotary = max(profile.rotary_traffic, EAGER_COMPLEX_ROTARY)
-        return replace(profile, fuses_elementwise=False, rms_norm_traffic=EAGER_RMS_NORM, rotary_traffic=rotary)
+        launch = min(profile.timing.host_launch_time, COMPILED_LAUNCH)
+        return profile.having(fuses_elementwise=True, rms_norm_traffic=1.0, rotary_traffic=1.0, host_launch_time=launch)
+    if value is False and profile.kernels.rms_norm_traffic > 1.0:
+        rotary = max(profile.kernels.rotary_traffic, EAGER_COMPLEX_ROTARY)
+        return profile.having(fuses_elementwise=False, rms_norm_traffic=EAGER_RMS_NORM, rotary_traffic=rotary)
     return profile
 
 
 def _cuda_graphs(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     """A whole pass is launched at once."""
-    launch = min(profile.host_launch_time, GRAPH_LAUNCH)
-    return replace(profile, host_launch_time=launch, host_layer_time_per_tp_across_nodes=0.0) if value is True else profile
+    launch = min(profile.timing.host_launch_time, GRAPH_LAUNCH)
+    return profile.having(host_launch_time=launch, host_layer_time_per_tp_across_nodes=0.0) if value is True else profile
 
 
 def _fused_norm(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, rms_norm_traffic=1.0 if value else EAGER_RMS_NORM) if isinstance(value, bool) else profile
+    return profile.having(rms_norm_traffic=1.0 if value else EAGER_RMS_NORM) if isinstance(value, bool) else profile
 
 
 def _bucket(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     is_size = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
-    return replace(profile, bucket_bytes=float(value) * 2**20) if is_size else profile
+    return profile.having(bucket_bytes=float(value) * 2**20) if is_size else profile
 
 
 def _bucketing(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     if value is True:
-        return replace(profile, overlaps_gradients=ZERO_STAGES)
-    return replace(profile, bucket_bytes=0.0, overlaps_gradients=()) if value is False else profile
+        return profile.having(overlaps_gradients=ZERO_STAGES)
+    return profile.having(bucket_bytes=0.0, overlaps_gradients=()) if value is False else profile
 
 
 def _fused_optimizer(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     if not isinstance(value, bool):
         return profile
-    return replace(profile, optimizer_bytes_factor=1.0 if value else EAGER_ADAMW, optimizer_copies=not value)
+    return profile.having(optimizer_bytes_factor=1.0 if value else EAGER_ADAMW, optimizer_copies=not value)
 
 
 def _accumulation(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, accumulate_dtype="fp32" if value else "compute") if isinstance(value, bool) else profile
+    return profile.having(accumulate_dtype="fp32" if value else "compute") if isinstance(value, bool) else profile
 
 
 def _fp8_recipe(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, fp8_matmul_rate_fraction=profile.fp8_matmul_rate_fraction * ROWWISE_FP8) if value == "rowwise" else profile
+    return profile.having(fp8_matmul_rate_fraction=profile.rates.fp8_matmul_rate_fraction * ROWWISE_FP8) if value == "rowwise" else profile
 
 
 def _exchanges(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     if not isinstance(value, bool):
         return profile
-    return replace(profile, hides_exchanges=value, delays_weight_gradients=value and profile.delays_weight_gradients)
+    return profile.having(hides_exchanges=value, delays_weight_gradients=value and profile.communication.delays_weight_gradients)
 
 
 def _delayed_weight_gradients(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    if value is True and not profile.hides_exchanges:
+    if value is True and not profile.communication.hides_exchanges:
         rule = "needs moe_overlap: weight gradients wait for what another microbatch's experts exchange"
         raise bad_field("setting delayed_weight_gradients", "true", rule, "state moe_overlap too")
-    return replace(profile, delays_weight_gradients=value) if isinstance(value, bool) else profile
+    return profile.having(delays_weight_gradients=value) if isinstance(value, bool) else profile
 
 
 def _release(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -125,28 +124,28 @@ def _release(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
 
 
 def _permutes(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, permutes_in_exchange=value) if isinstance(value, bool) else profile
+    return profile.having(permutes_in_exchange=value) if isinstance(value, bool) else profile
 
 
 def _fused_experts(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, fuses_experts=value) if isinstance(value, bool) else profile
+    return profile.having(fuses_experts=value) if isinstance(value, bool) else profile
 
 
 def _shared_experts(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, hides_shared_experts=value) if isinstance(value, bool) else profile
+    return profile.having(hides_shared_experts=value) if isinstance(value, bool) else profile
 
 
 def _low_rows(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, sends_low_rows=value) if isinstance(value, bool) else profile
+    return profile.having(sends_low_rows=value) if isinstance(value, bool) else profile
 
 
 def _low_weights(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, gathers_low_weights=value) if isinstance(value, bool) else profile
+    return profile.having(gathers_low_weights=value) if isinstance(value, bool) else profile
 
 
 def _mixed_precision(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     """Composer's modes: DEFAULT gathers bf16 and reduces fp32, PURE does both in bf16 (`composer/distributed`, `get_mixed_precision`)."""
-    return replace(profile, reduce_dtype="fp32") if value == "DEFAULT" else profile
+    return profile.having(reduce_dtype="fp32") if value == "DEFAULT" else profile
 
 
 def _kernels(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -154,12 +153,12 @@ def _kernels(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     names = {str(name).lower() for name in value} if isinstance(value, list) else set()
     if "te" not in names:
         return profile
-    return replace(profile, rms_norm_traffic=1.0, rotary_traffic=1.0, attention_kernel="flash3", attention_rate_fraction=1.0)
+    return profile.having(rms_norm_traffic=1.0, rotary_traffic=1.0, attention_kernel="flash3", attention_rate_fraction=1.0)
 
 
 def _tp_async(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     """Collectives of tensor parallelism in backward run beside the other gradient's product, or nothing does."""
-    return replace(profile, tp_backward_overlap_fraction=TP_ASYNC_OVERLAP if value else 0.0) if isinstance(value, bool) else profile
+    return profile.having(tp_backward_overlap_fraction=TP_ASYNC_OVERLAP if value else 0.0) if isinstance(value, bool) else profile
 
 
 def _attention_kernel(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -167,8 +166,7 @@ def _attention_kernel(profile: ExecutionProfile, value: Any) -> ExecutionProfile
     share queries too, which those did not that the framework's own rate there comes from."""
     if value not in ATTENTION_KERNELS:
         return profile
-    return replace(
-        profile,
+    return profile.having(
         attention_kernel=value,
         attention_rate_fraction=1.0,
         context_attention_rate_fraction=1.0,
@@ -179,47 +177,48 @@ def _attention_kernel(profile: ExecutionProfile, value: Any) -> ExecutionProfile
 def _loss(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     """In pieces, of which none of the logits are kept; or whole, as torch's cross-entropy has them."""
     if value == WHOLE_LOSS:
-        peak = max(profile.loss_peak_bytes, EAGER_LOSS_PEAK)
-        return replace(profile, loss_form=value, fused_cross_entropy=False, loss_peak_bytes=peak)
+        peak = max(profile.activations.loss_peak_bytes, EAGER_LOSS_PEAK)
+        return profile.having(loss_form=value, fused_cross_entropy=False, loss_peak_bytes=peak)
     if value == UPCAST_LOSS:
-        return replace(profile, loss_form=value, fused_cross_entropy=True, loss_peak_bytes=FLOAT32_LOSS_PEAK)
+        return profile.having(loss_form=value, fused_cross_entropy=True, loss_peak_bytes=FLOAT32_LOSS_PEAK)
     if value == FUSED_LOSS:
-        return replace(profile, loss_form=value, logit_bytes=min(profile.logit_bytes, FUSED_LOGIT_BYTES))
-    return replace(profile, loss_form=value) if value in LOSS_FORMS else profile
+        return profile.having(loss_form=value, logit_bytes=min(profile.kernels.logit_bytes, FUSED_LOGIT_BYTES))
+    return profile.having(loss_form=value) if value in LOSS_FORMS else profile
 
 
 def _float32_logits(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     if value is not True:
         return profile
-    traffic = max(profile.logit_bytes, FLOAT32_LOGIT_BYTES)
-    return replace(profile, fused_cross_entropy=False, loss_peak_bytes=max(profile.loss_peak_bytes, FLOAT32_LOSS_PEAK), logit_bytes=traffic)
+    traffic = max(profile.kernels.logit_bytes, FLOAT32_LOGIT_BYTES)
+    return profile.having(
+        fused_cross_entropy=False, loss_peak_bytes=max(profile.activations.loss_peak_bytes, FLOAT32_LOSS_PEAK), logit_bytes=traffic
+    )
 
 
 def _loss_traffic(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, logit_bytes=float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
+    return profile.having(logit_bytes=float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
 
 
 def _loss_memory(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     """Of which the saved float32 log-probabilities and the 16-bit logits are counted with the activations."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return profile
-    return replace(profile, fused_cross_entropy=False, loss_peak_bytes=max(float(value) - _COUNTED_LOGIT_BYTES, 0.0))
+    return profile.having(fused_cross_entropy=False, loss_peak_bytes=max(float(value) - _COUNTED_LOGIT_BYTES, 0.0))
 
 
 def _allocator(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, reserve_factor=float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
+    return profile.having(reserve_factor=float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
 
 
 def _frozen_weights(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, stores_frozen_float32=value == "float32")
+    return profile.having(stores_frozen_float32=value == "float32")
 
 
 def _switch(field: str) -> Callable[[ExecutionProfile, Any], ExecutionProfile]:
     """A setting that is a field of the profile."""
 
     def change(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-        changed: dict[str, Any] = {field: value}
-        return replace(profile, **changed) if isinstance(value, bool) else profile
+        return profile.having(**{field: value}) if isinstance(value, bool) else profile
 
     return change
 
@@ -228,15 +227,15 @@ def _context_form(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     """With a framework that can run it."""
     if value not in CONTEXT_FORMS:
         return profile
-    chunks = profile.context_chunks if value == ULYSSES else "contiguous" if value == RING else "head_tail"
+    chunks = profile.communication.context_chunks if value == ULYSSES else "contiguous" if value == RING else "head_tail"
     runs = profile.runs
     rules = (*runs.rules, *ULYSSES_RULES) if value == ULYSSES and runs.rules else runs.rules
     runs = replace(runs, rules=tuple(dict.fromkeys(rules)), axes=tuple(dict.fromkeys((*runs.axes, "cp"))))
-    return replace(profile, context_form=value, context_chunks=chunks, runs=runs)
+    return profile.having(context_form=value, context_chunks=chunks, runs=runs)
 
 
 def _async_tp(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, tp_overlap_fraction=ASYNC_TP_OVERLAP) if value is True else profile
+    return profile.having(tp_overlap_fraction=ASYNC_TP_OVERLAP) if value is True else profile
 
 
 QUERY_GRADIENT_BYTES = 4.0
@@ -245,10 +244,6 @@ QUERY_GRADIENT_BYTES = 4.0
 
 EAGER_LOSS_PEAK = 8.0
 """Of a logit, in addition to the logits and their softmax in float32: the gradients that nll_loss and log_softmax make, in float32."""
-
-#: Their fused loss saves traffic, not memory: the softmax is kept in float32, its gradient made from it (Megatron-Core,
-#: `fusions/fused_cross_entropy.py`).
-_KEEPS_FLOAT32_SOFTMAX = ("megatron", "nemo")
 
 _COUNTED_LOGIT_BYTES = 6.0
 

@@ -66,7 +66,8 @@ GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
         ),
         "kernels": frozenset(
             {
-                "dropout", "fused_cross_entropy", "logit_bytes", "fuses_elementwise", "rms_norm_traffic", "rotary_traffic",
+                "dropout", "fused_cross_entropy", "fused_loss_keeps_float32", "logit_bytes", "fuses_elementwise",
+                "rms_norm_traffic", "rotary_traffic",
                 "fuses_gradient_accumulation", "fuses_experts", "adds_expert_bias_apart", "pads_expert_rows",
                 "redistribution_copies", "default_attention", "optimizer_bytes_factor",
                 "gradient_pass_bytes", "gradient_scaling_bytes",

@@ -34,11 +34,11 @@ class Tiled:
 def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionProfile) -> Tiled:
     """What of the operators runs piece by piece under this profile."""
     found, shares = dict[str, Operator](), dict[str, float]()
-    if profile.loss_form not in (WHOLE_LOSS, UPCAST_LOSS):
+    if profile.kernels.loss_form not in (WHOLE_LOSS, UPCAST_LOSS):
         for op in graph.operators:
             if op.kind == "cross_entropy" and op.backward:
-                _tile_loss(graph, operators, op, profile.loss_form, found, shares)
-    if profile.tiles_mlp:
+                _tile_loss(graph, operators, op, profile.kernels.loss_form, found, shares)
+    if profile.kernels.tiles_mlp:
         _tile_feed_forwards(graph, operators, found, shares)
     return Tiled(operators=found, shares=shares)
 
@@ -46,11 +46,11 @@ def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionPro
 def logit_share(graph: Graph, profile: ExecutionProfile) -> float:
     """The share of the logits that lies in memory at once."""
     loss = next((op for op in graph.operators if op.name == graph.loss), None)
-    if profile.loss_form == WHOLE_LOSS or loss is None:
+    if profile.kernels.loss_form == WHOLE_LOSS or loss is None:
         return 1.0
-    if profile.loss_form == UPCAST_LOSS:
+    if profile.kernels.loss_form == UPCAST_LOSS:
         return UPCAST_SHARE
-    return _loss_share(graph, loss, profile.loss_form)
+    return _loss_share(graph, loss, profile.kernels.loss_form)
 
 
 def _loss_share(graph: Graph, loss: Operator, form: str) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 
 from perfmodel.cost.estimate import Estimator
@@ -90,7 +89,7 @@ def _habits(estimator: Estimator, plan: Plan, habits: Sequence[Habit]) -> Iterat
 
 
 def _moves(estimator: Estimator, plan: Plan) -> Callable[[Mapping[str, float]], float]:
-    return lambda fields: log_change(estimator, plan, replace(estimator.profile, **fields))  # type: ignore[arg-type]
+    return lambda fields: log_change(estimator, plan, estimator.profile.having(**fields))  # type: ignore[arg-type]
 
 
 def open_in(estimator: Estimator, plan: Plan, *, stated: Collection[str] = ()) -> tuple[float, float]:
@@ -194,4 +193,4 @@ def _of_the_known(estimator: Estimator, plan: Plan, residuals: Residuals) -> flo
 
 def stated_fields(profile: ExecutionProfile, base: ExecutionProfile) -> frozenset[str]:
     """Numbers that settings stated beside the name of the base tell."""
-    return frozenset(name for habit in HABITS for name in habit.fields if getattr(profile, name) != getattr(base, name))
+    return frozenset(name for habit in HABITS for name in habit.fields if profile.option(name) != base.option(name))

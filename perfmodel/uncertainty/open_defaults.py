@@ -26,7 +26,7 @@ def habit_changes(
     log_change   of fields of the profile that are moved
     """
     for habit in habits:
-        if framework_named(profile.name) != GENERIC and not getattr(profile, habit.name):
+        if framework_named(profile.name) != GENERIC and not profile.option(habit.name):
             continue  # its code has none of that
         constant = habit.constant(profile)
         values = [min(max(constant.value(spreads), constant.lower), constant.upper) for spreads in (1.0, -1.0)]

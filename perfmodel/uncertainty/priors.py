@@ -91,14 +91,14 @@ class Habit:
 
     def constant(self, base: ExecutionProfile) -> Constant:
         """What a fit moves. A value of the base outside of the bounds moves them; a ratio of nothing starts from the least there is."""
-        prior = float(getattr(base, self.name)) or (self.lower if self.is_ratio else 0.0)
+        prior = float(base.option(self.name)) or (self.lower if self.is_ratio else 0.0)
         lower, upper = min(self.lower, prior), max(self.upper, prior)
         return Constant(name=self.name, prior=prior, spread=self.spread, lower=lower, upper=upper, is_ratio=self.is_ratio)
 
     def moved(self, base: ExecutionProfile, value: float) -> dict[str, float]:
         """The fields of the profile at this value of the habit."""
-        own = float(getattr(base, self.name))
-        return {self.name: value} | {name: float(getattr(base, name)) * value / own for name in self.fields[1:]}
+        own = float(base.option(self.name))
+        return {self.name: value} | {name: float(base.option(name)) * value / own for name in self.fields[1:]}
 
 
 #: How far the known frameworks differ: rates of products .83-1 on A100, .93-1.01 since, 1.29 in NVIDIA's recipes; of attention .36-1 of the

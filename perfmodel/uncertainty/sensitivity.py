@@ -10,11 +10,12 @@ from types import MappingProxyType
 import numpy as np
 
 from perfmodel.cost.assemble import step_columns
-from perfmodel.cost.estimate import RATE_FIELDS, READ_LATE, Estimator, with_long_attention, with_rates_of
+from perfmodel.cost.estimate import Estimator, with_long_attention, with_rates_of
 from perfmodel.cost.link_rates import LINK_ROWS, LinkRates, tier_kind
 from perfmodel.cost.machine import Machine, StreamingRates
 from perfmodel.cost.step import element_bytes
 from perfmodel.frameworks.fitted import FittedConstant
+from perfmodel.frameworks.options import RateOptions
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
@@ -80,21 +81,23 @@ _TAKEN = 0.2
 
 def _moved(profile: ExecutionProfile, constant: FittedConstant) -> tuple[ExecutionProfile, float]:
     """The profile with the constant moved to where there is room, and by how many spreads."""
-    own = float(getattr(profile, constant.fields[0]))
+    own = float(profile.option(constant.fields[0]))
     if not constant.is_ratio:
         step = _TAKEN * constant.prior_spread
         up = constant.fields[0] not in _SHARES or own + step <= 1.0
-        return replace(profile, **{constant.fields[0]: own + step if up else own - step}), _TAKEN if up else -_TAKEN  # type: ignore[arg-type]
+        return profile.having(**{constant.fields[0]: own + step if up else own - step}), _TAKEN if up else -_TAKEN
     factor = math.exp(_TAKEN * constant.prior_spread)
-    return replace(profile, **{name: getattr(profile, name) * factor for name in constant.fields}), _TAKEN
+    return profile.having(**{name: profile.option(name) * factor for name in constant.fields}), _TAKEN
 
 
 def at_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
     """The estimator with another profile, whose rates the machine has as multiples of the ones before: for times alone."""
     own, generations = estimator.profile, estimator.machine.attention_generations
-    ratios = {name: getattr(profile, name) / getattr(own, name) for name in RATE_FIELDS}
-    ratios["attention_rate_fraction"] *= generations.get(profile.attention_kernel, 1.0) / generations.get(own.attention_kernel, 1.0)
-    machine = with_rates_of(replace(profile, **ratios), replace(estimator.machine, attention_generations={}))
+    ratios = {each.name: getattr(profile.rates, each.name) / getattr(own.rates, each.name) for each in fields(RateOptions)}
+    ratios["attention_rate_fraction"] *= generations.get(profile.kernels.attention_kernel, 1.0) / generations.get(
+        own.kernels.attention_kernel, 1.0
+    )
+    machine = with_rates_of(profile.having(**ratios), replace(estimator.machine, attention_generations={}))
     return _with_profile(replace(estimator, machine=with_long_attention(profile, machine)), profile)
 
 
@@ -112,11 +115,11 @@ def _of_profile(*names: str) -> Callable[[Estimator], Estimator | None]:
 
     def change(estimator: Estimator) -> Estimator | None:
         profile = estimator.profile
-        values = {name: getattr(profile, name) for name in names}
+        values = {name: profile.option(name) for name in names}
         if not any(values.values()):
             return None
         larger = {name: min(value * (1.0 + STEP), 1.0) if name in _SHARES else value * (1.0 + STEP) for name, value in values.items()}
-        return _with_profile(estimator, replace(profile, **larger))
+        return _with_profile(estimator, profile.having(**larger))
 
     return change
 
@@ -143,12 +146,9 @@ def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
         sizes=element_bytes(estimator.job.policy, estimator.job.optimizer, profile),
         graphs=estimator.graphs,
     )
-    if all(getattr(profile, name) == getattr(estimator.profile, name) for name in _PROFILE_FIELDS - READ_LATE):
+    if profile.compiled == estimator.profile.compiled:
         return replace(other, programs=estimator.programs, parameter_programs=estimator.parameter_programs)
     return replace(other, recomputes=())
-
-
-_PROFILE_FIELDS = frozenset(item.name for item in fields(ExecutionProfile))
 
 
 def _faster_matmul(machine: Machine, _: Cluster) -> Machine:

@@ -259,7 +259,7 @@ def _virtual_stages(
 
 def _stage_layers(model: TransformerConfig, profile: ExecutionProfile, *, pp: int, virtual_stages: int) -> tuple[int, ...] | None:
     """As the framework cuts them: evenly where that comes out, whatever layers are; None: as a plan that leaves it out."""
-    if profile.places_layers_by_cost and virtual_stages == 1:
+    if profile.stages.places_layers_by_cost and virtual_stages == 1:
         return stage_layers_by_cost(model, pp)
     layers, stages = model.num_hidden_layers, pp * virtual_stages
     return even_stage_layers(layers, stages) if layers % stages == 0 else stage_layers_with_ends(layers, stages)

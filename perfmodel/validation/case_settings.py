@@ -87,7 +87,7 @@ def context_of_case(
 
     Ulysses over more ranks than there are key-value heads copies these, which no rule set does: it is taken for a balanced ring.
     """
-    rules = rules_of_form(profile.context_form, cp=cp, tp=tp)
+    rules = rules_of_form(profile.communication.context_form, cp=cp, tp=tp)
     if rules is not None and num_key_value_heads % (cp * tp):
         assumed.append("cp_form")
         return with_settings(profile, {"cp_form": ZIGZAG}), None

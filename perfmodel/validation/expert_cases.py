@@ -289,13 +289,13 @@ def as_recipes_run(
     if recipe is not None:
         can_overlap = pp == 1 or virtual_stages > 1
         made = recipe if can_overlap else replace(recipe, moe_overlap=False)
-        return as_recipe_runs(profile, made, launch_time=eager.host_launch_time)
+        return as_recipe_runs(profile, made, launch_time=eager.timing.host_launch_time)
     name = str(chip)
     if framework.graphs_experts_on is not None and not name.startswith(framework.graphs_experts_on):
-        profile = replace(profile, host_launch_time=eager.host_launch_time)
+        profile = profile.having(host_launch_time=eager.timing.host_launch_time)
     if not name.startswith(framework.hides_exchanges_on or ("/",)) or (pp > 1 and virtual_stages == 1):
         return profile
-    return replace(profile, hides_exchanges=True, delays_weight_gradients=True)
+    return profile.having(hides_exchanges=True, delays_weight_gradients=True)
 
 
 def check_expert_ranks(num_chips: int, *, pp: int, knobs: ExpertKnobs) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
-from perfmodel.cost.estimate import RATE_FIELDS, READ_LATE, Estimator, make_estimator
+from perfmodel.cost.estimate import Estimator, make_estimator
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.options import GROUP_OF
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
 from perfmodel.frameworks.settings import with_settings
 from perfmodel.validation.case_plan import PlannedCase
@@ -49,8 +50,6 @@ def estimator_of(run: PlannedRun, profile: ExecutionProfile) -> Estimator:
 _MOST_COLUMNS = 4096
 """Columns that are kept, some 25 kB each."""
 
-_PROFILE_FIELDS = frozenset(item.name for item in fields(ExecutionProfile))
-
 
 @dataclass(slots=True, kw_only=True)
 class StepTimes:
@@ -73,9 +72,9 @@ class StepTimes:
     def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
         """[s] of each chosen run. `values`: by name, fields of the profile; what is not among them stays as shipped."""
         moved = dict(values)
-        unknown = [name for name in values if name not in _PROFILE_FIELDS]
+        unknown = [name for name in values if name not in GROUP_OF]
         if unknown:
-            raise InputError(f"constant={unknown[0]}: no field of an execution profile; name one")
+            raise InputError(f"constant={unknown[0]}: no option of an execution profile; name one")
         times = np.empty(len(chosen))
         batches: dict[Any, list[int]] = {}
         profiles: dict[Any, ExecutionProfile] = {}
@@ -84,7 +83,7 @@ class StepTimes:
             run = self.runs[index]
             habits = (run.profile, repr(sorted(run.settings.items(), key=str)))
             if habits not in profiles:
-                profiles[habits] = with_settings(replace(self.load(run.profile), **moved), run.settings)  # type: ignore[arg-type]
+                profiles[habits] = with_settings(self.load(run.profile).having(**moved), run.settings)
             job, plan = run.planned.plan.job, run.planned.plan
             key = (
                 (job.transformer, job.seq_len, job.precision, job.optimizer), habits, run.planned.hardware, run.planned.matmul_dtype,
@@ -116,9 +115,9 @@ class StepTimes:
         estimator = make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile)
         estimator.recomputes = ()
         takes_any = estimator.cluster.chip.any_operand_order  # a recipe's copies hang on it
-        compiled = (software, takes_any, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - READ_LATE)))
+        compiled = (software, takes_any, profile.compiled)
         twin = self._estimators.setdefault(compiled, estimator)
         estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
         estimator.graphs = twin.graphs
-        made_of = (compiled, run.planned.hardware, run.planned.matmul_dtype, tuple(getattr(profile, name) for name in RATE_FIELDS))
+        made_of = (compiled, run.planned.hardware, run.planned.matmul_dtype, profile.rates)
         return estimator, self._made_of.setdefault(made_of, len(self._made_of))

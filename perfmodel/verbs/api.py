@@ -252,7 +252,7 @@ def audit_plan(
     from perfmodel.workload.routing import routing_counts
 
     found = load_plan(plan)
-    setting = setting_of_plan(found, profile=replace(executor_profile(found.job.policy), dropout=dropout))
+    setting = setting_of_plan(found, profile=executor_profile(found.job.policy).having(dropout=dropout))
     ranks = ranks_to_audit(found, rank=rank, every_stage=all_stages)
     counts = None if routing is None else routing_counts(routing)
     return audit(setting.estimator, found, ranks, routing=counts, every_microbatch=every_microbatch, progress=progress)
@@ -264,7 +264,8 @@ def compare_measurement(measurement: Measurement, *, calibration: Name | Calibra
     On GPUs those are the plan's framework's, but for the chunks of a sequence: a run gives each context-parallel rank one.
     """
     from perfmodel.cost.resolve import CPU_PROFILE
-    from perfmodel.frameworks.profile import CONTIGUOUS, load_profile
+    from perfmodel.frameworks.options import CONTIGUOUS
+    from perfmodel.frameworks.profile import load_profile
     from perfmodel.hardware.reader import LOCALHOST
     from perfmodel.parallel.results import Comparison
 
@@ -275,7 +276,7 @@ def compare_measurement(measurement: Measurement, *, calibration: Name | Calibra
         LOCALHOST if on_cpu else plan.cluster,
         chips=plan.num_chips,
         calibration=calibration,
-        profile=CPU_PROFILE if on_cpu else replace(load_profile(plan.profile), context_chunks=CONTIGUOUS),
+        profile=CPU_PROFILE if on_cpu else load_profile(plan.profile).having(context_chunks=CONTIGUOUS),
     )
     return Comparison(prediction=predict_in(setting, placed(plan, setting)), measurement=measurement)
 

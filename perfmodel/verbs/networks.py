@@ -289,8 +289,8 @@ def _as_run_by(profile: ExecutionProfile, network: Name | Graph, sizes: Sizes | 
     if isinstance(network, Graph) or ":" in str(network) or not isinstance(sizes or {}, Mapping):
         return sizes
     defaults = network_sizes(str(network))
-    drops = "dropout" in defaults and load_model(network).dropout > 0 and profile.dropout
-    habits = {"fused_attention": profile.default_attention == AttentionKernel.FLASH, "dropout": drops}
+    drops = "dropout" in defaults and load_model(network).dropout > 0 and profile.kernels.dropout
+    habits = {"fused_attention": profile.kernels.default_attention == AttentionKernel.FLASH, "dropout": drops}
     ours = {name: habit for name, habit in habits.items() if defaults.get(name, habit) != habit}
     return ours | dict(sizes or {}) if ours else sizes
 

@@ -126,10 +126,10 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
         raise bad_field("maximum", shown(maximum), "must name knobs and their largest values", 'write {"tp": 8}')
     fixed = knobs.searched()
     check_expert_knobs(fixed, setting.job)
-    attention = choice_of(AttentionKernel, fixed.pop("attention", setting.estimator.profile.default_attention), "attention")
+    attention = choice_of(AttentionKernel, fixed.pop("attention", setting.estimator.profile.kernels.default_attention), "attention")
     order = fixed.pop("order", None)
     modules = fixed.pop("recompute_modules", None)
-    is_ulysses = setting.estimator.profile.context_form == ULYSSES
+    is_ulysses = setting.estimator.profile.communication.context_form == ULYSSES
     rules = fixed.pop("rules", tuple(map(rule_set_of, ULYSSES_RULES)) if is_ulysses else ())
     _check_rules(rules, fixed.get("sequence_parallel"))
     fixed |= {name: str(choice_of(kind, fixed[name], name)) for name, kind in choices_of().items() if name in fixed}

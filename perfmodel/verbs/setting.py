@@ -261,7 +261,7 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
 
     The ZeRO stage is 0 where none is given, under every profile: a table over profiles compares one plan.
     """
-    given = {"attention": setting.estimator.profile.default_attention} | with_context_form(knobs.planned(), setting)
+    given = {"attention": setting.estimator.profile.kernels.default_attention} | with_context_form(knobs.planned(), setting)
     check_expert_knobs(given, setting.job)
     return make_plan(
         setting.job,
@@ -276,7 +276,7 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
 def with_context_form(given: dict[str, Any], setting: Setting, **before: int) -> dict[str, Any]:
     """The knobs with the rules of the form of context parallelism that is stated. before: degrees of a plan that they change."""
     degrees = {"cp": 1, "tp": 1, **before} | {name: given[name] for name in ("cp", "tp") if name in given}
-    rules = rules_of_form(setting.estimator.profile.context_form, **degrees)
+    rules = rules_of_form(setting.estimator.profile.communication.context_form, **degrees)
     if rules is None or "rules" in given:
         return given
     return {**{name: value for name, value in given.items() if name != "sequence_parallel"}, "rules": rule_set_of(rules)}

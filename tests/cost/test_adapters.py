@@ -77,7 +77,7 @@ def test_the_host_launches_kernels_of_adapters_too():
 
 def test_a_reduction_of_an_input_gradient_has_no_weight_gradient_beside_it():
     def shown(train):
-        estimator = estimator_of(job_of(train), chips=4, profile=replace(estimator_of().profile, tp_backward_overlap_fraction=1.0))
+        estimator = estimator_of(job_of(train), chips=4, profile=estimator_of().profile.having(tp_backward_overlap_fraction=1.0))
         plan = make_plan(estimator.job, cluster="test", num_chips=4, tp=4)
         micro = evaluate_plan(estimator, plan).columns.plans.micro
         return float(micro.communication[COMM.index("input_gradient") :: len(COMM)].sum())

@@ -154,7 +154,7 @@ def test_deterministic_runs_keep_the_rows_that_are_added_up():
 def test_a_block_of_the_microbatch_beside_is_kept_too():
     """Forward of one beside backward of another, layer by layer: at most a block of each is there twice."""
     estimator = estimator_of(make_job(MIXTRAL, batch=64, seq_len=4096), chips=64, node=8)
-    hiding = estimator_of(estimator.job, chips=64, node=8, profile=replace(estimator.profile, hides_exchanges=True))
+    hiding = estimator_of(estimator.job, chips=64, node=8, profile=estimator.profile.having(hides_exchanges=True))
     for ep, is_more in ((8, True), (1, False)):
         plan = make_plan(estimator.job, cluster="test", num_chips=64, dp=16, pp=4, ep=ep, zero=1, profile="megatron")
         shown, hidden = (each.predict(plan).memory for each in (estimator, hiding))
@@ -189,7 +189,7 @@ def test_exchanges_travel_beside_another_microbatch():
     job = make_job(MIXTRAL, batch=256, seq_len=4096)
     for tiers, is_bound in (((), False), (SLOW, True)):
         estimator = estimator_of(job, chips=64, node=8, tiers=tiers)
-        hiding = estimator_of(job, chips=64, node=8, tiers=tiers, profile=replace(estimator.profile, hides_exchanges=True))
+        hiding = estimator_of(job, chips=64, node=8, tiers=tiers, profile=estimator.profile.having(hides_exchanges=True))
         knobs = {"cluster": "test", "num_chips": 64, "dp": 16, "pp": 4, "ep": 8, "zero": 1, "profile": "megatron"}
         if is_bound:
             knobs["order"] = ("pp", "tp", "cp", "dp_shard", "dp_replicate")
@@ -275,12 +275,12 @@ def test_weight_gradients_wait_for_nothing_without_another_microbatch():
     with pytest.raises(InputError, match="delayed_weight_gradients=true: needs moe_overlap"):
         load_profile("megatron+delayed_weight_gradients")
     with pytest.raises(InputError, match="delays_weight_gradients=true: needs hides_exchanges=true"):
-        replace(load_profile("megatron"), delays_weight_gradients=True)
+        load_profile("megatron").having(delays_weight_gradients=True)
     flags = ["overlap-moe-expert-parallel-comm=True", "delay-wgrad-compute=True"]
     read = with_settings(load_profile("megatron"), {"megatron_args": flags})
-    assert (read.hides_exchanges, read.delays_weight_gradients) == (True, True)
-    assert not with_settings(load_profile("megatron"), {"megatron_args": flags[:1]}).delays_weight_gradients
-    assert not with_settings(load_profile("megatron"), {"megatron_args": flags[1:]}).delays_weight_gradients
+    assert (read.communication.hides_exchanges, read.communication.delays_weight_gradients) == (True, True)
+    assert not with_settings(load_profile("megatron"), {"megatron_args": flags[:1]}).communication.delays_weight_gradients
+    assert not with_settings(load_profile("megatron"), {"megatron_args": flags[1:]}).communication.delays_weight_gradients
 
 
 def test_flex_sends_a_token_once_to_each_node_and_copies_it_on_the_way():

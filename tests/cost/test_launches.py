@@ -1,11 +1,10 @@
 """What the host launches of a layer, and what CUDA graphs launch of it."""
 
-from dataclasses import replace
-
 import pytest
 
 from perfmodel.cost.launches import graph_launches, graph_part
-from perfmodel.frameworks.profile import GRAPH_SCOPES, load_profile
+from perfmodel.frameworks.options import GRAPH_SCOPES
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
 
@@ -30,4 +29,4 @@ def test_parts_of_a_layer_are_those_of_megatrons_scopes():
 def test_what_a_graph_launches_takes_the_host_next_to_nothing(scope, share):
     profile, graph = load_profile("megatron"), graph_of("qwen3-30b-a3b")
     whole = graph_launches(graph, profile)
-    assert graph_launches(graph, replace(profile, graph_scope=scope)) <= share * whole
+    assert graph_launches(graph, profile.having(graph_scope=scope)) <= share * whole

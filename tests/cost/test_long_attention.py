@@ -75,8 +75,8 @@ def test_a_million_tokens_on_torch_take_what_trl_measured(model, measured):
 
 def test_a_stated_kernel_is_not_slowed_by_what_a_frameworks_older_release_reached():
     stated = load_profile("torch-fsdp2+attention_kernel=flash2")
-    assert load_profile("torch-fsdp2").context_attention_rate_fraction < 1.0
-    assert stated.context_attention_rate_fraction == 1.0
+    assert load_profile("torch-fsdp2").kernels.context_attention_rate_fraction < 1.0
+    assert stated.kernels.context_attention_rate_fraction == 1.0
 
 
 def test_long_blocks_hide_what_ranks_that_share_queries_do_beside():

@@ -92,9 +92,7 @@ def test_one_rank_sends_nothing(rule_set):
 def test_what_the_slowest_of_four_context_ranks_computes(rule_set, changes, slowest):
     """Over a quarter of the causal half. Ulysses cuts heads, so all its ranks have all queries, in kernels that nothing divides."""
     model = make_model(**LLAMA_LIKE | {"num_key_value_heads": 8})
-    estimator = replace(
-        ESTIMATOR, job=make_job(model, seq_len=2**17), profile=replace(ESTIMATOR.profile, **changes), programs={}, graphs={}
-    )
+    estimator = replace(ESTIMATOR, job=make_job(model, seq_len=2**17), profile=ESTIMATOR.profile.having(**changes), programs={}, graphs={})
     program = estimator.program(rule_set, AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS)
     cost = microbatch_cost(program, ESTIMATOR.machine, grid_of({}, {"cp": 4}, kv_heads=8), np.array([4.0, 4.0]))
     one, four = cost.attention.sum(axis=0)

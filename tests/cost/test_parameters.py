@@ -1,7 +1,5 @@
 """Cost of parameter events: one collective over the bytes that ZeRO says, merged by unit, in buckets where the framework does so."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -105,14 +103,14 @@ def test_elements_of_a_chip():
 
 def test_tensor_by_tensor_pays_more_latency():
     whole = costs(zero=1, dp_shard=16).of("publish", "step")[LAYER][0]
-    apart = costs(zero=1, dp_shard=16, profile=replace(profile_of("megatron"), parameter_unit="tensor")).of("publish", "step")[LAYER][0]
+    apart = costs(zero=1, dp_shard=16, profile=profile_of("megatron").having(parameter_unit="tensor")).of("publish", "step")[LAYER][0]
     assert apart > whole
 
 
 @pytest.mark.parametrize("bucket", [2e6, 5e6, 1e9])
 def test_buckets_move_the_same_bytes(bucket):
     """A bucket smaller than a layer is several collectives; a larger one shares its latency among layers. It counts bytes as produced."""
-    profile = replace(profile_of("megatron"), bucket_bytes=bucket)
+    profile = profile_of("megatron").having(bucket_bytes=bucket)
     time = costs(zero=0, dp_replicate=16, profile=profile).of("reduce", "step")[LAYER][0]
     num_bytes = 4.0 * LAYER_ELEMENTS
     on_the_wire = bucket * 4.0 / 2.0
@@ -123,7 +121,7 @@ def test_buckets_move_the_same_bytes(bucket):
 
 def test_a_tensor_is_never_split_among_buckets():
     """However small the bucket, a layer goes in as many collectives as it has tensors; an embedding in one."""
-    profile = replace(profile_of("megatron"), bucket_bytes=1.0)
+    profile = profile_of("megatron").having(bucket_bytes=1.0)
     cost = costs(zero=0, dp_replicate=16, profile=profile)
     layer = [
         p for p in ESTIMATOR.program("megatron", AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS).parameters if "layer" in p.regions

@@ -1,7 +1,5 @@
 """A framework's own rates of matrix multiplies and of attention: of products in fp8 apart, of attention by its generation on this chip."""
 
-from dataclasses import replace
-
 import pytest
 
 from perfmodel.cost.estimate import with_rates_of
@@ -12,8 +10,7 @@ from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.reader import load_calibration, load_cluster
 
 MATMUL, FP8 = 0.9, 0.8
-PROFILE = replace(
-    load_profile("megatron"), matmul_rate_fraction=MATMUL, fp8_matmul_rate_fraction=FP8, attention_rate_fraction=0.6,
+PROFILE = load_profile("megatron").having(matmul_rate_fraction=MATMUL, fp8_matmul_rate_fraction=FP8, attention_rate_fraction=0.6,
 )  # fmt: skip
 
 
@@ -34,7 +31,7 @@ def test_rates_are_the_frameworks(dtype, matmul):
 def test_an_older_generation_of_attention_reaches_what_the_chip_says(chip, cluster, kernel):
     calibration = load_calibration(chip)
     machine = resolve_machine(load_cluster(cluster), calibration, dtype=Dtype.BF16)
-    found = with_rates_of(replace(PROFILE, attention_kernel=kernel, attention_rate_fraction=1.0), machine)
+    found = with_rates_of(PROFILE.having(attention_kernel=kernel, attention_rate_fraction=1.0), machine)
     rate = calibration.attention_generations.get(kernel, 1.0)
     assert found.attention["flash"].flop_rate == machine.attention["flash"].flop_rate * rate
     assert (rate < 1.0) == (kernel == "flash1" or (kernel, chip) == ("flash2", "h100"))
@@ -51,7 +48,7 @@ def test_products_of_eight_bits_have_a_clock_of_their_own():
 
 def test_no_framework_multiplies_faster_than_the_peak():
     machine = resolve_machine(load_cluster("dgx-h100"), dtype=Dtype.BF16)
-    fast = replace(PROFILE, matmul_rate_fraction=1.9)
+    fast = PROFILE.having(matmul_rate_fraction=1.9)
     assert machine.matmul.flop_rate * 1.9 > machine.peak_flop_rate
     assert with_rates_of(fast, machine).matmul.flop_rate == machine.peak_flop_rate
 
@@ -67,4 +64,4 @@ RATES = ("matmul_rate_fraction", "fp8_matmul_rate_fraction", "context_attention_
 @pytest.mark.parametrize("name", RATES)
 def test_a_rate_of_nothing_is_refused(name):
     with pytest.raises(InputError, match=f"{name}=0.*: must be positive"):
-        replace(PROFILE, **{name: 0.0})
+        PROFILE.having(**{name: 0.0})

@@ -101,7 +101,7 @@ def test_pace_between_mean_and_slowest():
 def test_host_floor_is_a_smooth_maximum():
     device = np.array([1e-6, 1.0, 1e6])
     assert device * host_factor(device, 1.0) == pytest.approx([1.0, 2 ** (1 / 8), 1e6], rel=1e-9)
-    profile = replace(profile_of("megatron"), host_launch_time=1.0)
+    profile = profile_of("megatron").having(host_launch_time=1.0)
     row = row_of(profile=profile, tp=4, recompute="full")  # a host that is far slower than the device
     for region in (0, LAYER, HEAD):
         launches = phase_launches(row.plans.micro, region)
@@ -132,7 +132,7 @@ def test_what_computes_launches_where_the_chip_is_its_own_host():
     """A core: nothing runs ahead."""
     core = replace(CHIP, unit_kind="core")
     job = make_job(make_model())
-    profile = replace(profile_of("torch-gloo"), host_launch_time=1e-3)
+    profile = profile_of("torch-gloo").having(host_launch_time=1e-3)
     rows = [
         evaluate_plan(estimator, make_plan(job, cluster="test", num_chips=1)).columns
         for estimator in (estimator_of(job, chips=1, profile=each, chip=core) for each in (profile, profile_of("torch-gloo")))
@@ -176,7 +176,7 @@ def parameter_time_alone(terms, regions, stages, *, num_microbatches, profile):
 
 def times(row, profile, **changes):
     return parameter_time_alone(
-        row.plans.terms, row.regions, row.plans.stages, num_microbatches=np.array([1.0]), profile=replace(profile, **changes)
+        row.plans.terms, row.regions, row.plans.stages, num_microbatches=np.array([1.0]), profile=profile.having(**changes)
     )
 
 
@@ -199,7 +199,7 @@ def test_nothing_hides_without_overlap(profile):
 def test_under_endless_compute_only_the_first_gather_shows():
     row = row_of(profile="torch-fsdp2", dp_shard=16, zero=3)
     long = replace(row.regions, forward=tuple(x + 1e3 for x in row.regions.forward), backward=tuple(x + 1e3 for x in row.regions.backward))
-    profile = replace(profile_of("torch-fsdp2"), compute_slowdown_under_communication=0.0, exposed_gradient_fraction=0.0)
+    profile = profile_of("torch-fsdp2").having(compute_slowdown_under_communication=0.0, exposed_gradient_fraction=0.0)
     gather, reduction = parameter_time_alone(row.plans.terms, long, row.plans.stages, num_microbatches=np.array([1.0]), profile=profile)
     terms = row.plans.terms
     first = terms.gather_forward["microbatch"][0] + terms.gather_backward["microbatch"][0] + terms.gather_backward["microbatch"][HEAD]
@@ -237,7 +237,7 @@ def test_whole_gradients_of_every_microbatch_show_where_they_outlast_its_backwar
     each = {"microbatch": tuple(1e3 * x for x in row.plans.terms.reduce["step"]), "step": row.plans.terms.reduce["microbatch"]}
     happens = row.plans.terms.program.happens - {("reduce", "step")} | {("reduce", "microbatch")}
     terms = replace(row.plans.terms, reduce=each, program=replace(row.plans.terms.program, happens=happens))
-    profile = replace(profile_of("megatron"), exposed_gradient_fraction=0.25, compute_slowdown_under_communication=0.0)
+    profile = profile_of("megatron").having(exposed_gradient_fraction=0.25, compute_slowdown_under_communication=0.0)
     _, reduction = parameter_time_alone(terms, row.regions, row.plans.stages, num_microbatches=np.array([3.0]), profile=profile)
     t, w = stage_sums(each["microbatch"], row.plans.stages)[0], stage_sums(row.regions.backward, row.plans.stages)[0]
     assert float(t[0]) > float(w[0])
@@ -253,11 +253,11 @@ def test_time_of_windows_is_spent_once(prefetches):
         for name in ("gather_forward", "gather_backward", "reduce")
     }
     terms = replace(row.plans.terms, **slow)
-    profile = replace(
-        profile_of("torch-fsdp2"), prefetches_parameters=prefetches, compute_slowdown_under_communication=0.0, exposed_gradient_fraction=0.0
+    profile = profile_of("torch-fsdp2").having(
+        prefetches_parameters=prefetches, compute_slowdown_under_communication=0.0, exposed_gradient_fraction=0.0
     )
     exposed = sum(parameter_time_alone(terms, row.regions, row.plans.stages, num_microbatches=np.array([1.0]), profile=profile))
-    nothing = replace(profile, prefetches_parameters=False, overlaps_gradients=())
+    nothing = profile.having(prefetches_parameters=False, overlaps_gradients=())
     everything = sum(parameter_time_alone(terms, row.regions, row.plans.stages, num_microbatches=np.array([1.0]), profile=nothing))
     f, b = (stage_sums(x, row.plans.stages)[0] for x in (row.regions.forward, row.regions.backward))
     assert 0.0 <= everything - exposed <= (f + b) * (1 + 1e-9)
@@ -267,7 +267,7 @@ def test_time_of_windows_is_spent_once(prefetches):
 
 
 def test_sends_that_block_are_all_paid():
-    profile = replace(profile_of("megatron"), pp_overlap=False)
+    profile = profile_of("megatron").having(pp_overlap=False)
     knobs = {"schedule": PipelineSchedule.ONE_F_ONE_B, "num_ranks": 4.0, "num_microbatches": 8.0, "virtual_stages": 1.0}
     assert exposed_sends(1.0, 100.0, **knobs, profile=profile) == 2 * 3 + 2 * 7
     assert exposed_sends(1.0, 100.0, **knobs, profile=profile_of("megatron")) == 2 * (3 + 7 - 2)
@@ -275,7 +275,7 @@ def test_sends_that_block_are_all_paid():
 
 def test_scattered_sends_send_less_and_gather():
     """Megatron's scatter-gather: a tp-th over the network, then a gather inside the node; with sequence parallelism nothing is gathered."""
-    plain = row_of(profile=replace(profile_of("megatron"), scatters_pipeline_sends=False), pp=4, tp=4, sequence_parallel=False)
+    plain = row_of(profile=profile_of("megatron").having(scatters_pipeline_sends=False), pp=4, tp=4, sequence_parallel=False)
     scattered = row_of(pp=4, tp=4, sequence_parallel=False)
     sequence = row_of(pp=4, tp=4, sequence_parallel=True)
     boundary = float(plain.plans.micro.boundary[0])
@@ -347,12 +347,12 @@ def test_passes_over_whole_gradients_come_once_a_step_whatever_is_sharded():
     def time(profile, **knobs):
         return predict(estimator_of(make_job(make_model(**LLAMA_LIKE)), profile=profile), micro_batch=1, **knobs).step_time
 
-    profile = replace(profile_of("megatron"), gradient_pass_bytes=0.0, gradient_scaling_bytes=0.0)
-    passed, scaled = replace(profile, gradient_pass_bytes=8.0), replace(profile, gradient_scaling_bytes=8.0)
+    profile = profile_of("megatron").having(gradient_pass_bytes=0.0, gradient_scaling_bytes=0.0)
+    passed, scaled = profile.having(gradient_pass_bytes=8.0), profile.having(gradient_scaling_bytes=8.0)
     for knobs in ({"dp_replicate": 16}, {"dp_shard": 16, "zero": 1}):
         more = time(passed, **knobs) - time(profile, **knobs)
         assert more > 0
         assert time(scaled, **knobs) - time(profile, **knobs) == pytest.approx(more, rel=1e-6)
-        assert time(replace(profile, gradient_pass_bytes=16.0), **knobs) - time(profile, **knobs) == pytest.approx(2 * more, rel=1e-6)
+        assert time(profile.having(gradient_pass_bytes=16.0), **knobs) - time(profile, **knobs) == pytest.approx(2 * more, rel=1e-6)
     alone = {"tp": 4, "pp": 4, "zero": 1}
     assert time(scaled, **alone) == time(profile, **alone) < time(passed, **alone)

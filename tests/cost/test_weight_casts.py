@@ -1,7 +1,5 @@
 """Casts of weights: what they move, how often, and where a step waits for them."""
 
-from dataclasses import replace
-
 import pytest
 
 from perfmodel.parallel.plan import make_plan
@@ -45,7 +43,7 @@ def test_bytes_are_those_of_the_recipe(precision, num_bytes):
 @pytest.mark.parametrize("precision, reads", [(Precision.FP8_DELAYED, 1), (Precision.FP8_CURRENT, 2)])
 def test_primary_weights_in_8_bits_are_cast_by_who_updates_them_and_turned_by_all(precision, reads):
     """Of float32 masters, a byte in place of the two that the optimizer's own pass writes; after the gather the other order is made."""
-    profile = replace(profile_of("megatron"), gathers_low_weights=True)
+    profile = profile_of("megatron").having(gathers_low_weights=True)
     for pp in (1, 2):
         _, moved = step(precision, profile=profile, zero=1, pp=pp, tp=2)
         updated = LINEAR / 2 / pp / (8 / 2 / pp)
@@ -56,8 +54,8 @@ def test_primary_weights_in_8_bits_are_cast_by_who_updates_them_and_turned_by_al
 def test_what_is_gathered_each_microbatch_is_cast_each_time(zero, stores, num_bytes):
     """The copy for forward, then both in backward where weights are gathered again; nothing is left to do once a step. Whole weights
     (ZeRO 2 that stores no shards) are cast once a step."""
-    keeps = replace(profile_of("torch-fsdp2"), keeps_low_copies=True, prefetches_parameters=False, zero2_stores_shards=stores)
-    never = replace(keeps, keeps_low_copies=False)  # of which casts are work of the passes, and gathers the same
+    keeps = profile_of("torch-fsdp2").having(keeps_low_copies=True, prefetches_parameters=False, zero2_stores_shards=stores)
+    never = keeps.having(keeps_low_copies=False)  # of which casts are work of the passes, and gathers the same
     bandwidth = estimator_of(make_job(MODEL), chips=8).machine.memory_bandwidth
     for batch in (8, 16, 24):
         casts, moved = step(batch=batch, zero=zero, dp_shard=8, profile=keeps)

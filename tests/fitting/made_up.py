@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import cache
 
 import perfmodel
@@ -25,7 +24,7 @@ PLANS = (
 @cache
 def rows() -> tuple[dict[str, object], ...]:
     """One for each plan, with its step time."""
-    profile = replace(load_profile(BASE), **TRUTH)
+    profile = load_profile(BASE).having(**TRUTH)
     found = []
     for plan in PLANS:
         asked = {**JOB, **plan}

@@ -1,7 +1,6 @@
 """What a framework may be: the known ones of an unknown one, what lies about a fit, none of one that is named."""
 
 from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ def fitted(**constant):
         FittedConstant(fields=(fields[1],), prior=0.0, prior_spread=0.4, is_ratio=False, share_known=0.5),
     ]
     told = FittedTo(base="megatron", num_runs=3, constants=tuple(constants), covariance=COVARIANCE)
-    return replace(load_profile("megatron"), name="mine", fitted=told, **constant)
+    return load_profile("megatron").having(name="mine", fitted=told, **constant)
 
 
 def test_a_framework_that_is_named_is_what_it_is():
@@ -39,18 +38,18 @@ def test_families_weigh_one_each():
 def test_who_cannot_run_a_form_of_parallelism_says_nothing_of_it():
     generic = load_profile("generic")
     likely = {each.profile.name: each.profile for each in likely_profiles(generic)}
-    assert likely["llm-c"].host_launch_time == generic.host_launch_time, "C and CUDA say nothing of Python"
+    assert likely["llm-c"].timing.host_launch_time == generic.timing.host_launch_time, "C and CUDA say nothing of Python"
     for name in ("composer-fsdp", "llm-c"):
-        assert likely[name].tp_backward_overlap_fraction == generic.tp_backward_overlap_fraction
-    assert likely["megatron"].tp_backward_overlap_fraction == load_profile("megatron").tp_backward_overlap_fraction
-    assert likely["composer-fsdp"].rms_norm_traffic == load_profile("composer-fsdp").rms_norm_traffic
+        assert likely[name].timing.tp_backward_overlap_fraction == generic.timing.tp_backward_overlap_fraction
+    assert likely["megatron"].timing.tp_backward_overlap_fraction == load_profile("megatron").timing.tp_backward_overlap_fraction
+    assert likely["composer-fsdp"].kernels.rms_norm_traffic == load_profile("composer-fsdp").kernels.rms_norm_traffic
 
 
 def test_what_is_stated_holds_for_all_that_it_may_be():
     plain = likely_profiles(load_profile("generic"))
-    assert {each.profile.attention_kernel for each in plain} > {"flash1"}
+    assert {each.profile.kernels.attention_kernel for each in plain} > {"flash1"}
     stated = likely_profiles(with_stated(load_profile("generic"), {"attention_kernel": "flash1"}))
-    assert {each.profile.attention_kernel for each in stated} == {"flash1"}
+    assert {each.profile.kernels.attention_kernel for each in stated} == {"flash1"}
     assert [each.weight for each in stated] == [each.weight for each in plain]
 
 
@@ -73,9 +72,9 @@ def test_a_fitted_profile_has_profiles_about_it():
     profile = fitted(exposed_gradient_fraction=0.3)
     likely = likely_profiles(profile)
     assert sum(each.weight for each in likely) == pytest.approx(1.0)
-    assert likely[0].profile.matmul_rate_fraction == pytest.approx(profile.matmul_rate_fraction)
-    rates = [np.log(each.profile.matmul_rate_fraction / profile.matmul_rate_fraction) / 0.1 for each in likely]
-    shares = [(each.profile.exposed_gradient_fraction - 0.3) / 0.4 for each in likely]
+    assert likely[0].profile.rates.matmul_rate_fraction == pytest.approx(profile.rates.matmul_rate_fraction)
+    rates = [np.log(each.profile.rates.matmul_rate_fraction / profile.rates.matmul_rate_fraction) / 0.1 for each in likely]
+    shares = [(each.profile.timing.exposed_gradient_fraction - 0.3) / 0.4 for each in likely]
     weights = [each.weight for each in likely]
     moments = [
         sum(w * x * y for w, x, y in zip(weights, first, second, strict=True)) for first, second in ((rates, rates), (rates, shares))
@@ -85,4 +84,4 @@ def test_a_fitted_profile_has_profiles_about_it():
 
 def test_shares_stay_shares():
     for each in likely_profiles(fitted(exposed_gradient_fraction=0.0)):
-        assert 0.0 <= each.profile.exposed_gradient_fraction <= 1.0
+        assert 0.0 <= each.profile.timing.exposed_gradient_fraction <= 1.0

@@ -12,8 +12,8 @@ from perfmodel.frameworks.profile import GENERIC, load_profile, profile_text
 from perfmodel.frameworks.shipped import frameworks_dir
 
 FAST = replace(load_profile("megatron"), name="fast", unknown=())
-SLOW = replace(
-    load_profile("torch-fsdp2"), name="slow", unknown=(), family="slow", rms_norm_traffic=16.0, host_launch_time=8e-5, dropout=False
+SLOW = load_profile("torch-fsdp2").having(
+    name="slow", unknown=(), family="slow", rms_norm_traffic=16.0, host_launch_time=8e-5, dropout=False
 )
 
 
@@ -26,56 +26,61 @@ def test_the_shipped_one_is_what_the_command_writes(tmp_path):
 
 def test_rates_factors_and_times_of_hosts_are_geometric_means():
     found = generic_profile({"a": [FAST], "b": [SLOW]})
-    assert found.rms_norm_traffic == pytest.approx(4.0)
-    assert found.host_launch_time == pytest.approx((FAST.host_launch_time * 8e-5) ** 0.5, rel=1e-2)
-    assert found.step_time_constant == pytest.approx((FAST.step_time_constant * SLOW.step_time_constant) ** 0.5, rel=1e-2)
-    assert {name: getattr(found, name) for name in SAFE_MEMORY} == SAFE_MEMORY
-    assert found.host_layer_time_per_tp_across_nodes == 0.0
+    assert found.kernels.rms_norm_traffic == pytest.approx(4.0)
+    assert found.timing.host_launch_time == pytest.approx((FAST.timing.host_launch_time * 8e-5) ** 0.5, rel=1e-2)
+    assert found.timing.step_time_constant == pytest.approx(
+        (FAST.timing.step_time_constant * SLOW.timing.step_time_constant) ** 0.5, rel=1e-2
+    )
+    assert {name: found.option(name) for name in SAFE_MEMORY} == SAFE_MEMORY
+    assert found.timing.host_layer_time_per_tp_across_nodes == 0.0
 
 
 def test_a_family_weighs_one_however_many_frameworks_it_has():
     kin = [replace(FAST, name=f"kin-{i}") for i in range(9)]
     few, many = (generic_profile({"a": each, "b": [SLOW], "c": [replace(SLOW, family="c")]}) for each in ([FAST], kin))
     assert replace(many, source="") == replace(few, source="")
-    assert many.dropout is False
+    assert many.kernels.dropout is False
 
 
 def test_what_a_framework_does_not_know_moves_nothing():
-    blank = replace(SLOW, unknown=("host_launch_time",), host_launch_time=0.0)
-    assert generic_profile({"a": [FAST], "b": [blank]}).host_launch_time == FAST.host_launch_time
+    blank = SLOW.having(unknown=("host_launch_time",), host_launch_time=0.0)
+    assert generic_profile({"a": [FAST], "b": [blank]}).timing.host_launch_time == FAST.timing.host_launch_time
     nobody = replace(FAST, unknown=("host_launch_time", "fp8_matmul_rate_fraction"))
     found = generic_profile({"a": [nobody]})
-    assert (found.host_launch_time, found.fp8_matmul_rate_fraction) == (0.0, 1.0)
+    assert (found.timing.host_launch_time, found.rates.fp8_matmul_rate_fraction) == (0.0, 1.0)
 
 
 def test_a_number_that_was_lent_is_none_of_the_borrower():
     assert "step_time_constant" in load_profile("torch-fsdp2").unknown
     assert "matmul_rate_fraction" not in load_profile("torch-fsdp2").unknown
-    assert generic_profile({"a": [load_profile("composer-fsdp")], "b": [load_profile("torchtitan")]}).step_time_constant == 0.0216
+    assert generic_profile({"a": [load_profile("composer-fsdp")], "b": [load_profile("torchtitan")]}).timing.step_time_constant == 0.0216
 
 
 def test_a_host_that_takes_no_time_says_nothing_of_others():
-    assert generic_profile({"a": [FAST], "b": [replace(SLOW, step_time_constant=0.0)]}).step_time_constant == FAST.step_time_constant
+    assert (
+        generic_profile({"a": [FAST], "b": [SLOW.having(step_time_constant=0.0)]}).timing.step_time_constant
+        == FAST.timing.step_time_constant
+    )
 
 
 def test_what_waits_for_the_end_of_backward_is_a_share_of_what_shows():
     """Of the ZeRO stages that a framework runs."""
-    waits = replace(SLOW, overlaps_gradients=(0, 3), runs=replace(SLOW.runs, zero=(0, 1, 2, 3)), exposed_gradient_fraction=0.2)
-    never = replace(FAST, overlaps_gradients=(0, 1, 2, 3), exposed_gradient_fraction=0.0)
-    assert generic_profile({"b": [waits]}).exposed_gradient_fraction == pytest.approx(0.5 + 0.5 * 0.2)
+    waits = SLOW.having(overlaps_gradients=(0, 3), runs=replace(SLOW.runs, zero=(0, 1, 2, 3)), exposed_gradient_fraction=0.2)
+    never = FAST.having(overlaps_gradients=(0, 1, 2, 3), exposed_gradient_fraction=0.0)
+    assert generic_profile({"b": [waits]}).timing.exposed_gradient_fraction == pytest.approx(0.5 + 0.5 * 0.2)
     found = generic_profile({"a": [never], "b": [waits]})
-    assert (found.overlaps_gradients, found.exposed_gradient_fraction) == ((0, 1, 2, 3), pytest.approx(0.3))
+    assert (found.communication.overlaps_gradients, found.timing.exposed_gradient_fraction) == ((0, 1, 2, 3), pytest.approx(0.3))
 
 
 def test_who_cannot_run_a_form_of_parallelism_has_no_habit_of_it():
     """Two that know ZeRO 1 alone say nothing of when gradients of ZeRO 2 and 3 leave."""
-    sharded = replace(SLOW, reduces_each_microbatch=True, runs=replace(SLOW.runs, zero=(0, 2, 3)))
-    whole = [replace(FAST, family=name, reduces_each_microbatch=False, runs=replace(FAST.runs, zero=(0, 1))) for name in "ab"]
+    sharded = SLOW.having(reduces_each_microbatch=True, runs=replace(SLOW.runs, zero=(0, 2, 3)))
+    whole = [FAST.having(family=name, reduces_each_microbatch=False, runs=replace(FAST.runs, zero=(0, 1))) for name in "ab"]
     known = {each.family: [each] for each in (*whole, sharded)}
-    assert generic_profile(known).reduces_each_microbatch
+    assert generic_profile(known).communication.reduces_each_microbatch
     known["slow"] = [replace(sharded, runs=replace(SLOW.runs, zero=(0, 1)))]
-    assert not generic_profile(known).reduces_each_microbatch
-    assert load_profile(GENERIC).reduces_each_microbatch
+    assert not generic_profile(known).communication.reduces_each_microbatch
+    assert load_profile(GENERIC).communication.reduces_each_microbatch
 
 
 def test_a_framework_left_out_says_nothing():

@@ -23,7 +23,7 @@ def test_every_file_names_its_source_and_releases_in_order(path):
     found = load_releases(path.stem)
     assert found.source
     assert load_profile(found.framework).name == found.framework == path.stem
-    assert load_profile(found.launches_as).host_launch_time > load_profile(found.framework).host_launch_time
+    assert load_profile(found.launches_as).timing.host_launch_time > load_profile(found.framework).timing.host_launch_time
     keys = [release_key(release) for release in found.releases]
     assert keys == sorted(keys)
     assert {each.release for each in found.recipes} <= set(found.releases)

@@ -17,8 +17,7 @@ from perfmodel.workload.networks import load_network
 from perfmodel.workload.transformer import build_graph
 from perfmodel.workload.unroll import unrolled
 
-PLAIN = replace(
-    load_profile("torch-fsdp2"),
+PLAIN = load_profile("torch-fsdp2").having(
     fuses_elementwise=False,
     fused_cross_entropy=False,
     softmax_keeps_float32=False,
@@ -34,7 +33,7 @@ def derivation_of(name: str = "gpt2", rules: str = "ddp", *, activation_bytes: f
 
 
 def run(derivation: Derivation, **habits) -> Derivation:
-    return with_habits(derivation, replace(PLAIN, **habits))
+    return with_habits(derivation, PLAIN.having(**habits))
 
 
 def operator(derivation: Derivation, name: str) -> Operator:
@@ -148,7 +147,7 @@ def test_networks_and_imported_modules_have_the_same_habits():
         assert {op.name for op in found.graph.operators if op.kind == "cross_entropy" and not op.saved} == losses
         assert {op.kind for op in found.graph.operators if op.makes_weight_gradients} <= {"embedding"}
     # of the module: where a reduction comes between, bias and relu are one kernel
-    apart = all_fused(sized, replace(PLAIN, fuses_elementwise=True)).apart
+    apart = all_fused(sized, PLAIN.having(fuses_elementwise=True)).apart
     assert apart.operator("conv2d.bias").forward
     assert not apart.tensors["conv2d"].is_stored
 
@@ -157,7 +156,7 @@ def experts_of(name: str, dispatcher: str, **habits) -> dict[str, Operator]:
     graph = build_graph(
         load_model(name), seq_len=128, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0, dispatcher=dispatcher
     )
-    found = with_habits(derive(graph, apply_rules(graph, load_rule_set("megatron-sp"))), replace(load_profile("megatron"), **habits))
+    found = with_habits(derive(graph, apply_rules(graph, load_rule_set("megatron-sp"))), load_profile("megatron").having(**habits))
     return {op.name: op for op in found.graph.operators if op.layer == "layer"}
 
 

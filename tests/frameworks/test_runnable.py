@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.frameworks.profile import GENERIC, HEAD_TAIL, list_profiles, load_profile
+from perfmodel.frameworks.options import HEAD_TAIL
+from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
 from perfmodel.frameworks.runnable import ANYTHING, not_runnable_reason, runs_from_dict
 from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher
@@ -90,7 +91,7 @@ def test_the_space_of_a_framework_is_what_it_runs(profile):
     space = Space(orders=Space().orders[:1])
     whole, some = (
         sweep_all(estimator, each, attention=AttentionKernel.UNFUSED)
-        for each in (space, replace(space, runs=habits.runs, balanced_context=habits.context_chunks == HEAD_TAIL))
+        for each in (space, replace(space, runs=habits.runs, balanced_context=habits.communication.context_chunks == HEAD_TAIL))
     )
     expected = {plan for plan in map(whole.plan, whole.best_time.ids.tolist()) if not habits.not_runnable_reason(plan)}
     found = [some.plan(i) for i in some.best_time.ids.tolist()]

@@ -1,6 +1,5 @@
 """What ships of frameworks: what their source code does in one file, what their runs say in another, and no number in both."""
 
-import dataclasses
 import datetime
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 import yaml
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.options import GROUP_OF
 from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
 from perfmodel.frameworks.shipped import FITTED, GROUPS, HABITS, NEUTRAL, fitted_numbers, flattened, frameworks_dir, shipped_habits
 
@@ -35,7 +35,7 @@ def test_what_runs_say_is_in_the_profile_with_how_it_is_known(name):
     profile, numbers = load_profile(name), fitted_numbers(name)
     known = {**(shipped_habits(name) or {}), **numbers}
     for constant, number in numbers.items():
-        assert getattr(profile, constant) == number.value
+        assert profile.option(constant) == number.value
         assert number.spread > 0
         assert number.n >= number.models >= 1
         assert number.chips
@@ -44,32 +44,32 @@ def test_what_runs_say_is_in_the_profile_with_how_it_is_known(name):
     others = load_profile(known["unknown_as"]) if "unknown_as" in known else None
     for constant, neutral in NEUTRAL.items():  # what nobody knows changes nothing, or is as of others, and says nothing of others
         if constant not in known:
-            assert getattr(profile, constant) == (neutral if others is None else getattr(others, constant))
+            assert profile.option(constant) == (neutral if others is None else others.option(constant))
             assert constant in profile.unknown
 
 
 @pytest.mark.parametrize("name", list_profiles())
 def test_a_fraction_is_one_at_most_and_no_field_asks_for_a_year(name):
     profile = load_profile(name)
-    for field in dataclasses.fields(profile):
-        assert "since" not in field.name
-        if field.name.endswith("_fraction"):
-            assert 0 <= getattr(profile, field.name) <= 1, field.name
+    for option in GROUP_OF:
+        assert "since" not in option
+        if option.endswith("_fraction"):
+            assert 0 <= profile.option(option) <= 1, option
 
 
 def test_a_base_gives_its_habits_and_nothing_that_its_runs_say():
     base, own = load_profile("megatron"), load_profile("nemo")
-    assert own.keeps_unrotated_qk == base.keeps_unrotated_qk
+    assert own.activations.keeps_unrotated_qk == base.activations.keeps_unrotated_qk
     assert "host_launch_time" in fitted_numbers("megatron")
-    assert own.host_launch_time < base.host_launch_time
+    assert own.timing.host_launch_time < base.timing.host_launch_time
 
 
 def test_a_file_of_ones_own_takes_over_both(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\nbase: megatron\nsource: mine\nmemory: {accumulate_dtype: compute, source: mine}\n", encoding="utf-8")
     found, base = load_profile(path), load_profile("megatron")
-    assert (found.accumulate_dtype, base.accumulate_dtype) == ("compute", "fp32")
-    assert found.host_launch_time == base.host_launch_time > 0.0
+    assert (found.state.accumulate_dtype, base.state.accumulate_dtype) == ("compute", "fp32")
+    assert found.timing.host_launch_time == base.timing.host_launch_time > 0.0
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_field_in_a_wrong_group_is_refused(tmp_path, text, sentence):
 def test_which_zero_stages_overlap_is_a_list_or_yes_or_no(tmp_path, written, stages):
     path = Path(tmp_path, "p.yaml")
     path.write_text(f"name: mine\nbase: generic\nsource: mine\noverlaps_gradients: {written}\n", encoding="utf-8")
-    assert load_profile(path).overlaps_gradients == stages
+    assert load_profile(path).communication.overlaps_gradients == stages
 
 
 def test_a_zero_stage_that_does_not_exist_overlaps_nothing(tmp_path):
@@ -104,5 +104,5 @@ def test_a_zero_stage_that_does_not_exist_overlaps_nothing(tmp_path):
 
 def test_deepspeed_hides_no_reduction_below_zero_3_unless_it_is_said():
     """deepspeed/runtime/zero/config.py: overlap_comm."""
-    assert load_profile("deepspeed").overlaps_gradients == (3,)
-    assert load_profile("deepspeed+gradient_bucketing").overlaps_gradients == (0, 1, 2, 3)
+    assert load_profile("deepspeed").communication.overlaps_gradients == (3,)
+    assert load_profile("deepspeed+gradient_bucketing").communication.overlaps_gradients == (0, 1, 2, 3)

@@ -1,7 +1,5 @@
 """Losses and feed-forwards in pieces: what they keep, what lives at once, and what is computed again."""
 
-from dataclasses import replace
-
 import pytest
 
 from perfmodel.frameworks.profile import load_profile
@@ -23,7 +21,7 @@ def plain_graph() -> Graph:
 
 def run(**habits: object) -> Graph:
     graph = plain_graph()
-    return with_habits(derive(graph, apply_rules(graph, load_rule_set("ddp"))), replace(TORCH, **habits)).graph
+    return with_habits(derive(graph, apply_rules(graph, load_rule_set("ddp"))), TORCH.having(**habits)).graph
 
 
 def backward_flops(graph: Graph, name: str) -> float:
@@ -42,7 +40,7 @@ def test_a_chunked_loss_keeps_no_logits_and_computes_them_again():
 def test_a_fused_loss_has_pieces_as_large_as_the_hidden_states_and_computes_nothing_again():
     """128,256 entries over 4,096: 32 pieces."""
     whole, fused = run(), run(loss_form="fused")
-    assert logit_share(plain_graph(), replace(TORCH, loss_form="fused")) == 1 / 32
+    assert logit_share(plain_graph(), TORCH.having(loss_form="fused")) == 1 / 32
     assert backward_flops(fused, "lm_head") == backward_flops(whole, "lm_head")
 
 

@@ -4,8 +4,6 @@ Sources: Megatron-Core's report on mixtures of experts (arXiv 2603.07685: activa
 256 GPUs, pp 4, vpp 4, ep 64, bf16); DeepSeek-V3's report (arXiv 2412.19437: 180 K GPU hours per 1e12 tokens on 2,048 H800).
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -29,7 +27,7 @@ def kept_bytes(name, region):
     graph = build_graph(
         load_model(name), seq_len=TOKENS, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0, dispatcher="alltoall"
     )
-    profile = replace(load_profile("megatron"), keeps_unrotated_qk=False)
+    profile = load_profile("megatron").having(keeps_unrotated_qk=False)
     derivation = derive(graph, apply_rules(graph, rule_set_of("megatron-sp")))
     program = compile_program(derivation, profile, recompute_operators=(), attention_kernel="flash")
     place = [each.name for each in program.regions].index(region)

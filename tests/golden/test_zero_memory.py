@@ -6,7 +6,6 @@ is built here has 7.468 billion, so it is scaled to 7.5 billion, and the toleran
 """
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,7 +103,7 @@ def test_gradients_in_fp32_are_the_profile_s():
     base = load_profile("deepspeed")
     job = make_job(MODEL, batch=64, precision=Precision.FP16_MIXED)
     half, full = (
-        predict(estimator_of(job, chips=4, profile=p), dp_replicate=4).memory for p in (base, replace(base, accumulate_dtype="fp32"))
+        predict(estimator_of(job, chips=4, profile=p), dp_replicate=4).memory for p in (base, base.having(accumulate_dtype="fp32"))
     )
     assert full["gradients"] - half["gradients"] == 2 * PSI
     assert {k: v for k, v in half.items() if k not in ("gradients", "total", "framework")} == {

@@ -126,7 +126,7 @@ def _check(
     )
     uniform = make_estimator(job, cluster, machine, habits).predict(plan)
 
-    graph = _unrolled(job, 2 * dp, dropout=habits.dropout, attention=attention)
+    graph = _unrolled(job, 2 * dp, dropout=habits.kernels.dropout, attention=attention)
     sizes = {"dp_replicate": replicas, "dp_shard": dp // replicas, "cp": cp, "tp_kv": tp, "tp_q": 1}
     assignment = Assignment(
         axes=tuple(MeshAxis(name=name, size=size, tier=0) for name, size in sizes.items()),

@@ -95,7 +95,7 @@ def _tiers(topology, node):
 @pytest.mark.parametrize("name", ["megatron", "torch-fsdp2"])
 def test_every_cell_of_a_small_sweep_whose_weights_are_cast(name, changes):
     """Once a step of whole weights, each microbatch of those that are gathered, with what the optimizer casts."""
-    profile = replace(profile_of(name), keeps_low_copies=True, **changes)
+    profile = profile_of(name).having(keeps_low_copies=True, **changes)
     job = make_job(make_model(**LLAMA_LIKE, num_hidden_layers=4), batch=8, precision=Precision.FP8_CURRENT)
     estimator = estimator_of(job, chips=4, node=2, profile=profile)
     state = sweep_all(estimator)
@@ -108,7 +108,7 @@ def test_every_cell_of_a_small_sweep_whose_exchanges_hide(delays):
     """Beside another microbatch's passes, with ends of their own, and with weight gradients that wait."""
     experts = Experts(num_experts=8, top_k=2, width=256, shared_width=512, shared_gate=True)
     model = make_model(**LLAMA_LIKE, num_hidden_layers=4, experts=experts)
-    profile = replace(profile_of("megatron"), hides_exchanges=True, delays_weight_gradients=delays)
+    profile = profile_of("megatron").having(hides_exchanges=True, delays_weight_gradients=delays)
     estimator = estimator_of(make_job(model, batch=8), chips=8, node=4, profile=profile)
     state = sweep_all(estimator, Space(orders=(DEFAULT_ORDER,)))
     ids = state.best_time.ids.tolist()

@@ -49,7 +49,7 @@ def test_a_choice_costs_in_the_tables_what_is_additive_of_its_prediction(name: s
         updated = sum(v.optimizer[c] for v, c in columns)
         expected = predicted.parts["optimizer"] + predicted.parts["gradient_accumulation"]
         assert updated == pytest.approx(expected, rel=0.02, abs=3e-5)  # kernels of the whole have a floor, and are in cache or not
-        least = sum(float(v.cost(0.0, found.setting)[c]) for v, c in columns) + sum(edges) + found.setting.profile.step_time_constant
+        least = sum(float(v.cost(0.0, found.setting)[c]) for v, c in columns) + sum(edges) + found.setting.profile.timing.step_time_constant
         assert max(least, found.least_time) <= predicted.step_time * (1.0 + 1e-9)
         saved = sum(v.saved_bytes[c] for v, c in columns) + sum(float(m[choice[u], choice[v]]) for u, v, m in tables.edge_bytes)
         assert predicted.memory["activations"] <= saved * (1.0 + 1e-9)  # at the fullest moment some have gone already

@@ -113,11 +113,11 @@ def test_what_is_rejected_for_weights_alone():
 
 def test_weights_alone_are_without_what_the_framework_needs():
     """A chip that holds weights, gradients and states of every plan, but not the framework beside them."""
-    profile = replace(load_profile("generic"), framework_bytes=6e9)
+    profile = load_profile("generic").having(framework_bytes=6e9)
     estimator = estimator_of(JOB, chips=4, profile=profile)
     states = max(sum(p.memory[name] for name in ("weights", "gradients", "optimizer")) for p in all_predictions(estimator))
     result = search_plans(estimator_of(JOB, chips=4, profile=profile, chip=with_capacity(states * 1.01)), with_baselines=False)
-    assert estimator.profile.framework_bytes > states
+    assert estimator.profile.allocator.framework_bytes > states
     assert list(result.rejected) == [OUT_OF_MEMORY]
 
 

@@ -65,7 +65,7 @@ def test_sums_of_norm_gradients_over_tp_come_with_every_microbatch():
     profile = load_profile("torch-fsdp2")
 
     def reduction(first, batch, **knobs):
-        estimator = estimator_of(make_job(batch=batch), profile=replace(profile, reduces_tp_gradients_first=first))
+        estimator = estimator_of(make_job(batch=batch), profile=profile.having(reduces_tp_gradients_first=first))
         return predict(estimator, tp=4, zero=3, **knobs).parts["gradient_reduction"]
 
     def more(batch, **knobs):
@@ -205,7 +205,7 @@ def test_axes_of_size_one_may_stand_anywhere(knobs):
 
 
 def test_the_order_matters_where_two_axes_are_there():
-    estimator = estimator_of(profile=replace(load_profile("megatron-2020"), host_launch_time=0.0))  # a host evens small plans out
+    estimator = estimator_of(profile=load_profile("megatron-2020").having(host_launch_time=0.0))  # a host evens small plans out
     times = {predict(estimator, tp=4, dp_shard=4, zero=3, order=order).step_time for order in SEARCHED_ORDERS}
     assert len(times) == 1  # all searched orders keep tp inside
     outside = predict(estimator, tp=4, dp_shard=4, zero=3, order=("dp_shard", "tp", "cp", "dp_replicate", "pp"))

@@ -48,7 +48,7 @@ def test_not_compiled_is_written_out_where_norms_may_be():
         base = load_profile(name)
         assert (with_settings(base, {"compile": False}) != base) is is_moved
     eager = with_settings(load_profile("generic"), {"compile": False})
-    assert (eager.rms_norm_traffic, eager.rotary_traffic) == (EAGER_RMS_NORM, EAGER_COMPLEX_ROTARY)
+    assert (eager.kernels.rms_norm_traffic, eager.kernels.rotary_traffic) == (EAGER_RMS_NORM, EAGER_COMPLEX_ROTARY)
 
 
 def test_a_measured_runs_settings_are_read_as_stated_ones_are():

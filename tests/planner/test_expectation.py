@@ -1,7 +1,5 @@
 """Which plan comes first where the framework may be one of several."""
 
-from dataclasses import replace
-
 import pytest
 
 from perfmodel.frameworks.ensemble import Likely
@@ -13,7 +11,7 @@ from perfmodel.uncertainty.expected import expected_times
 from perfmodel.verbs.setting import make_job, make_setting
 
 SPACE = Space(fixed={"cp": 1})
-SLOW = Likely(weight=1.0, profile=replace(load_profile("generic"), prefetches_parameters=False, overlaps_gradients=(0, 1)))
+SLOW = Likely(weight=1.0, profile=load_profile("generic").having(prefetches_parameters=False, overlaps_gradients=(0, 1)))
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ def test_a_chip_that_was_not_measured_is_calibrated_first():
 def test_what_own_runs_leave_open_is_shared_among_the_constants():
     generic = load_profile("generic")
     constants = tuple(
-        FittedConstant(fields=(name,), prior=getattr(generic, name), prior_spread=0.2, is_ratio=True, share_known=0.0)
+        FittedConstant(fields=(name,), prior=generic.option(name), prior_spread=0.2, is_ratio=True, share_known=0.0)
         for name in ("matmul_rate_fraction", "attention_rate_fraction")
     )
     job = make_job("llama-3-8b", global_batch=128, seq_len=8192)

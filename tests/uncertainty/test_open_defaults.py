@@ -1,7 +1,5 @@
 """How far a step moves where habits are higher or lower than is taken."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -17,7 +15,7 @@ GENERIC = load_profile("generic")
 
 def in_proportion(fields):
     """A step that is as long as matrix multiplies take."""
-    return -np.log(fields.get("matmul_rate_fraction", GENERIC.matmul_rate_fraction) / GENERIC.matmul_rate_fraction)
+    return -np.log(fields.get("matmul_rate_fraction", GENERIC.rates.matmul_rate_fraction) / GENERIC.rates.matmul_rate_fraction)
 
 
 def test_a_habit_is_moved_a_spread_up_and_a_spread_down_within_its_bounds():
@@ -27,11 +25,11 @@ def test_a_habit_is_moved_a_spread_up_and_a_spread_down_within_its_bounds():
     assert open_variance(GENERIC, HABITS, in_proportion) == pytest.approx((0.12**2, 0.12**2))
     values = {habit.name: [] for habit in HABITS}
     list(habit_changes(GENERIC, HABITS, lambda fields: [values[name].append(value) for name, value in fields.items() if name in values]))
-    assert values["uneven_stage_weight"] == pytest.approx([1.0, GENERIC.uneven_stage_weight - 0.15])
+    assert values["uneven_stage_weight"] == pytest.approx([1.0, GENERIC.timing.uneven_stage_weight - 0.15])
 
 
 def test_what_a_known_code_has_not_got_is_in_no_doubt():
-    known = replace(GENERIC, name="megatron", step_time_constant=0.0)
+    known = GENERIC.having(name="megatron", step_time_constant=0.0)
     assert "step_time_constant" not in {habit.name for habit, _ in habit_changes(known, HABITS, in_proportion)}
 
 

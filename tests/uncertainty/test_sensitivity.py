@@ -41,7 +41,7 @@ def test_a_step_constant_is_its_share_of_the_step():
     setting = make_setting(make_job("gpt2", global_batch=8, seq_len=1024), "dgx-h100", chips=8)
     plan = plan_in(setting, Knobs())
     (constant,) = [each for each in sensitivities(setting.estimator, plan, most=20) if each.parameter == "step constant"]
-    share = setting.estimator.profile.step_time_constant / setting.estimator.predict(plan).step_time
+    share = setting.estimator.profile.timing.step_time_constant / setting.estimator.predict(plan).step_time
     assert constant.change == pytest.approx(STEP * share, rel=1e-6)
     assert constant.rests_on == "profile: generic"
 

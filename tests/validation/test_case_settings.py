@@ -34,5 +34,5 @@ def test_ulysses_needs_a_key_value_head_for_each_rank():
     assert context_of_case(plain, cp=8, **of) == (plain, None)
     assert not assumed
     profile, rules = context_of_case(ulysses, cp=16, **of)
-    assert (profile.context_form, rules) == ("zigzag", None)
+    assert (profile.communication.context_form, rules) == ("zigzag", None)
     assert assumed == ["cp_form"]

@@ -153,13 +153,18 @@ def test_flags_of_megatron_say_stages_what_runs_again_and_over_how_many_ranks_st
 def test_recipes_of_a_chip_say_how_tokens_reach_experts():
     nvl72, hopper = (plan_of_case(inputs_of({**WITH_EXPERTS, "chip": chip})) for chip in ("gb200-nvl72", "h100-sxm-80gb"))
     assert (nvl72.plan.dispatcher, hopper.plan.dispatcher) == ("flex", "alltoall")
-    assert (nvl72.profile.graph_scope, hopper.profile.graph_scope) == (("attn", "moe_router", "moe_preprocess"), ())
+    assert (nvl72.profile.kernels.graph_scope, hopper.profile.kernels.graph_scope) == (("attn", "moe_router", "moe_preprocess"), ())
     unknown = {**WITH_EXPERTS, "framework": "Megatron-Bridge"}  # no release: what its recipes usually do on the chip
     nvl72, hopper = (plan_of_case(inputs_of({**unknown, "chip": chip})) for chip in ("gb200-nvl72", "h100-sxm-80gb"))
     assert (nvl72.plan.dispatcher, hopper.plan.dispatcher) == ("flex", "alltoall")
-    assert nvl72.profile.host_launch_time < hopper.profile.host_launch_time == load_profile("megatron").host_launch_time
-    assert (nvl72.profile.hides_exchanges, hopper.profile.hides_exchanges) == (False, False)  # a pipeline without interleaving
-    assert plan_of_case(inputs_of({**unknown, "virtual_stages": 2})).profile.hides_exchanges
+    assert (
+        nvl72.profile.timing.host_launch_time < hopper.profile.timing.host_launch_time == load_profile("megatron").timing.host_launch_time
+    )
+    assert (nvl72.profile.communication.hides_exchanges, hopper.profile.communication.hides_exchanges) == (
+        False,
+        False,
+    )  # a pipeline without interleaving
+    assert plan_of_case(inputs_of({**unknown, "virtual_stages": 2})).profile.communication.hides_exchanges
 
 
 def test_chips_that_experts_cannot_be_dealt_over_are_told():
@@ -411,24 +416,27 @@ def test_settings_change_the_profile():
     assert with_settings(base, {}) == base
     assert with_settings(base, {"mystery": 1, "compile": None}) == base
     fused = with_settings(base, {"fused_cross_entropy": True})
-    assert (fused.fused_cross_entropy, fused.logit_bytes) == (False, 14.0)  # Megatron's saves traffic, its softmax stays in float32
-    assert with_settings(load_profile("torch-fsdp2"), {"fused_cross_entropy": True}).fused_cross_entropy
+    assert (fused.kernels.fused_cross_entropy, fused.kernels.logit_bytes) == (
+        False,
+        14.0,
+    )  # Megatron's saves traffic, its softmax stays in float32
+    assert with_settings(load_profile("torch-fsdp2"), {"fused_cross_entropy": True}).kernels.fused_cross_entropy
     assert with_settings(base, {"megatron_args": ["cross-entropy-loss-fusion=True", 7, "flag"]}) == fused
-    assert with_settings(base, {"gradient_bucket_mb": 25.0}).bucket_bytes == 25 * 2**20
-    assert not with_settings(base, {"gradient_bucketing": False}).overlaps_gradients
-    assert with_settings(base, {"fp8_recipe": "rowwise"}).fp8_matmul_rate_fraction < base.fp8_matmul_rate_fraction
+    assert with_settings(base, {"gradient_bucket_mb": 25.0}).communication.bucket_bytes == 25 * 2**20
+    assert not with_settings(base, {"gradient_bucketing": False}).communication.overlaps_gradients
+    assert with_settings(base, {"fp8_recipe": "rowwise"}).rates.fp8_matmul_rate_fraction < base.rates.fp8_matmul_rate_fraction
     assert with_settings(base, {"fp8_recipe": "tensorwise"}) == base
     composer = load_profile("composer-fsdp")
-    assert with_settings(composer, {"mixed_precision_mode": "DEFAULT"}).reduce_dtype == "fp32"
+    assert with_settings(composer, {"mixed_precision_mode": "DEFAULT"}).communication.reduce_dtype == "fp32"
     assert with_settings(composer, {"mixed_precision_mode": "PURE"}) == composer
-    assert with_settings(base, {"async_tp": True}).tp_overlap_fraction > base.tp_overlap_fraction
+    assert with_settings(base, {"async_tp": True}).timing.tp_overlap_fraction > base.timing.tp_overlap_fraction
 
 
 def test_what_a_frameworks_scripts_leave_off_is_off_where_the_run_does_not_say_it():
     run = {**WITH_EXPERTS, "framework": "Megatron-LM 0.14 / TE 2.11 (SimuMax repro)", "settings": {"fused_cross_entropy": True}}
-    assert not plan_of_case(inputs_of(run)).profile.overlaps_gradients
-    assert plan_of_case(inputs_of({**run, "framework": "Megatron-LM 0.14"})).profile.overlaps_gradients
-    assert plan_of_case(inputs_of({**run, "settings": {"gradient_bucketing": True}})).profile.overlaps_gradients
+    assert not plan_of_case(inputs_of(run)).profile.communication.overlaps_gradients
+    assert plan_of_case(inputs_of({**run, "framework": "Megatron-LM 0.14"})).profile.communication.overlaps_gradients
+    assert plan_of_case(inputs_of({**run, "settings": {"gradient_bucketing": True}})).profile.communication.overlaps_gradients
 
 
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
@@ -532,7 +540,7 @@ def test_settings_of_torch_runs_are_read():
     assert (plan.layout.dp_shard, plan.layout.dp_replicate, plan.zero) == (8, 8, 1)
     kept = {"reshard_after_forward": False, "kernels": ["te"]}
     planned = plan_of_case(inputs_of(changed(framework="NeMo Automodel", zero_stage=3, tp=1, settings=kept)))
-    assert (planned.plan.zero, planned.profile.name, planned.profile.rms_norm_traffic) == (2, "nemo-automodel", 1.0)
+    assert (planned.plan.zero, planned.profile.name, planned.profile.kernels.rms_norm_traffic) == (2, "nemo-automodel", 1.0)
 
 
 def test_forced_routing_to_neighbours_stays_on_few_ranks():
@@ -557,7 +565,7 @@ def test_the_release_in_the_name_of_a_framework_says_how_its_recipe_runs():
     }  # fmt: skip
     run = changed(model=qwen, chip="h100-sxm-80gb", precision="fp8", tp=2, pp=8, dp=16, ep=32, virtual_stages=4, num_chips=256)
     planned = {release: plan_of_case(inputs_of({**run, "framework": f"Megatron-Bridge / {release}"})) for release in ("25.09", "25.11")}
-    assert {release: each.profile.hides_exchanges for release, each in planned.items()} == {"25.09": False, "25.11": True}
+    assert {release: each.profile.communication.hides_exchanges for release, each in planned.items()} == {"25.09": False, "25.11": True}
     model = {"name": "DeepSeek-V3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128, "num_experts": 256}
     deepseek = {
         **run,

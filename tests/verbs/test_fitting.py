@@ -1,7 +1,6 @@
 """`fit_runs`: from measured runs to a profile that predicts better, says what it knows, and narrows intervals."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -50,7 +49,7 @@ def runs_that_shard(profile):
 
 @pytest.mark.slow
 def test_runs_say_whether_scatters_wait_for_the_end_of_backward():
-    found = perfmodel.fit_runs(runs_that_shard(replace(load_profile("megatron"), exposed_scatter_fraction=1.0)), profile="megatron")
+    found = perfmodel.fit_runs(runs_that_shard(load_profile("megatron").having(exposed_scatter_fraction=1.0)), profile="megatron")
     (habit,) = (each for each in found.habits if each.name == "exposed_scatter_fraction")
     assert (habit.prior, habit.determined) == (0.0, "in part")
     assert habit.value > 0.2, "what of it is not said to be late is said to be gathers that take longer"
@@ -59,7 +58,7 @@ def test_runs_say_whether_scatters_wait_for_the_end_of_backward():
 
 @pytest.mark.slow
 def test_runs_say_how_long_the_gathers_of_updated_parameters_take():
-    found = perfmodel.fit_runs(runs_that_shard(replace(load_profile("megatron"), publish_factor=4.0)), profile="megatron")
+    found = perfmodel.fit_runs(runs_that_shard(load_profile("megatron").having(publish_factor=4.0)), profile="megatron")
     (habit,) = (each for each in found.habits if each.name == "publish_factor")
     assert (habit.prior, habit.determined) == (1.0, "by the runs")
     assert 2.0 < habit.value < 5.0
@@ -135,7 +134,7 @@ def test_a_run_that_the_others_do_not_explain_is_named_and_not_dropped():
     assert outlier.weight < 0.5
     assert len(found.runs) == 5
     alone = perfmodel.fit_runs([*rows()[:3], rows()[4]], profile=BASE)
-    assert found.profile.matmul_rate_fraction == pytest.approx(alone.profile.matmul_rate_fraction, rel=0.06)
+    assert found.profile.rates.matmul_rate_fraction == pytest.approx(alone.profile.rates.matmul_rate_fraction, rel=0.06)
 
 
 def test_a_setting_that_nobody_knows_is_told():

@@ -1,7 +1,6 @@
 """Predictions of one process share estimators and compiled programs, and are those of a fresh process to the bit."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -85,7 +84,7 @@ EDITED = {
     "cluster": ((HARDWARE / "clusters" / "dgx-h100.yaml").read_text(), "bandwidth: 50 GB/s", "bandwidth: 10 GB/s"),
     "chip": ((HARDWARE / "chips" / "h100-sxm-80gb.yaml").read_text(), "bandwidth: 3.35 TB/s", "bandwidth: 1.35 TB/s"),
     "calibration": ((HARDWARE / "calibrations" / "h100.yaml").read_text(), "floor_time: 2.481 us", "floor_time: 9.481 us"),
-    "profile": (profile_text(replace(load_profile("megatron"), reserve_factor=1.25)), "reserve_factor: 1.25", "reserve_factor: 1.75"),
+    "profile": (profile_text(load_profile("megatron").having(reserve_factor=1.25)), "reserve_factor: 1.25", "reserve_factor: 1.75"),
 }
 
 

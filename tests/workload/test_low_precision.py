@@ -1,7 +1,5 @@
 """Products in 8 and 4 bits: which are, what is cast, what is kept."""
 
-from dataclasses import replace
-
 import pytest
 
 from perfmodel.foundation.collectives import CollectiveKind
@@ -133,7 +131,7 @@ def test_who_keeps_no_copies_casts_weights_in_every_pass(gathers, forward, backw
 def test_parameters_in_8_bits_are_half_of_what_is_gathered():
     job = make_job(load_model("llama-3-8b"), batch=8, precision=Precision.FP8_DELAYED)
     usual = estimator_of(job, chips=8)
-    low = estimator_of(job, chips=8, profile=replace(usual.profile, gathers_low_weights=True))
+    low = estimator_of(job, chips=8, profile=usual.profile.having(gathers_low_weights=True))
     plan = make_plan(job, cluster="test", num_chips=8, zero=1, profile="megatron")
     before, after = (each.predict(plan).memory["weights"] for each in (usual, low))
     in_layers = sum(graph_of().tensors[f"{name}.weight"].num_elements for name in LINEAR) * job.model.num_hidden_layers
@@ -185,5 +183,5 @@ def test_kernels_that_exchange_or_multiply_rows_pad_them_themselves():
     profile = load_profile("nemo")
     assert profile.pads_rows(Dispatcher.ALL_TO_ALL)
     assert profile.pads_rows(Dispatcher.FLEX)
-    assert not replace(profile, permutes_in_exchange=True).pads_rows(Dispatcher.FLEX)
-    assert not replace(profile, fuses_experts=True).pads_rows(Dispatcher.ALL_TO_ALL)
+    assert not profile.having(permutes_in_exchange=True).pads_rows(Dispatcher.FLEX)
+    assert not profile.having(fuses_experts=True).pads_rows(Dispatcher.ALL_TO_ALL)

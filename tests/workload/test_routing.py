@@ -38,7 +38,7 @@ def test_useful_work_is_what_it_was():
 
 def test_the_chip_waits_for_counts_once_a_forward_pass_of_a_layer():
     """One launch of a forward pass each time that tokens are sent whose numbers only chips know; none where buffers are of one size."""
-    waits = load_model("mixtral-8x7b").num_hidden_layers * FORWARD * load_profile("megatron").host_launch_time
+    waits = load_model("mixtral-8x7b").num_hidden_layers * FORWARD * load_profile("megatron").timing.host_launch_time
     counted, free = (predicted(pp=1, **words) for words in ({}, {"capacity_factor": 1}))
     assert counted.parts["host"] - free.parts["host"] == pytest.approx(waits)
     assert counted.step_time - free.step_time == pytest.approx(waits)

@@ -86,7 +86,7 @@ class _Backward:
         is_made = recompute is Recompute.NONE
         lives = self.lives(held, operators, core if recompute is Recompute.SELECTIVE else set())
         # torch runs forward again when backward first asks for what it saved, others before backward begins
-        lazily = self.profile.recompute_stops_early
+        lazily = self.profile.activations.recompute_stops_early
 
         def freed_after(name: str) -> list[Amount]:
             freed = [amount for amount, holders in lives if name in holders and holders & remaining == {name}]
@@ -147,7 +147,7 @@ class _Backward:
 
     def run_again(self, operators: list[Operator], made: list[Kept], *, keeps_handed: bool) -> None:
         """Forward, from what is kept: `made` is what it is run for, and lives already."""
-        if self.profile.recompute_stops_early:
+        if self.profile.activations.recompute_stops_early:
             last = max((place for place, op in enumerate(operators) if op.saved), default=-1)
             # what keeps nothing but its inputs need not run for them
             runs = last >= 0 and any(saved.of is None or saved.of == len(operators[last].inputs) for saved in operators[last].saved)
@@ -254,7 +254,7 @@ class _Backward:
         result = _Storage(((own, frozenset()),), is_arrived=True)
         copies: list[Term] = []
         is_streamed = any(i in reader.streamed for reader, i in self.derivation.graph.consumers(tensor))
-        if self.profile.redistribution_copies and not is_streamed:
+        if self.profile.kernels.redistribution_copies and not is_streamed:
             copies = [(t.amount, t.axes) for t in traffic if t.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)]
         # one copy of it where no axis has more than one rank: then nothing is redistributed
         self.note([(own, axes)], copies)

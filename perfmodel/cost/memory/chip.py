@@ -209,7 +209,7 @@ def kept_on_rank(
     of_blocks = live_blocks * stages.mean_block(activations.kept, rank)
     of_ends = begun * sum_of(activations.kept[: stages.inner.start]) + ended * sum_of(activations.kept[stages.inner.stop :])
     is_pipelined = np.minimum(p - 1.0, 1.0)
-    if not profile.pipeline_keeps_boundaries:
+    if not profile.stages.pipeline_keeps_boundaries:
         return of_blocks + of_ends, is_pipelined * (2.0 * activations.boundary)
     # what a pass has received lies in its buffer already
     ended = ended * has_output
@@ -273,7 +273,7 @@ def unreduced_gradients(
         return Unreduced()
     size = sizes.whole_gradient * factor
     gradients = held_elements(terms, stages, sharded=False)[rank] * size
-    keeps_sent = float(profile.pipeline_keeps_boundaries)
+    keeps_sent = float(profile.stages.pipeline_keeps_boundaries)
     before, after = stages.inner.start, stages.inner.stop
     kept, full = stages.mean_block(activations.kept, rank), stages.mean_block(terms.full, rank)
     # of what follows the blocks, and of what comes before them, with what a stage has sent
@@ -327,17 +327,17 @@ def may_lie_beside(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_r
 
 def reserve_factor(profile: ExecutionProfile, machine: Machine) -> float:
     """Memory that the allocator holds over what is in tensors, of what comes and goes."""
-    return profile.reserve_factor * machine.allocator_factor
+    return profile.allocator.reserve_factor * machine.allocator_factor
 
 
 def outside_bytes(profile: ExecutionProfile, machine: Machine, grid: LayoutGrid) -> Any:
     """Return what a run needs in addition to its allocator: context, communicators of its process groups, the framework's own. [byte]"""
-    return (machine.context_bytes + profile.framework_bytes) + communicator_bytes(machine, grid)
+    return (machine.context_bytes + profile.allocator.framework_bytes) + communicator_bytes(machine, grid)
 
 
 def sole_outside_bytes(profile: ExecutionProfile, machine: Machine, num_chips: int) -> float:
     """Return the same where one process group has all ranks. [byte]"""
-    return (machine.context_bytes + profile.framework_bytes) + world_communicator_bytes(machine, num_chips)
+    return (machine.context_bytes + profile.allocator.framework_bytes) + world_communicator_bytes(machine, num_chips)
 
 
 def waiting_memory(
@@ -358,16 +358,16 @@ def waiting_memory(
     queue holds and the host has run ahead) the whole tensor, and where the residual stream is cut over tp (`is_scattered`) its part.
     Gradients as produced, where they wait for the end of their microbatch. The libraries' workspaces.
     """
-    if profile.delayed_collectives == 0.0 and profile.waiting_gradient_fraction == 0.0:
-        return profile.workspace_bytes
+    if profile.allocator.delayed_collectives == 0.0 and profile.allocator.waiting_gradient_fraction == 0.0:
+        return profile.allocator.workspace_bytes
     passes = 2.0 * num_microbatches - 1.0  # forward and backward up to the last forward, whose end is the peak
-    collectives = np.minimum(profile.delayed_collectives, 2.0 * stages.blocks(rank) * passes)
+    collectives = np.minimum(profile.allocator.delayed_collectives, 2.0 * stages.blocks(rank) * passes)
     part = activations.boundary * float(is_scattered)
     whole = activations.boundary * (tp if is_scattered else 1.0)
     delayed = ((np.minimum(tp - 1.0, 1.0) * collectives) * activations.run_ahead) * (whole + part)
     later = np.minimum(num_microbatches - 1.0, 1.0)
-    waiting = held_elements(terms, stages, sharded=False)[rank] * (sizes.produced * profile.waiting_gradient_fraction)
-    return (delayed + later * waiting) + profile.workspace_bytes
+    waiting = held_elements(terms, stages, sharded=False)[rank] * (sizes.produced * profile.allocator.waiting_gradient_fraction)
+    return (delayed + later * waiting) + profile.allocator.workspace_bytes
 
 
 def reserved_memory(kept: Any, base: Any, unreduced: Any) -> Any:

@@ -123,7 +123,7 @@ class _Forward:
             tensor = op.output.tensor
             source, reading, own = storage[tensor], readers.get(tensor, []), self.size(op, op.output)
             self.reach(place - 0.5)
-            if self.profile.redistribution_copies:
+            if self.profile.kernels.redistribution_copies:
                 for operand in self.inputs(op):
                     if (op.name, operand.tensor) in gathered and not is_streamed(op, operand):
                         self.note(gathered[op.name, operand.tensor])

@@ -59,7 +59,7 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
         if it.is_block:
             forward.append(micro.peaks[program.peaks.forward[region, again]])
             alone = np.maximum(leaving, forward[-1]), np.maximum(staying, forward[-1])
-            if profile.hides_exchanges:
+            if profile.communication.hides_exchanges:
                 # another microbatch's block runs forward beside it, and is kept before this one's is gone
                 if (region, again) in program.peaks.delayed:
                     late = program.peaks.delayed[region, again]
@@ -208,17 +208,17 @@ class _Moments:
     def logits(self) -> Any:
         """The logits themselves, or their gradient, and what the loss works with."""
         own: Any = self.activation_bytes
-        if self.profile.pipeline_keeps_boundaries and self.activation_bytes >= FLOAT32_BYTES:
+        if self.profile.stages.pipeline_keeps_boundaries and self.activation_bytes >= FLOAT32_BYTES:
             # counted with what the schedule keeps, and the gradient is made in place of the softmax
             own = self.stages.is_single * own
-        return self.a.logits * (self.profile.loss_peak_bytes + own)
+        return self.a.logits * (self.profile.activations.loss_peak_bytes + own)
 
     def whole(self) -> list[Moment]:
         """Weights and gradients stay whole all through the step, or weights stay gathered."""
         a, runs, sizes, regions = self.a, self.runs, self.sizes, self.regions
         # unreduced gradients that wait in the dtype in which they are made are added to at once, others at the end of their unit
-        stays = int(self.profile.steps_in_backward or (keeps_gathered(self.t.program) and sizes.produced != sizes.whole_gradient))
-        gradient = 0.0 if self.profile.fuses_gradient_accumulation else self.tied * sizes.produced
+        stays = int(self.profile.state.steps_in_backward or (keeps_gathered(self.t.program) and sizes.produced != sizes.whole_gradient))
+        gradient = 0.0 if self.profile.kernels.fuses_gradient_accumulation else self.tied * sizes.produced
         exchanged = self.exchanged()
         moments = []
         if self.is_last_rank:
@@ -234,7 +234,7 @@ class _Moments:
             elif at is At.LAST and self.is_last_rank:
                 temporary = peak + exchanged
             elif at is At.FIRST and (self.rank == 0 or self.is_last_rank):
-                if i == self.stages.inner.start - 1 and self.profile.pipeline_keeps_boundaries:
+                if i == self.stages.inner.start - 1 and self.profile.stages.pipeline_keeps_boundaries:
                     # the gradient that a first stage without blocks is sent lies in its buffer
                     peak = np.where((1.0 - self.stages.is_single) * (1.0 - self.stages.blocks(0)) > 0.0, a.forward[i], peak)
                 temporary = run_times(runs[i], peak + (2.0 if i == 0 else 1.0) * gradient)
@@ -259,7 +259,7 @@ class _Moments:
 
     def exchanged(self) -> Any:
         """Gradients of boundaries under torch's schedules: one that leaves stays for a while; one that has come lies in its buffer."""
-        if not self.profile.pipeline_keeps_boundaries:
+        if not self.profile.stages.pipeline_keeps_boundaries:
             return 0.0
         leaves = (0.0 if self.rank == 0 else 1.0) * np.minimum(self.m - 1.0, 1.0)
         return (1.0 - self.stages.is_single) * ((leaves - (0.0 if self.is_last_rank else 1.0)) * self.a.boundary)
@@ -386,7 +386,7 @@ class _Sharded:
             at_loss = at_backward = self._up_to(before, untied * g)
             at_reduction = self.below[i]
         # of what the last region keeps the probabilities come after the logits
-        before_loss = 0.0 if rank.profile.fused_cross_entropy else a.logits * (rank.activation_bytes - FLOAT32_BYTES)
+        before_loss = 0.0 if rank.profile.kernels.fused_cross_entropy else a.logits * (rank.activation_bytes - FLOAT32_BYTES)
         own = -(has * a.kept[i])
         none = self.gradients(0.0)
         return [

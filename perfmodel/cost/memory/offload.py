@@ -6,7 +6,6 @@ Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv 2104.07857), section 4.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,12 +21,12 @@ IN_FLIGHT = 2.0
 @lru_cache(maxsize=64)
 def on_chip(profile: ExecutionProfile) -> ExecutionProfile:
     """The profile with everything in the chips' own memory."""
-    return replace(profile, offloads_checkpoints=False, offloads_activations=False, offloads_optimizer=False, offloads_parameters=False)
+    return profile.having(offloads_checkpoints=False, offloads_activations=False, offloads_optimizer=False, offloads_parameters=False)
 
 
 def carries_kept(profile: ExecutionProfile, recompute: Recompute) -> bool:
     """Whether what layers keep for backward waits in the host's memory."""
-    return profile.offloads_activations or (profile.offloads_checkpoints and recompute is Recompute.FULL)
+    return profile.activations.offloads_activations or (profile.activations.offloads_checkpoints and recompute is Recompute.FULL)
 
 
 def carried_bytes(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> Any:

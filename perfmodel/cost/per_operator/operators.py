@@ -73,12 +73,12 @@ class StepSetting:
     @property
     def gathers(self) -> bool:
         """Whether weights lie as shards and are gathered each microbatch."""
-        return self.zero == 3 or (self.zero == 2 and self.profile.zero2_stores_shards)
+        return self.zero == 3 or (self.zero == 2 and self.profile.state.zero2_stores_shards)
 
     @property
     def reduces_each_microbatch(self) -> bool:
         """Whether each microbatch's gradients are reduced, instead of those of the whole step."""
-        return self.zero >= 2 and self.profile.reduces_each_microbatch
+        return self.zero >= 2 and self.profile.communication.reduces_each_microbatch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

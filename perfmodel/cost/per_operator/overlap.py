@@ -40,13 +40,13 @@ def mixed_exposure(*, reductions: Any, gathers: Any, forward: Any, backward: Any
 def _sides(*, reductions: Any, gathers: Any, forward: Any, backward: Any, setting: StepSetting) -> list[tuple[Any, Any]]:
     """The two sides of each kind of collective."""
     profile = setting.profile
-    hidden = 1.0 - profile.compute_slowdown_under_communication
+    hidden = 1.0 - profile.timing.compute_slowdown_under_communication
     sides = [(reductions, reductions)]
-    if setting.zero in profile.overlaps_gradients:
+    if setting.zero in profile.communication.overlaps_gradients:
         late = profile.late_share(setting.zero)
         least = profile.exposed_share(setting.zero)
         sides = [((1.0 - hidden * (1.0 - least)) * reductions, reductions - hidden * (1.0 - late) * backward)]
     if setting.gathers:
-        hides = profile.prefetches_parameters
+        hides = profile.communication.prefetches_parameters
         sides.append(((1.0 - hidden) * gathers, gathers - hidden * (forward + backward)) if hides else (gathers, gathers))
     return sides

@@ -80,7 +80,7 @@ def parameter_times(
     return ParameterTimes(
         reductions=of(terms.reduce),
         gathers=of(terms.gather_forward) + of(terms.gather_backward),
-        published=setting.profile.publish_factor * sum(terms.publish) / m,
+        published=setting.profile.timing.publish_factor * sum(terms.publish) / m,
         optimizer=step / m,
         held_bytes=weights + gradients + state,
     )

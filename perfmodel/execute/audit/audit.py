@@ -80,7 +80,7 @@ def audit_plan(
             largest = max(largest, numbers)
             if progress is not None:
                 progress(len(audited) / len(ranks), f"rank {rank}")
-            counted = process.count(plan, rank, numbers, dropout=estimator.profile.dropout, routing=routing)
+            counted = process.count(plan, rank, numbers, dropout=estimator.profile.kernels.dropout, routing=routing)
             predicted = predicted_counts(estimator, plan, place, routing)
             audited.append(
                 RankAudit(

@@ -125,7 +125,7 @@ def _measure(group: WorkerGroup, brief: bool, limits: list[float], phases: Seque
         report(limits[0], what)
 
     profile = load_profile(GPU_PROFILE if group.device == "cuda" else CPU_PROFILE)
-    scope = make_scope(group.device, brief=brief, logit_bytes=profile.logit_bytes)
+    scope = make_scope(group.device, brief=brief, logit_bytes=profile.kernels.logit_bytes)
     begin(1, "kernels")
     kernels = combine(group.call(kernels_on_rank, scope), slowest=False)
     begin(2, "contention")

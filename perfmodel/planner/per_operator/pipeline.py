@@ -106,7 +106,7 @@ def plan_stages(estimator: Estimator, plan: Plan) -> tuple[Stage, ...]:
     network = estimator.network(plan.micro_batch)
     runs = stage_runs(network, plan)
     times, profile = rank_times(estimator, plan), estimator.profile
-    around = profile.workspace_bytes + evaluate_memory(estimator, plan).of.outside
+    around = profile.allocator.workspace_bytes + evaluate_memory(estimator, plan).of.outside
     found = []
     for index, (start, end) in enumerate(runs):
         _, _, memory = memory_on_rank(estimator, plan, index)

@@ -170,7 +170,7 @@ class NetworkPlanner(Generic[Priced]):
             results.append((self.price(found.choice), found))
             if not more and share == 0.0:
                 # what shows in any case; reductions hide under what operators send to each other too, of which mixtures know nothing
-                bound = max(bound, found.lower_bound * times + profile.step_time_constant)
+                bound = max(bound, found.lower_bound * times + profile.timing.step_time_constant)
             needed = results[-1][0].memory["total"]
             if needed > memory_limit * (1.0 + _ROUNDING) and len(results) < _MOST_MIXTURES:
                 # what only the whole plan knows (moments, buffers) is left free, and the same mixture tried again
@@ -371,7 +371,7 @@ def _too_large(memory_limit: float, least: float) -> InputError:
 def _least_host_time(run: Graph, estimator: Estimator, num_microbatches: int) -> float:
     """What the host needs, whatever the choice: to launch `run`, in which all that can be one kernel is, and its constant. [s]"""
     profile = estimator.profile
-    return num_microbatches * profile.host_launch_time * graph_launches(run, profile) + profile.step_time_constant
+    return num_microbatches * profile.timing.host_launch_time * graph_launches(run, profile) + profile.timing.step_time_constant
 
 
 def _check_divides(network: Graph, space: NetworkSpace, num_chips: int) -> None:

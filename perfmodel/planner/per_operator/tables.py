@@ -106,7 +106,7 @@ class NetworkTables:
         shown = exposed_time(reductions=total("reductions"), gathers=total("gathers"), forward=forward, backward=backward, setting=setting)
         moved = sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.edges)
         microbatch = forward + backward + total("own") + moved + float(shown) + total("published") + total("optimizer")
-        return setting.num_microbatches * microbatch + setting.profile.step_time_constant
+        return setting.num_microbatches * microbatch + setting.profile.timing.step_time_constant
 
     def held_bytes(self, *, in_flight: float = 1.0) -> list[Array]:
         """State and what is saved for backward, the latter of so many microbatches. [byte]"""

@@ -105,7 +105,7 @@ def schedule_columns(
         live = three_live_layers(table, schedule=schedule, num_ranks=pp, num_microbatches=m, num_between=stages.num_ranks - 2)
         pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=up(m), virtual_stages=v, live=live)
         moving = kept_memory(wide_terms, stages, pipelining, profile, activation_bytes=activation_bytes)
-        if pp > 1 and profile.pipeline_keeps_parameters:
+        if pp > 1 and profile.stages.pipeline_keeps_parameters:
             for rank in ranks:
                 for each in fields(LiveLayers):
                     found = getattr(live[rank], each.name)

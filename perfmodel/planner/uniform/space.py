@@ -12,7 +12,8 @@ from perfmodel.cost.memory.moments import At
 from perfmodel.cost.pipeline import live_of_table, live_table
 from perfmodel.cost.stages import Stages, stages_of
 from perfmodel.foundation.errors import InputError, suggest
-from perfmodel.frameworks.profile import HEAD_TAIL, ExecutionProfile
+from perfmodel.frameworks.options import HEAD_TAIL
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.runnable import ANYTHING, Runs
 from perfmodel.parallel.algebra.degrees import admits, fine_sizes
 from perfmodel.parallel.algebra.folding import foldings
@@ -121,7 +122,7 @@ class Space:
 
 def runnable_space(space: Space, profile: ExecutionProfile, job: TrainingJob) -> Space:
     """Return the part of the space that the framework of this profile can run of the job."""
-    return replace(space, runs=profile.runs.for_training(job.train), balanced_context=profile.context_chunks == HEAD_TAIL)
+    return replace(space, runs=profile.runs.for_training(job.train), balanced_context=profile.communication.context_chunks == HEAD_TAIL)
 
 
 def unlimited_space(space: Space) -> Space:

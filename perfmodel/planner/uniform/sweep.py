@@ -212,7 +212,7 @@ def sweep(
     rule, doubt = memory_rule(memory_headroom, risk), memory_doubt(estimator.profile)
     better = better or Better()
     capacity = min(rule.room(estimator.machine.memory_usable), better.at_most if better.only == "memory" else inf)
-    attention = attention or AttentionKernel(estimator.profile.default_attention)
+    attention = attention or AttentionKernel(estimator.profile.kernels.default_attention)
     recompute_operators = recompute_operators or space.recompute_operators
     state = Sweep(
         estimator=estimator,
@@ -722,7 +722,7 @@ def _ranks_to_compare(profile: ExecutionProfile, pipelines: PipelineGroup, pp: i
     boundaries; rounding keeps the order.
     """
     ranks = tuple(range(pipelines.stages.num_ranks))
-    if pp > 2 and (profile.pipeline_keeps_boundaries or pipelines.fuller_middle):
+    if pp > 2 and (profile.stages.pipeline_keeps_boundaries or pipelines.fuller_middle):
         return ranks
     return ranks[0], ranks[-1]
 

@@ -31,7 +31,7 @@ def test_a_large_vocabulary_makes_the_loss_the_peak(micro_batch):
     profile = profile_of("megatron")
     prediction = predict(estimator_of(job=make_job(make_model(vocab_size=V, hidden_size=64, head_dim=8)), chips=1), micro_batch=micro_batch)
     assert prediction.memory_moment == "loss"
-    assert prediction.memory["temporary"] == micro_batch * S * V * (profile.loss_peak_bytes + 2)
+    assert prediction.memory["temporary"] == micro_batch * S * V * (profile.activations.loss_peak_bytes + 2)
 
 
 def test_full_recomputation_makes_a_layer_again_before_its_backward():
@@ -115,7 +115,7 @@ def test_the_head_has_the_layers_beside_it_that_are_under_way_then():
 
 
 def with_profile(name="megatron", job=None, **fields):
-    return estimator_of(job, profile=replace(profile_of(name), **{"workspace_bytes": 0.0} | fields))
+    return estimator_of(job, profile=profile_of(name).having(**{"workspace_bytes": 0.0} | fields))
 
 
 def test_what_comes_and_goes_takes_more_than_its_tensors_what_stays_does_not():

@@ -143,7 +143,7 @@ def test_dropout_keeps_its_masks(attention, recompute, counting):
         attention=attention,
         recompute=recompute,
     )
-    with_masks = replace(executor_profile(plan.job.policy), dropout=True)
+    with_masks = executor_profile(plan.job.policy).having(dropout=True)
     counted = counting.count(plan, 0, dropout=True).counts
     assert [row for row in audit_rows(predicted(plan, 0, with_masks), counted) if not row.passes()] == []
     assert counted.saved > 1.02 * counting.count(plan, 0).counts.saved

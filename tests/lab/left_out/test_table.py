@@ -13,8 +13,9 @@ from lab.left_out.fits import FITS, LeftOut, PredictedRun, with_prior
 from lab.left_out.runs import read_runs
 from lab.left_out.table import COLUMNS, judge, main
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.options import RateOptions, TimingOptions
 from perfmodel.frameworks.shipped import fitted_numbers
-from perfmodel.validation.step_times import READ_LATE, StepTimes
+from perfmodel.validation.step_times import StepTimes
 from perfmodel.validation.validate import CasePredictor
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "published_steps.csv"
@@ -60,7 +61,7 @@ def test_what_is_kept_is_as_what_is_made_anew(runs):
     runs = runs[::45]
     chosen, times = range(len(runs)), StepTimes(runs=runs)
     times.predict(chosen, {})
-    for constant in sorted(READ_LATE):
+    for constant in (*RateOptions.__dataclass_fields__, *TimingOptions.__dataclass_fields__):
         values = {"matmul_rate_fraction": 0.6, constant: 2.0 if constant.endswith("_factor") else 0.5}
         assert times.predict(chosen, values).tolist() == StepTimes(runs=runs).predict(chosen, values).tolist(), constant
 
