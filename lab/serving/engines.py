@@ -11,7 +11,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from lab.serving.fitting import DIGITS, EngineFit, EngineNumber, fit_engine, lef
 from perfmodel.calibrate.fits import rounded
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.units import exact_quantity
-from perfmodel.frameworks.engine import GENERIC_ENGINE, Engine, fitted_numbers, list_engines, load_engine
+from perfmodel.frameworks.engine import ENGINE_GROUP_OF, GENERIC_ENGINE, Engine, fitted_numbers, list_engines, load_engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.serving.estimators import Estimators
@@ -37,7 +37,7 @@ RELATIVES = {"tensorrt-llm-2023": "tensorrt-llm-2024", "vllm-2024-eager": "vllm-
 
 HEAD = "# Written by `python -m lab.serving.engines`: what published runs say of each engine. Not edited by hand.\n"
 GENERIC_HEAD = "# Written by `python -m lab.serving.engines`: the mean of the engines of today. Not edited by hand.\n"
-_OWN = ("name", "version", "versions", "source", "notes", "formats")
+_OWN = ("formats",)
 
 
 def read_rows(path: str | Path, estimators: Estimators, *, as_served: bool = False) -> list[ServingRow]:
@@ -71,7 +71,7 @@ def shipped_fits(rows: Sequence[ServingRow], estimators: Estimators) -> dict[str
         scored = [row for row in rows if row.labels.get("engine") == name and row.is_scored]
         if scored:
             engine = load_engine(name)
-            logs = np.log([getattr(engine, number) for number in numbers])
+            logs = np.log([engine.option(number) for number in numbers])
             fit = linearised(engine, scored, tuple(numbers), logs, predict_as(estimators))
             found[name] = replace(fit, is_borrowed=name in RELATIVES)
     return found
@@ -94,7 +94,7 @@ def fitted_text(fits: Mapping[str, EngineFit]) -> str:
         lines += [f"  {name}:", *own.values()]
     for name, relative in RELATIVES.items():
         if relative in told:
-            unlike = {"few_rows_fraction"} if load_engine(name).tunes_products else set()
+            unlike = {"few_rows_fraction"} if load_engine(name).kernels.tunes_products else set()
             lines += [f"  {name}:  # the numbers of {relative}"]
             lines += [line for number, line in told[relative].items() if number not in unlike]
     return "\n".join(lines) + "\n"
@@ -121,19 +121,18 @@ def generic_engine(known: Sequence[Engine]) -> Engine:
     """Every number the mean of the engines' (of times the geometric one), every habit that of most."""
     first = known[0]
     values: dict[str, Any] = {}
-    for field in fields(Engine):
-        each = [getattr(engine, field.name) for engine in known]
-        if field.name in _OWN:
+    for option in ENGINE_GROUP_OF:
+        each = [engine.option(option) for engine in known]
+        if option in _OWN:
             continue
-        if isinstance(each[0], (bool, str)) or field.name in ("graph_sizes", "prefill_context_beside"):
-            values[field.name] = max(Counter(each).items(), key=lambda item: (item[1], str(item[0])))[0]
+        if isinstance(each[0], (bool, str)) or option in ("graph_sizes", "prefill_context_beside"):
+            values[option] = max(Counter(each).items(), key=lambda item: (item[1], str(item[0])))[0]
         elif isinstance(each[0], tuple):
-            values[field.name] = tuple(rounded(value, DIGITS) for value in np.mean(each, axis=0))
+            values[option] = tuple(rounded(value, DIGITS) for value in np.mean(each, axis=0))
         else:
-            values[field.name] = _mean(field.name, each, whole=isinstance(each[0], int))
+            values[option] = _mean(option, each, whole=isinstance(each[0], int))
     names = ", ".join(engine.name for engine in known)
-    return replace(
-        first,
+    return first.having(
         name=GENERIC_ENGINE,
         version="any",
         source=f"the mean of {names} (lab.serving.engines)",
@@ -154,13 +153,13 @@ def _mean(name: str, values: Sequence[float], *, whole: bool) -> float:
 
 def generic_text(engine: Engine) -> str:
     lines = []
-    for field in fields(Engine):
-        value = getattr(engine, field.name)
-        if field.name in ("notes", "versions", "formats"):
+    plain = {"name": engine.name, "version": engine.version, "source": engine.source, **engine.options}
+    for name, value in plain.items():
+        if name == "formats":
             continue
-        if field.name.endswith("_time"):
+        if name.endswith("_time"):
             value = f"{value * 1e6:.6g} us"
-        elif field.name.endswith("_bytes"):
+        elif name.endswith("_bytes"):
             value = f"{value / 1e6:.6g} MB" if value >= 1e3 else f"{value:.6g} B"
         elif isinstance(value, bool):
             value = str(value).lower()
@@ -168,7 +167,7 @@ def generic_text(engine: Engine) -> str:
             value = "[" + ", ".join(each if isinstance(each, str) else f"{each:g}" for each in value) + "]"
         elif isinstance(value, str):
             value = f"'{value}'"
-        lines.append(f"{field.name}: {value}")
+        lines.append(f"{name}: {value}")
     return GENERIC_HEAD + "\n".join(lines) + "\n"
 
 
@@ -177,7 +176,7 @@ def todays_engines(fits: Mapping[str, EngineFit] | None = None) -> list[Engine]:
     found = []
     for name in TODAYS:
         told = fits[name].numbers() if fits is not None and name in fits else {}
-        found.append(replace(load_engine(name), **{number: rounded(value, DIGITS) for number, value in told.items()}))  # type: ignore[arg-type]
+        found.append(load_engine(name).having(**{number: rounded(value, DIGITS) for number, value in told.items()}))  # type: ignore[arg-type]
     return found
 
 

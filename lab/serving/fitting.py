@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,17 +103,17 @@ def numbers_of(engine: Engine, rows: Sequence[ServingRow]) -> tuple[str, ...]:
         names += ["request_time", "lockstep", "border_steps"]
     if sum(row.planned is not None and row.planned.plan.tp > 1 for row in rows) >= LEAST_RUNS:
         names += ["rank_skew_time"]
-    if not engine.has_graphs:
+    if not engine.host.has_graphs:
         names += ["launch_time"]
-    if not engine.tunes_products:
+    if not engine.kernels.tunes_products:
         names += ["few_rows_fraction"]
-    if not engine.shares_key_values:
+    if not engine.kernels.shares_key_values:
         names += ["decode_attention_fraction"]
     return tuple(names)
 
 
 def with_numbers(engine: Engine, names: Sequence[str], logs: Array | Sequence[float]) -> Engine:
-    return replace(engine, **{name: float(np.exp(log)) for name, log in zip(names, logs, strict=True)})  # type: ignore[arg-type]
+    return engine.having(**{name: float(np.exp(log)) for name, log in zip(names, logs, strict=True)})  # type: ignore[arg-type]
 
 
 def targets_of(rows: Sequence[ServingRow]) -> tuple[Target, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,20 +44,21 @@ def supported(engine: Engine) -> dict[str, Any]:
     from perfmodel.planner.serving.launch import can_launch
 
     return {
-        "chunked_prefill": engine.has_chunks,
-        "attention_dp": engine.attention_dp,
-        "expert_parallel": engine.expert_parallel,
-        "decode_context_parallel": engine.has_decode_context,
-        "prefill_context_parallel": engine.prefill_context,
-        "cuda_graphs": engine.has_graphs,
+        "chunked_prefill": engine.scheduling.has_chunks,
+        "attention_dp": engine.runs.attention_dp,
+        "expert_parallel": engine.runs.expert_parallel,
+        "decode_context_parallel": engine.runs.has_decode_context,
+        "prefill_context_parallel": engine.runs.prefill_context,
+        "cuda_graphs": engine.host.has_graphs,
         "launch_command": can_launch(engine),
-        "formats": list(dict.fromkeys(each.format for each in engine.formats)) or None,
+        "formats": list(dict.fromkeys(each.format for each in engine.kernels.formats)) or None,
     }
 
 
 def engine_object(engine: Engine) -> dict[str, Any]:
     """One engine: what it supports, and every number of its file, SI units."""
-    plain: dict[str, Any] = to_plain(engine)
+    plain: dict[str, Any] = {name: to_plain(value) for name, value in engine.options.items()}
+    plain |= {"versions": to_plain(engine.versions), "notes": dict(engine.notes)}
     return {"name": engine.name, "version": engine.version, "source": engine.source, "supports": supported(engine), **plain}
 
 
@@ -68,9 +68,17 @@ def _row(engine: Engine) -> tuple[str, ...]:
     runs = [f"{word} ({found[name]})" if found[name] == "whole" else word for name, word in words.items() if found[name] != "none"]
     runs += ["dcp"] if found["decode_context_parallel"] else []
     runs += ["pcp"] if found["prefill_context_parallel"] != "none" else []
-    prompts = "chunks" if engine.has_chunks else "first"
+    prompts = "chunks" if engine.scheduling.has_chunks else "first"
     start = "yes" if found["launch_command"] else ""
-    return engine.name, _shortened(engine.version), f"{engine.max_batch:,}", f"{engine.max_tokens:,}", prompts, ", ".join(runs), start
+    return (
+        engine.name,
+        _shortened(engine.version),
+        f"{engine.scheduling.max_batch:,}",
+        f"{engine.scheduling.max_tokens:,}",
+        prompts,
+        ", ".join(runs),
+        start,
+    )
 
 
 def _shortened(version: str) -> str:
@@ -79,9 +87,10 @@ def _shortened(version: str) -> str:
 
 def _facts(engine: Engine) -> list[tuple[str, str]]:
     facts = [(name.replace("_", " "), _text(value)) for name, value in supported(engine).items() if name != "formats"]
-    facts += [(f"format {each.format}", _conditions(each)) for each in engine.formats]
+    facts += [(f"format {each.format}", _conditions(each)) for each in engine.kernels.formats]
     shown = {"formats", "versions", "notes", "name", "has_chunks", "attention_dp", "expert_parallel", "has_decode_context", "has_graphs"}
-    facts += [(field.name.replace("_", " "), _text(getattr(engine, field.name))) for field in fields(engine) if field.name not in shown]
+    plain = {"version": engine.version, "source": engine.source, **engine.options}
+    facts += [(name.replace("_", " "), _text(value)) for name, value in plain.items() if name not in shown]
     return [(name, text) for name, text in facts if text]
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
+from perfmodel.foundation.files import listed
 from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.engine_formats import EngineFormat
+from perfmodel.frameworks.grouped import Grouped
 
 DEFAULT_ENGINE = "vllm"
 EXTENTS = ("any", "whole", "none")
@@ -41,79 +44,41 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found[1].split(".")) if found else ()
 
 
+def _check_least_1(name: str, value: int) -> None:
+    if value < 1:
+        raise bad_field(name, value, "must be at least 1", "correct the engine")
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise bad_field(name, value, "must lie in 0..1", "correct the engine")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """A serving engine; what other versions than the last do otherwise is in `versions`.
+class EngineMemory:
+    """Memory of a rank (inference.md's `u C - W - A - G - N`, or `u (C - W - A - G - N)`).
 
-    Memory (inference.md's `u C - W - A - G - N`, or `u (C - W - A - G - N)`):
-
-    memory_fraction     u
-    fraction_of_free    u is of what is free once the engine is loaded, not of all
-    activation_factor   A = 2 T n d x factor, by tensor-parallel degree 1, 2, 4, 8; of models with experts `expert_activation_factor`
-    least_activation_bytes  A is at least this
-    graph_bytes         G: captured graphs
-    context_bytes       N: driver, libraries, communicators
-    link_bytes          of N, only where tp > 1
-    reserve_bytes       held back besides; with it, in place of A and G where an engine sets them aside by a rule (SGLang):
-    reserve_token_bytes     for each token of a step
-    reserve_chip_bytes      for each chip of a replica
-    reserve_rank_bytes      for each attention rank, where there are several
-    least_reserve_bytes     all of these together are no less
-    block_tokens        tokens of a block of the cache
-    reserves_answers    a request gets a place when its whole answer has room; else when its prompt has, and those that came last are thrown
-                        out (and computed again) where the cache runs full
-    sampler_bytes       for each sequence that may run and each entry of the vocabulary: what a profile run of the sampler holds at its
-                        peak, where that is more than A
-    keeps_expert_workspace  what goes into and comes out of the experts' products lies in buffers that stay, also while the sampler runs
-
-    Scheduling:
-
-    max_batch           sequences that run at once
-    max_tokens          tokens of a step (a chunk of a prompt and the sequences that decode)
-    has_chunks          prompts are cut into chunks beside decoding; else they run by themselves, first
-    gathers_prompts     attention ranks wait for one another's prompts, so that all of them prefill in the same step
-    lockstep            s in 0..1: how far requests march in step (0: spread out, 1: waves)
-    graph_sizes         batches up to the last have captured graphs; a step is padded to the next
-
-    What it runs, of models with experts ("any", "whole", "none"):
-
-    attention_dp        attention data parallelism: of any degree; only of all chips of a stage (tp is 1 then); not at all
-    expert_parallel     experts are dealt over any part of a stage's chips; over all of them or cut by all of them; only cut
-
-    has_decode_context  ranks of tp that keep the same cache can share its tokens (decode context parallelism)
-    prefill_context     chips can share the tokens of a prompt (prefill context parallelism): "any", "latent" (of latent attention), "none"
-    prefill_context_beside  degrees beside tp and ep that it runs with that: pp, attention_dp
-    prefill_context_since   version that first does, where that is later than `version`: no search proposes it unasked
-
-    Host:
-
-    step_time           of a step, beside the device
-    sequence_time       of a step, for each sequence
-    request_time        h0: from a request's arrival to its prefill, and back with its first token
-    border_steps        decode steps that pass between the end of a prefill and the first token
-    layer_prefill_time  host time of a layer in a prefill without graphs: prefill takes no less
-    has_graphs          decoding replays graphs; else each kernel is launched
-    launch_time         of a kernel that is launched
-    overlaps_host       scheduling runs beside the device: the longer of the two counts
-
-    Kernels:
-
-    floor_fraction      of a kernel's floor that shows in a replayed graph
-    fuses_all_reduce    small all-reduces by the engine's own kernels
-    fuses_casts         what narrows activations before products of fewer bits is part of the kernel before; else it is a kernel of its own
-    fuses_kernels       products of one input are one call, and norms, additions and rotations share launches; else all are kernels
-    sparse_attention_time  of a layer that attends to chosen tokens: what narrows, scores and chooses, beside its products and its reading
-    rank_skew_time      of an all-reduce beside its kernel: its ranks, launched one by one, come to it one after another
-    shares_key_values   decoding reads the keys and values of a head once for all queries that share them (else for each query head)
-    tunes_products      its library has kernels for products of few rows (else they run at `few_rows_fraction` of the rate of many)
-    few_rows_fraction   1 where it has
-    formats             of weights, by kind of chip; none: whatever the chip has units for
-    decode_attention_fraction   rate of its attention kernel when it decodes, over that of the fused one that chips are measured with
+    memory_fraction           u
+    fraction_of_free          u is of what is free once the engine is loaded, not of all
+    activation_factor         A = 2 T n d x factor, by tensor-parallel degree 1, 2, 4, 8; of models with experts `expert_activation_factor`
+    expert_activation_factor  the same of models with experts
+    least_activation_bytes    A is at least this
+    graph_bytes               G: captured graphs
+    context_bytes             N: driver, libraries, communicators
+    link_bytes                of N, only where tp > 1
+    reserve_bytes             held back besides; with it, in place of A and G where an engine sets them aside by a rule (SGLang):
+    reserve_token_bytes       for each token of a step
+    reserve_chip_bytes        for each chip of a replica
+    reserve_rank_bytes        for each attention rank, where there are several
+    least_reserve_bytes       all of these together are no less
+    block_tokens              tokens of a block of the cache
+    reserves_answers          a request gets a place when its whole answer has room; else when its prompt has, and those that came last are
+                              thrown out (and computed again) where the cache runs full
+    sampler_bytes             for each sequence that may run and each entry of the vocabulary: what a profile run of the sampler holds at
+                              its peak, where that is more than A
+    keeps_expert_workspace    what goes into and comes out of the experts' products lies in buffers that stay, also while the sampler runs
     """
 
-    name: str
-    version: str
-    source: str
     memory_fraction: float
     fraction_of_free: bool = False
     activation_factor: tuple[float, ...] = (11.0, 6.5, 5.0, 5.0)
@@ -131,18 +96,86 @@ class Engine:
     reserves_answers: bool = True
     sampler_bytes: float = 0.0
     keeps_expert_workspace: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise bad_field("memory_fraction", self.memory_fraction, "must be a share of the memory", "correct the engine")
+        _check_least_1("block_tokens", self.block_tokens)
+        for name in ("activation_factor", "expert_activation_factor"):
+            factors = getattr(self, name)
+            if len(factors) != 4 or min(factors) < 0:
+                raise bad_field(name, factors, "must be four factors, by tp 1, 2, 4 and 8", "correct the engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineScheduling:
+    """Which requests a step holds.
+
+    max_batch        sequences that run at once
+    max_tokens       tokens of a step (a chunk of a prompt and the sequences that decode)
+    has_chunks       prompts are cut into chunks beside decoding; else they run by themselves, first
+    gathers_prompts  attention ranks wait for one another's prompts, so that all of them prefill in the same step
+    lockstep         s in 0..1: how far requests march in step (0: spread out, 1: waves)
+    graph_sizes      batches up to the last have captured graphs; a step is padded to the next
+    """
+
     max_batch: int = 1024
     max_tokens: int = 8192
     has_chunks: bool = True
     gathers_prompts: bool = False
     lockstep: float = 0.15
     graph_sizes: tuple[int, ...] = (1, 2, 4)
+
+    def __post_init__(self) -> None:
+        _check_least_1("max_batch", self.max_batch)
+        _check_least_1("max_tokens", self.max_tokens)
+        _check_share("lockstep", self.lockstep)
+        if not self.graph_sizes or self.graph_sizes[0] < 1 or any(a >= b for a, b in pairwise(self.graph_sizes)):
+            raise bad_field("graph_sizes", self.graph_sizes, "must be batches from 1, each larger than the last", "correct the engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRuns:
+    """Which plans it runs ("any", "whole", "none").
+
+    attention_dp            attention data parallelism: of any degree; only of all chips of a stage (tp is 1 then); not at all
+    expert_parallel         experts are dealt over any part of a stage's chips; over all of them or cut by all of them; only cut
+    has_decode_context      ranks of tp that keep the same cache can share its tokens (decode context parallelism)
+    prefill_context         chips can share the tokens of a prompt (prefill context parallelism): "any", "latent" (of latent attention),
+                            "none"
+    prefill_context_beside  degrees beside tp and ep that it runs with that: pp, attention_dp
+    prefill_context_since   version that first does, where that is later than `version`: no search proposes it unasked
+    """
+
     attention_dp: str = "any"
     expert_parallel: str = "any"
     has_decode_context: bool = False
     prefill_context: str = "none"
     prefill_context_beside: tuple[str, ...] = ()
     prefill_context_since: str = ""
+
+    def __post_init__(self) -> None:
+        for name, known in (("attention_dp", EXTENTS), ("expert_parallel", EXTENTS), ("prefill_context", ATTENTIONS)):
+            if getattr(self, name) not in known:
+                raise bad_field(name, getattr(self, name), f"must be one of {', '.join(known)}", "correct the engine")
+        if set(self.prefill_context_beside) - {"pp", "attention_dp"}:
+            raise bad_field("prefill_context_beside", self.prefill_context_beside, "must be of pp, attention_dp", "correct the engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHost:
+    """Host times.
+
+    step_time           of a step, beside the device
+    sequence_time       of a step, for each sequence
+    request_time        h0: from a request's arrival to its prefill, and back with its first token
+    border_steps        decode steps that pass between the end of a prefill and the first token
+    layer_prefill_time  host time of a layer in a prefill without graphs: prefill takes no less
+    has_graphs          decoding replays graphs; else each kernel is launched
+    launch_time         of a kernel that is launched
+    overlaps_host       scheduling runs beside the device: the longer of the two counts
+    """
+
     step_time: float = 0.0
     sequence_time: float = 0.0
     request_time: float = 0.0
@@ -151,6 +184,27 @@ class Engine:
     has_graphs: bool = True
     launch_time: float = 0.0
     overlaps_host: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKernels:
+    """Kernels: which are fused, and what they reach.
+
+    floor_fraction             of a kernel's floor that shows in a replayed graph
+    fuses_all_reduce           small all-reduces by the engine's own kernels
+    fuses_casts                what narrows activations before products of fewer bits is part of the kernel before; else it is a kernel of
+                               its own
+    fuses_kernels              products of one input are one call, and norms, additions and rotations share launches; else all are kernels
+    sparse_attention_time      of a layer that attends to chosen tokens: what narrows, scores and chooses, beside its products and its
+                               reading
+    rank_skew_time             of an all-reduce beside its kernel: its ranks, launched one by one, come to it one after another
+    shares_key_values          decoding reads the keys and values of a head once for all queries that share them (else for each query head)
+    tunes_products             its library has kernels for products of few rows (else they run at `few_rows_fraction` of the rate of many)
+    few_rows_fraction          1 where it has
+    decode_attention_fraction  rate of its attention kernel when it decodes, over that of the fused one that chips are measured with
+    formats                    of weights, by kind of chip; none: whatever the chip has units for
+    """
+
     floor_fraction: float = 0.5
     fuses_all_reduce: bool = True
     fuses_casts: bool = False
@@ -162,44 +216,58 @@ class Engine:
     few_rows_fraction: float = 1.0
     decode_attention_fraction: float = 1.0
     formats: tuple[EngineFormat, ...] = ()
-    versions: tuple[EngineVersions, ...] = ()
-    notes: Mapping[str, str] = field(default_factory=dict)
 
-    def at(self, version: tuple[int, ...]) -> Engine:
-        """As that version is; () for one that nobody says."""
-        unlike = next((each for each in self.versions if each.has(version)), None)
-        return self if unlike is None else replace(self, sampler_bytes=unlike.sampler_bytes, graph_bytes=unlike.graph_bytes)
+    def __post_init__(self) -> None:
+        if not 0.0 < self.decode_attention_fraction <= 2.0:
+            rule = "must be above 0, and 2 at most"
+            raise bad_field("decode_attention_fraction", self.decode_attention_fraction, rule, "correct the engine")
+        if not 0.0 < self.few_rows_fraction <= 1.0:
+            raise bad_field("few_rows_fraction", self.few_rows_fraction, "must be above 0, and 1 at most", "correct the engine")
+        _check_share("floor_fraction", self.floor_fraction)
 
     @property
     def casts(self) -> float:
         """Share of such passes that are kernels of their own."""
         return 0.0 if self.fuses_casts else 1.0
 
-    def __post_init__(self) -> None:
-        if not 0.0 < self.memory_fraction <= 1.0:
-            raise bad_field("memory_fraction", self.memory_fraction, "must be a share of the memory", "correct the engine")
-        for name in ("block_tokens", "max_batch", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise bad_field(name, getattr(self, name), "must be at least 1", "correct the engine")
-        for name, known in (("attention_dp", EXTENTS), ("expert_parallel", EXTENTS), ("prefill_context", ATTENTIONS)):
-            if getattr(self, name) not in known:
-                raise bad_field(name, getattr(self, name), f"must be one of {', '.join(known)}", "correct the engine")
-        if set(self.prefill_context_beside) - {"pp", "attention_dp"}:
-            raise bad_field("prefill_context_beside", self.prefill_context_beside, "must be of pp, attention_dp", "correct the engine")
-        if not 0.0 < self.decode_attention_fraction <= 2.0:
-            rule = "must be above 0, and 2 at most"
-            raise bad_field("decode_attention_fraction", self.decode_attention_fraction, rule, "correct the engine")
-        if not 0.0 < self.few_rows_fraction <= 1.0:
-            raise bad_field("few_rows_fraction", self.few_rows_fraction, "must be above 0, and 1 at most", "correct the engine")
-        for name in ("lockstep", "floor_fraction"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise bad_field(name, getattr(self, name), "must lie in 0..1", "correct the engine")
-        for name in ("activation_factor", "expert_activation_factor"):
-            factors = getattr(self, name)
-            if len(factors) != 4 or min(factors) < 0:
-                raise bad_field(name, factors, "must be four factors, by tp 1, 2, 4 and 8", "correct the engine")
-        if not self.graph_sizes or self.graph_sizes[0] < 1 or any(a >= b for a, b in pairwise(self.graph_sizes)):
-            raise bad_field("graph_sizes", self.graph_sizes, "must be batches from 1, each larger than the last", "correct the engine")
+
+_GROUPS: Mapping[str, Any] = {
+    "memory": EngineMemory,
+    "scheduling": EngineScheduling,
+    "runs": EngineRuns,
+    "host": EngineHost,
+    "kernels": EngineKernels,
+}
+ENGINE_GROUP_OF: Mapping[str, str] = MappingProxyType({each.name: group for group, of in _GROUPS.items() for each in fields(of)})
+"""Option of an engine -> its group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine(Grouped):
+    """A serving engine: options in groups; what other versions than the last do otherwise is in `versions`."""
+
+    GROUP_OF: ClassVar[Mapping[str, str]] = ENGINE_GROUP_OF
+
+    name: str
+    version: str
+    source: str
+    memory: EngineMemory
+    scheduling: EngineScheduling = field(default_factory=EngineScheduling)
+    runs: EngineRuns = field(default_factory=EngineRuns)
+    host: EngineHost = field(default_factory=EngineHost)
+    kernels: EngineKernels = field(default_factory=EngineKernels)
+    versions: tuple[EngineVersions, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, version: tuple[int, ...]) -> Engine:
+        """As that version is; () for one that nobody says."""
+        unlike = next((each for each in self.versions if each.has(version)), None)
+        return self if unlike is None else self.having(sampler_bytes=unlike.sampler_bytes, graph_bytes=unlike.graph_bytes)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option by name, without its group, as files have them."""
+        return {name: self.option(name) for name in ENGINE_GROUP_OF}
 
 
 def list_engines() -> tuple[str, ...]:
@@ -234,7 +302,24 @@ def _load(name: str, state: tuple[int, ...]) -> Engine:
         data = {**_data_of_base(data["base"], path.name), **{key: value for key, value in data.items() if key != "base"}}
     if not state and isinstance(data, dict):
         data = {**data, **{number: told["value"] for number, told in fitted_numbers().get(name, {}).items()}}
-    return record_from_data(Engine, data, where=path.name)
+    return _engine_from_data(data, where=path.name)
+
+
+def _engine_from_data(data: Any, *, where: str) -> Engine:
+    """The engine of a file, whose options stand without their groups. Raises InputError naming every field that is wrong."""
+    if not isinstance(data, Mapping):
+        return record_from_data(Engine, data, where=where)
+    known = [*ENGINE_GROUP_OF, *(each.name for each in fields(Engine) if each.name not in _GROUPS)]
+    faults = [f"{where}.{one_line(name, 60)}: unknown field{suggest(name, known)}" for name in data if name not in known]
+    if faults:
+        raise InputError(listed(faults))
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        if name in ENGINE_GROUP_OF:
+            found.setdefault(ENGINE_GROUP_OF[name], {})[name] = value
+        else:
+            found[name] = value
+    return record_from_data(Engine, {"memory": {}, **found}, where=where)
 
 
 def _data_of_base(name: object, where: str) -> dict[str, Any]:

@@ -6,16 +6,17 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.records import record_from_data, record_to_data
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.values import check_path
 from perfmodel.frameworks.fitted import NOTHING, FittedTo
+from perfmodel.frameworks.grouped import Grouped
 from perfmodel.frameworks.options import (
     GRAPH_SCOPES,
     GROUP_OF,
@@ -46,7 +47,7 @@ GENERIC = "generic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutionProfile:
+class ExecutionProfile(Grouped):
     """What a framework does with a plan: options in groups. Nothing in the cost model asks for the name.
 
     release   of the framework, whose recipes set more for models with experts; "": not stated
@@ -55,6 +56,8 @@ class ExecutionProfile:
     runs      what of the plans it can run; anything where nothing is said (`frameworks/runnable.py`)
     fitted    the user's runs that `perfmodel fit` made it from; nothing of one that ships
     """
+
+    GROUP_OF: ClassVar[Mapping[str, str]] = GROUP_OF
 
     name: str
     source: str
@@ -71,21 +74,6 @@ class ExecutionProfile:
     fitted: FittedTo = NOTHING
     family: str = ""
     unknown: tuple[str, ...] = ()
-
-    def option(self, name: str) -> Any:
-        """The value of an option, whatever its group."""
-        return getattr(getattr(self, GROUP_OF[name]), name)
-
-    def having(self, **changes: Any) -> ExecutionProfile:
-        """The profile with other values of fields of its own or of options of its groups. Raises InputError for a number out of bounds."""
-        own = {name: value for name, value in changes.items() if name not in GROUP_OF}
-        groups: dict[str, dict[str, Any]] = {}
-        for name, value in changes.items():
-            if name in GROUP_OF:
-                groups.setdefault(GROUP_OF[name], {})[name] = value
-        for group, values in groups.items():
-            own[group] = replace(getattr(self, group), **values)
-        return replace(self, **own)
 
     @property
     def compiled(self) -> tuple[Any, ...]:

@@ -231,11 +231,11 @@ def _format_that_runs(
     notes: list[str] = []
     if not is_given and not quantization.is_plain:
         notes.append(f"quantization: not given, and {model} is published in {quantization.name}")
-    runs = format_on(engine.formats, chip, quantization)
+    runs = format_on(engine.kernels.formats, chip, quantization)
     if runs is None and is_given:
-        require_format(engine.name, engine.formats, chip, quantization)
+        require_format(engine.name, engine.kernels.formats, chip, quantization)
     if runs is None:
-        runs = quantization_named("bf16" if engine.formats else WIDENED)
+        runs = quantization_named("bf16" if engine.kernels.formats else WIDENED)
     if runs.name != quantization.name:
         how = f"weights are widened inside the products ({runs.name})" if not runs.is_plain else f"it is taken in {runs.name}"
         notes.append(f"quantization: {engine.name} on {chip.name} has no products in {quantization.name}; {how}")
@@ -498,7 +498,7 @@ def _what_would_meet(setting: ServingSetting, how: Mapping[str, Any], error: Not
         return True
 
     chips = setting.num_chips
-    narrower = [QUANTIZATIONS[name] for name in formats_on(of.engine.formats, of.cluster.chip)]
+    narrower = [QUANTIZATIONS[name] for name in formats_on(of.engine.kernels.formats, of.cluster.chip)]
     least = min(quantization.weight_bytes for quantization, _ in formats)
     allowed = ",".join(quantization.name for quantization, _ in formats)
     kinds: list[Iterator[str]] = [
@@ -529,10 +529,10 @@ def _formats_allowed(setting: ServingSetting, names: Sequence[str]) -> tuple[Ser
     """The formats that a search may use as they run; those that do not run are noted. Raises InputError where none runs."""
     engine, chip = setting.estimator.engine, setting.estimator.cluster.chip
     allowed = [quantization_named(name) for name in names]
-    runs = [format_on(engine.formats, chip, each) for each in allowed]
+    runs = [format_on(engine.kernels.formats, chip, each) for each in allowed]
     found = tuple(dict.fromkeys(each.name for each in runs if each is not None))
     if allowed and not found:
-        require_format(engine.name, engine.formats, chip, allowed[0])
+        require_format(engine.name, engine.kernels.formats, chip, allowed[0])
     left = [each.name for each, ran in zip(allowed, runs, strict=True) if ran is None]
     notes = (f"allow: {engine.name} does not run {', '.join(left)} on {chip.name}; left out",) if left else ()
     cache = setting.job.kv_precision

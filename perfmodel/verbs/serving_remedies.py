@@ -73,7 +73,7 @@ def _more_tp(asked: ServingRequest, prediction: ServingPrediction, cluster: Clus
 
 
 def _fewer_sequences(prediction: ServingPrediction, engine: Engine) -> Iterator[Change]:
-    most = prediction.plan.max_batch or engine.max_batch
+    most = prediction.plan.max_batch or engine.scheduling.max_batch
     yield from ({"max_batch": each} for each in _BATCHES if each < most)
 
 
@@ -85,7 +85,7 @@ def _narrower_cache(prediction: ServingPrediction) -> Iterator[Change]:
 def _narrower_weights(prediction: ServingPrediction, engine: Engine, cluster: Cluster) -> Iterator[Change]:
     """Formats that the engine runs on the chip, the widest first; those that differ in their scales alone as `QUANTIZATIONS` has them."""
     least = prediction.job.quantization.weight_bytes
-    narrower = [QUANTIZATIONS[name] for name in formats_on(engine.formats, cluster.chip)]
+    narrower = [QUANTIZATIONS[name] for name in formats_on(engine.kernels.formats, cluster.chip)]
     for each in sorted(narrower, key=lambda each: -round(4 * each.weight_bytes)):
         if each.weight_bytes < least and not each.experts_only:
             yield {"quantization": each.name}

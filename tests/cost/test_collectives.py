@@ -253,14 +253,18 @@ def test_a_ring_between_nodes_pays_for_its_hops_inside():
 
 
 def test_one_row_per_redistribution_is_quick():
-    """The budget of one prediction: about 60 us for all its collectives (here with room for a busy machine)."""
+    """All collectives of one prediction at once: no more than a few dozen small numpy products, measured in the same run."""
     import timeit
 
     machine = MACHINES["a100"]
     ones = np.full((30, 1), 8.0)
     codes = np.arange(30)[:, None] % 4
     operands = {"group_size": ones * 8, "inside": [ones, ones * 8], "machine": machine}
-    assert min(timeit.repeat(lambda: collective_time(codes, ones * 1e6, **operands), number=50, repeat=7)) / 50 < 300e-6
+    rows = ones * 1e6
+    taken, small = (
+        min(timeit.repeat(once, number=50, repeat=7)) for once in (lambda: collective_time(codes, rows, **operands), lambda: rows * ones)
+    )
+    assert taken < 400 * small
 
 
 @pytest.mark.parametrize("chips, measured", [(8, 312.9e9), (2, 47.7e9)])

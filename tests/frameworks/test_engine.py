@@ -1,7 +1,5 @@
 """Engines of one's own: what cannot be is refused with its field."""
 
-from dataclasses import replace
-
 import pytest
 
 from perfmodel.foundation.errors import InputError
@@ -24,23 +22,23 @@ from perfmodel.workload.quantization import QUANTIZATIONS, has_units
 )
 def test_what_an_engine_cannot_be_is_refused(wrong, sentence):
     with pytest.raises(InputError, match=sentence):
-        replace(load_engine("vllm"), **wrong)
+        load_engine("vllm").having(**wrong)
 
 
 def test_an_engine_of_ones_own_says_what_it_shares(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("base: vllm\nname: mine\nversion: '1'\nprefill_context: any\nprefill_context_since: ''\nprefill_context_beside: [pp]\n")
     engine = load_engine(file)
-    assert (engine.prefill_context, engine.prefill_context_beside, engine.prefill_context_since) == ("any", ("pp",), "")
-    assert engine.has_decode_context
+    assert (engine.runs.prefill_context, engine.runs.prefill_context_beside, engine.runs.prefill_context_since) == ("any", ("pp",), "")
+    assert engine.runs.has_decode_context
 
 
 def test_versions_do_what_they_did():
     """Samples sorted from 0.11.1 to 0.16; graphs counted since 0.17; no version: as the last does."""
     vllm = load_engine("vllm")
     seen = {text: vllm.at(version_of(text)) for text in ("vllm 0.10.2", "vllm 0.11.0", "vllm 0.12.0", "vllm 0.16.0", "vllm 0.18.0", "vllm")}
-    assert [each.sampler_bytes for each in seen.values()] == [14, 14, 38, 38, 14, 14]
-    assert [each.graph_bytes > 0 for each in seen.values()] == [False, False, False, False, True, True]
+    assert [each.memory.sampler_bytes for each in seen.values()] == [14, 14, 38, 38, 14, 14]
+    assert [each.memory.graph_bytes > 0 for each in seen.values()] == [False, False, False, False, True, True]
     assert seen["vllm"] is vllm
     assert load_engine("sglang").at((0, 5, 8)) is load_engine("sglang")
 
@@ -55,9 +53,9 @@ def test_a_version_is_read_from_words(text, version):
 def test_an_engine_file_that_changed_is_read_again(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("base: vllm\nname: mine\nversion: '1'\nmax_batch: 10\n")
-    assert load_engine(file).max_batch == 10
+    assert load_engine(file).scheduling.max_batch == 10
     file.write_text("base: vllm\nname: mine\nversion: '1'\nmax_batch: 2000\n")
-    assert load_engine(file).max_batch == 2000
+    assert load_engine(file).scheduling.max_batch == 2000
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "x" * 5000, "a\0b", "no/such/file.yaml", "vlm"])
@@ -70,7 +68,7 @@ def test_a_name_that_no_engine_has_is_refused(name):
 def test_a_shipped_engine_runs_16_bits_on_every_chip_and_what_its_file_says(name):
     engine = load_engine(name)
     for chip in (load_chip("a100-sxm-80gb"), load_chip("h100-sxm-80gb"), load_chip("b200-180gb"), load_chip("mi300x-192gb")):
-        runs = formats_on(engine.formats, chip)
+        runs = formats_on(engine.kernels.formats, chip)
         assert {"bf16", "fp16"} <= set(runs)
         for each in runs:
             assert has_units(QUANTIZATIONS[each], chip.peak_flop_rate)

@@ -1,7 +1,5 @@
 """A plan of serving is the same alone and among others, to the last bit."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -38,7 +36,7 @@ def test_a_row_is_its_plan(model, engine, quantization, words):
         model=job.model,
         cluster=cluster,
         calibration=choose_calibration(cluster.chip),
-        engine=replace(load_engine(engine), prefill_context_since=""),  # as one whose version has all that its profile knows
+        engine=load_engine(engine).having(prefill_context_since=""),  # as one whose version has all that its profile knows
         quantization=quantization_named(quantization),
         cache=Dtype.BF16,
     )

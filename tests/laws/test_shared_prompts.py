@@ -1,7 +1,5 @@
 """Ranks that share the tokens of a prompt do its work between them, and no other."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -17,7 +15,7 @@ from perfmodel.workload.serving import ServingJob, constant
 from tests.cost.serving.test_estimate import estimator
 
 #: Any model, beside any other degree.
-EVERYWHERE = replace(load_engine("vllm"), prefill_context="any", prefill_context_beside=("pp", "attention_dp"))
+EVERYWHERE = load_engine("vllm").having(prefill_context="any", prefill_context_beside=("pp", "attention_dp"))
 MODELS = pytest.mark.parametrize("model", ["deepseek-v3", "deepseek-v3.2", "llama-3.1-70b", "gpt-oss-120b", "mixtral-8x7b"])
 
 
@@ -34,7 +32,7 @@ def plans(*degrees, **sizes):
 @MODELS
 def test_one_rank_is_the_plan_without(model):
     of, none = estimator_of(model), estimator_of(model)
-    none.engine = replace(EVERYWHERE, prefill_context="none")
+    none.engine = EVERYWHERE.having(prefill_context="none")
     together, alone = of.times(plans(1, 2, 4, tp=2)), none.times(plans(1, tp=2))
     for parts in ((16.0, 9000.0), (0.0, 0.0, 5000.0, 3000.0), (16.0, 9000.0, 5000.0, 3000.0)):
         words = dict(zip(("prompt_tokens", "prompt_cached"), parts[2:], strict=False))

@@ -74,7 +74,7 @@ def test_every_layout_is_there_once(model, chips, engine):
     assert len(rows) == len(set(rows))
     assert {row[:-1] for row in rows} == by_hand(config, chips, profile)
     cuts = {row for row in rows if row[-1] > 1}
-    assert bool(cuts) == (profile.has_decode_context and any(cache_copies(config, tp) > 1 for tp in columns.tp.tolist()))
+    assert bool(cuts) == (profile.runs.has_decode_context and any(cache_copies(config, tp) > 1 for tp in columns.tp.tolist()))
     assert all(cache_copies(config, tp) % dcp == 0 for tp, *_, dcp in cuts)
 
 

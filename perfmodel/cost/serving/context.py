@@ -79,14 +79,14 @@ def why_no_context(model: TransformerConfig) -> str:
 
 def why_not_shared(model: TransformerConfig, engine: Engine, *, pp: int, attention_dp: int) -> str:
     """Why chips do not share the tokens of the model's prompts under an engine; empty where they can."""
-    if engine.prefill_context == "none":
+    if engine.runs.prefill_context == "none":
         return f"{engine.name} {engine.version} has no prefill context parallelism"
-    if engine.prefill_context == "latent" and model.latent is None:
+    if engine.runs.prefill_context == "latent" and model.latent is None:
         return f"{engine.name} shares prompts of models with latent attention only, which {model.name} has not"
     if any(kind.mixer not in ("attention", "latent") for kind in model.layer_kinds):
         return f"{model.name} has recurrent layers, whose tokens follow one another"
     beside = {"pp": pp, "attention_dp": attention_dp}
-    alone = [name for name, size in beside.items() if size > 1 and name not in engine.prefill_context_beside]
+    alone = [name for name, size in beside.items() if size > 1 and name not in engine.runs.prefill_context_beside]
     return f"{engine.name} does not share prompts together with {' and '.join(alone)}" if alone else ""
 
 

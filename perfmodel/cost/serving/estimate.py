@@ -89,8 +89,8 @@ class ServingEstimator:
         grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=tiers, num_key_value_heads=of.num_key_value_heads)
         of_tp, of_pcp = cache_cuts(of, tp=rows.tp, dcp=rows.dcp, pcp=rows.pcp)
         return StepCosts(
-            decode_program=serving_program(of, is_prompt=False, fuses=self.engine.fuses_kernels),
-            prompt_program=serving_program(of, is_prompt=True, fuses=self.engine.fuses_kernels),
+            decode_program=serving_program(of, is_prompt=False, fuses=self.engine.kernels.fuses_kernels),
+            prompt_program=serving_program(of, is_prompt=True, fuses=self.engine.kernels.fuses_kernels),
             machine=self.machine,
             engine=self.engine,
             quantization=self.quantization,
@@ -138,7 +138,7 @@ class ServingEstimator:
         if speculation is None:
             return costs
         draft = self.times(plans, model=self.drafting(speculation))
-        draft.engine = replace(self.engine, step_time=0.0, sequence_time=0.0, layer_prefill_time=0.0)
+        draft.engine = self.engine.having(step_time=0.0, sequence_time=0.0, layer_prefill_time=0.0)
         return SpeculativeTimes(target=costs, draft=draft, drafted=float(speculation.draft_tokens))
 
     # --- columns ------------------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class ServingEstimator:
         that keeps room for whole answers runs what `capacity` says.
         """
         whole = self.capacity(plans, memory)
-        if self.engine.reserves_answers:
+        if self.engine.memory.reserves_answers:
             return whole
         rows, held = columns_of(plans), self.memory(plans, float(requests.mean_cached), speculation)
         some = held.sequences - float(requests.prompt.mean / requests.mean_cached) / 2
@@ -198,10 +198,10 @@ class ServingEstimator:
         return Scheduling.of_engine(self.engine, step_tokens=tokens, ranks=rows.attention_dp.astype(float), speculation=speculation)
 
     def _max_batch(self, plans: ServingColumns) -> Array:
-        return np.where(plans.max_batch > 0, plans.max_batch, self.engine.max_batch).astype(float)
+        return np.where(plans.max_batch > 0, plans.max_batch, self.engine.scheduling.max_batch).astype(float)
 
     def _max_tokens(self, plans: ServingColumns) -> Array:
-        return np.where(plans.max_tokens > 0, plans.max_tokens, self.engine.max_tokens).astype(float)
+        return np.where(plans.max_tokens > 0, plans.max_tokens, self.engine.scheduling.max_tokens).astype(float)
 
     # --- one plan -----------------------------------------------------------------------------------------------------------------
 
@@ -243,10 +243,10 @@ def check_context(model: TransformerConfig, plan: ServingPlan, engine: Engine) -
     Raises InputError."""
     reason = why_not_shared(model, engine, pp=plan.pp, attention_dp=plan.attention_dp) if plan.pcp > 1 else ""
     if reason:
-        raise bad_field("pcp", plan.pcp, reason, "use pcp=1" + (" or engine vllm" if engine.prefill_context == "none" else ""))
+        raise bad_field("pcp", plan.pcp, reason, "use pcp=1" + (" or engine vllm" if engine.runs.prefill_context == "none" else ""))
     if plan.dcp == 1:
         return
-    if not engine.has_decode_context:
+    if not engine.runs.has_decode_context:
         raise bad_field("dcp", plan.dcp, f"{engine.name} {engine.version} has no decode context parallelism", "use dcp=1 or engine vllm")
     reason = why_no_context(model)
     if reason:
@@ -331,7 +331,7 @@ def _copies_notes(estimator: ServingEstimator, plan: ServingPlan) -> list[str]:
     model, copies = estimator.model, int(cache_copies(estimator.model, plan.tp)) * plan.pcp // plan.dcp
     if copies == 1:
         return []
-    has_dcp, beside = estimator.engine.has_decode_context and not why_no_context(model), f"pcp {plan.pcp} of " if plan.pcp > 1 else ""
+    has_dcp, beside = estimator.engine.runs.has_decode_context and not why_no_context(model), f"pcp {plan.pcp} of " if plan.pcp > 1 else ""
     if model.latent is None:
         kept, cures = f"{beside}tp {plan.tp} over {model.num_key_value_heads} key-value heads keeps {copies} copies of the cache", []
     else:

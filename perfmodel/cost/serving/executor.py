@@ -13,7 +13,7 @@ from perfmodel.cost.serving.states import UPDATE_KERNELS
 from perfmodel.cost.serving.step import StepCosts
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import bad_field
-from perfmodel.frameworks.engine import Engine
+from perfmodel.frameworks.engine import Engine, EngineHost, EngineKernels, EngineMemory
 from perfmodel.hardware.calibration import VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, Calibration, KernelClass
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.measurement import ANCHOR, StepShape
@@ -26,17 +26,17 @@ EXECUTOR = Engine(
     name="executor",
     version="of this package",
     source="perfmodel/execute/serving: torch's modules in eager mode",
-    memory_fraction=1.0,
-    activation_factor=(0.0,) * 4,
-    expert_activation_factor=(0.0,) * 4,
-    least_activation_bytes=0.0,
-    graph_bytes=0.0,
-    context_bytes=0.0,
-    link_bytes=0.0,
-    has_graphs=False,
-    floor_fraction=1.0,
-    fuses_all_reduce=False,
-    fuses_kernels=False,
+    memory=EngineMemory(
+        memory_fraction=1.0,
+        activation_factor=(0.0,) * 4,
+        expert_activation_factor=(0.0,) * 4,
+        least_activation_bytes=0.0,
+        graph_bytes=0.0,
+        context_bytes=0.0,
+        link_bytes=0.0,
+    ),
+    host=EngineHost(has_graphs=False),
+    kernels=EngineKernels(floor_fraction=1.0, fuses_all_reduce=False, fuses_kernels=False),
 )
 _COUNTED_BYTES = 2.0
 """[byte] Of an element, as programs of serving count them."""
@@ -90,7 +90,7 @@ def executor_times(
         model=model,
         cluster=cluster,
         calibration=calibration,
-        engine=replace(EXECUTOR, launch_time=machine.launch_time),
+        engine=EXECUTOR.having(launch_time=machine.launch_time),
         quantization=QUANTIZATIONS["bf16"],
         cache=Dtype.BF16,
     )

@@ -35,7 +35,7 @@ def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, 
         sustained_clock_fraction=1.0,
         clock_fractions={},
         attention_clock_fraction=1.0,
-        exposed_floor_fraction=engine.floor_fraction,
+        exposed_floor_fraction=engine.kernels.floor_fraction,
     )
     usual = Dtype.BF16 if Dtype.BF16 in chip.peak_flop_rate else Dtype.FP16
     return resolve_machine(cluster, calm, dtype=usual)

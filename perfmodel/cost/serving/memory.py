@@ -150,20 +150,22 @@ def serving_memory(
     tp, pp, dcp = (each.astype(float) for each in (plans.tp, plans.pp, plans.dcp))
     attention_dp, of_stage = plans.attention_dp.astype(float), plans.chips_of_stage.astype(float)
     weights = weight_bytes(program, quantization, tp=tp, pp=pp, expert_cut=of_stage) + draft_bytes
-    factors = engine.expert_activation_factor if program.experts else engine.activation_factor
+    factors = engine.memory.expert_activation_factor if program.experts else engine.memory.activation_factor
     step = np.clip(np.floor(np.log2(tp)), 0, len(factors) - 1).astype(int)
     wide = model.num_attention_heads * (model.head_dim if model.latent is None else model.latent.value_head_dim)
-    activations = np.maximum(2.0 * max_tokens * min(wide, 2 * model.hidden_size) * np.asarray(factors)[step], engine.least_activation_bytes)
-    kept = expert_workspace(model, max_tokens, expert_tp=of_stage / plans.ep) if engine.keeps_expert_workspace else 0.0
-    activations = np.maximum(activations, kept + np.minimum(max_batch, max_tokens) * model.vocab_size * engine.sampler_bytes)
-    links = np.where(of_stage * pp > 1, engine.link_bytes, 0.0)
-    context, graphs = engine.context_bytes + links, engine.graph_bytes
+    activations = np.maximum(
+        2.0 * max_tokens * min(wide, 2 * model.hidden_size) * np.asarray(factors)[step], engine.memory.least_activation_bytes
+    )
+    kept = expert_workspace(model, max_tokens, expert_tp=of_stage / plans.ep) if engine.memory.keeps_expert_workspace else 0.0
+    activations = np.maximum(activations, kept + np.minimum(max_batch, max_tokens) * model.vocab_size * engine.memory.sampler_bytes)
+    links = np.where(of_stage * pp > 1, engine.memory.link_bytes, 0.0)
+    context, graphs = engine.memory.context_bytes + links, engine.memory.graph_bytes
     reserve = engine_reserve(engine, chips=of_stage * pp, attention_dp=attention_dp, max_tokens=max_tokens)
     beside = weights + activations + graphs + context + reserve
-    fraction = engine.memory_fraction
-    room = fraction * (capacity - beside) if engine.fraction_of_free else fraction * capacity - beside
-    usable = np.minimum(beside + room, capacity) if engine.fraction_of_free else fraction * capacity
-    block = engine.block_tokens * dcp  # of each chip that shares the tokens a block
+    fraction = engine.memory.memory_fraction
+    room = fraction * (capacity - beside) if engine.memory.fraction_of_free else fraction * capacity - beside
+    usable = np.minimum(beside + room, capacity) if engine.memory.fraction_of_free else fraction * capacity
+    block = engine.memory.block_tokens * dcp  # of each chip that shares the tokens a block
     whole = np.ceil(np.asarray(tokens_of_sequence, dtype=float) / block) * block
     cached = cache_shape(model).tokens_bytes(whole, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=itemsize(cache), dcp=dcp)
     layers = np.ceil(model.num_hidden_layers / pp) / model.num_hidden_layers
@@ -205,5 +207,7 @@ def engine_reserve(engine: Engine, *, chips: Any, attention_dp: Any, max_tokens:
     for each attention rank; 256 are captured), at least 10 GiB on chips of over 60 GB; what it calls mem_fraction_static is the rest.
     """
     ranks = np.where(np.asarray(attention_dp) > 1, attention_dp, 0.0)
-    by_rank = engine.reserve_chip_bytes * chips + engine.reserve_rank_bytes * ranks
-    return np.maximum(engine.reserve_bytes + engine.reserve_token_bytes * max_tokens + by_rank, engine.least_reserve_bytes)
+    by_rank = engine.memory.reserve_chip_bytes * chips + engine.memory.reserve_rank_bytes * ranks
+    return np.maximum(
+        engine.memory.reserve_bytes + engine.memory.reserve_token_bytes * max_tokens + by_rank, engine.memory.least_reserve_bytes
+    )

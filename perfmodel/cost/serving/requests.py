@@ -92,12 +92,12 @@ class Scheduling:
         """As an engine does it; `step_tokens` of a plan, 0 where it leaves them to the engine; ranks: of attention."""
         drafted, acceptance = (speculation.draft_tokens, speculation.acceptance) if speculation is not None else (0, 0.0)
         return cls(
-            chunked=engine.has_chunks,
-            step_tokens=np.where(np.greater(step_tokens, 0), step_tokens, engine.max_tokens).astype(float),
-            prompts_together=ranks if engine.gathers_prompts else 1.0,
-            lockstep=engine.lockstep,
-            first_token_time=engine.request_time,
-            border_steps=engine.border_steps,
+            chunked=engine.scheduling.has_chunks,
+            step_tokens=np.where(np.greater(step_tokens, 0), step_tokens, engine.scheduling.max_tokens).astype(float),
+            prompts_together=ranks if engine.scheduling.gathers_prompts else 1.0,
+            lockstep=engine.scheduling.lockstep,
+            first_token_time=engine.host.request_time,
+            border_steps=engine.host.border_steps,
             tokens_per_step=float(expected_tokens(acceptance, drafted)),
             rows_per_step=1.0 + drafted,
         )

@@ -65,7 +65,7 @@ def _waves_notes(estimator: ServingEstimator, found: ServingPrediction) -> list[
     length = found.job.output_len
     if found.job.rate is not None or found.plan.pools is not None:
         return []
-    if estimator.engine.has_chunks or length.least != length.most or length.most < _LONG_ANSWER or found.running <= 1:
+    if estimator.engine.scheduling.has_chunks or length.least != length.most or length.most < _LONG_ANSWER or found.running <= 1:
         return []
     varied = f"{round(0.9 * length.mean)}:{round(1.1 * length.mean)}"
     rule = f"answers of one length end together, and {estimator.engine.name} runs prompts before any decode step"
@@ -184,10 +184,10 @@ def simulate_replicas(
     requests, places = (
         Requests.of_job(job),
         Places(
-            max_sequences=(plan.max_batch or estimator.engine.max_batch) * plan.attention_dp,
+            max_sequences=(plan.max_batch or estimator.engine.scheduling.max_batch) * plan.attention_dp,
             cache_tokens=prediction.max_sequences * tokens,
-            block_tokens=estimator.engine.block_tokens,
-            reserves_output=estimator.engine.reserves_answers,
+            block_tokens=estimator.engine.memory.block_tokens,
+            reserves_output=estimator.engine.memory.reserves_answers,
         ),
     )
     records: list[tuple[RunRecord, float]] = []

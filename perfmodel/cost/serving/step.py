@@ -199,7 +199,7 @@ class StepCosts:
 
     def _padded(self, rows: Array) -> Array:
         """Rows of a step as captured graphs have them; a mean between two whole numbers of rows is as far between theirs."""
-        known = np.array((*self.engine.graph_sizes, np.inf)) if self.engine.has_graphs else np.array([np.inf])
+        known = np.array((*self.engine.scheduling.graph_sizes, np.inf)) if self.engine.host.has_graphs else np.array([np.inf])
 
         def captured(whole: Array) -> Array:
             above = known[np.searchsorted(known, whole)]
@@ -228,8 +228,8 @@ class StepCosts:
                 k=calls.k,
                 quantization=self.format_of(calls),
                 machine=self.machine,
-                casts=self.engine.casts,
-                untuned=1.0 if program.is_prompt else self.engine.few_rows_fraction,
+                casts=self.engine.kernels.casts,
+                untuned=1.0 if program.is_prompt else self.engine.kernels.few_rows_fraction,
             )
         )
 
@@ -318,7 +318,7 @@ class StepCosts:
             if top:
                 time = np.where(seen > top, np.maximum(time, self._chosen(one, work, float(top))), time)
             total = total + np.where(work.prompts > 0, time, 0.0)
-        return total + self._indexing(work) + self.engine.sparse_attention_time if top else total
+        return total + self._indexing(work) + self.engine.kernels.sparse_attention_time if top else total
 
     @staticmethod
     def _over_windows(time: Callable[[Array], Array], tokens: Array, window: int, share: float, top: int) -> Array:
@@ -349,14 +349,14 @@ class StepCosts:
             time = cached_attention_time(
                 batch=work.decoding,
                 heads=of.heads,
-                kv_heads=of.kv_heads if self.engine.shares_key_values else of.heads,
+                kv_heads=of.kv_heads if self.engine.kernels.shares_key_values else of.heads,
                 key_length=cached,
                 head_dim=of.head_dim,
                 machine=machine,
                 cache_itemsize=width,
                 queries=work.new_tokens,
             )
-        return np.asarray(time) / self.engine.decode_attention_fraction
+        return np.asarray(time) / self.engine.kernels.decode_attention_fraction
 
     def _shared_context(self, program: ServingProgram, amount: Array, work: Work, repeats: int) -> Array:
         """What ranks that share the tokens of a cache tell one another in all layers. [s]"""
@@ -464,9 +464,9 @@ class StepCosts:
             return np.zeros(np.broadcast_shapes(np.shape(num_bytes), np.shape(size)))
         machine = self.machine
         time = collective_time(code, num_bytes, group_size=size, inside=inside, machine=machine)
-        if self.engine.fuses_all_reduce:
+        if self.engine.kernels.fuses_all_reduce:
             time = np.where(code == _ALL_REDUCE, np.minimum(time, small_all_reduce_time(num_bytes, size, machine)), time)
-        return np.where(size > 1, time + self.engine.rank_skew_time, 0.0)
+        return np.where(size > 1, time + self.engine.kernels.rank_skew_time, 0.0)
 
     def _experts(self, program: ServingProgram, rows: Array, work: Work, repeats: int) -> tuple[Array, Array]:
         """Routed experts of all layers and what tokens send to them and back; `rows` of this rank as they are padded. [s]
@@ -547,18 +547,18 @@ class StepCosts:
         """What shows of the host: launches where nothing is replayed, and the engine's own time of a step and of each sequence."""
         engine, pp = self.engine, np.tile(self.pp, repeats)
         sequences = (work.decoding + work.prompts) * pp
-        own = engine.step_time + engine.sequence_time * sequences
+        own = engine.host.step_time + engine.host.sequence_time * sequences
         launched = np.zeros_like(device)
         if program.is_prompt:
-            launched = np.full_like(device, program.model.num_hidden_layers * engine.layer_prefill_time)
-        if not engine.has_graphs:
+            launched = np.full_like(device, program.model.num_hidden_layers * engine.host.layer_prefill_time)
+        if not engine.host.has_graphs:
             kernels = len(program.fused.names) + len(program.rows.streaming.names) + len(program.rows.attention.names)
             blocks = max(sum(1 for region in program.regions if region.is_block), 1)
-            launched = np.maximum(launched, kernels / blocks * program.model.num_hidden_layers * engine.launch_time)
+            launched = np.maximum(launched, kernels / blocks * program.model.num_hidden_layers * engine.host.launch_time)
         if self.machine.host_is_chip:
             return launched + own  # nothing runs beside it
         waits = np.maximum(launched - device, 0.0)
-        return waits + (engine.step_time if program.is_prompt and engine.overlaps_host else own)
+        return waits + (engine.host.step_time if program.is_prompt and engine.host.overlaps_host else own)
 
 
 def keys_within(most: Num, queries: Num, before: Num) -> Any:

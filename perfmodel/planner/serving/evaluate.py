@@ -150,7 +150,7 @@ class Evaluator:
         job, count = self.job_of(which), len(rows)
         sequences, has_room = self.room(which, rows)
         verdict = np.where(has_room, FEASIBLE, NO_ROOM)
-        limit = np.where(rows.max_batch > 0, rows.max_batch, of.engine.max_batch) * rows.attention_dp
+        limit = np.where(rows.max_batch > 0, rows.max_batch, of.engine.scheduling.max_batch) * rows.attention_dp
         if self.is_load_searched:
             verdict[(verdict == 0) & (concurrency > np.minimum(sequences, limit) * rows.replicas)] = SATURATED
         timed = np.flatnonzero(verdict == 0)

@@ -66,11 +66,11 @@ class _Server:
 
     @property
     def max_batch(self) -> int:
-        return self.plan.max_batch or self.engine.max_batch
+        return self.plan.max_batch or self.engine.scheduling.max_batch
 
     @property
     def max_tokens(self) -> int:
-        return self.plan.max_tokens or self.engine.max_tokens
+        return self.plan.max_tokens or self.engine.scheduling.max_tokens
 
     @property
     def longest(self) -> int:
@@ -133,7 +133,7 @@ def family_of(engine: Engine) -> str:
     name = engine.name
     if name == "vllm" or name.startswith("vllm-"):
         return "vllm"
-    return "tensorrt-llm" if name.startswith("tensorrt-llm") and engine.attention_dp != "none" else name
+    return "tensorrt-llm" if name.startswith("tensorrt-llm") and engine.runs.attention_dp != "none" else name
 
 
 def _vllm(server: _Server) -> LaunchLine:
@@ -144,10 +144,10 @@ def _vllm(server: _Server) -> LaunchLine:
     words += ["--enable-expert-parallel"] if plan.ep > 1 else []
     words += ["--max-num-seqs", str(server.max_batch)]
     words += ["--max-num-batched-tokens", str(server.max_tokens)]
-    words += ["--max-model-len", str(server.longest), "--gpu-memory-utilization", f"{engine.memory_fraction:g}"]
+    words += ["--max-model-len", str(server.longest), "--gpu-memory-utilization", f"{engine.memory.memory_fraction:g}"]
     words += _FORMAT_FLAGS.get(job.quantization.name, ())
     words += ["--kv-cache-dtype", "fp8"] if job.kv_precision is Dtype.FP8 else []
-    words += ["--enforce-eager"] if not engine.has_graphs else []
+    words += ["--enforce-eager"] if not engine.host.has_graphs else []
     if job.speculation is not None:
         drafted = {"num_speculative_tokens": job.speculation.draft_tokens}
         by = {"method": "mtp"} if job.speculation.draft is None else {"model": job.speculation.draft.name}
@@ -155,8 +155,8 @@ def _vllm(server: _Server) -> LaunchLine:
     if server.role:
         words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
     notes = server.notes(online=("fp8",))
-    if plan.pcp > 1 and engine.prefill_context_since:
-        notes += (f"needs {engine.name} {engine.prefill_context_since} or later for --prefill-context-parallel-size",)
+    if plan.pcp > 1 and engine.runs.prefill_context_since:
+        notes += (f"needs {engine.name} {engine.runs.prefill_context_since} or later for --prefill-context-parallel-size",)
     if server.num_nodes > 1 and plan.attention_dp == 1:
         words += ["--distributed-executor-backend", "ray"]
     elif server.num_nodes > 1:
@@ -176,7 +176,9 @@ def _sglang(server: _Server) -> LaunchLine:
     words += ["--max-running-requests", str(server.max_batch * dp)]
     words += ["--chunked-prefill-size", str(server.max_tokens * dp)]
     words += ["--context-length", str(server.longest)]
-    words += ["--mem-fraction-static", f"{engine.memory_fraction:g}"] if engine.memory_fraction < 1.0 else []  # else by its own rule
+    words += (
+        ["--mem-fraction-static", f"{engine.memory.memory_fraction:g}"] if engine.memory.memory_fraction < 1.0 else []
+    )  # else by its own rule
     words += _FORMAT_FLAGS.get(job.quantization.name, ())
     words += ["--kv-cache-dtype", "fp8_e4m3"] if job.kv_precision is Dtype.FP8 else []
     if job.speculation is not None:
@@ -199,10 +201,13 @@ def _tensorrt_llm(server: _Server) -> LaunchLine:
     words += ["--tp_size", str(plan.tp * plan.attention_dp), "--pp_size", str(plan.pp)]
     words += ["--ep_size", str(plan.ep)] if job.model.experts is not None else []
     words += ["--max_batch_size", str(server.max_batch), "--max_num_tokens", str(server.max_tokens)]
-    words += ["--max_seq_len", str(server.longest), "--kv_cache_free_gpu_memory_fraction", f"{engine.memory_fraction:g}"]
+    words += ["--max_seq_len", str(server.longest), "--kv_cache_free_gpu_memory_fraction", f"{engine.memory.memory_fraction:g}"]
     words += ["--extra_llm_api_options", name]
-    lines = [f"enable_attention_dp: {str(plan.attention_dp > 1).lower()}", f"enable_chunked_prefill: {str(engine.has_chunks).lower()}"]
-    lines += ["attention_dp_config:", "  enable_balance: true"] if plan.attention_dp > 1 and engine.gathers_prompts else []
+    lines = [
+        f"enable_attention_dp: {str(plan.attention_dp > 1).lower()}",
+        f"enable_chunked_prefill: {str(engine.scheduling.has_chunks).lower()}",
+    ]
+    lines += ["attention_dp_config:", "  enable_balance: true"] if plan.attention_dp > 1 and engine.scheduling.gathers_prompts else []
     lines += ["kv_cache_config:", f"  dtype: {'fp8' if job.kv_precision is Dtype.FP8 else 'auto'}"]
     lines += ["cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {server.max_batch}"]
     if job.speculation is not None:

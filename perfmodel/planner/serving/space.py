@@ -76,17 +76,17 @@ class ServingSpace:
         """That are tried; 0 is the engine's own."""
         if "max_tokens" in self.fixed:
             return (self.fixed["max_tokens"],)
-        others = [each for each in self.max_tokens if each != engine.max_tokens] if engine.has_chunks else []
+        others = [each for each in self.max_tokens if each != engine.scheduling.max_tokens] if engine.scheduling.has_chunks else []
         most = self.maximum.get("max_tokens")
         if most is None:
             return (0, *others)
-        return tuple([0] if engine.max_tokens <= most else []) + tuple(each for each in others if each <= most) or (most,)
+        return tuple([0] if engine.scheduling.max_tokens <= most else []) + tuple(each for each in others if each <= most) or (most,)
 
     def batches_tried(self, engine: Engine) -> tuple[int, ...]:
         """Sequences of an attention rank, as many as the engine runs at most."""
         if "max_batch" in self.fixed:
             return (self.fixed["max_batch"],)
-        most = min(self.maximum.get("max_batch", engine.max_batch), engine.max_batch)
+        most = min(self.maximum.get("max_batch", engine.scheduling.max_batch), engine.scheduling.max_batch)
         return tuple(sorted({each for each in self.batches if each < most} | {most}))
 
 
@@ -164,7 +164,7 @@ def _prompt_degrees(
     """Of prefill context parallelism beside others: the one that was given, or all where the engine's version has it."""
     if "pcp" in space.fixed:
         return (space.fixed["pcp"],)
-    is_searched = not engine.prefill_context_since and not why_not_shared(model, engine, pp=pp, attention_dp=attention_dp)
+    is_searched = not engine.runs.prefill_context_since and not why_not_shared(model, engine, pp=pp, attention_dp=attention_dp)
     return sizes if is_searched else (1,)
 
 
@@ -173,7 +173,7 @@ def _shared_degrees(model: TransformerConfig, engine: Engine, space: ServingSpac
     those of tp as well."""
     if "dcp" in space.fixed:
         return (space.fixed["dcp"],)
-    if not engine.has_decode_context or why_no_context(model):
+    if not engine.runs.has_decode_context or why_no_context(model):
         return (1,)
     copies = int(cache_copies(model, tp))
     return divisors(copies) if pcp == 1 else tuple(sorted({1, pcp, pcp * tp if copies == tp else pcp}))
@@ -186,7 +186,7 @@ def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, atten
     kv_heads = model.num_key_value_heads
     if model.latent is None and kv_heads % tp and tp % kv_heads:
         return "tp and the key-value heads do not divide each other"
-    if dcp > 1 and not engine.has_decode_context:
+    if dcp > 1 and not engine.runs.has_decode_context:
         return f"{engine.name} has no decode context parallelism"
     if dcp > 1 and (why_no_context(model) or int(cache_copies(model, tp)) * pcp % dcp):
         return why_no_context(model) or "dcp does not divide the copies of the cache"
@@ -204,9 +204,9 @@ def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, atten
     chips = tp * pcp * attention_dp
     if experts.width % (chips // ep):
         return "an expert's width does not divide among the chips that share it"
-    if attention_dp > 1 and (engine.attention_dp == "none" or (engine.attention_dp == "whole" and tp > 1)):
+    if attention_dp > 1 and (engine.runs.attention_dp == "none" or (engine.runs.attention_dp == "whole" and tp > 1)):
         return f"{engine.name} has no such attention dp"
-    if ep > 1 and (engine.expert_parallel == "none" or (engine.expert_parallel == "whole" and ep != chips)):
+    if ep > 1 and (engine.runs.expert_parallel == "none" or (engine.runs.expert_parallel == "whole" and ep != chips)):
         return f"{engine.name} does not deal experts so"
     return ""
 

@@ -53,4 +53,4 @@ class Estimators:
 
 def _key(engine: Engine) -> tuple[Any, ...]:
     """An engine's fields, but for its notes, which have no hash."""
-    return tuple(getattr(engine, name) for name in engine.__dataclass_fields__ if name != "notes")
+    return tuple(getattr(engine, name) for name in engine.__dataclass_fields__ if name not in ("GROUP_OF", "notes"))

@@ -205,7 +205,7 @@ def test_prompts_that_cannot_be_shared_are_refused_by_name(model, engine, sizes,
 
 def test_states_are_not_shared():
     of = estimator("qwen3-next-80b-a3b")
-    of.engine = replace(of.engine, prefill_context="any")
+    of.engine = of.engine.having(prefill_context="any")
     job = ServingJob(model=of.model, input_len=constant(512), output_len=constant(64), concurrency=4)
     with pytest.raises(InputError, match="recurrent layers, whose tokens follow one another"):
         of.predict(job, ServingPlan(engine="vllm", pcp=2))

@@ -109,7 +109,7 @@ def test_narrowing_activations_in_kernels_of_its_own_costs_fp8_alone() -> None:
     plan = ServingPlan(engine="vllm")
     for name, least in (("fp8", 32 * 4 * 2e-6), ("bf16", 0.0)):
         apart = estimator("llama-3-8b", quantization=name)
-        fused = replace(apart, engine=replace(apart.engine, fuses_casts=True))
+        fused = replace(apart, engine=apart.engine.having(fuses_casts=True))
         more = apart.times([plan]).decode(16.0, 512.0)[0] - fused.times([plan]).decode(16.0, 512.0)[0]
         assert least <= more <= 5 * least
 
@@ -183,10 +183,10 @@ def test_ranks_that_come_apart_and_caches_read_by_each_query_head_cost_what_they
     job, plan = job_of(base), ServingPlan(engine="vllm", tp=2)
 
     def step(**changed: object) -> dict[str, float]:
-        of = replace(base, engine=replace(base.engine, rank_skew_time=0.0, **changed))  # type: ignore[arg-type]
+        of = replace(base, engine=base.engine.having(rank_skew_time=0.0, **changed))  # type: ignore[arg-type]
         return dict(of.predict(job, plan).parts)
 
-    plain, skewed, unshared = step(), replace(base, engine=replace(base.engine, rank_skew_time=1e-5)), step(shares_key_values=False)
+    plain, skewed, unshared = step(), replace(base, engine=base.engine.having(rank_skew_time=1e-5)), step(shares_key_values=False)
     moved = skewed.predict(job, plan).parts["communication"] - plain["communication"]
     assert moved == pytest.approx((2 * 32 + 1) * 1e-5, rel=0.02)  # two all-reduces a layer, one after the embedding
     assert 2 < unshared["attention"] / plain["attention"] < 4.5  # four query heads share a key-value head
@@ -198,7 +198,7 @@ def test_a_library_without_kernels_for_few_rows_multiplies_them_one_after_the_ot
     base = estimator("llama-3-8b")
 
     def products(share: float, sequences: int, *, is_prompt: bool = False) -> float:
-        costs = replace(base, engine=replace(base.engine, few_rows_fraction=share)).times([ServingPlan(engine="vllm")])
+        costs = replace(base, engine=base.engine.having(few_rows_fraction=share)).times([ServingPlan(engine="vllm")])
         parts = costs.parts(float(sequences), 1024.0, prompt_tokens=2048.0 if is_prompt else 0.0)
         return float(parts["products"][0])
 
@@ -212,7 +212,7 @@ def test_choosing_what_to_attend_to_takes_the_engines_time_of_each_layer() -> No
     base = estimator("deepseek-v3.2", cluster="hgx-h200", quantization="fp8-block")
 
     def attention(seconds: float) -> float:
-        of = replace(base, engine=replace(base.engine, sparse_attention_time=seconds))
+        of = replace(base, engine=base.engine.having(sparse_attention_time=seconds))
         return float(of.times([ServingPlan(engine="vllm", tp=8)]).parts(4.0, 4096.0)["attention"][0])
 
     assert attention(1e-4) - attention(0.0) == pytest.approx(base.model.num_hidden_layers * 1e-4)
@@ -231,7 +231,7 @@ def test_tokens_of_a_prompt_longer_than_what_is_chosen_read_latents_of_their_own
 def test_a_sampler_of_many_sequences_takes_room_from_the_cache() -> None:
     """1,024 sequences over a vocabulary of 128,256 at 38 bytes are 4.99 GB, more than a pass of 8,192 tokens; 8 are nothing."""
     of = estimator("llama-3-8b")
-    of.engine = replace(of.engine, sampler_bytes=38.0)
+    of.engine = of.engine.having(sampler_bytes=38.0)
     many, few = (of.predict(job_of(of), ServingPlan(engine="vllm", max_batch=batch)).memory["activations"] for batch in (1024, 8))
     assert many == 1024 * 128256 * 38
     assert few < 2e9
@@ -245,7 +245,7 @@ def test_as_many_run_at_once_as_a_simulated_engine_runs(prompt: int, answer: int
     held = of.predict(job_of(of, input_len=constant(prompt), output_len=constant(answer)), plan).max_sequences
     job = job_of(of, input_len=constant(prompt), output_len=constant(answer), concurrency=int(4 * held))
     for reserves in (True, False):
-        of.engine = replace(of.engine, reserves_answers=reserves)
+        of.engine = of.engine.having(reserves_answers=reserves)
         found = of.predict(job, plan)
         seen = simulate_replicas(of, found, answered=4 * (job.concurrency or 0))
         assert found.running == pytest.approx(seen.running, rel=0.08)

@@ -172,7 +172,7 @@ def test_an_engine_and_its_drafts_say_how_steps_are_filled():
     how = Scheduling.of_engine(
         load_engine("sglang"), step_tokens=np.array([0.0, 4096]), speculation=Speculation(draft_tokens=3, acceptance=0.8)
     )
-    assert (how.chunked, how.lockstep, how.rows_per_step) == (False, load_engine("sglang").lockstep, 4)
+    assert (how.chunked, how.lockstep, how.rows_per_step) == (False, load_engine("sglang").scheduling.lockstep, 4)
     assert list(how.step_tokens) == [8192, 4096]
     assert how.tokens_per_step == pytest.approx(2.95, abs=0.01)
     assert Scheduling.of_engine(load_engine("vllm")).tokens_per_step == 1

@@ -157,5 +157,5 @@ def test_no_number_that_steps_tell_is_seen_by_the_fit_of_a_model_left_out():
 
 
 def test_an_unknown_constant_is_refused(runs):
-    with pytest.raises(InputError, match="constant=speed: no field of an execution profile"):
+    with pytest.raises(InputError, match="constant=speed: no option of an execution profile"):
         StepTimes(runs=runs).predict([0], {"speed": 2.0})

@@ -28,7 +28,7 @@ def toy(row, engine):
     """The stand-in, with the host's times in each step."""
     base = stand_in(row.planned)
     job = row.planned.job
-    step = base.decode_step + engine.step_time + engine.sequence_time * job.concurrency
+    step = base.decode_step + engine.host.step_time + engine.host.sequence_time * job.concurrency
     latency = base.ttft.mean + (job.output_len.mean - 1) * step
     return replace(base, tpot=Spread(mean=step), request_latency=Spread(mean=latency))
 
@@ -38,7 +38,7 @@ def rows():
     import json
 
     predictor = ServingCasePredictor(predict=stand_in)
-    truth = replace(load_engine("vllm-2024"), **TRUE)
+    truth = load_engine("vllm-2024").having(**TRUE)
     found = []
     for model in (LLAMA, {**LLAMA, "name": "deep", "layers": 64}):
         for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
@@ -89,7 +89,7 @@ def test_what_ships_is_what_the_command_writes():
     assert shipped == generic_text(generic_engine(todays_engines()))
     for name, numbers in fitted_numbers().items():
         assert name in list_engines()
-        assert all(getattr(load_engine(name), number) > 0 for number in numbers)
+        assert all(load_engine(name).option(number) > 0 for number in numbers)
 
 
 def test_a_prediction_has_the_interval_of_its_footing():
@@ -103,11 +103,15 @@ def test_a_prediction_has_the_interval_of_its_footing():
 def test_an_engine_is_its_base_but_for_what_it_says(tmp_path: Path) -> None:
     """A base's habits, not what runs say of it."""
     eager, new = load_engine("vllm-2024-eager"), load_engine("vllm-2024-mi300x")
-    assert (eager.shares_key_values, eager.tunes_products) == (new.shares_key_values, True) == (False, not new.tunes_products)
-    assert eager.few_rows_fraction == 1.0 > new.few_rows_fraction
+    assert (
+        (eager.kernels.shares_key_values, eager.kernels.tunes_products)
+        == (new.kernels.shares_key_values, True)
+        == (False, not new.kernels.tunes_products)
+    )
+    assert eager.kernels.few_rows_fraction == 1.0 > new.kernels.few_rows_fraction
     own = tmp_path / "own.yaml"
     own.write_text("base: vllm\nname: own\nmax_batch: 7\n")
-    assert (load_engine(own).max_batch, load_engine(own).max_tokens) == (7, load_engine("vllm").max_tokens)
+    assert (load_engine(own).scheduling.max_batch, load_engine(own).scheduling.max_tokens) == (7, load_engine("vllm").scheduling.max_tokens)
     own.write_text("base: vlm\nname: own\n")
     _load.cache_clear()
     with pytest.raises(InputError, match=r"base=vlm: is no engine.*vllm"):

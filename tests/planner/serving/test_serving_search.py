@@ -162,7 +162,7 @@ def test_prompts_are_shared_where_it_is_asked_or_the_version_has_it():
     asked = searched(job, space=ServingSpace(fixed={"pcp": 2}), **words)
     assert {plan.plan.pcp for plan in asked.plans} == {2}
     assert all(plan.plan.dcp in (1, 2, 2 * plan.plan.tp) for plan in asked.plans)
-    every = searched(job, engine=replace(load_engine("vllm"), prefill_context_since=""), **words)
+    every = searched(job, engine=load_engine("vllm").having(prefill_context_since=""), **words)
     assert every.best.tokens_per_second_per_chip >= max(each.best.tokens_per_second_per_chip for each in (plain, asked))
     assert every.num_evaluated > plain.num_evaluated
     with pytest.raises(InputError, match=r"no layout of deepseek-v3 .* sglang \S.* has no prefill context parallelism"):
@@ -185,7 +185,7 @@ def test_a_cache_in_copies_is_cut_where_it_holds_more_requests():
 
 def test_where_dcp_changes_nothing_there_is_none():
     """An answer of one token is never decoded, by an engine that does not wait for a step before it."""
-    job, engine = serving_job("llama-3-70b", "fp8", output_len=1, concurrency=1), replace(load_engine("vllm"), border_steps=0.0)
+    job, engine = serving_job("llama-3-70b", "fp8", output_len=1, concurrency=1), load_engine("vllm").having(border_steps=0.0)
     space = ServingSpace(fixed={"tp": 16})
     plans = searched(job, chips=16, engine=engine, space=space, objective=ServingObjective.LATENCY).plans
     assert [plan.plan.dcp for plan in plans] == [1, 2]
