@@ -1,1 +1,1 @@
-"""Floor 0: units, errors, files, and the one road between files and types."""
+"""Level 0: units, errors, files, and the conversion between files and types."""

@@ -1,1 +1,1 @@
-"""Floor 2: the mesh, the sharding algebra, rule sets, schedules, execution profiles and plan files."""
+"""Level 2: the mesh, the sharding algebra, rule sets, schedules, plans and plan files."""

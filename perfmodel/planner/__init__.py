@@ -1,1 +1,1 @@
-"""Floor 4: the space of plans, its enumeration, ranking, baselines and reasons."""
+"""Level 4: the space of plans, its enumeration, ranking, baselines and reasons."""

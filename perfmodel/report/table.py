@@ -1,4 +1,4 @@
-"""A table as plain words: what floor 6 prints, and what a notebook can show."""
+"""A table as plain words: what level 6 prints, and what a notebook can show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floor 4, the search kernel: sees arrays of costs only, and knows nothing of plans."""
+"""Level 4, the search kernel: arrays of costs only, no knowledge of plans."""
 
 from perfmodel.search.budget import Budget, OutOfBudget
 from perfmodel.search.constrained import ConstrainedMethod, ConstrainedSolution, eliminate_within

@@ -1,4 +1,4 @@
-"""Imports go down, never up or across; each floor has its own third-party packages; the light doors stay light."""
+"""Imports go down, never up or across; each level has its own third-party packages; the light doors stay light."""
 
 import ast
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 
 from tests.contracts.sources import PACKAGE, modules, nodes_of, tree_of
 
-#: ARCHITECTURE.md, "Floors". A package or module that is missing here fails the test: decide on its floor first.
-FLOOR = {
+#: ARCHITECTURE.md, "Levels". A package or module that is missing here fails the test: decide on its level first.
+LEVEL = {
     "foundation": 0,
     "hardware": 1, "workload": 1,
     "parallel": 2, "frameworks": 2,
@@ -32,7 +32,7 @@ SIDEWAYS = {
     ("fitting", "validation"),
 }
 
-THIRD_PARTY_OF_FLOOR = {
+THIRD_PARTY_OF_LEVEL = {
     0: {"numpy"},
     1: {"numpy"},
     2: {"numpy"},
@@ -52,7 +52,7 @@ THIRD_PARTY_OF_PACKAGE = {
 FILE_EDGE = {"yaml"}
 #: Packages that one module below their level imports, and only inside a function: results of every level return data frames.
 LAZY_OF_MODULE = {("foundation", "frames"): {"pandas"}}
-EDGE_FLOORS = {0, 1, 2}
+EDGE_LEVELS = {0, 1, 2}
 EDGE_WORDS = {"reader", "writer", "schema", "schemas", "file", "files", "huggingface"}
 
 
@@ -94,7 +94,7 @@ def imports(tree: ast.Module, package: str) -> Iterator[tuple[str, int, bool]]:
 
 
 def violations(unit: str, source: str, *, package: str = "perfmodel", stem: str = "module") -> list[str]:
-    floor = FLOOR[unit]
+    level = LEVEL[unit]
     found = []
     for name, line, on_load in imports(ast.parse(source), package):
         top, _, rest = name.partition(".")
@@ -102,29 +102,29 @@ def violations(unit: str, source: str, *, package: str = "perfmodel", stem: str 
             target = rest.partition(".")[0]
             if target in ("", unit, "__version__"):
                 continue
-            if target not in FLOOR:
-                found.append(f"line {line}: {name} is on no floor")
-            elif FLOOR[target] > floor:
-                found.append(f"line {line}: floor {floor} ({unit}) imports {name} of floor {FLOOR[target]}")
-            elif FLOOR[target] == floor and floor not in (0, 6) and (unit, target) not in SIDEWAYS:
-                found.append(f"line {line}: {unit} imports {name} of its own floor {floor}")
+            if target not in LEVEL:
+                found.append(f"line {line}: {name} is on no level")
+            elif LEVEL[target] > level:
+                found.append(f"line {line}: level {level} ({unit}) imports {name} of level {LEVEL[target]}")
+            elif LEVEL[target] == level and level not in (0, 6) and (unit, target) not in SIDEWAYS:
+                found.append(f"line {line}: {unit} imports {name} of its own level {level}")
         elif top in FILE_EDGE:
-            at_the_edge = floor in EDGE_FLOORS and (not on_load or EDGE_WORDS & set(stem.split("_")))
+            at_the_edge = level in EDGE_LEVELS and (not on_load or EDGE_WORDS & set(stem.split("_")))
             if not at_the_edge:
-                found.append(f"line {line}: {name} belongs to the file edge of floors 0 to 2")
+                found.append(f"line {line}: {name} belongs to the file edge of levels 0 to 2")
         elif top not in sys.stdlib_module_names:
-            allowed = THIRD_PARTY_OF_FLOOR[floor] | THIRD_PARTY_OF_PACKAGE.get(unit, set())
+            allowed = THIRD_PARTY_OF_LEVEL[level] | THIRD_PARTY_OF_PACKAGE.get(unit, set())
             if not on_load:
                 allowed = allowed | LAZY_OF_MODULE.get((unit, stem), set())
             if top not in allowed:
-                found.append(f"line {line}: {unit} (floor {floor}) imports {name}; it may use {', '.join(sorted(allowed))}")
+                found.append(f"line {line}: {unit} (level {level}) imports {name}; it may use {', '.join(sorted(allowed))}")
     return found
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_module_keeps_to_its_floor(path):
+def test_module_keeps_to_its_level(path):
     package = ".".join(("perfmodel", *path.relative_to(PACKAGE).parent.parts))
-    assert unit_of(path) in FLOOR, f"{unit_of(path)}: give it a floor in this test and in ARCHITECTURE.md"
+    assert unit_of(path) in LEVEL, f"{unit_of(path)}: give it a level in this test and in ARCHITECTURE.md"
     assert violations(unit_of(path), path.read_text(encoding="utf-8"), package=package, stem=path.stem) == []
 
 
