@@ -75,7 +75,7 @@ def beside_pipeline(
 ) -> Beside:
     """Parameter collectives as far as they show, the optimizer, adding up of gradients, casts of weights, exchanges in the
     pipeline's ends, and the host's constant."""
-    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
+    profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
     gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=num_microbatches, profile=profile)
     return Beside(
         gather=gather,
@@ -133,11 +133,13 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     They share rules, attention, what is recomputed, ZeRO stage, schedule, order, and whether they are pipelined.
     """
     profile, machine, first = estimator.profile, estimator.machine, plans[0]
-    program = estimator.program_of(first)
+    program = estimator.programs.program_of(first)
     grid, dealt = _placed(estimator, plans)
     once = _once(estimator, grid, is_assigned=first.assignment is not None)
     micro_batch = _column(plan.micro_batch for plan in plans)
-    parameters = estimator.parameter_program(program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1)
+    parameters = estimator.programs.parameter_program(
+        program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1
+    )
     return PlanColumns(
         program=program,
         grid=grid,
@@ -154,7 +156,7 @@ def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, li
     """The plans' axes on the network, and the blocks of each one's virtual stages."""
     first, tiers = plans[0], estimator.machine.tier_sizes
     if first.assignment is not None:
-        return assigned_grid(first.assignment, first.layout.pp, tiers), [estimator.stage_layers(first)]
+        return assigned_grid(first.assignment, first.layout.pp, tiers), [estimator.programs.stage_layers(first)]
     grid = make_grid(
         {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
         [first.order],
@@ -167,7 +169,7 @@ def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, li
 
 def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColumns | None = None) -> StepColumns:
     """The steps of plans that have `plan_columns` together, which are made where they are not given."""
-    profile, machine, sizes, first = estimator.profile, estimator.machine, estimator.sizes, plans[0]
+    profile, machine, sizes, first = estimator.profile, estimator.machine, estimator.programs.sizes, plans[0]
     columns = columns or plan_columns(estimator, plans)
     grid, micro, stages, terms, once = columns.grid, columns.micro, columns.stages, columns.terms, columns.once
     tp, p = grid.degree["tp"], grid.degree["pp"]

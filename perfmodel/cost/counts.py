@@ -16,6 +16,7 @@ import numpy as np
 from perfmodel.cost.estimate import Estimator, memory_on_rank
 from perfmodel.cost.evaluate import amount_values
 from perfmodel.cost.program import PHASES, Program, compile_program
+from perfmodel.cost.programs import Compiled
 from perfmodel.cost.stages import inner_regions, rank_runs
 from perfmodel.cost.step import recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
@@ -119,8 +120,8 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int],
         rows = RankRows(computed=sum(received) / mean or _NEXT_TO_NOTHING)
         if plan.dispatcher is Dispatcher.FLEX and plan.ep > 1:
             rows = replace(rows, once=_once(plan, routing, expert_rank(plan, place), mean))
-        estimator = replace(estimator, rank_rows=rows, programs={}, parameter_programs={}, graphs={})
-    program = estimator.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
+        estimator = replace(estimator, programs=replace(estimator.programs, rank_rows=rows, compiled=Compiled()))
+    program = estimator.programs.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
     grid = make_grid(
         {axis: [plan.layout.degree(axis)] for axis in DEFAULT_ORDER},
         [plan.order],
@@ -166,7 +167,7 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
     joins = is_unfused and plan.micro_batch > 1 and model.num_attention_heads > plan.layout.tp
     if not (is_part or joins):
         return estimator
-    kept = estimator.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher).derivation
+    kept = estimator.programs.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher).derivation
     size = plan.job.seq_len * (chunk + 1) // plan.layout.cp if is_part else plan.job.seq_len
     copies = _Copies(
         queries=joins,
@@ -184,8 +185,9 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
         recompute_operators=plan.recompute_operators,
         attention_kernel=str(plan.attention),
     )
-    key = (plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher, estimator.recomputes)
-    return replace(estimator, parameter_programs={}, programs={key: program})
+    key = (plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher, estimator.programs.recomputes)
+    compiled = Compiled(programs={key: program}, graphs=estimator.programs.compiled.graphs)
+    return replace(estimator, programs=replace(estimator.programs, compiled=compiled))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

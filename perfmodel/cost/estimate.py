@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from perfmodel.cost.assemble import PlanColumns, StepColumns, plan_columns, step_columns
-from perfmodel.cost.assigned import handed_on, priced_graph, stage_blocks
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory.chip import kept_by_moment, static_memory
 from perfmodel.cost.memory.moments import At, activation_terms
@@ -25,12 +24,11 @@ from perfmodel.cost.memory.plan import (
     rank_holding,
     scalar,
 )
-from perfmodel.cost.parameters import ParameterProgram, compile_parameters
 from perfmodel.cost.pipeline import live_layers
-from perfmodel.cost.program import PHASES, Program, compile_program
+from perfmodel.cost.program import PHASES
+from perfmodel.cost.programs import Programs, compiled_for
 from perfmodel.cost.stages import rank_runs, stage_sums, total_pass
 from perfmodel.cost.step import (
-    Bytes,
     beat_of,
     element_bytes,
     exposed_communication,
@@ -41,30 +39,22 @@ from perfmodel.cost.step import (
     shown_communication,
     shown_exchanges,
 )
-from perfmodel.foundation.dtypes import Dtype, itemsize
-from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.memory_room import MemoryRule, fit_probability, memory_rule
 from perfmodel.frameworks.memory_uncertainty import memory_doubt
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.releases import at_release
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.algebra.derive import derive
-from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
 from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED, SHOWN_COMM
 from perfmodel.parallel.interval import TAIL
-from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
-from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
-from perfmodel.parallel.per_operator.stages import stage_runs
-from perfmodel.parallel.per_operator.traffic import derive_assigned
+from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.workload.adapters import with_training
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
-from perfmodel.workload.low_precision import with_recipe
-from perfmodel.workload.routing import EVEN, RankRows
-from perfmodel.workload.transformer import build_graph, causal_mask
+from perfmodel.workload.routing import EVEN
+from perfmodel.workload.transformer import causal_mask
 
 _Value = TypeVar("_Value")
 
@@ -72,52 +62,18 @@ _MOST_MADE = 4096
 """Costs of microbatches and of parameters that an estimator keeps, a few kB each."""
 
 
-_MOST_COMPILED = 16
-"""Jobs whose graphs and programs are kept for later estimators."""
-
-_MOST_PROGRAMS = 64
-"""Programs that are kept of one job, 0.3 MB each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Compiled:
-    """Graphs and programs of one job under profiles that compile alike, filled as they are needed."""
-
-    programs: dict[Any, Program] = field(default_factory=dict)
-    parameter_programs: dict[tuple[RuleSet | Assignment, int, bool], ParameterProgram] = field(default_factory=dict)
-    graphs: dict[tuple[AttentionKernel, Dispatcher, RankRows] | int, Graph] = field(default_factory=dict)
-
-
-@lru_cache(maxsize=_MOST_COMPILED)
-def compiled_for(job: TrainingJob, compiled: tuple[Any, ...], any_operand_order: bool) -> Compiled:
-    """Return what estimators of equal jobs share. A step's batch is no part of it: a program is of one microbatch.
-
-    compiled            of the profile (`ExecutionProfile.compiled`)
-    any_operand_order   the chip takes 8-bit operands in either order, which decides whether the graph has transposed copies
-    """
-    return Compiled()
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Estimator:
-    """Predicts plans of one job on one cluster. Graphs and programs are compiled when first needed and kept.
+    """Predicts plans of one job on one cluster.
 
-    network_at   of a job that trains a network: its graph at the batch of one microbatch
-    recomputes   the kinds of recomputation whose moments of memory are compiled too; none where times alone are asked for
-    rank_rows    of the one rank that is looked at; None: those that the job's routing makes the slowest and the fullest
+    programs   compiled for the job under the profile; those of another estimator of equal jobs may be shared
     """
 
     job: TrainingJob
     cluster: Cluster
     machine: Machine
     profile: ExecutionProfile
-    sizes: Bytes
-    network_at: Callable[[int], Graph] | None = None
-    recomputes: tuple[Recompute, ...] = tuple(Recompute)
-    rank_rows: RankRows | None = None
-    programs: dict[Any, Program] = field(default_factory=dict)
-    parameter_programs: dict[tuple[RuleSet | Assignment, int, bool], ParameterProgram] = field(default_factory=dict)
-    graphs: dict[tuple[AttentionKernel, Dispatcher, RankRows] | int, Graph] = field(default_factory=dict)
+    programs: Programs
     _made: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
@@ -129,120 +85,6 @@ class Estimator:
             self._made[key] = of, make()  # `of` is kept, so that no other object takes its id
         value: _Value = self._made[key][1]
         return value
-
-    def program(
-        self,
-        rules: RuleSet | str,
-        attention: AttentionKernel,
-        recompute_operators: tuple[str, ...],
-        dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL,
-    ) -> Program:
-        """`rules`: a rule set, or the name of a shipped one."""
-        rules = rule_set_of(rules)
-        key = (rules, attention, recompute_operators, dispatcher, self.recomputes)
-        if key not in self.programs:
-            if len(self.programs) >= _MOST_PROGRAMS:
-                self.programs.clear()
-                self.parameter_programs.clear()
-            graph = self.graph(attention, dispatcher)
-            self.programs[key] = compile_program(
-                derive(graph, apply_rules(graph, rules)),
-                self.profile,
-                recompute_operators=recompute_operators,
-                attention_kernel=str(attention),
-                recomputes=self.recomputes,
-            )
-        return self.programs[key]
-
-    def program_of(self, plan: Plan) -> Program:
-        """Of what the plan says of each operator's sharding, by rules or one by one."""
-        assignment = plan.assignment
-        if assignment is None:
-            return self.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
-        key = assignment, plan.attention, plan.micro_batch, plan.recompute, plan.recompute_operators
-        if key not in self.programs:
-            check_assignment(assignment, self.network(plan.micro_batch))
-            stage_runs(self.network(plan.micro_batch), plan)
-            self.programs[key] = compile_program(
-                derive_assigned(self.assigned_graph(plan, assignment), assignment),
-                self.profile,
-                recompute_operators=plan.recompute_operators if plan.recompute is Recompute.SELECTIVE else (),
-                attention_kernel=str(plan.attention),
-                handed_on=handed_on(self.network(plan.micro_batch), assignment),
-                recomputes=(plan.recompute,),
-            )
-        return self.programs[key]
-
-    def stage_layers(self, plan: Plan) -> tuple[int, ...]:
-        """Blocks of each virtual stage."""
-        if plan.assignment is None:
-            return plan.stage_layers
-        return stage_blocks(self.program_of(plan).derivation.graph, plan.assignment)
-
-    def assigned_graph(self, plan: Plan, assignment: Assignment) -> Graph:
-        """The network at the plan's micro-batch, as it is priced."""
-        policy = self.job.policy
-        return priced_graph(
-            self.network(plan.micro_batch),
-            assignment,
-            activation_bytes=itemsize(policy.compute),
-            parameter_bytes=itemsize(policy.parameter),
-        )
-
-    def network(self, batch: int) -> Graph:
-        """The graph of a job that trains a network."""
-        if self.network_at is None:
-            rule = "the plan gives each operator a sharding of its own, but the job has no network"
-            raise bad_field("model", self.job.model.name, rule, "predict it with its network")
-        if batch not in self.graphs:
-            self.graphs[batch] = self.network_at(batch)
-        return self.graphs[batch]
-
-    def graph(
-        self, attention: AttentionKernel, dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL, *, rank_rows: RankRows | None = None
-    ) -> Graph:
-        """rank_rows: None: of the rank that is looked at."""
-        rank_rows = rank_rows or self.rank_rows or self.job.routing.rows
-        key = (attention, dispatcher, rank_rows)
-        if key not in self.graphs:
-            policy = self.job.policy
-            graph = build_graph(
-                self.job.transformer,
-                seq_len=self.job.seq_len,
-                attention=str(attention),
-                dropout=self.profile.kernels.dropout,
-                activation_bytes=itemsize(policy.compute),
-                parameter_bytes=itemsize(policy.parameter),
-                dispatcher=str(dispatcher),
-                rank_rows=rank_rows,
-            )
-            graph = with_training(graph, self.job.train)
-            if policy.recipe is not None:
-                graph = with_recipe(
-                    graph,
-                    policy.recipe.on(any_operand_order=self.cluster.chip.any_operand_order),
-                    keeps_copies=self.profile.activations.keeps_low_copies,
-                    sends_rows=self.profile.communication.sends_low_rows,
-                    gathers_weights=self.profile.communication.gathers_low_weights,
-                    pads_rows=self.profile.pads_rows(dispatcher),
-                    master_bytes=itemsize(policy.master),
-                )
-            self.graphs[key] = graph
-        return self.graphs[key]
-
-    def parameter_program(self, program: Program, cuts: RuleSet | Assignment | str, zero: int, *, pipelined: bool) -> ParameterProgram:
-        key = (cuts if isinstance(cuts, Assignment) else rule_set_of(cuts), zero, pipelined)
-        if key not in self.parameter_programs:
-            self.parameter_programs[key] = compile_parameters(
-                program.parameters,
-                program.regions,
-                self.profile,
-                zero=zero,
-                pipelined=pipelined,
-                parameter_bytes=self.sizes.gathered,
-                gradient_bytes=self.sizes.reduced,
-            )
-        return self.parameter_programs[key]
 
     def for_batch(self, global_batch: int) -> Estimator:
         """Return the estimator of the job with that many sequences in a step, which no kept cost of a microbatch depends on."""
@@ -271,17 +113,24 @@ def make_estimator(
     machine = with_rates_of(profile, machine)
     if machine.low is not None:
         machine = replace(machine, low=with_rates_of(profile, machine.low))
-    sizes = element_bytes(job.policy, job.optimizer, profile)
-    return Estimator(job=job, cluster=cluster, machine=machine, profile=profile, sizes=sizes, network_at=network_at)
+    programs = Programs(
+        job=job,
+        profile=profile,
+        sizes=element_bytes(job.policy, job.optimizer, profile),
+        any_operand_order=cluster.chip.any_operand_order,
+        network_at=network_at,
+    )
+    return Estimator(job=job, cluster=cluster, machine=machine, profile=profile, programs=programs)
 
 
 def with_kept_programs(estimator: Estimator) -> Estimator:
     """Return the estimator with the graphs and programs that former estimators of an equal job compiled, and later ones will use."""
-    if estimator.network_at is not None:
+    programs = estimator.programs
+    if programs.network_at is not None:
         return estimator  # the graphs come from a function: equal jobs may have others
     one_sequence = replace(estimator.job, global_batch=1)
-    kept = compiled_for(one_sequence, estimator.profile.compiled, estimator.cluster.chip.any_operand_order)
-    return replace(estimator, programs=kept.programs, parameter_programs=kept.parameter_programs, graphs=kept.graphs)
+    compiled = compiled_for(one_sequence, programs.profile.compiled, programs.any_operand_order)
+    return replace(estimator, programs=replace(programs, compiled=compiled))
 
 
 def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
@@ -381,8 +230,9 @@ def host_memory(estimator: Estimator, plan: Plan, row: MemoryRow) -> float:
     profile = on_chip(estimator.profile)
     if profile == estimator.profile:
         return 0.0
-    job = estimator.job
-    alone = evaluate_memory(replace(estimator, profile=profile, sizes=element_bytes(job.policy, job.optimizer, profile)), plan)
+    sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile)
+    programs = replace(estimator.programs, profile=profile, sizes=sizes)
+    alone = evaluate_memory(replace(estimator, profile=profile, programs=programs), plan)
 
     def staying(of: MemoryRow, rank: int) -> float:
         return scalar(sum(of.ranks[rank].static)) + scalar(of.kept[rank][At.BLOCKS][0])
@@ -397,17 +247,17 @@ def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     """
     job = plan.job
     if plan.assignment is not None:
-        sample = 3.0 * estimator.network(plan.micro_batch).flops / plan.micro_batch
+        sample = 3.0 * estimator.programs.network(plan.micro_batch).flops / plan.micro_batch
         return sample, sample
     model = job.transformer
     if not model.is_plain:
-        written = estimator.graph(AttentionKernel.FLASH, rank_rows=EVEN)  # whose scores are told apart
+        written = estimator.programs.graph(AttentionKernel.FLASH, rank_rows=EVEN)  # whose scores are told apart
         whole, causal = estimator.once(written, ("flops",), lambda: (written.square_flops, written.flops))
         return 3.0 * whole / job.seq_len, 3.0 * causal / job.seq_len
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up
     counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
     dense = 6.0 * (counted + model.vocab_size * model.hidden_size)
-    graph = estimator.graph(plan.attention, plan.dispatcher)
+    graph = estimator.programs.graph(plan.attention, plan.dispatcher)
     frozen = estimator.once(graph, ("frozen",), lambda: graph.num_frozen_in_products)
     if frozen:
         # the model's are frozen, what is trained comes beside them
@@ -540,7 +390,7 @@ def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
     regions, stages = (columns := step_columns(estimator, [plan])).regions, columns.plans.stages
     found = []
     for rank in range(plan.layout.pp):
-        runs = rank_runs(stages.regions, estimator.stage_layers(plan), plan.layout.pp, rank)
+        runs = rank_runs(stages.regions, estimator.programs.stage_layers(plan), plan.layout.pp, rank)
         found.append(sum(times * scalar(f + b) for times, f, b in zip(runs, regions.forward, regions.backward, strict=True)))
     return tuple(found)
 
@@ -551,7 +401,7 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
     of, p = found.of, plan.layout.pp
     stages = of.stages
     place = stages.num_ranks - 1 if rank == p - 1 else 0 if rank == 0 else 1
-    stage_layers = estimator.stage_layers(plan)
+    stage_layers = estimator.programs.stage_layers(plan)
     runs = rank_runs(stages.regions, stage_layers, p, rank)
     stages = replace(stages, runs=(*stages.runs[:place], runs, *stages.runs[place + 1 :]))
     live = live_layers(schedule=plan.schedule, chunks=stage_layers[rank::p], rank=rank, num_ranks=p, num_microbatches=plan.num_microbatches)

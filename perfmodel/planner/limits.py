@@ -303,7 +303,7 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
 
 def _least_state(estimator: Estimator) -> float:
     """Bytes of weights and optimizer state, whoever holds them."""
-    job, sizes = estimator.job, estimator.sizes
+    job, sizes = estimator.job, estimator.programs.sizes
     frozen = frozen_parameter_bytes(job.transformer, job.train, itemsize(job.policy.parameter))
     return frozen + num_trained_parameters(job.transformer, job.train) * (sizes.stored + sizes.state)
 

@@ -13,6 +13,7 @@ from perfmodel.cost.assemble import step_columns
 from perfmodel.cost.estimate import Estimator, with_long_attention, with_rates_of
 from perfmodel.cost.link_rates import LINK_ROWS, LinkRates, tier_kind
 from perfmodel.cost.machine import Machine, StreamingRates
+from perfmodel.cost.programs import Compiled
 from perfmodel.cost.step import element_bytes
 from perfmodel.frameworks.fitted import FittedConstant
 from perfmodel.frameworks.options import RateOptions
@@ -138,17 +139,16 @@ _SHARES = frozenset(
 
 def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
     """Programs hold what the profile says of them: they are compiled again, for times alone, where that is other; the graphs do not."""
-    other = Estimator(
-        job=estimator.job,
-        cluster=estimator.cluster,
-        machine=estimator.machine,
-        profile=profile,
-        sizes=element_bytes(estimator.job.policy, estimator.job.optimizer, profile),
-        graphs=estimator.graphs,
-    )
-    if profile.compiled == estimator.profile.compiled:
-        return replace(other, programs=estimator.programs, parameter_programs=estimator.parameter_programs)
-    return replace(other, recomputes=())
+    programs = estimator.programs
+    if profile.compiled != estimator.profile.compiled:
+        programs = replace(
+            programs,
+            profile=profile,
+            sizes=element_bytes(estimator.job.policy, estimator.job.optimizer, profile),
+            recomputes=(),
+            compiled=Compiled(graphs=programs.compiled.graphs),
+        )
+    return replace(estimator, profile=profile, programs=programs)
 
 
 def _faster_matmul(machine: Machine, _: Cluster) -> Machine:

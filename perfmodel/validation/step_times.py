@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
 from perfmodel.cost.estimate import Estimator, make_estimator
+from perfmodel.cost.programs import Compiled
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.options import GROUP_OF
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
@@ -61,13 +62,13 @@ class StepTimes:
 
     runs: Sequence[PlannedRun]
     load: Callable[[str], ExecutionProfile] = load_profile_once
-    _estimators: dict[Any, Estimator] = field(default_factory=dict)
+    _compiled: dict[Any, Compiled] = field(default_factory=dict)
     _made_of: dict[Any, int] = field(default_factory=dict)
     _columns: dict[tuple[int, tuple[int, ...]], PlanColumns] = field(default_factory=dict)
 
     def share_programs(self, other: StepTimes) -> None:
         """What either compiles is the other's too; their profiles must be of the same names."""
-        self._estimators = other._estimators
+        self._compiled = other._compiled
 
     def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
         """[s] of each chosen run. `values`: by name, fields of the profile; what is not among them stays as shipped."""
@@ -113,11 +114,9 @@ class StepTimes:
         """The estimator, and a number for what its programs and its machine are made of."""
         machine = machine_of_run(run.planned.hardware, run.planned.matmul_dtype)
         estimator = make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile)
-        estimator.recomputes = ()
         takes_any = estimator.cluster.chip.any_operand_order  # a recipe's copies hang on it
         compiled = (software, takes_any, profile.compiled)
-        twin = self._estimators.setdefault(compiled, estimator)
-        estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
-        estimator.graphs = twin.graphs
+        shared = self._compiled.setdefault(compiled, estimator.programs.compiled)
+        estimator = replace(estimator, programs=replace(estimator.programs, recomputes=(), compiled=shared))
         made_of = (compiled, run.planned.hardware, run.planned.matmul_dtype, profile.rates)
         return estimator, self._made_of.setdefault(made_of, len(self._made_of))

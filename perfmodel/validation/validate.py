@@ -15,6 +15,7 @@ from perfmodel.cost.assemble import PlanColumns
 from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories
 from perfmodel.cost.memory.plan import RankMemory
+from perfmodel.cost.programs import Compiled
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.memory_room import outcome_rule
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
@@ -150,6 +151,7 @@ class CasePredictor:
     has_intervals: bool = True
     plan_case: PlanCase = plan_as_stated
     estimators: dict[Any, Estimator] = field(default_factory=dict)
+    compiled: dict[Any, Compiled] = field(default_factory=dict)
 
     def row(self, case: Case) -> ValidationRow:
         row = ValidationRow(
@@ -237,13 +239,8 @@ class CasePredictor:
         if key not in self.estimators:
             machine = machine_of_run(planned.hardware, planned.matmul_dtype, calibration=self.calibration)
             estimator = make_estimator(job, cluster_of_run(planned.hardware), machine, planned.profile)
-            if software in self.estimators:
-                twin = self.estimators[software]
-                estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
-                estimator.graphs = twin.graphs
-            else:
-                self.estimators[software] = estimator
-            self.estimators[key] = estimator
+            shared = self.compiled.setdefault(software, estimator.programs.compiled)
+            self.estimators[key] = replace(estimator, programs=replace(estimator.programs, compiled=shared))
         return self.estimators[key]
 
 

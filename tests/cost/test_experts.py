@@ -170,7 +170,11 @@ def test_shared_experts_run_beside_what_is_exchanged():
     usual = estimator_of(job, chips=64, node=8)
     beside = estimator_of(job, chips=64, node=8, profile=with_settings(usual.profile, {"moe_shared_overlap": True}))
     plan = make_plan(job, cluster="test", num_chips=64, ep=64, zero=1, profile="megatron")
-    names = {name for rows in (beside.program_of(plan).beside.matmul, beside.program_of(plan).beside.streaming) for name in rows.names}
+    names = {
+        name
+        for rows in (beside.programs.program_of(plan).beside.matmul, beside.programs.program_of(plan).beside.streaming)
+        for name in rows.names
+    }
     assert {name.partition(".")[2].partition(".")[0] for name in names} == {
         "shared_gate_proj", "shared_up_proj", "shared_activation", "shared_product", "shared_down_proj"
     }  # fmt: skip
@@ -217,7 +221,7 @@ def overlapping(batch=64, *, delays, tiers=(), **knobs):
 def test_weight_gradients_that_are_apart_are_those_of_weights():
     """As many FLOP as the products forward: of each token in attention and router, of each row in its expert."""
     estimator, plan, _ = overlapping(delays=True)
-    program = estimator.program_of(plan)
+    program = estimator.programs.program_of(plan)
     columns = plan_columns(estimator, [plan])
     amount, _ = amount_values(program.weight_gradients.amounts, columns.grid, np.array([1.0]))
     found = product_flops(program.weight_gradients, amount)[:, 0]
@@ -227,7 +231,7 @@ def test_weight_gradients_that_are_apart_are_those_of_weights():
     after = 2.0 * 4096 * MIXTRAL.experts.top_k * 3 * h * f
     assert (found[2 * place], found[2 * place + 1]) == pytest.approx((before, after))
     assert found.sum() == pytest.approx(before + after)
-    assert overlapping(delays=False)[0].program_of(plan).weight_gradients is None
+    assert overlapping(delays=False)[0].programs.program_of(plan).weight_gradients is None
 
 
 def test_delayed_weight_gradients_hide_what_the_last_microbatch_sends_back():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from perfmodel.cost.evaluate import amount_values
 from perfmodel.cost.microbatch import microbatch_cost, pipeline_crosses_nodes
 from perfmodel.cost.program import compile_program
+from perfmodel.cost.programs import Compiled
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
@@ -20,7 +21,7 @@ FIELDS = ("matmul", "attention", "streaming", "communication", "saved", "boundar
 
 
 def program_of(rule_set="megatron-sp", attention=AttentionKernel.FLASH):
-    return ESTIMATOR.program(rule_set, attention, DEFAULT_RECOMPUTE_OPERATORS)
+    return ESTIMATOR.programs.program(rule_set, attention, DEFAULT_RECOMPUTE_OPERATORS)
 
 
 def grid_of(*rows, order=DEFAULT_ORDER, kv_heads=2):
@@ -65,7 +66,7 @@ def test_amounts_of_padded_vocabulary():
     """1000 rows of the vocabulary over 3 x 2 ranks are 167 each: padded, not cut."""
     model = make_model(num_attention_heads=6, num_key_value_heads=6, hidden_size=384, intermediate_size=1536, vocab_size=1000)
     estimator = estimator_of(make_job(model))
-    program = estimator.program("megatron", AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS)
+    program = estimator.programs.program("megatron", AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS)
     grid = make_grid(
         {axis: [6 if axis == "tp" else 1] for axis in DEFAULT_ORDER}, [DEFAULT_ORDER], tier_sizes=(4, 4096), num_key_value_heads=6
     )
@@ -92,8 +93,9 @@ def test_one_rank_sends_nothing(rule_set):
 def test_what_the_slowest_of_four_context_ranks_computes(rule_set, changes, slowest):
     """Over a quarter of the causal half. Ulysses cuts heads, so all its ranks have all queries, in kernels that nothing divides."""
     model = make_model(**LLAMA_LIKE | {"num_key_value_heads": 8})
-    estimator = replace(ESTIMATOR, job=make_job(model, seq_len=2**17), profile=ESTIMATOR.profile.having(**changes), programs={}, graphs={})
-    program = estimator.program(rule_set, AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS)
+    job, profile = make_job(model, seq_len=2**17), ESTIMATOR.profile.having(**changes)
+    estimator = replace(ESTIMATOR, programs=replace(ESTIMATOR.programs, job=job, profile=profile, compiled=Compiled()))
+    program = estimator.programs.program(rule_set, AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS)
     cost = microbatch_cost(program, ESTIMATOR.machine, grid_of({}, {"cp": 4}, kv_heads=8), np.array([4.0, 4.0]))
     one, four = cost.attention.sum(axis=0)
     assert four / one * 4 == pytest.approx(slowest, rel=0.01)

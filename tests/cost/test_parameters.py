@@ -19,7 +19,7 @@ LAYER_ELEMENTS = MODEL.num_layer_parameters
 
 
 def costs(*, zero, profile=None, parameter_bytes=2.0, gradient_bytes=4.0, pipelined=False, **degrees):
-    program = ESTIMATOR.program("megatron", AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS)
+    program = ESTIMATOR.programs.program("megatron", AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS)
     profile = profile or profile_of("megatron")
     compiled = compile_parameters(
         program.parameters,
@@ -124,7 +124,9 @@ def test_a_tensor_is_never_split_among_buckets():
     profile = profile_of("megatron").having(bucket_bytes=1.0)
     cost = costs(zero=0, dp_replicate=16, profile=profile)
     layer = [
-        p for p in ESTIMATOR.program("megatron", AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS).parameters if "layer" in p.regions
+        p
+        for p in ESTIMATOR.programs.program("megatron", AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS).parameters
+        if "layer" in p.regions
     ]
     each = collective(CollectiveKind.ALL_REDUCE, 4.0 * LAYER_ELEMENTS / len(layer), 16, 4)
     assert cost.of("reduce", "step")[LAYER][0] == pytest.approx(each * len(layer), rel=1e-12)

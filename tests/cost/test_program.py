@@ -13,7 +13,7 @@ FLASH, UNFUSED = AttentionKernel
 
 
 def program_of(*, profile="megatron", rule_set="megatron-sp", attention=UNFUSED, recompute=DEFAULT_RECOMPUTE_OPERATORS, **model):
-    return estimator_of(make_job(make_model(**model)), profile=profile).program(rule_set, attention, recompute)
+    return estimator_of(make_job(make_model(**model)), profile=profile).programs.program(rule_set, attention, recompute)
 
 
 REGIONS = ("embedding", "layer", "head")
@@ -156,13 +156,13 @@ def test_both_rule_sets_compile_for_every_shipped_model():
         model = load_model(name)
         estimator = estimator_of(make_job(model, seq_len=min(256, model.max_position_embeddings)))
         for rule_set in ("megatron", "megatron-sp"):
-            program = estimator.program(rule_set, FLASH, DEFAULT_RECOMPUTE_OPERATORS)
+            program = estimator.programs.program(rule_set, FLASH, DEFAULT_RECOMPUTE_OPERATORS)
             assert set(program.rows.attention.columns["head_dim"]) == {model.head_dim}
             assert len(program.rows.streaming.access_starts) == len(program.rows.streaming.names)
 
 
 def test_a_program_is_compiled_once():
     estimator = estimator_of()
-    first = estimator.program("megatron", FLASH, DEFAULT_RECOMPUTE_OPERATORS)
-    assert estimator.program("megatron", FLASH, DEFAULT_RECOMPUTE_OPERATORS) is first
-    assert estimator.program("megatron", UNFUSED, DEFAULT_RECOMPUTE_OPERATORS) is not first
+    first = estimator.programs.program("megatron", FLASH, DEFAULT_RECOMPUTE_OPERATORS)
+    assert estimator.programs.program("megatron", FLASH, DEFAULT_RECOMPUTE_OPERATORS) is first
+    assert estimator.programs.program("megatron", UNFUSED, DEFAULT_RECOMPUTE_OPERATORS) is not first

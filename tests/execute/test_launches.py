@@ -66,7 +66,9 @@ class Layer(nn.Module):
 
 @pytest.mark.slow
 def test_the_layer_of_gpt_launches_what_torch_launches():
-    program = estimator_of(make_job(make_model(dropout=0.0)), profile="composer-fsdp").program("megatron", AttentionKernel.FLASH, ())
+    program = estimator_of(make_job(make_model(dropout=0.0)), profile="composer-fsdp").programs.program(
+        "megatron", AttentionKernel.FLASH, ()
+    )
     launches = dict(zip(PHASES, program.launches[len(PHASES) : 2 * len(PHASES), 0], strict=True))
     forward, backward = counted(Layer(), torch.randn(1, TOKENS, WIDTH, requires_grad=True))
     assert launches["core"] + launches["rest"] + launches["tail"] == pytest.approx(forward, rel=0.2)
@@ -90,7 +92,7 @@ def test_operators_that_are_written_out_launch_each_step(function, shapes, kind,
         y.backward(gradient)
     graph = (
         estimator_of(make_job(make_model(**LLAMA_LIKE)), profile="torch-fsdp2")
-        .program("megatron", AttentionKernel.FLASH, ())
+        .programs.program("megatron", AttentionKernel.FLASH, ())
         .derivation.graph
     )
     op = next(op for op in graph.operators if op.kind == kind)

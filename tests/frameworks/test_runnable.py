@@ -104,7 +104,10 @@ def test_rules_of_single_operators_stay_where_the_framework_cuts_so(name):
     """What a rule set says, written out for every operator, is as runnable; beside that rule set it is no other plan."""
     estimator = estimator_of(make_job(make_model(num_hidden_layers=2), batch=8), chips=8)
     rules, attention = load_rule_set(name), AttentionKernel.FLASH
-    own = {op.name: {dim: rules.cut(op.name, dim) for dim in map(op.logical_name, op.dims)} for op in estimator.graph(attention).operators}
+    own = {
+        op.name: {dim: rules.cut(op.name, dim) for dim in map(op.logical_name, op.dims)}
+        for op in estimator.programs.graph(attention).operators
+    }
     written = RuleSet(name="mine", source="", rules={"batch": rules.rules["batch"]}, operators=own)
     space = Space(orders=Space().orders[:1], runs=estimator.profile.runs, rules=(rules,))
     expected = sweep_all(estimator, space, attention=attention).num_evaluated

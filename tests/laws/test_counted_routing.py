@@ -13,6 +13,7 @@ import perfmodel
 from perfmodel.cli import app as cli
 from perfmodel.cost.counts import EXECUTOR_PROFILE, executor_profile, predicted_counts
 from perfmodel.cost.estimate import memory_on_rank
+from perfmodel.cost.programs import Compiled
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.folded_mesh import expert_rank
 from perfmodel.parallel.plan import place_of
@@ -129,7 +130,7 @@ def test_a_prediction_is_what_an_audit_predicts_of_the_fullest_rank(name):
     counts = skewed(even)
     plan = replace(even, job=replace(even.job, routing=routing_of(counts)), profile=EXECUTOR_PROFILE)
     estimator = setting_of_plan(plan, cluster="dgx-h100", profile=executor_profile(plan.job.policy)).estimator
-    of_one = replace(estimator, job=even.job, programs={}, graphs={})
+    of_one = replace(estimator, job=even.job, programs=replace(estimator.programs, job=even.job, compiled=Compiled()))
     stage = plan.layout.pp - 1
     places = [place for rank in range(plan.num_chips) if (place := place_of(plan, rank))["pp"] == stage]
     received = [sum(counts.received(expert_rank(plan, place))) for place in places]
@@ -139,7 +140,9 @@ def test_a_prediction_is_what_an_audit_predicts_of_the_fullest_rank(name):
     assert (fullest.saved, fullest.peak_moment, fullest.peak_by_class) == (saved, moment, by_class)
     assert fullest.peak == max(each.peak for each in others)
     # its products, as the program of the prediction has them
-    whole = predicted_counts(replace(of_one, rank_rows=plan.job.routing.rows, programs={}, graphs={}), even, place)
+    whole = predicted_counts(
+        replace(of_one, programs=replace(of_one.programs, rank_rows=plan.job.routing.rows, compiled=Compiled())), even, place
+    )
     assert sum(whole.flops.values()) == pytest.approx(sum(fullest.flops.values()), rel=1e-12)
     assert sum(fullest.flops.values()) > 1.05 * min(sum(each.flops.values()) for each in others)
     assert plan.job.routing.rows != EVEN

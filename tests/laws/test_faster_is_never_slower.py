@@ -54,7 +54,7 @@ def compiled(job, profile):
 def step_times(job, profile, space=None, *, chips=8, **machine):
     """Of every plan of a space, in the order of its ids."""
     estimator, twin = estimator_of(job, chips=chips, profile=profile, **machine_of(**machine)), compiled(job, profile)
-    estimator.programs, estimator.parameter_programs, estimator.graphs = twin.programs, twin.parameter_programs, twin.graphs
+    estimator.programs = twin.programs
     best = sweep_all(estimator, space).best_time
     return best.values[np.argsort(best.ids)]
 

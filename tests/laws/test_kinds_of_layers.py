@@ -59,7 +59,7 @@ def test_stages_under_zero_3_may_be_told_more_than_they_hold():
 
 def test_parameters_are_counted_kind_by_kind():
     found = estimator(MIXED, "megatron")
-    assert found.graph("flash").num_parameters == found.job.transformer.num_parameters
+    assert found.programs.graph("flash").num_parameters == found.job.transformer.num_parameters
     shallow = found.job.transformer.with_layers(4)
     assert sum(kind.count for kind in shallow.layer_kinds) == 4
 

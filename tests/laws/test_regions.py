@@ -86,7 +86,7 @@ class Priced:
 
     def __init__(self, graph: Graph, profile_name: str, recompute: Recompute, zero: int) -> None:
         estimator = estimator_of(make_job(make_model()), profile=profile_name)
-        self.profile, self.sizes = estimator.profile, estimator.sizes
+        self.profile, self.sizes = estimator.profile, estimator.programs.sizes
         derivation = derive(graph, apply_rules(graph, rule_set_of("megatron-sp")))
         self.program = compile_program(derivation, self.profile, recompute_operators=("attention_core",), attention_kernel="unfused")
         degrees = {"tp": 4, "dp_replicate" if zero == 0 else "dp_shard": 4}

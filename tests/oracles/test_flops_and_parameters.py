@@ -21,7 +21,7 @@ def flops(name, seq_len, attention, *, tp=1, cp=1, micro_batch=2.0):
     """[region, phase] FLOP of one microbatch on one chip; the layer region is one layer."""
     job = make_job(load_model(name), batch=8, seq_len=seq_len)
     estimator = estimator_of(job)
-    program = estimator.program("megatron", attention, DEFAULT_RECOMPUTE_OPERATORS)
+    program = estimator.programs.program("megatron", attention, DEFAULT_RECOMPUTE_OPERATORS)
     degrees = {"tp": tp, "cp": cp}
     grid = make_grid(
         {axis: [degrees.get(axis, 1)] for axis in DEFAULT_ORDER},

@@ -5,8 +5,8 @@ import random
 import pytest
 
 import perfmodel
-from perfmodel.cost import estimate
-from perfmodel.cost.estimate import compiled_for
+from perfmodel.cost import programs
+from perfmodel.cost.programs import compiled_for
 from perfmodel.cost.resolve import kept_estimator
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.profile import load_profile, profile_text
@@ -52,7 +52,7 @@ def test_predictions_are_those_of_a_fresh_process():
 def test_a_second_prediction_of_the_job_compiles_nothing(monkeypatch):
     forget()
     perfmodel.predict(**JOB, tp=2)
-    monkeypatch.setattr(estimate, "compile_program", None)
+    monkeypatch.setattr(programs, "compile_program", None)
     perfmodel.predict(**JOB, tp=4, micro_batch=2)
     perfmodel.predict(**JOB | {"global_batch": 256, "chips": 128}, tp=2)
 
@@ -65,12 +65,12 @@ def test_few_jobs_are_kept():
 
 
 def test_few_programs_of_a_job_are_kept(monkeypatch):
-    monkeypatch.setattr(estimate, "_MOST_PROGRAMS", 2)
+    monkeypatch.setattr(programs, "_MOST_PROGRAMS", 2)
     forget()
     calls = [JOB | {"attention": kernel, "recompute": again} for kernel in ("flash", "unfused") for again in ("none", "selective", "full")]
     times = [perfmodel.predict(**call).step_time for call in [*calls, *calls]]
     assert times[: len(calls)] == times[len(calls) :]
-    assert len(setting_of_request(Request(**JOB)).estimator.programs) == 2
+    assert len(setting_of_request(Request(**JOB)).estimator.programs.compiled.programs) == 2
 
 
 def test_a_batch_of_a_list_has_the_recipe_of_its_release():

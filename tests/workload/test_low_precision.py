@@ -138,7 +138,7 @@ def test_parameters_in_8_bits_are_half_of_what_is_gathered():
     assert before - after == pytest.approx(2.0 * in_layers)
 
     def gathered(estimator):
-        program = estimator.parameter_program(estimator.program_of(plan), plan.rules, 1, pipelined=False)
+        program = estimator.programs.parameter_program(estimator.programs.program_of(plan), plan.rules, 1, pipelined=False)
         return sorted({itemsize for (itemsize,) in program.event_itemsize.tolist()})
 
     assert (gathered(usual), gathered(low)) == ([2.0, 4.0], [1.0, 2.0, 4.0])

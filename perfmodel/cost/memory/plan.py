@@ -161,7 +161,7 @@ class MemoryRow:
 
 def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *, estimator: Estimator) -> MemoryRow:
     """The formulas of a search on numbers instead of columns of one, which is the same arithmetic in less time."""
-    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
+    profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
     terms, stages = terms_as(columns.terms, scalar), columns.stages
     live = three_live_layers(
         live_table(plan.schedule, columns.stage_layers, plan.layout.pp),

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from perfmodel.cost.counts import Audit, RankAudit, RankCounts, audit_rows, predicted_counts
 from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.programs import Compiled
 from perfmodel.execute.audit.repeat import counted_microbatches, extrapolate
 from perfmodel.execute.launch.processes import (
     STOPPED_TIMEOUT,
@@ -66,7 +67,7 @@ def audit_plan(
     if plan.job.routing.counts is not None:
         # those that are counted with say what each rank does, not the slowest one alone
         plan = replace(plan, job=replace(plan.job, routing=BALANCED))
-        estimator = replace(estimator, job=plan.job, programs={}, parameter_programs={}, graphs={})
+        estimator = replace(estimator, job=plan.job, programs=replace(estimator.programs, job=plan.job, compiled=Compiled()))
     reason = not_modules_reason(plan)
     if reason:
         raise InputError(reason)

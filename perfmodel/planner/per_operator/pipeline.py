@@ -103,7 +103,7 @@ class PipelineSearch:
 
 def plan_stages(estimator: Estimator, plan: Plan) -> tuple[Stage, ...]:
     """The stages of a plan whose operators have shardings of their own, each with its time and memory."""
-    network = estimator.network(plan.micro_batch)
+    network = estimator.programs.network(plan.micro_batch)
     runs = stage_runs(network, plan)
     times, profile = rank_times(estimator, plan), estimator.profile
     around = profile.allocator.workspace_bytes + evaluate_memory(estimator, plan).of.outside

@@ -320,7 +320,7 @@ def network_planner(
     maker       `NetworkPlanner.maker` of the same network on the same mesh at another ZeRO stage
     """
     job, machine = estimator.job, estimator.machine
-    network = estimator.network(job.global_batch // num_microbatches)
+    network = estimator.programs.network(job.global_batch // num_microbatches)
     start = time.perf_counter()
     setting = StepSetting(
         policy=job.policy, optimizer=job.optimizer, profile=estimator.profile, zero=zero, num_microbatches=num_microbatches

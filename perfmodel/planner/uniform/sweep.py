@@ -290,7 +290,7 @@ class _Tables:
         for index, (rules, dispatcher) in enumerate(self.cuts):
             if not used >> index & 1:
                 continue
-            program = estimator.program(rules, state.attention, state.recompute_operators, dispatcher)
+            program = estimator.programs.program(rules, state.attention, state.recompute_operators, dispatcher)
             # of the layouts those that are cut so
             own = np.unique(keys[(ways >> index & 1).astype(bool)])
             place = np.zeros(len(first), dtype=np.int64)
@@ -498,7 +498,7 @@ def _quick_cells(state: Sweep, block: _Block, pipelines: PipelineGroup) -> Calla
     num_replicas = replicas(block.grid)
 
     def of(part: slice, terms: ParameterTerms, tied: Array) -> Cells:
-        static = static_memory(terms, stages, estimator.sizes, num_replicas=num_replicas[part])
+        static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=num_replicas[part])
         has_room = np.logical_and.reduce([fixed_memory(of_rank) + outside[part] <= state.capacity for of_rank in static])[..., None]
         if not has_room.any():
             return has_room
@@ -514,7 +514,7 @@ def _quick_cells(state: Sweep, block: _Block, pipelines: PipelineGroup) -> Calla
 def _small_cells(state: Sweep, block: _Block, pipelines: PipelineGroup) -> Callable[[slice, ParameterTerms, Array], Cells]:
     """Which plans of a ZeRO stage do not surely need more than `Sweep.capacity`."""
     estimator, stages = state.estimator, pipelines.stages
-    profile, machine, sizes, pp = estimator.profile, estimator.machine, estimator.sizes, block.rows.pp
+    profile, machine, sizes, pp = estimator.profile, estimator.machine, estimator.programs.sizes, block.rows.pp
     ranks = _ranks_to_compare(profile, pipelines, pp)
     outside = np.broadcast_to(outside_bytes(profile, machine, block.grid), block.grid.degree["pp"].shape)
     kept, _, _ = schedule_columns(
@@ -562,7 +562,7 @@ def _zero_parts(state: Sweep, tables: _Tables, block: _Block, zeros: Iterable[in
 def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: PipelineGroup, zeros: Iterable[int]) -> None:
     """The schedules of a block whose ranks hold the same layers, with these ZeRO stages."""
     estimator, stages, choices = state.estimator, pipelines.stages, pipelines.choices
-    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
+    profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
     activations, grid, m, pp = block.activations, block.grid, block.num_microbatches, block.rows.pp
     rule, activation_bytes = block.rule, block.activation_bytes
     ranks = _ranks_to_compare(profile, pipelines, pp)

@@ -210,8 +210,8 @@ class ParameterTable:
 def parameter_table(
     estimator: Estimator, program: Program, rules: RuleSet, zero: int, grid: LayoutGrid, *, pipelined: bool
 ) -> ParameterTable:
-    compiled = estimator.parameter_program(program, rules, zero, pipelined=pipelined)
+    compiled = estimator.programs.parameter_program(program, rules, zero, pipelined=pipelined)
     costs = [parameter_cost(compiled, estimator.profile, estimator.machine, piece) for piece in _pieces(grid, TABLE_COLUMNS)]
     terms = parameter_terms(compiled, side_by_side(costs))
-    tied = tied_time(program, terms, estimator.sizes, estimator.machine, grid)
+    tied = tied_time(program, terms, estimator.programs.sizes, estimator.machine, grid)
     return ParameterTable(terms=terms, tied=np.broadcast_to(np.asarray(tied, dtype=np.float64), grid.num_rows))

@@ -154,7 +154,7 @@ def test_bytes_and_elements_are_those_of_the_cost_model():
     job = TrainingJob(model=model, global_batch=1, seq_len=rows, precision=Precision.FP32)
     estimator = resolve_estimator(job, local_cluster(num_chips=1), calibration=SPEC_SHEET, profile=load_profile("torch-gloo"))
     plan = make_plan(job, cluster="localhost", num_chips=1, profile="torch-gloo")
-    program = estimator.program(plan.rule_set, plan.attention, plan.recompute_operators)
+    program = estimator.programs.program(plan.rule_set, plan.attention, plan.recompute_operators)
     counted: dict[str, list[float]] = {}
     starts = [*program.rows.streaming.access_starts.tolist(), len(program.rows.streaming.accesses)]
     for row, name in enumerate(program.rows.streaming.names):

@@ -107,7 +107,7 @@ def delta(**changes):
 @pytest.mark.parametrize("model", [hybrid(), delta()], ids=["mamba", "delta"])
 def test_predictions(model):
     estimator = estimator_of(make_job(model), chips=8, node=8)
-    assert estimator.graph("flash").num_parameters == model.num_parameters
+    assert estimator.programs.graph("flash").num_parameters == model.num_parameters
     one, tp, cp = (predict(estimator, zero=0, **knobs) for knobs in ({"dp_shard": 8}, {"tp": 4, "dp_shard": 2}, {"cp": 4, "dp_shard": 2}))
     assert one.hfu * one.step_time == pytest.approx(cp.hfu * cp.step_time, rel=1e-9)
     assert tp.memory["weights"] < one.memory["weights"] / 3

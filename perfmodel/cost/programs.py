@@ -1,0 +1,190 @@
+"""Graphs and programs of one job, compiled when first needed. They depend on the framework's options, not on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from perfmodel.cost.assigned import handed_on, priced_graph, stage_blocks
+from perfmodel.cost.parameters import ParameterProgram, compile_parameters
+from perfmodel.cost.program import Program, compile_program
+from perfmodel.cost.step import Bytes
+from perfmodel.foundation.dtypes import itemsize
+from perfmodel.foundation.errors import bad_field
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.parallel.algebra.derive import derive
+from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
+from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
+from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
+from perfmodel.parallel.per_operator.stages import stage_runs
+from perfmodel.parallel.per_operator.traffic import derive_assigned
+from perfmodel.parallel.plan import Plan
+from perfmodel.workload.adapters import with_training
+from perfmodel.workload.graph import Graph
+from perfmodel.workload.job import TrainingJob
+from perfmodel.workload.low_precision import with_recipe
+from perfmodel.workload.routing import RankRows
+from perfmodel.workload.transformer import build_graph
+
+_MOST_COMPILED = 16
+"""Jobs whose graphs and programs are kept for later estimators."""
+
+_MOST_PROGRAMS = 64
+"""Programs that are kept of one job, 0.3 MB each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compiled:
+    """Graphs and programs of one job under profiles that compile alike, filled as they are needed."""
+
+    programs: dict[Any, Program] = field(default_factory=dict)
+    parameter_programs: dict[tuple[RuleSet | Assignment, int, bool], ParameterProgram] = field(default_factory=dict)
+    graphs: dict[tuple[AttentionKernel, Dispatcher, RankRows] | int, Graph] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=_MOST_COMPILED)
+def compiled_for(job: TrainingJob, compiled: tuple[Any, ...], any_operand_order: bool) -> Compiled:
+    """Return what estimators of equal jobs share. A step's batch is no part of it: a program is of one microbatch.
+
+    compiled            of the profile (`ExecutionProfile.compiled`)
+    any_operand_order   the chip takes 8-bit operands in either order, which decides whether the graph has transposed copies
+    """
+    return Compiled()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Programs:
+    """What plans of one job compile to under one profile.
+
+    sizes              bytes of an element of weights, gradients and states
+    any_operand_order  the chip takes 8-bit operands in either order, which decides whether the graph has transposed copies
+    network_at         of a job that trains a network: its graph at the batch of one microbatch
+    recomputes         the kinds of recomputation whose moments of memory are compiled too; none where times alone are asked for
+    rank_rows          of the one rank that is looked at; None: those that the job's routing makes the slowest and the fullest
+    compiled           so far; equal jobs and profiles share it
+    """
+
+    job: TrainingJob
+    profile: ExecutionProfile
+    sizes: Bytes
+    any_operand_order: bool
+    network_at: Callable[[int], Graph] | None = None
+    recomputes: tuple[Recompute, ...] = tuple(Recompute)
+    rank_rows: RankRows | None = None
+    compiled: Compiled = field(default_factory=Compiled)
+
+    def program(
+        self,
+        rules: RuleSet | str,
+        attention: AttentionKernel,
+        recompute_operators: tuple[str, ...],
+        dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL,
+    ) -> Program:
+        """`rules`: a rule set, or the name of a shipped one."""
+        rules = rule_set_of(rules)
+        key = (rules, attention, recompute_operators, dispatcher, self.recomputes)
+        if key not in self.compiled.programs:
+            if len(self.compiled.programs) >= _MOST_PROGRAMS:
+                self.compiled.programs.clear()
+                self.compiled.parameter_programs.clear()
+            graph = self.graph(attention, dispatcher)
+            self.compiled.programs[key] = compile_program(
+                derive(graph, apply_rules(graph, rules)),
+                self.profile,
+                recompute_operators=recompute_operators,
+                attention_kernel=str(attention),
+                recomputes=self.recomputes,
+            )
+        return self.compiled.programs[key]
+
+    def program_of(self, plan: Plan) -> Program:
+        """Of what the plan says of each operator's sharding, by rules or one by one."""
+        assignment = plan.assignment
+        if assignment is None:
+            return self.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
+        key = assignment, plan.attention, plan.micro_batch, plan.recompute, plan.recompute_operators
+        if key not in self.compiled.programs:
+            check_assignment(assignment, self.network(plan.micro_batch))
+            stage_runs(self.network(plan.micro_batch), plan)
+            self.compiled.programs[key] = compile_program(
+                derive_assigned(self.assigned_graph(plan, assignment), assignment),
+                self.profile,
+                recompute_operators=plan.recompute_operators if plan.recompute is Recompute.SELECTIVE else (),
+                attention_kernel=str(plan.attention),
+                handed_on=handed_on(self.network(plan.micro_batch), assignment),
+                recomputes=(plan.recompute,),
+            )
+        return self.compiled.programs[key]
+
+    def stage_layers(self, plan: Plan) -> tuple[int, ...]:
+        """Blocks of each virtual stage."""
+        if plan.assignment is None:
+            return plan.stage_layers
+        return stage_blocks(self.program_of(plan).derivation.graph, plan.assignment)
+
+    def assigned_graph(self, plan: Plan, assignment: Assignment) -> Graph:
+        """The network at the plan's micro-batch, as it is priced."""
+        policy = self.job.policy
+        return priced_graph(
+            self.network(plan.micro_batch),
+            assignment,
+            activation_bytes=itemsize(policy.compute),
+            parameter_bytes=itemsize(policy.parameter),
+        )
+
+    def network(self, batch: int) -> Graph:
+        """The graph of a job that trains a network."""
+        if self.network_at is None:
+            rule = "the plan gives each operator a sharding of its own, but the job has no network"
+            raise bad_field("model", self.job.model.name, rule, "predict it with its network")
+        if batch not in self.compiled.graphs:
+            self.compiled.graphs[batch] = self.network_at(batch)
+        return self.compiled.graphs[batch]
+
+    def graph(
+        self, attention: AttentionKernel, dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL, *, rank_rows: RankRows | None = None
+    ) -> Graph:
+        """rank_rows: None: of the rank that is looked at."""
+        rank_rows = rank_rows or self.rank_rows or self.job.routing.rows
+        key = (attention, dispatcher, rank_rows)
+        if key not in self.compiled.graphs:
+            policy = self.job.policy
+            graph = build_graph(
+                self.job.transformer,
+                seq_len=self.job.seq_len,
+                attention=str(attention),
+                dropout=self.profile.kernels.dropout,
+                activation_bytes=itemsize(policy.compute),
+                parameter_bytes=itemsize(policy.parameter),
+                dispatcher=str(dispatcher),
+                rank_rows=rank_rows,
+            )
+            graph = with_training(graph, self.job.train)
+            if policy.recipe is not None:
+                graph = with_recipe(
+                    graph,
+                    policy.recipe.on(any_operand_order=self.any_operand_order),
+                    keeps_copies=self.profile.activations.keeps_low_copies,
+                    sends_rows=self.profile.communication.sends_low_rows,
+                    gathers_weights=self.profile.communication.gathers_low_weights,
+                    pads_rows=self.profile.pads_rows(dispatcher),
+                    master_bytes=itemsize(policy.master),
+                )
+            self.compiled.graphs[key] = graph
+        return self.compiled.graphs[key]
+
+    def parameter_program(self, program: Program, cuts: RuleSet | Assignment | str, zero: int, *, pipelined: bool) -> ParameterProgram:
+        key = (cuts if isinstance(cuts, Assignment) else rule_set_of(cuts), zero, pipelined)
+        if key not in self.compiled.parameter_programs:
+            self.compiled.parameter_programs[key] = compile_parameters(
+                program.parameters,
+                program.regions,
+                self.profile,
+                zero=zero,
+                pipelined=pipelined,
+                parameter_bytes=self.sizes.gathered,
+                gradient_bytes=self.sizes.reduced,
+            )
+        return self.compiled.parameter_programs[key]
