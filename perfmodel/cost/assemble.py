@@ -8,11 +8,12 @@ up with the same functions in the same order, so that a row of it equals the sin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.cost.assigned import assigned_grid, is_scattered
 from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatch_depends_on
@@ -34,6 +35,7 @@ from perfmodel.cost.step import (
     region_times,
     tied_time,
 )
+from perfmodel.foundation.columns import Column
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
@@ -48,13 +50,13 @@ _Value = TypeVar("_Value")
 class Beside:
     """What a step takes beside its pipeline, whatever the schedule. [s]"""
 
-    gather: Any
-    reduction: Any
-    tied: Any
-    optimizer: Any
-    accumulation: Any
-    casts: Any
-    ends: Any
+    gather: Column
+    reduction: Column
+    tied: Column
+    optimizer: Column
+    accumulation: Column
+    casts: Column
+    ends: Column
     constant: float
 
     @property
@@ -66,12 +68,12 @@ class Beside:
 def beside_pipeline(
     estimator: Estimator,
     terms: ParameterTerms,
-    tied: Any,
+    tied: Column,
     regions: RegionTimes,
     stages: Stages,
     waits: Waits,
     *,
-    num_microbatches: Any,
+    num_microbatches: Column,
 ) -> Beside:
     """Parameter collectives as far as they show, the optimizer, adding up of gradients, casts of weights, exchanges in the
     pipeline's ends, and the host's constant."""
@@ -117,9 +119,9 @@ class StepColumns:
 
     plans: PlanColumns
     regions: RegionTimes
-    hop: Any
-    hidden_sends: Any
-    pipeline: Any
+    hop: Column
+    hidden_sends: Column
+    pipeline: Column
     beside: Beside
 
     @property
@@ -182,7 +184,7 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
         regions, stages, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
     )
     waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile)
-    hidden_sends: Any = 0.0
+    hidden_sends: Column = 0.0
     if first.layout.pp > 1:
         beat = beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile)
         hidden_sends = sends_under_parameters(
@@ -212,7 +214,7 @@ class _Once:
     microbatch: tuple[float, ...]
     layout: tuple[float, ...]
 
-    def __call__(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
+    def __call__(self, of: object, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
         return self.estimator.once(of, depends_on, make) if self.is_single else make()
 
 
@@ -230,5 +232,5 @@ def _once(estimator: Estimator, grid: LayoutGrid, *, is_assigned: bool) -> _Once
     )
 
 
-def _column(values: Any) -> Any:
+def _column(values: Iterable[float]) -> NDArray[np.float64]:
     return np.array([float(value) for value in values])

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.machine import Machine
+from perfmodel.foundation.columns import Column
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.parallel.grid import LayoutGrid
@@ -33,9 +34,9 @@ def communicator_bytes(machine: Machine, grid: LayoutGrid) -> Any:
     One communicator for each mesh axis with more than one rank, one for experts and one for the replicas of experts, and where there
     are several the one of all ranks (gradient norm, barriers). Those of an axis inside a node have the channels of the node's links.
     """
-    total: Any = 0.0
-    largest: Any = 0.0
-    count: Any = 0.0
+    total: Column = 0.0
+    largest: Column = 0.0
+    count: Column = 0.0
     named = {part for parts in _GROUPS.values() for part in parts}
     others = tuple(axis for axis in grid.fine if axis not in named)
     for axis, parts in _GROUPS.items():
@@ -64,7 +65,7 @@ def _of_group(machine: Machine, grid: LayoutGrid, parts: tuple[str, ...]) -> Any
     """Return the buffers of one communicator, by the innermost tier in which it has more than one rank. [byte]"""
     if not machine.communicator_bytes:
         return 0.0
-    found: Any = machine.communicator_bytes[-1]
+    found: Column = machine.communicator_bytes[-1]
     for each, inside in reversed(list(zip(machine.communicator_bytes, grid.group_inside(parts), strict=True))):
         found = np.where(inside > 1.0, each, found)
     return found
@@ -74,7 +75,7 @@ def _of_sends(machine: Machine, grid: LayoutGrid) -> Any:
     """Return the same of the communicator over which a pipeline sends. [byte]"""
     if not machine.communicator_bytes:
         return 0.0
-    found: Any = machine.communicator_bytes[-1]
+    found: Column = machine.communicator_bytes[-1]
     for each, hop in reversed(list(zip(machine.communicator_bytes, grid.hop, strict=True))):
         found = np.where(hop > 1.0, each, found)
     return found

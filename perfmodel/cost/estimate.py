@@ -365,7 +365,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     )
     sends -= scalar(columns.hidden_sends)
     detail["pipeline_communication"] = sends
-    detail["pipeline_bubble"] = float(columns.pipeline[0]) - sends - m * steady if p > 1 else 0.0
+    detail["pipeline_bubble"] = scalar(columns.pipeline) - sends - m * steady if p > 1 else 0.0
     detail["parameter_gather"] = scalar(beside.gather)
     detail["gradient_reduction"] = scalar(beside.reduction) + scalar(beside.tied)
     detail["gradient_accumulation"] = scalar(beside.accumulation)
@@ -429,7 +429,7 @@ def rank_memories(estimator: Estimator, plan: Plan, columns: PlanColumns | None 
     for rank, kept, total in zip(row.ranks, row.kept, row.total, strict=True):
         _, values = memory_by_class(rank, kept)
         allocated = sum(values.values()) + estimator.profile.allocator.workspace_bytes
-        figures.append(RankMemory(allocated=allocated, reserved=total - row.of.outside))
+        figures.append(RankMemory(allocated=allocated, reserved=scalar(total - row.of.outside)))
     if plan.layout.pp == 1:
         return (max(figures, key=lambda figure: figure.reserved),) * 3
     return figures[0], max(figures[1:-1], key=lambda figure: figure.reserved), figures[-1]

@@ -14,11 +14,12 @@ import numpy as np
 
 from perfmodel.cost.stages import Ranks, Stages, beside, plus, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import ParameterTerms, RegionTimes, beat_with, exposed_sends
+from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.layout import PipelineSchedule
 
 
-def _exposed_under(communication: Any, compute: Any, *, hides: bool, share: float = 0.0) -> Any:
+def _exposed_under(communication: Column, compute: Column, *, hides: bool, share: float = 0.0) -> Any:
     """Of communication that runs beside compute of one unit, what sticks out, and of the rest a share: as much as it slows that compute."""
     if not hides:
         return communication
@@ -32,7 +33,7 @@ def parameter_time(
     stages: Stages,
     waits: Waits,
     *,
-    num_microbatches: Any,
+    num_microbatches: Column,
     profile: ExecutionProfile,
 ) -> tuple[Any, Any]:
     """Exposed parameter gathers and exposed gradient reductions (with publishing) of a step, whose microbatches each wait that much. [s]
@@ -88,8 +89,8 @@ class Waits:
     """What every microbatch's gathers, and then its reductions, add to the beat of the pipeline; `own`: of each rank, with none of its
     compute between. [s]"""
 
-    gather: Any = 0.0
-    reduction: Any = 0.0
+    gather: Column = 0.0
+    reduction: Column = 0.0
     own: Ranks = ()
 
     @property
@@ -103,7 +104,7 @@ def exposed_each_microbatch(
     stages: Stages,
     *,
     schedule: PipelineSchedule,
-    num_ranks: Any,
+    num_ranks: Column,
     profile: ExecutionProfile,
 ) -> Waits:
     """What shows of every microbatch's gathers and reductions.
@@ -111,8 +112,8 @@ def exposed_each_microbatch(
     A rank that computes less than the slowest may wait that much longer without being missed.
     """
     happens, weight = terms.program.happens, profile.timing.uneven_stage_weight
-    gather: Any = 0.0
-    reduction: Any = 0.0
+    gather: Column = 0.0
+    reduction: Column = 0.0
     own: Ranks = (0.0,) * stages.num_ranks
     gathers = ("gather_forward", "microbatch") in happens or ("gather_backward", "microbatch") in happens
     if not gathers and ("reduce", "microbatch") not in happens:
@@ -149,7 +150,7 @@ def exposed_each_microbatch(
     return Waits(gather=gather, reduction=reduction, own=own)
 
 
-def _over_ranks(values: Ranks, num_ranks: Any) -> Any:
+def _over_ranks(values: Ranks, num_ranks: Column) -> Any:
     """Summed over the ranks of a pipeline, those between taken as the largest of them."""
     return values[0] + np.where(num_ranks > 1, values[-1] + (num_ranks - 2.0) * slowest_stage(values[1:-1]), 0.0)
 
@@ -167,7 +168,7 @@ def _exposed_gathers(
     f, b, it = terms.gather_forward[times], terms.gather_backward[times], stages.regions
     last = len(it) - 1
 
-    def under(gather: Any, compute: Any) -> Any:
+    def under(gather: Column, compute: Column) -> Any:
         return _exposed_under(gather, compute, hides=hides, share=slowdown)
 
     before = [beside(it, i, -1) for i in range(len(it))]
@@ -208,14 +209,14 @@ def _left_by_gathers(terms: ParameterTerms, regions: RegionTimes, profile: Execu
 
 
 def sends_under_parameters(
-    exposed: Any,
-    beat: Any,
+    exposed: Column,
+    beat: Column,
     *,
     schedule: PipelineSchedule,
-    num_ranks: Any,
-    num_microbatches: Any,
-    virtual_stages: Any,
-    hop: Any,
+    num_ranks: Column,
+    num_microbatches: Column,
+    virtual_stages: Column,
+    hop: Column,
     profile: ExecutionProfile,
 ) -> Any:
     """Of sends that set the pipeline's pace, what hides under gathers and reductions that show themselves. [s]

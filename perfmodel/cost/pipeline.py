@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.compute import Num
+from perfmodel.foundation.columns import Column
 from perfmodel.parallel.layout import PipelineSchedule
 
 
@@ -117,19 +118,19 @@ class LiveLayers:
     over_at_first    share of the layers that have had their last backward pass when the first virtual stage has one for the second time
     """
 
-    at_first: Any
-    most: Any
-    present: Any
-    first_ran: Any
-    last_ran: Any
-    fewer: Any
-    ended: Any
-    arriving: Any
-    fewer_at_last: Any
-    fewer_at_first: Any
-    later_at_last: Any
-    later_at_first: Any
-    over_at_first: Any
+    at_first: Column
+    most: Column
+    present: Column
+    first_ran: Column
+    last_ran: Column
+    fewer: Column
+    ended: Column
+    arriving: Column
+    fewer_at_last: Column
+    fewer_at_first: Column
+    later_at_last: Column
+    later_at_first: Column
+    over_at_first: Column
 
 
 #: Groups of pp microbatches from which on more change nothing: forward and backward passes alternate through a whole group.
@@ -143,7 +144,7 @@ def live_layers(*, schedule: PipelineSchedule, chunks: Sequence[int], rank: int,
 
 
 def three_live_layers(
-    table: NDArray[np.float64], *, schedule: PipelineSchedule, num_ranks: int, num_microbatches: Any, num_between: int = 1
+    table: NDArray[np.float64], *, schedule: PipelineSchedule, num_ranks: int, num_microbatches: Column, num_between: int = 1
 ) -> list[LiveLayers]:
     """Of the first, a middle (so many times) and the last rank, from a `live_table`, or from several side by side [row, schedule, rank,
     field]: then with a last dim for schedules."""
@@ -174,14 +175,14 @@ def live_of_table(table: NDArray[np.float64]) -> LiveLayers:
     return _columns(table, PipelineSchedule.ONE_F_ONE_B, 1)
 
 
-def _columns(found: NDArray[np.float64], schedule: PipelineSchedule, num_microbatches: Any) -> LiveLayers:
+def _columns(found: NDArray[np.float64], schedule: PipelineSchedule, num_microbatches: Column) -> LiveLayers:
     columns = {each.name: found[..., i] if found.ndim > 1 else float(found[i]) for i, each in enumerate(fields(LiveLayers))}
     if schedule is PipelineSchedule.GPIPE:
         columns |= {name: num_microbatches * columns[name] for name in ("at_first", "most")}
     return LiveLayers(**columns)
 
 
-def _live_row(schedule: PipelineSchedule, num_ranks: int, num_microbatches: Any) -> Any:
+def _live_row(schedule: PipelineSchedule, num_ranks: int, num_microbatches: Column) -> Any:
     """Where so many microbatches are in a table: those beyond its last row change nothing."""
     match schedule:
         case PipelineSchedule.GPIPE:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.foundation.columns import Column
 from perfmodel.workload.graph import Region
 
 Regions = tuple[Region, ...]
@@ -45,8 +46,8 @@ class Stages:
     inner: range
     runs: tuple[ByRegion, ...]
     total: ByRegion
-    is_single: Any
-    unequal: Any = 0.0
+    is_single: Column
+    unequal: Column = 0.0
     num_ranks: int = field(init=False)
     sums: tuple[_Sum, ...] = field(init=False, repr=False, compare=False)
     total_sum: _Sum = field(init=False, repr=False, compare=False)
@@ -212,7 +213,7 @@ def _sum(runs: ByRegion) -> _Sum:
 def _added(values: ByRegion, sums: Sequence[_Sum]) -> Ranks:
     found = []
     for terms in sums:
-        total: Any = None
+        total: Column | None = None
         for region, times in terms:
             more = values[region] if times is None else times * values[region]
             total = more if total is None else total + more
@@ -220,7 +221,7 @@ def _added(values: ByRegion, sums: Sequence[_Sum]) -> Ranks:
     return tuple(found)
 
 
-def run_times(times: Any, value: Any) -> Any:
+def run_times(times: Column, value: Column) -> Any:
     """A quantity of what runs so often; without a multiplication where it never does, or once."""
     if isinstance(times, float) and times in (0.0, 1.0):
         return value if times else 0.0

@@ -23,6 +23,7 @@ from perfmodel.cost.parameters import CastTimes, FrozenBytes, ParameterCost, Par
 from perfmodel.cost.pipeline import pipeline_time, send_delay
 from perfmodel.cost.program import PHASES, Program
 from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
+from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
@@ -291,7 +292,7 @@ def exchanged_passes(micro: MicrobatchCost, profile: ExecutionProfile, recompute
 
 
 def _beside_exchanges(
-    micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int, f: Any, b: Any
+    micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int, f: Column, b: Column
 ) -> tuple[Any, Any]:
     """Passes of a block where one microbatch's forward pass runs beside another's backward pass, each computing while the other sends. [s]
 
@@ -317,7 +318,7 @@ def _beside_exchanges(
 
 
 def _alone_with_exchanges(
-    micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int, f: Any, b: Any
+    micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int, f: Column, b: Column
 ) -> tuple[Any, Any]:
     """Passes of a block beside which no other microbatch's runs: f + s_f and b + s_b - h. [s]
 
@@ -396,7 +397,7 @@ FORWARD_SHARE = 1.0 / 3.0
 """Share of a layer's time across nodes that its forward pass waits: backward computes two gradients for each product."""
 
 
-def host_factor(device: Array, host: Any) -> Any:
+def host_factor(device: Array, host: Column) -> Any:
     """How many times longer a pass of a microbatch takes since it never takes less than the host needs to launch it:
     (d^8 + h^8)^(1/8) / d. [-]
 
@@ -427,7 +428,7 @@ def phase_launches(micro: MicrobatchCost, region: int) -> dict[str, Any]:
     return found
 
 
-def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array, region: int) -> tuple[Any, Any]:
+def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column, region: int) -> tuple[Any, Any]:
     """What the host needs to launch a region forward, and backward with what is recomputed. [s]"""
     it, launches = micro.program.regions[region], phase_launches(micro, region)
     launches |= {name: FORWARD * launches[name] for name in ("core", "rest", "tail")}
@@ -457,7 +458,7 @@ def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Reco
     return forward, backward
 
 
-def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> Any:
+def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column) -> Any:
     """How full the host keeps the launch queue: d / (d + h) of a block's device and host time; 0 without blocks. [-]"""
     regions = micro.program.regions
     inner = inner_regions(regions)
@@ -475,7 +476,7 @@ def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompu
     return device / (device + mean_block(tuple(f + b for f, b in launching), regions, inner, counts))
 
 
-def pace(values: Ranks, total: Any, num_ranks: Any, weight: float) -> Any:
+def pace(values: Ranks, total: Column, num_ranks: Column, weight: float) -> Any:
     """What sets the rhythm of a steady pipeline: the slowest stage, or a mean drawn towards it (profile.uneven_stage_weight)."""
     slowest = slowest_stage(values)
     if weight == 1.0:
@@ -484,20 +485,20 @@ def pace(values: Ranks, total: Any, num_ranks: Any, weight: float) -> Any:
     return mean + weight * (slowest - mean)
 
 
-def beat_of(regions: RegionTimes, stages: Stages, *, schedule: PipelineSchedule, num_ranks: Any, profile: ExecutionProfile) -> Any:
+def beat_of(regions: RegionTimes, stages: Stages, *, schedule: PipelineSchedule, num_ranks: Column, profile: ExecutionProfile) -> Any:
     """What each further microbatch adds to a pipeline that is full: the pace of forward and backward, with gpipe of each by itself. [s]"""
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
     return beat_with(f, b, totals, schedule, num_ranks, profile.timing.uneven_stage_weight)
 
 
-def beat_with(f: Ranks, b: Ranks, totals: tuple[Any, Any], schedule: PipelineSchedule, num_ranks: Any, weight: float) -> Any:
+def beat_with(f: Ranks, b: Ranks, totals: tuple[Any, Any], schedule: PipelineSchedule, num_ranks: Column, weight: float) -> Any:
     if schedule is PipelineSchedule.GPIPE:
         return pace(f, totals[0], num_ranks, weight) + pace(b, totals[1], num_ranks, weight)
     return pace(plus(f, b), totals[0] + totals[1], num_ranks, weight)
 
 
-def hop_time(boundary: Any, tp: Any, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid, *, is_scattered: bool) -> Any:
+def hop_time(boundary: Column, tp: Column, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid, *, is_scattered: bool) -> Any:
     """One send of a microbatch's boundary tensor to the next pipeline rank. [s]
 
     The host spends `pipeline_send` on it: the schedule's own bookkeeping, of one pass of one microbatch through one stage.
@@ -521,10 +522,10 @@ def pipeline_step_time(
     stages: Stages,
     *,
     schedule: PipelineSchedule,
-    num_ranks: Any,
-    num_microbatches: Any,
-    virtual_stages: Any,
-    hop: Any,
+    num_ranks: Column,
+    num_microbatches: Column,
+    virtual_stages: Column,
+    hop: Column,
     profile: ExecutionProfile,
 ) -> Any:
     """All microbatches through the pipeline, with the sends that do not hide. [s]"""
@@ -557,13 +558,13 @@ def pipeline_step_time(
 
 
 def exposed_sends(
-    hop: Any,
-    chunk: Any,
+    hop: Column,
+    chunk: Column,
     *,
     schedule: PipelineSchedule,
-    num_ranks: Any,
-    num_microbatches: Any,
-    virtual_stages: Any,
+    num_ranks: Column,
+    num_microbatches: Column,
+    virtual_stages: Column,
     profile: ExecutionProfile,
 ) -> Any:
     """What sends add to the pipeline: if beside compute, what the schedule does not hide; else each of them, and fill and drain. [s]
@@ -593,7 +594,7 @@ class ParameterTerms:
     padded: tuple[Any, ...]
     summed: tuple[Any, ...]
     """Empty where no gradient is summed by itself."""
-    is_reduced: Any
+    is_reduced: Column
     tied: tuple[Any, Any]
     zero: int
     program: ParameterProgram
@@ -644,7 +645,7 @@ def optimizer_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine:
     return update_time(slowest_stage(held_elements(terms, stages, sharded=terms.zero >= 1)), sizes, machine)
 
 
-def update_time(elements: Any, sizes: Bytes, machine: Machine) -> Any:
+def update_time(elements: Column, sizes: Bytes, machine: Machine) -> Any:
     """The optimizer's step of so many elements: the chip's, or the host's with what travels there and back. [s]"""
     if sizes.hosted:
         return elements * (sizes.hosted / machine.host_memory_bandwidth + sizes.carried / machine.host_bandwidth)
@@ -664,7 +665,7 @@ def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Ma
     return collective_time(CollectiveKind.ALL_REDUCE, elements * sizes.reduced, group_size=members, inside=inside, machine=machine)
 
 
-def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine: Machine, *, num_microbatches: Any) -> Any:
+def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine: Machine, *, num_microbatches: Column) -> Any:
     """Adding each microbatch's weight gradients to the accumulator. The first needs no adding where the dtypes agree. [s]"""
     return adding_time(
         slowest_stage(held_elements(terms, stages, sharded=False)),
@@ -688,7 +689,7 @@ def cast_time(terms: ParameterTerms, stages: Stages) -> Any:
 
 
 def adding_time(
-    elements: Any, sizes: Bytes, machine: Machine, *, num_microbatches: Any, holds_sharded_weights: bool, is_reduced: Any
+    elements: Column, sizes: Bytes, machine: Machine, *, num_microbatches: Column, holds_sharded_weights: bool, is_reduced: Column
 ) -> Any:
     """`accumulation_time` of so many elements, and passes over them once a step. [s]"""
     times = num_microbatches if sizes.gradient > sizes.gathered else num_microbatches - 1.0

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 
 class _SquaredRelu(torch.autograd.Function):
     """As one kernel does it: backward has its result and nothing else of that size, where torch's `square` makes two tensors more."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x)
         return F.relu(x).square_()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> torch.Tensor:
         (x,) = ctx.saved_tensors
         return F.relu(x).mul_(gradients[0]).mul_(2.0)
 

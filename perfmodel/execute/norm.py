@@ -7,12 +7,15 @@ CPUs and torch's own on GPUs.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
@@ -52,13 +55,13 @@ def _(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torc
 
 class _RootMeanSquareNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         y, scale = _rms_norm(x, weight, epsilon)
         ctx.save_for_backward(x, weight, scale)
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         x, weight, scale = ctx.saved_tensors
         return (*_rms_norm_backward(gradients[0].contiguous(), x, weight, scale), None)
 

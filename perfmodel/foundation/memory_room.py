@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import InputError
 
 DEFAULT_RISK = 0.05
@@ -83,11 +84,11 @@ class RankNeed:
     beside    of what may lie beside what is predicted
     """
 
-    total: Any
-    sure: Any
-    outside: Any = 0.0
+    total: Column
+    sure: Column
+    outside: Column = 0.0
     crowding: float = 1.0
-    beside: Any = 0.0
+    beside: Column = 0.0
 
     def room(self, usable: float, ratio: float) -> Any:
         """What may be predicted of it so that it fits though all that is not sure is `ratio` times that. [byte]"""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from perfmodel.frameworks.profile import ExecutionProfile
 
 
-def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _megatron_arguments(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     """Megatron-LM's own flags, as far as they concern time or memory."""
     flags = (
         {str(flag).partition("=")[0]: str(flag).partition("=")[2] for flag in value if isinstance(flag, str)}
@@ -54,13 +54,13 @@ def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfi
     return profile
 
 
-def _fused_cross_entropy(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _fused_cross_entropy(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     if value is True and profile.kernels.fused_loss_keeps_float32:
         return profile.having(logit_bytes=FUSED_LOGIT_BYTES)
     return profile.having(fused_cross_entropy=True, logit_bytes=FUSED_LOGIT_BYTES, loss_peak_bytes=0.0) if value is True else profile
 
 
-def _compile(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _compile(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     """Chains are one kernel, which no module launches. Or nothing fuses what the framework writes out, where it may write norms out."""
     if value is True:
         launch = min(profile.timing.host_launch_time, COMPILED_LAUNCH)
@@ -71,84 +71,85 @@ def _compile(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return profile
 
 
-def _cuda_graphs(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _cuda_graphs(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     """A whole pass is launched at once."""
     launch = min(profile.timing.host_launch_time, GRAPH_LAUNCH)
     return profile.having(host_launch_time=launch, host_layer_time_per_tp_across_nodes=0.0) if value is True else profile
 
 
-def _fused_norm(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _fused_norm(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(rms_norm_traffic=1.0 if value else EAGER_RMS_NORM) if isinstance(value, bool) else profile
 
 
-def _bucket(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    is_size = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
-    return profile.having(bucket_bytes=float(value) * 2**20) if is_size else profile
+def _bucket(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
+        return profile
+    return profile.having(bucket_bytes=float(value) * 2**20)
 
 
-def _bucketing(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _bucketing(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     if value is True:
         return profile.having(overlaps_gradients=ZERO_STAGES)
     return profile.having(bucket_bytes=0.0, overlaps_gradients=()) if value is False else profile
 
 
-def _fused_optimizer(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _fused_optimizer(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     if not isinstance(value, bool):
         return profile
     return profile.having(optimizer_bytes_factor=1.0 if value else EAGER_ADAMW, optimizer_copies=not value)
 
 
-def _accumulation(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _accumulation(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(accumulate_dtype="fp32" if value else "compute") if isinstance(value, bool) else profile
 
 
-def _fp8_recipe(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _fp8_recipe(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(fp8_matmul_rate_fraction=profile.rates.fp8_matmul_rate_fraction * ROWWISE_FP8) if value == "rowwise" else profile
 
 
-def _exchanges(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _exchanges(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     if not isinstance(value, bool):
         return profile
     return profile.having(hides_exchanges=value, delays_weight_gradients=value and profile.communication.delays_weight_gradients)
 
 
-def _delayed_weight_gradients(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _delayed_weight_gradients(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     if value is True and not profile.communication.hides_exchanges:
         rule = "needs moe_overlap: weight gradients wait for what another microbatch's experts exchange"
         raise bad_field("setting delayed_weight_gradients", "true", rule, "state moe_overlap too")
     return profile.having(delays_weight_gradients=value) if isinstance(value, bool) else profile
 
 
-def _release(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _release(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return replace(profile, release=str(value))
 
 
-def _permutes(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _permutes(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(permutes_in_exchange=value) if isinstance(value, bool) else profile
 
 
-def _fused_experts(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _fused_experts(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(fuses_experts=value) if isinstance(value, bool) else profile
 
 
-def _shared_experts(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _shared_experts(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(hides_shared_experts=value) if isinstance(value, bool) else profile
 
 
-def _low_rows(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _low_rows(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(sends_low_rows=value) if isinstance(value, bool) else profile
 
 
-def _low_weights(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _low_weights(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(gathers_low_weights=value) if isinstance(value, bool) else profile
 
 
-def _mixed_precision(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _mixed_precision(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     """Composer's modes: DEFAULT gathers bf16 and reduces fp32, PURE does both in bf16 (`composer/distributed`, `get_mixed_precision`)."""
     return profile.having(reduce_dtype="fp32") if value == "DEFAULT" else profile
 
 
-def _kernels(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _kernels(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     """Libraries that a run names: Transformer Engine's norms, rotary embeddings and attention are one kernel each."""
     names = {str(name).lower() for name in value} if isinstance(value, list) else set()
     if "te" not in names:
@@ -156,12 +157,12 @@ def _kernels(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return profile.having(rms_norm_traffic=1.0, rotary_traffic=1.0, attention_kernel="flash3", attention_rate_fraction=1.0)
 
 
-def _tp_async(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _tp_async(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     """Collectives of tensor parallelism in backward run beside the other gradient's product, or nothing does."""
     return profile.having(tp_backward_overlap_fraction=TP_ASYNC_OVERLAP if value else 0.0) if isinstance(value, bool) else profile
 
 
-def _attention_kernel(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _attention_kernel(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     """By generation: the first, the second, or the one that was written for the chip; of a release that lets one choose it where ranks
     share queries too, which those did not that the framework's own rate there comes from."""
     if value not in ATTENTION_KERNELS:
@@ -174,7 +175,7 @@ def _attention_kernel(profile: ExecutionProfile, value: Any) -> ExecutionProfile
     )
 
 
-def _loss(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _loss(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     """In pieces, of which none of the logits are kept; or whole, as torch's cross-entropy has them."""
     if value == WHOLE_LOSS:
         peak = max(profile.activations.loss_peak_bytes, EAGER_LOSS_PEAK)
@@ -186,7 +187,7 @@ def _loss(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return profile.having(loss_form=value) if value in LOSS_FORMS else profile
 
 
-def _float32_logits(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _float32_logits(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     if value is not True:
         return profile
     traffic = max(profile.kernels.logit_bytes, FLOAT32_LOGIT_BYTES)
@@ -195,35 +196,35 @@ def _float32_logits(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     )
 
 
-def _loss_traffic(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _loss_traffic(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(logit_bytes=float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
 
 
-def _loss_memory(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _loss_memory(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     """Of which the saved float32 log-probabilities and the 16-bit logits are counted with the activations."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return profile
     return profile.having(fused_cross_entropy=False, loss_peak_bytes=max(float(value) - _COUNTED_LOGIT_BYTES, 0.0))
 
 
-def _allocator(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _allocator(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(reserve_factor=float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
 
 
-def _frozen_weights(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _frozen_weights(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(stores_frozen_float32=value == "float32")
 
 
-def _switch(field: str) -> Callable[[ExecutionProfile, Any], ExecutionProfile]:
+def _switch(field: str) -> Callable[[ExecutionProfile, object], ExecutionProfile]:
     """A setting that is a field of the profile."""
 
-    def change(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    def change(profile: ExecutionProfile, value: object) -> ExecutionProfile:
         return profile.having(**{field: value}) if isinstance(value, bool) else profile
 
     return change
 
 
-def _context_form(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _context_form(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     """With a framework that can run it."""
     if value not in CONTEXT_FORMS:
         return profile
@@ -234,7 +235,7 @@ def _context_form(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return profile.having(context_form=value, context_chunks=chunks, runs=runs)
 
 
-def _async_tp(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+def _async_tp(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(tp_overlap_fraction=ASYNC_TP_OVERLAP) if value is True else profile
 
 
@@ -266,7 +267,7 @@ GRAPH_LAUNCH = 0.6e-6
 
 
 #: What each setting does to the profile, in the order in which they change it.
-CHANGES: Mapping[str, Callable[[ExecutionProfile, Any], ExecutionProfile]] = {
+CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = {
     "release": _release,
     "megatron_args": _megatron_arguments,
     "kernels": _kernels,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.cost.estimate import Estimator, evaluate_memory
-from perfmodel.cost.memory.plan import MemoryRow
+from perfmodel.cost.memory.plan import MemoryRow, scalar
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import memory_rule
@@ -141,7 +141,7 @@ class Prober:
         rule, doubt, usable = memory_rule(self.headroom, self.risk), memory_doubt(estimator.profile), estimator.machine.memory_usable
         ratio, ranks = rule.ratio(doubt), row.needs(stretched, doubt)
         left = rule.room(usable) - max(rank.total for rank in ranks)
-        return left if ratio is None else min(left, usable - max(rank.at_most(ratio) for rank in ranks))
+        return scalar(left if ratio is None else min(left, usable - max(rank.at_most(ratio) for rank in ranks)))
 
     def _stretched(self, plan: Plan, question: Question) -> tuple[Plan, MemoryRow] | None:
         estimator = self.estimator(question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch)

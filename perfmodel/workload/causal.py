@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.foundation.columns import Column
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalMask:
@@ -31,7 +33,7 @@ class CausalMask:
         """Share of all keys that lie within what a query may see, before it or not: 1, or W in layers with a window."""
         return self.windowed_fraction * self.window_fraction + (1.0 - self.windowed_fraction)
 
-    def seen(self, start: Any, stop: Any) -> Any:
+    def seen(self, start: Column, stop: Column) -> Any:
         """Share of all keys that queries from `start` to `stop` (shares of the sequence) see on average.
 
         The mean of min(x, W) over [start, stop], of x mod W with chunks.
@@ -42,7 +44,7 @@ class CausalMask:
         windowed = (_mean_in_chunks if self.is_chunked else _mean_of_least)(start, stop, self.window_fraction)
         return self.windowed_fraction * windowed + (1.0 - self.windowed_fraction) * whole
 
-    def seen_by_slowest(self, num_ranks: Any, *, head_tail: bool) -> Any:
+    def seen_by_slowest(self, num_ranks: Column, *, head_tail: bool) -> Any:
         """The same of the rank that computes most, where `num_ranks` share the queries.
 
         In order, that is the last one: (1 - 1 / (2 n)) of all keys, 2 - 1/n of the mean. Where rank r has the r-th chunk of 2 n from either
@@ -68,18 +70,18 @@ def windowed_mask(keys: int, window: int, share: float = 1.0, *, chunked: bool =
     return CausalMask(window_fraction=window / keys, windowed_fraction=share, is_chunked=chunked)
 
 
-def _mean_of_least(start: Any, stop: Any, limit: float) -> Any:
+def _mean_of_least(start: Column, stop: Column, limit: float) -> Any:
     """Mean of min(x, limit) over [start, stop]."""
     low, high = np.minimum(start, limit), np.minimum(stop, limit)
     return (0.5 * (high - low) * (high + low) + limit * ((stop - high) - (start - low))) / (stop - start)
 
 
-def _mean_in_chunks(start: Any, stop: Any, chunk: float) -> Any:
+def _mean_in_chunks(start: Column, stop: Column, chunk: float) -> Any:
     """Mean of x mod chunk over [start, stop]."""
     return (_area_in_chunks(stop, chunk) - _area_in_chunks(start, chunk)) / (stop - start)
 
 
-def _area_in_chunks(stop: Any, chunk: float) -> Any:
+def _area_in_chunks(stop: Column, chunk: float) -> Any:
     """The integral of x mod chunk over [0, stop]: whole chunks, and what is left."""
     whole = np.floor(stop / chunk)
     rest = stop - whole * chunk

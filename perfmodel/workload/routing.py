@@ -109,7 +109,7 @@ class Routing:
             return f"counts of {len(self.counts.rows)} ranks, the fullest with {self.skew:.4g} times the mean"
         return "balanced" if self.skew == 1.0 else f"skew:{self.skew:g}"
 
-    def with_capacity(self, value: Any, name: str = "capacity_factor") -> Routing:
+    def with_capacity(self, value: object, name: str = "capacity_factor") -> Routing:
         """With room for so many times the mean; 0 or "none": for all that come."""
         if isinstance(value, str):
             try:
@@ -124,7 +124,7 @@ class Routing:
 BALANCED = Routing()
 
 
-def routing_of(value: Any, name: str = "routing") -> Routing:
+def routing_of(value: object, name: str = "routing") -> Routing:
     """`balanced`, `skew:1.3` (the fullest rank has 1.3 times the mean), or counts: a matrix of them, or the file of one."""
     if isinstance(value, Routing):
         return value
@@ -139,7 +139,7 @@ def routing_of(value: Any, name: str = "routing") -> Routing:
     return Routing(skew=skew)
 
 
-def routings_in(value: Any) -> list[Any]:
+def routings_in(value: object) -> list[Any]:
     """One routing or several, as they are given: texts and files with commas between them, or a list; a matrix is one."""
     if isinstance(value, str) and "," in value and _is_file(value) and Path(value).is_file():
         return [value]
@@ -269,7 +269,7 @@ def routing_counts(value: Any, name: str = "routing") -> RoutingCounts:
     return RoutingCounts(tuple(tuple(_count(each, name, remedy) for each in row) for row in value))
 
 
-def _is_row(value: Any) -> bool:
+def _is_row(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) > 0
 
 
@@ -284,7 +284,7 @@ def _rows_of(text: str, name: str, *, is_json: bool) -> Any:
         raise bad_field(name, "the file", f"is no JSON ({error})", "give a list of rows of numbers") from None
 
 
-def _count(value: Any, name: str, remedy: str) -> int:
+def _count(value: object, name: str, remedy: str) -> int:
     found = value.strip() if isinstance(value, str) else value
     if isinstance(found, str) and found.isascii() and found.isdigit() and len(found) < 16:
         found = int(found)

@@ -22,6 +22,7 @@ from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.pipeline import LiveLayers, live_microbatches
 from perfmodel.cost.stages import Stages, sum_of
 from perfmodel.cost.step import Bytes, ParameterTerms, frozen_bytes, held_elements
+from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule
@@ -40,7 +41,7 @@ MEMORY = (
 )
 
 
-def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Any) -> list[tuple[Any, Any, Any, Any]]:
+def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Column) -> list[tuple[Any, Any, Any, Any]]:
     """(weights, gradients, optimizer, gathered parameters) that each of the ranks told apart holds all through a step. [byte]
 
     Where weights are stored as shards, gradients come with the first backward pass: they belong to the moments. `num_replicas`: ranks that
@@ -64,13 +65,15 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
     ]
 
 
-def held_bytes(program: ParameterProgram, sizes: Bytes, *, full: Any, shard: Any, states: Any, copy: Any) -> tuple[Any, Any, Any, Any]:
+def held_bytes(
+    program: ParameterProgram, sizes: Bytes, *, full: Column, shard: Column, states: Column, copy: Column
+) -> tuple[Any, Any, Any, Any]:
     """(weights, gradients, optimizer, gathered parameters) of so many elements, whole, cut by ZeRO, and as the optimizer has them. [byte]
 
     copy  of whole gradients, for each element
     """
-    gathered: Any = 0.0
-    gradients: Any = 0.0
+    gathered: Column = 0.0
+    gradients: Column = 0.0
     if program.holds_sharded_weights:
         weights, optimizer = shard * sizes.stored, states * sizes.state
         if keeps_gathered(program):
@@ -103,9 +106,9 @@ class Pipelining:
     """What a schedule does with microbatches, as columns. live: passes of blocks under way on each of the ranks that are told apart."""
 
     schedule: PipelineSchedule
-    num_ranks: Any
-    num_microbatches: Any
-    virtual_stages: Any
+    num_ranks: Column
+    num_microbatches: Column
+    virtual_stages: Column
     live: Sequence[LiveLayers]
 
     def index(self, rank: int) -> Any:
@@ -139,7 +142,7 @@ def kept_by_moment(
     profile: ExecutionProfile,
     *,
     rank: int,
-    index: Any,
+    index: Column,
     live: LiveLayers,
     activation_bytes: float,
 ) -> Kept:
@@ -169,7 +172,7 @@ def kept_by_moment(
     }
 
 
-def none_left_before(live: LiveLayers, rank: int, num_microbatches: Any) -> Any:
+def none_left_before(live: LiveLayers, rank: int, num_microbatches: Column) -> Any:
     """1 where no gradient has left for the stage before when as many passes as at most are under way (gpipe), though one will have."""
     return (1.0 - live.last_ran) * (float(rank > 0) * np.minimum(num_microbatches - 1.0, 1.0))
 
@@ -181,11 +184,11 @@ def kept_on_rank(
     profile: ExecutionProfile,
     *,
     rank: int,
-    index: Any,
-    live_blocks: Any,
+    index: Column,
+    live_blocks: Column,
     activation_bytes: float,
-    has_output: Any = 1.0,
-    none_left: Any = 0.0,
+    has_output: Column = 1.0,
+    none_left: Column = 0.0,
 ) -> tuple[Any, Any]:
     """Activations of all microbatches that a pipeline rank has under way at most, and its buffers for what it receives and sends. [byte]
 
@@ -231,12 +234,12 @@ class Unreduced:
              ones have another dtype and are made of them
     """
 
-    early: Any = 0.0
+    early: Column = 0.0
     later: Mapping[At, Any] = field(default_factory=dict)
     freed: Mapping[At, Any] = field(default_factory=dict)
     coming: tuple[Any, Any] = (0.0, 0.0)
-    passed: Any = 0.0
-    below: Any = 0.0
+    passed: Column = 0.0
+    below: Column = 0.0
 
     def cases(self, at: At) -> tuple[tuple[Any, Any], ...]:
         """(gradients, activations gone) that may be what is largest while this runs."""
@@ -260,7 +263,7 @@ def unreduced_gradients(
     *,
     rank: int,
     live: LiveLayers,
-    num_microbatches: Any,
+    num_microbatches: Column,
     profile: ExecutionProfile,
     activation_bytes: float,
     factor: float = 1.0,
@@ -309,7 +312,7 @@ def fixed_memory(static: tuple[Any, Any, Any, Any]) -> Any:
     return ((weights + gradients) + states) + gathered
 
 
-def may_lie_beside(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Any) -> Sequence[Any]:
+def may_lie_beside(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Column) -> Sequence[Any]:
     """On each of the ranks told apart, what a framework may keep and this one is not said to. [byte]
 
     In a pipeline what its shards are of: weights that stay gathered, gradients unreduced until the last microbatch (torch). Gradients as
@@ -317,7 +320,7 @@ def may_lie_beside(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_r
     """
     program = terms.program
     if program.holds_sharded_gradients and np.any(stages.is_single != 1.0):
-        more: Any = (1.0 - stages.is_single) * (sizes.whole_gradient + program.holds_sharded_weights * sizes.gathered)
+        more: Column = (1.0 - stages.is_single) * (sizes.whole_gradient + program.holds_sharded_weights * sizes.gathered)
     elif program.holds_sharded_weights or sizes.gradient_copy or sizes.produced == sizes.whole_gradient:
         return (0.0,) * stages.num_ranks
     else:
@@ -347,8 +350,8 @@ def waiting_memory(
     sizes: Bytes,
     *,
     rank: int,
-    num_microbatches: Any,
-    tp: Any,
+    num_microbatches: Column,
+    tp: Column,
     is_scattered: bool,
     profile: ExecutionProfile,
 ) -> Any:
@@ -370,11 +373,11 @@ def waiting_memory(
     return (delayed + later * waiting) + profile.allocator.workspace_bytes
 
 
-def reserved_memory(kept: Any, base: Any, unreduced: Any) -> Any:
+def reserved_memory(kept: Column, base: Column, unreduced: Column) -> Any:
     """Bytes that a rank needs. kept: activations under way, times the allocator's factor; base: `base_memory`; unreduced gradients."""
     return kept + (base + unreduced)
 
 
-def base_memory(moment: Any, fixed: Any, waiting: Any, *, factor: float, outside: Any) -> Any:
+def base_memory(moment: Column, fixed: Column, waiting: Column, *, factor: float, outside: Column) -> Any:
     """What does not depend on the schedule: the largest moment with the allocator's gaps, what stays, what waits, what lies outside."""
     return ((moment * factor + fixed) + waiting) + outside

@@ -19,6 +19,7 @@ from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.stages import Regions, Stages, beside, run_times, sum_of
 from perfmodel.cost.step import Bytes, ParameterTerms, exchanged_passes, held_elements, run_ahead_fraction
+from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.rewrites import FLOAT32_BYTES
 from perfmodel.parallel.layout import Recompute
@@ -41,12 +42,12 @@ class ActivationTerms:
     kept: tuple[Any, ...]
     peaks: tuple[tuple[Any, Any], ...]
     forward: tuple[Any, ...]
-    boundary: Any
-    logits: Any
-    run_ahead: Any
+    boundary: Column
+    logits: Column
+    run_ahead: Column
 
 
-def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: ExecutionProfile, tp: Any) -> ActivationTerms:
+def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: ExecutionProfile, tp: Column) -> ActivationTerms:
     kept: list[Any] = []
     peaks: list[tuple[Any, Any]] = []
     forward: list[Any] = []
@@ -112,11 +113,11 @@ class Moment:
 
     name: str
     at: At = At.BLOCKS
-    freed: Any = 0.0
-    gradients: Any = 0.0
-    gathered: Any = 0.0
-    temporary: Any = 0.0
-    buffers: Any = 0.0
+    freed: Column = 0.0
+    gradients: Column = 0.0
+    gathered: Column = 0.0
+    temporary: Column = 0.0
+    buffers: Column = 0.0
 
     @property
     def total(self) -> Any:
@@ -136,7 +137,7 @@ def rank_moments(
     sizes: Bytes,
     *,
     rank: int,
-    num_microbatches: Any,
+    num_microbatches: Column,
     profile: ExecutionProfile,
     activation_bytes: float,
 ) -> list[Moment]:
@@ -163,7 +164,7 @@ class _Moments:
     stages: Stages
     sizes: Bytes
     rank: int
-    m: Any
+    m: Column
     profile: ExecutionProfile
     activation_bytes: float
 
@@ -207,7 +208,7 @@ class _Moments:
 
     def logits(self) -> Any:
         """The logits themselves, or their gradient, and what the loss works with."""
-        own: Any = self.activation_bytes
+        own: Column = self.activation_bytes
         if self.profile.stages.pipeline_keeps_boundaries and self.activation_bytes >= FLOAT32_BYTES:
             # counted with what the schedule keeps, and the gradient is made in place of the softmax
             own = self.stages.is_single * own
@@ -223,12 +224,12 @@ class _Moments:
         moments = []
         if self.is_last_rank:
             moments.append(Moment(name="loss", at=At.LAST, temporary=self.logits() + exchanged))
-        freed: Any = 0.0
+        freed: Column = 0.0
         for i in reversed(range(len(runs))):
             if i < len(runs) - 1 and not (isinstance(runs[i + 1], float) and runs[i + 1] == 0.0):
                 freed = freed - run_times(runs[i + 1], a.kept[i + 1])
             at, peak = self.at(i), a.peaks[i][stays]
-            temporary: Any = None
+            temporary: Column | None = None
             if at is At.BLOCKS:
                 temporary = (np.minimum(runs[i], 1.0) * peak + gradient) + exchanged
             elif at is At.LAST and self.is_last_rank:
@@ -309,7 +310,7 @@ class _Sharded:
         if frozen is not None:
             self.gathered = [unit + more for unit, more in zip(self.gathered, self._units(frozen.padded, frozen_twice), strict=True)]
         self.reduced = [unit * sizes.reduced for unit in self.wide]
-        total: Any = None
+        total: Column | None = None
         for runs, region, held in zip(self.runs, regions, self.held, strict=True):
             more = runs * held if region.is_block else held
             total = more if total is None else total + more
@@ -321,7 +322,7 @@ class _Sharded:
             self.held[self.last] = self.untied * self.held[self.last]
         self.below = self._below()
 
-    def _units(self, elements: tuple[Any, ...], twice: Any) -> list[Any]:
+    def _units(self, elements: tuple[Any, ...], twice: Column) -> list[Any]:
         """Of a unit of each region, on this rank; `twice`: what both ends have of them."""
         units = list(elements)
         ends = {0, self.last} if self.has_first and self.has_last else set[int]()
@@ -348,20 +349,20 @@ class _Sharded:
             found.append(own + found[-1] if i == 0 and self.has_first else self.runs[i] * own + found[-1])
         return found
 
-    def _up_to(self, region: int, total: Any = None) -> Any:
+    def _up_to(self, region: int, total: Column | None = None) -> Any:
         """Gathered weights of a region and of those before it, as they lie in forward, beside `total`."""
         for i in range(region, -1, -1):
             more = self.gathered[0] if i == 0 and self.has_first else self.runs[i] * self.gathered[i]
             total = more if total is None else total + more
         return total
 
-    def gradients(self, so_far: Any) -> Any:
+    def gradients(self, so_far: Column) -> Any:
         return self.later_microbatch * self.total + (1.0 - self.later_microbatch) * so_far
 
     def moments(self) -> list[Moment]:
         found: list[Moment] = []
-        freed: Any = 0.0
-        reduced: Any = 0.0
+        freed: Column = 0.0
+        reduced: Column = 0.0
         for i in range(self.last, -1, -1):
             if i == self.last and self.has_last:
                 found += self._of_last_region(i)
@@ -417,7 +418,7 @@ class _Sharded:
             ),
         ]
 
-    def _of_region(self, i: int, freed: Any, reduced: Any) -> list[Moment]:
+    def _of_region(self, i: int, freed: Column, reduced: Column) -> list[Moment]:
         """Forward and backward of a region between the ends, of a block that of the last, of the one before it and of the first.
 
         freed, reduced   of the regions after it: what they kept, and their gradients
@@ -455,7 +456,7 @@ class _Sharded:
             ),
         ]
         after = self.reduced[i + 1] if i < self.last else 0.0
-        in_buffer: Any = None
+        in_buffer: Column | None = None
         if self.frees:
             at_last = at_previous = (g + on_its_way) + lasting
             at_first = g + before + lasting
@@ -515,7 +516,7 @@ class _Sharded:
         """Gathered weights of a region with all that is in its unit."""
         return self.gathered[region] if region >= 0 else 0.0
 
-    def _of_first_region(self, freed: Any, reduced: Any) -> list[Moment]:
+    def _of_first_region(self, freed: Column, reduced: Column) -> list[Moment]:
         """Its backward pass, the sum over tp that some of its gradients need and the reduction that ends the step."""
         a, has, name, sizes = self.a, self.runs[0], self.rank.regions[0].name, self.sizes
         sums: list[Moment] = []

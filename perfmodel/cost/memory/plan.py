@@ -29,6 +29,7 @@ from perfmodel.cost.memory.moments import ActivationTerms, At, Moment, keeps_gat
 from perfmodel.cost.pipeline import LiveLayers, live_table, three_live_layers
 from perfmodel.cost.stages import Stages
 from perfmodel.cost.step import Bytes, ParameterTerms
+from perfmodel.foundation.columns import Column
 from perfmodel.foundation.memory_room import MemoryDoubt, RankNeed
 from perfmodel.frameworks.layer_placement import crowding
 from perfmodel.frameworks.profile import ExecutionProfile
@@ -57,15 +58,15 @@ class Holding:
     terms: ParameterTerms
     stages: Stages
     static: list[tuple[Any, Any, Any, Any]]
-    num_replicas: Any
-    num_microbatches: Any
-    tp: Any
+    num_replicas: Column
+    num_microbatches: Column
+    tp: Column
     is_scattered: bool
     activation_bytes: float
     profile: ExecutionProfile
     sizes: Bytes
     factor: float
-    outside: Any
+    outside: Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,12 +74,12 @@ class RankHolding:
     """Of one rank: what stays, the moments at which something comes and goes, gradients that wait beside them, and what waits always."""
 
     static: tuple[Any, Any, Any, Any]
-    fixed: Any
+    fixed: Column
     moments: list[Moment]
     unreduced: Unreduced
-    waiting: Any
+    waiting: Column
     factor: float
-    outside: Any
+    outside: Column
 
     def base(self, at: At, times: Container[At]) -> Any:
         """What it needs while this runs, whatever is under way. times: what has passes of its own under way. [byte]"""
@@ -257,7 +258,7 @@ def adding_up(parts: Mapping[str, float], total: float) -> dict[str, float]:
     return rounded
 
 
-def scalar(value: Any) -> float:
+def scalar(value: Column) -> float:
     return float(np.asarray(value).reshape(-1)[0])
 
 
@@ -303,7 +304,7 @@ def fullest_by_class(row: MemoryRow) -> tuple[dict[str, float], float, str]:
     totals = row.total
     rank = int(np.argmax(totals))
     moment, values = memory_by_class(row.ranks[rank], row.kept[rank])
-    values["framework"] = row.of.outside
+    values["framework"] = scalar(row.of.outside)
     held = totals[rank] - sum(values.values())
     values["allocator"] = held if held > 1e-12 * totals[rank] else 0.0
     return {**adding_up(values, totals[rank]), "total": totals[rank]}, totals[rank], moment

@@ -112,7 +112,9 @@ class ServingEstimator:
         draft: Any = 0.0
         if speculation is not None:
             drafting = serving_program(self.drafting(speculation), is_prompt=False)
-            draft = weight_bytes(drafting, self.quantization, tp=rows.tp, pp=1.0, expert_cut=rows.chips_of_stage)
+            draft = weight_bytes(
+                drafting, self.quantization, tp=rows.tp.astype(float), pp=1.0, expert_cut=rows.chips_of_stage.astype(float)
+            )
         return serving_memory(
             serving_program(self.model, is_prompt=False),
             self.engine,
@@ -266,7 +268,7 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     """Of the column `at`, with all that people read."""
     load, memory = served.load, served.memory
     full = float(job.input_len.most + job.output_len.most)
-    fits = bool(memory.sequences[at] * (job.input_len.mean + job.output_len.mean) >= full)
+    fits = bool(_at(memory.sequences, at) * (job.input_len.mean + job.output_len.mean) >= full)
     running, working = float(load.running[at]), _at(served.replicas, at)
     parts = step_parts(served.times, job, running, at)
     wanted = _wanted(job, plan)
@@ -305,7 +307,7 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         prefill_time=_at(load.prefill_time, at),
         running=running * working / plan.replicas,
         queued=_at(load.queue, at),
-        max_sequences=float(memory.sequences[at]),
+        max_sequences=_at(memory.sequences, at),
         tokens_per_second_per_chip=float(served.tokens_per_second_per_chip[at]),
         requests_per_second=_at(load.requests_per_second, at) * working,
         memory=by_class,

@@ -9,6 +9,7 @@ import numpy as np
 
 from perfmodel.cost.serving.program import ServingProgram
 from perfmodel.cost.serving.states import state_bytes
+from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.serving.columns import ServingColumns
@@ -18,7 +19,7 @@ from perfmodel.workload.quantization import Quantization
 _PLAIN_BYTES = 2.0
 
 
-def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Any, pp: Any, expert_cut: Any) -> Any:
+def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Column, pp: Column, expert_cut: Column) -> Any:
     """Of the fullest stage's chips. [byte]
 
     Every weight over the axes that cut it; experts over all `expert_cut` chips of a stage. Layers are even over stages, of which the last
@@ -27,11 +28,11 @@ def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Any
     model = program.model
     narrow = quantization.parts(beside_experts=bool(program.experts))
     kv = np.gcd(np.asarray(tp, dtype=np.int64), model.num_key_value_heads).astype(float)
-    layers: Any = 0.0
+    layers: Column = 0.0
     ends: dict[str, Any] = {}
     for weight in program.weights:
         each = quantization.weight_bytes if weight.part in narrow else _PLAIN_BYTES
-        parts: Any = expert_cut if weight.is_expert else 1.0
+        parts: Column = expert_cut if weight.is_expert else 1.0
         if not weight.is_expert:
             if any(axis.startswith("tp_kv") for axis in weight.axes):
                 parts = parts * kv
@@ -68,7 +69,7 @@ class CacheShape:
     index: float
     state: float
 
-    def tokens_bytes(self, tokens: Any, *, tp: Any, kv_heads: int, cache_bytes: float, dcp: Any = 1.0) -> Any:
+    def tokens_bytes(self, tokens: Column, *, tp: Column, kv_heads: int, cache_bytes: float, dcp: Column = 1.0) -> Any:
         """[byte] Of a sequence with so many tokens, on each chip of a stage with all layers.
 
         dcp   chips that share the tokens of what each of them would keep whole, but for windows and an indexer's keys
@@ -106,15 +107,15 @@ class ServingMemory:
     usable          by the cache and all that lies beside it
     """
 
-    weights: Any
-    activations: Any
-    graphs: Any
-    context: Any
-    reserve: Any
-    room: Any
-    sequence_bytes: Any
-    sequences: Any
-    usable: Any
+    weights: Column
+    activations: Column
+    graphs: Column
+    context: Column
+    reserve: Column
+    room: Column
+    sequence_bytes: Column
+    sequences: Column
+    usable: Column
 
     @property
     def fits(self) -> Any:
@@ -128,11 +129,11 @@ def serving_memory(
     cache: Dtype,
     *,
     capacity: float,
-    tokens_of_sequence: Any,
+    tokens_of_sequence: Column,
     plans: ServingColumns,
-    max_tokens: Any,
-    max_batch: Any,
-    draft_bytes: Any = 0.0,
+    max_tokens: Column,
+    max_batch: Column,
+    draft_bytes: Column = 0.0,
 ) -> ServingMemory:
     """How much lies where, and how many sequences of `tokens_of_sequence` tokens fit in a replica.
 
@@ -183,7 +184,7 @@ def serving_memory(
     )
 
 
-def expert_workspace(model: TransformerConfig, max_tokens: Any, *, expert_tp: Any) -> Any:
+def expert_workspace(model: TransformerConfig, max_tokens: Column, *, expert_tp: Column) -> Any:
     """Of the experts' products of a step, in 16 bits: one buffer for what goes in and out of both, one between them. [byte]
 
     W = 2 T k (max(f, h) + max(2 f, h))     f the width of an expert on a chip
@@ -197,7 +198,7 @@ def expert_workspace(model: TransformerConfig, max_tokens: Any, *, expert_tp: An
     return _PLAIN_BYTES * np.asarray(max_tokens) * model.experts.top_k * wide
 
 
-def engine_reserve(engine: Engine, *, chips: Any, attention_dp: Any, max_tokens: Any) -> Any:
+def engine_reserve(engine: Engine, *, chips: Column, attention_dp: Column, max_tokens: Column) -> Any:
     """What an engine holds back on each chip. [byte]
 
     R = max(r0 + r_T T + r_g chips + r_a dp [dp > 1], R_least)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from perfmodel.workload.imported.graph import Reach, SeenKeys
+
+if TYPE_CHECKING:
+    from torch.fx import Node
 
 _MOST_ENTRIES = 2**24  # of 4,096 queries and as many keys
 _MAKES_SCORES = ("matmul", "bmm", "einsum", "baddbmm", "mm", "")
@@ -23,7 +26,7 @@ class Masks:
     def __init__(self) -> None:
         self.values: dict[Any, torch.Tensor | None] = {}
 
-    def seen_by(self, node: Any, arguments: Mapping[str, Any]) -> SeenKeys:
+    def seen_by(self, node: Node, arguments: Mapping[str, Any]) -> SeenKeys:
         """Of a call of scaled_dot_product_attention with these arguments."""
         queries = int(node.args[0].meta["val"].shape[-2])
         if arguments.get("is_causal"):
@@ -46,7 +49,7 @@ class Masks:
                 scores = next((each for each in scores.all_input_nodes if self._value(each) is None), None)
         return SeenKeys()
 
-    def _added_to(self, node: Any) -> torch.Tensor | None:
+    def _added_to(self, node: Node) -> torch.Tensor | None:
         """The mask that one operator puts on scores, which themselves have no value here."""
         name = _name(node).removesuffix("_")
         if name in ("masked_fill", "where"):
@@ -73,7 +76,7 @@ class Masks:
             self.values[node] = None if _is_written(node, needed) else self._computed(node)
         return self.values[mask]
 
-    def _computed(self, node: Any) -> torch.Tensor | None:
+    def _computed(self, node: Node) -> torch.Tensor | None:
         if node.op != "call_function" or _entries(node.meta.get("val")) > _MOST_ENTRIES:
             return None
 
@@ -111,13 +114,13 @@ def _read(mask: torch.Tensor) -> SeenKeys:
     return next((form for form, keys in forms.items() if bool((seen == keys).all())), SeenKeys(reach=Reach.OTHER))
 
 
-def _is_written(node: Any, known: set[Any]) -> bool:
+def _is_written(node: Node, known: set[Any]) -> bool:
     """Whether something writes into a tensor, or into a part of it, that is not asked for: it is not what its node makes then."""
     others = [each for each in node.users if each not in known]
     return any(_name(each).endswith("_") or (_name(each) in _PARTS and _is_written(each, known)) for each in others)
 
 
-def _name(node: Any) -> str:
+def _name(node: Node) -> str:
     schema = getattr(node.target, "_schema", None)
     return "" if schema is None else str(schema.name.rpartition("::")[2])
 

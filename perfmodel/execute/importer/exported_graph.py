@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -32,6 +32,10 @@ from perfmodel.workload.imported.graph import (
 )
 from perfmodel.workload.imported.iteration_space import Call, IterationSpace
 from perfmodel.workload.imported.views import Position, expanded, lost, permuted, reshaped, whole
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.fx import Node
 
 #: Operators whose names are ours or torch's; those of another library may mean something else.
 _NAMESPACES = ("aten", "perfmodel")
@@ -62,7 +66,7 @@ _EXPANSIONS = frozenset({"expand", "expand_as", "broadcast_to"})
 _CASTS = frozenset({"to", "_to_copy", "type_as"})
 
 
-def read_program(module: nn.Module, program: Any, mode: FakeTensorMode, *, name: str) -> ImportedGraph:
+def read_program(module: nn.Module, program: ExportedProgram, mode: FakeTensorMode, *, name: str) -> ImportedGraph:
     """`program` is what torch.export made of `module` under `mode`."""
     num_shares = settle_sizes(program)
     shares = f"; {num_shares} sizes that only values tell are even shares" if num_shares else ""
@@ -95,7 +99,7 @@ class _Draft:
 class _Reader:
     """Walks the nodes once; `values` holds, for each node, one value or one for each of its outputs."""
 
-    def __init__(self, module: nn.Module, program: Any, mode: FakeTensorMode) -> None:
+    def __init__(self, module: nn.Module, program: ExportedProgram, mode: FakeTensorMode) -> None:
         self.program, self.mode, self.masks = program, mode, Masks()
         self.drafts: list[_Draft] = []
         self.values: dict[Any, list[_Value]] = {}
@@ -126,7 +130,7 @@ class _Reader:
             buffer_bytes=self.buffer_bytes,
         )
 
-    def _placeholder(self, node: Any, parameter: str | None, *, is_buffer: bool) -> None:
+    def _placeholder(self, node: Node, parameter: str | None, *, is_buffer: bool) -> None:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return
@@ -143,11 +147,11 @@ class _Reader:
         )  # fmt: skip
         self._add(node, vertex, [])
 
-    def _add(self, node: Any, vertex: ImportedVertex, edges: list[ImportedEdge]) -> None:
+    def _add(self, node: Node, vertex: ImportedVertex, edges: list[ImportedEdge]) -> None:
         self.drafts.append(_Draft(vertex=vertex, edges=edges))
         self.values[node] = _made(vertex, len(self.drafts) - 1)
 
-    def _call(self, node: Any) -> None:
+    def _call(self, node: Node) -> None:
         target = node.target
         if target is operator.getitem:
             source = self.values.get(node.args[0])
@@ -204,11 +208,11 @@ class _Reader:
             return {}
         return {"input": (*((run,) for run in runs), values[0].view[-1])}
 
-    def _is_stored(self, node: Any) -> bool:
+    def _is_stored(self, node: Node) -> bool:
         values = self.values.get(node, [])
         return bool(values) and values[0].vertex is None
 
-    def _view(self, node: Any, name: str, arguments: Mapping[str, Any], results: Sequence[torch.Tensor]) -> bool:
+    def _view(self, node: Node, name: str, arguments: Mapping[str, Any], results: Sequence[torch.Tensor]) -> bool:
         """Reshapes, permutations and expansions are other views of the same value; a change of type is none."""
         first = next(iter(arguments.values()), None)
         if not isinstance(first, torch.fx.Node) or first not in self.values:
@@ -272,7 +276,7 @@ class _Reader:
 
     def _vertex(
         self,
-        node: Any,
+        node: Node,
         target: str,
         space: IterationSpace,
         sources: Mapping[str, Any],
@@ -315,14 +319,14 @@ class _Reader:
             made = self.values[node][0]
             self.values[node] = [replace(made, view=reshaped(made.view, _shape(results[0])), is_whole=False)]
 
-    def _seen(self, kind: ImportedKind, node: Any, arguments: Mapping[str, Any]) -> SeenKeys:
+    def _seen(self, kind: ImportedKind, node: Node, arguments: Mapping[str, Any]) -> SeenKeys:
         if kind is ImportedKind.SOFTMAX:
             return self.masks.under(node)
         return self.masks.seen_by(node, arguments) if kind is ImportedKind.ATTENTION else SeenKeys()
 
     def _join(
         self,
-        node: Any,
+        node: Node,
         target: str,
         space: IterationSpace,
         sources: Mapping[str, Any],
@@ -360,11 +364,11 @@ class _Reader:
         self.values[node] = _made(joined, last)
         return True
 
-    def _is_output_of(self, node: Any, vertex: int) -> bool:
+    def _is_output_of(self, node: Node, vertex: int) -> bool:
         values = self.values.get(node, [])
         return len(values) == 1 and values[0].vertex == vertex and values[0].is_whole
 
-    def _unknown(self, node: Any, target: str, results: Sequence[torch.Tensor], sources: Mapping[str, Any] | None = None) -> None:
+    def _unknown(self, node: Node, target: str, results: Sequence[torch.Tensor], sources: Mapping[str, Any] | None = None) -> None:
         """Replicated: no dims, so that every chip computes it whole. Its work is what torch counts."""
         if sources is None:
             sources = {str(index): each for index, each in enumerate(node.all_input_nodes)}
@@ -386,7 +390,7 @@ class _Reader:
         )
         self._add(node, vertex, edges)
 
-    def _counted_flops(self, node: Any) -> float:
+    def _counted_flops(self, node: Node) -> float:
         """What torch's own counter says of one operator, run on tensors without values."""
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
         try:
@@ -439,7 +443,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [each for each in value if isinstance(each, torch.Tensor)] if isinstance(value, (list, tuple)) else []
 
 
-def _arguments(node: Any, schema: Any) -> dict[str, Any]:
+def _arguments(node: Node, schema: Any) -> dict[str, Any]:
     """Every argument by its schema name, defaults included; a list of tensors as `name.0`, `name.1`, ..."""
     found: dict[str, Any] = {}
     for index, argument in enumerate(schema.arguments):
@@ -495,7 +499,7 @@ def _links(view: Sequence[Position], dims: Sequence[str], made: Sequence[str]) -
     return tuple(links)
 
 
-def _module_path(node: Any) -> str:
+def _module_path(node: Node) -> str:
     """The innermost submodule that the operator belongs to, as `named_modules` has it."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = stack[-1][0] if stack else ""

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.fx import Node
 
 #: Operators that hand on which share of their first input is not zero.
 _KEEPS_SHARE = frozenset(
@@ -25,7 +29,7 @@ _SEARCHES = {"topk": (1, 2, -1), "sort": (1, 1, -1), "argsort": (0, 1, -1), "arg
 _FEWER = frozenset({"any", "sum", "amax"})
 
 
-def settle_sizes(program: Any) -> int:
+def settle_sizes(program: ExportedProgram) -> int:
     """Every tensor of the program that has such a size gets an even one, in place, else it keeps its symbol. How many sizes there are."""
     sizes: dict[Any, int] = {}
     for node in program.graph.nodes:
@@ -40,14 +44,14 @@ def settle_sizes(program: Any) -> int:
     return len(sizes)
 
 
-def _picked(node: Any) -> float | None:
+def _picked(node: Node) -> float | None:
     """How many entries an operator picks by their values."""
     mask = _mask(node)
     share = None if mask is None else _share(mask)
     return None if share is None else share * mask.meta["val"].numel()
 
 
-def _mask(node: Any) -> Any:
+def _mask(node: Node) -> Any:
     name, tensors = _name(node), [each for each in node.args if isinstance(each, torch.fx.Node)]
     if name in ("nonzero", "nonzero_numpy") or (name == "where" and len(tensors) == 1):
         return tensors[0]
@@ -59,7 +63,7 @@ def _mask(node: Any) -> Any:
     return None
 
 
-def _share(node: Any) -> float | None:
+def _share(node: Node) -> float | None:
     """Of the entries of a tensor, how many are not zero where all choices are as frequent; None: not known."""
     name = _name(node)
     if name == "getitem" or name in _KEEPS_SHARE:
@@ -79,7 +83,7 @@ def _share(node: Any) -> float | None:
     return None
 
 
-def _num_values(node: Any) -> int | None:
+def _num_values(node: Node) -> int | None:
     """Among how many numbers the whole numbers of a tensor are: those of the entries that were searched."""
     number = 0
     while _name(node) not in _SEARCHES:
@@ -93,7 +97,7 @@ def _num_values(node: Any) -> int | None:
     return int(searched.shape[dim]) if isinstance(dim, int) and number == output else None
 
 
-def _name(node: Any) -> str:
+def _name(node: Node) -> str:
     """Without namespace and overload; "" of what the caller gives."""
     if node.op != "call_function":
         return ""

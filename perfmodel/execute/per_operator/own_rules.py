@@ -7,13 +7,16 @@ one process does where nothing is cut.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from perfmodel.execute.norm import wide
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.workload.graph import Pass
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 
 class _Normalise(torch.autograd.Function):
@@ -25,7 +28,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -53,7 +56,7 @@ class _Normalise(torch.autograd.Function):
         return (result if bias is None else result + bias).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         normal, scale, weight = ctx.saved_tensors
         over, count, centred, context, dims, has_bias = ctx.rest
         gradient = wide(gradients[0])
@@ -89,7 +92,7 @@ class _Softmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, position: int, scale: float, hidden: torch.Tensor | None, context: OperatorContext, dim: str
+        ctx: FunctionCtx, x: torch.Tensor, position: int, scale: float, hidden: torch.Tensor | None, context: OperatorContext, dim: str
     ) -> torch.Tensor:
         values = wide(x) * scale
         if hidden is not None:
@@ -103,7 +106,7 @@ class _Softmax(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         (result,) = ctx.saved_tensors
         position, scale, context, dim = ctx.rest
         products = wide(gradients[0]) * result
@@ -122,7 +125,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, first: int, size: int, context: OperatorContext, dim: str
+        ctx: FunctionCtx, logits: torch.Tensor, labels: torch.Tensor, first: int, size: int, context: OperatorContext, dim: str
     ) -> torch.Tensor:
         columns = logits.shape[-1]
         values = wide(logits)
@@ -145,7 +148,7 @@ class _CrossEntropy(torch.autograd.Function):
         return total.log() - picked
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         probabilities, index, mine = ctx.saved_tensors
         # in place: nothing else reads the probabilities, and they are the largest tensor of the step
         probabilities.scatter_add_(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
@@ -161,7 +164,15 @@ class _Halo(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, position: int, above: int, below: int, fill: float, noted: int, context: OperatorContext, dim: str
+        ctx: FunctionCtx,
+        x: torch.Tensor,
+        position: int,
+        above: int,
+        below: int,
+        fill: float,
+        noted: int,
+        context: OperatorContext,
+        dim: str,
     ) -> torch.Tensor:
         ctx.rest = position, above, below, noted, context, dim
         size = x.shape[position]
@@ -179,7 +190,7 @@ class _Halo(torch.autograd.Function):
         return torch.cat((top, x, bottom), position)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         position, above, below, noted, context, dim = ctx.rest
         gradient = gradients[0]
         size = gradient.shape[position] - above - below
@@ -207,14 +218,14 @@ class _FromBefore(torch.autograd.Function):
     """The state that the share before leaves, zero at the first; backward sends its gradient there."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, shape: tuple[int, ...], context: OperatorContext, dim: str) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, x: torch.Tensor, shape: tuple[int, ...], context: OperatorContext, dim: str) -> torch.Tensor:
         ctx.rest = context, dim
         state, none = x.new_zeros(shape), x.new_empty(0)
         context.trade(dim, none, none, state, none, Pass.FORWARD, 0, is_noted=False)
         return state
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         context, dim = ctx.rest
         none = gradients[0].new_empty(0)
         context.trade(dim, gradients[0].contiguous(), none, none, none, Pass.BACKWARD, gradients[0].numel())
@@ -225,14 +236,14 @@ class _ToAfter(torch.autograd.Function):
     """The output, once the state has been sent to the share after; its gradient comes from there, zero at the last."""
 
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, state: torch.Tensor, context: OperatorContext, dim: str) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, output: torch.Tensor, state: torch.Tensor, context: OperatorContext, dim: str) -> torch.Tensor:
         ctx.rest = context, dim, state.shape
         none = state.new_empty(0)
         context.trade(dim, none, state.contiguous(), none, none, Pass.FORWARD, state.numel())
         return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         context, dim, shape = ctx.rest
         for_state, none = gradients[0].new_zeros(shape), gradients[0].new_empty(0)
         context.trade(dim, none, none, none, for_state, Pass.BACKWARD, 0, is_noted=False)
@@ -287,7 +298,7 @@ class _Lstm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, gates: torch.Tensor, weight: torch.Tensor, context: OperatorContext, dim: str) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, gates: torch.Tensor, weight: torch.Tensor, context: OperatorContext, dim: str) -> torch.Tensor:
         batch, steps, _, hidden = gates.shape
         matrix = weight.flatten(0, 1).t()
         cell = gates.new_zeros(batch, hidden)
@@ -308,7 +319,7 @@ class _Lstm(torch.autograd.Function):
         return torch.stack(hiddens, 1)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         weight, *kept = ctx.saved_tensors
         batch, steps, hidden, context, dim = ctx.rest
         active = [kept[4 * step : 4 * step + 4] for step in range(steps)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,9 @@ from perfmodel.parallel.per_operator.parameters import ParameterUnit, tied_traff
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Pass
 from perfmodel.workload.job import Optimizer
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 
 class Parameters:
@@ -289,12 +292,12 @@ class _Summed(torch.autograd.Function):
     """The tensor as it is; its gradient is added up over axes."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, mesh: NetworkMesh, axes: frozenset[str], purpose: Purpose) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, tensor: torch.Tensor, mesh: NetworkMesh, axes: frozenset[str], purpose: Purpose) -> torch.Tensor:
         ctx.how = mesh, axes, purpose
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         mesh, axes, purpose = ctx.how
         return all_reduce(mesh, gradients[0].clone(), axes, purpose), None, None, None
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, all_gather, reduce_scatter
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Chunks, Layout, Step, chunks_between, redistribute
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 #: Indices that a rank holds at each position.
 Holding = tuple[np.ndarray, ...]
@@ -352,12 +355,12 @@ class Transition:
 
 class _Redistribute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, transition: Transition) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, tensor: torch.Tensor, transition: Transition) -> torch.Tensor:
         ctx.transition = transition
         return tensor.view_as(tensor) if transition.there.is_identity else transition.there(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         transition: Transition = ctx.transition
         gradient = transition.back(gradients[0])
         return (gradient if transition.ways == 1 else gradient / transition.ways), None

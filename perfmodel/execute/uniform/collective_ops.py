@@ -5,11 +5,14 @@ Each is one row of the redistribution table of ARCHITECTURE.md and its transpose
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 
 def _all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -37,12 +40,12 @@ class _GatherSequence(torch.autograd.Function):
     """Sharded on `dim` -> replicated, by an all-gather; the gradient is partial and is reduce-scattered."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.dim, ctx.group = dim, group
         return _all_gather(tensor, dim, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return _reduce_scatter(gradients[0], ctx.dim, ctx.group), None, None
 
 
@@ -55,12 +58,12 @@ class _GatherCopies(torch.autograd.Function):
     """Sharded on `dim` -> replicated, by an all-gather; the gradient is whole on every rank, of which each takes its chunk."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.dim, ctx.group, ctx.length = dim, group, tensor.shape[dim]
         return _all_gather(tensor, dim, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return gradients[0].narrow(ctx.dim, dist.get_rank(ctx.group) * ctx.length, ctx.length).contiguous(), None, None
 
 
@@ -73,12 +76,12 @@ class _ShareGradient(torch.autograd.Function):
     """As it is; of a gradient that all of so many ranks have, each hands on its share."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, ways: int) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, tensor: torch.Tensor, ways: int) -> torch.Tensor:
         ctx.ways = ways
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return gradients[0] / ctx.ways, None
 
 
@@ -99,12 +102,12 @@ class _Exchange(torch.autograd.Function):
     """Sharded on one dim -> sharded on another, by an all-to-all; the gradient goes the way back."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, split: int, join: int, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, tensor: torch.Tensor, split: int, join: int, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.split, ctx.join, ctx.group = split, join, group
         return _exchange(tensor, split, join, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return _exchange(gradients[0], ctx.join, ctx.split, ctx.group), None, None, None
 
 
@@ -117,13 +120,13 @@ class _ReducePartial(torch.autograd.Function):
     """Partial -> replicated, by an all-reduce in place; the gradient is whole already."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.mark_dirty(tensor)
         dist.all_reduce(tensor, group=group)
         return tensor
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return gradients[0], None
 
 
@@ -136,12 +139,12 @@ class _AddGradients(torch.autograd.Function):
     """Replicated; the gradient is partial and is all-reduced."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         gradient = gradients[0].contiguous()
         dist.all_reduce(gradient, group=ctx.group)
         return gradient, None
@@ -156,12 +159,12 @@ class _ScatterPartial(torch.autograd.Function):
     """Partial -> sharded on `dim`, by a reduce-scatter; the gradient is gathered."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.dim, ctx.group = dim, group
         return _reduce_scatter(tensor, dim, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return _all_gather(gradients[0], ctx.dim, ctx.group), None, None
 
 
@@ -180,14 +183,14 @@ class _TokenVectors(torch.autograd.Function):
     """Rows of a table that is cut over tp: zeros for tokens that other ranks hold. Keeps nothing but the tokens."""
 
     @staticmethod
-    def forward(ctx: Any, table: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, table: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Tensor:
         mine, index = _own_targets(tokens, first, table.shape[0])
         ctx.save_for_backward(tokens)
         ctx.first, ctx.num_rows = first, table.shape[0]
         return F.embedding(index, table).masked_fill_(~mine.unsqueeze(-1), 0.0)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         (tokens,) = ctx.saved_tensors
         mine, index = _own_targets(tokens, ctx.first, ctx.num_rows)
         # what belongs to other ranks falls into an own row, as zeros
@@ -210,7 +213,7 @@ class _VocabParallelLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, first: int, num_columns: int, group: dist.ProcessGroup | None
+        ctx: FunctionCtx, logits: torch.Tensor, targets: torch.Tensor, first: int, num_columns: int, group: dist.ProcessGroup | None
     ) -> torch.Tensor:
         shifted = logits.float()
         if num_columns:
@@ -234,7 +237,7 @@ class _VocabParallelLoss(torch.autograd.Function):
         return (total.log() - picked).sum()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         probabilities, targets = ctx.saved_tensors
         mine, index = _own_targets(targets, ctx.first, ctx.num_columns)
         # In place: nothing else reads the probabilities, and they are the largest tensor of the step.
@@ -256,12 +259,12 @@ def cross_entropy(
 
 class _AddLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
         ctx.kind = loss.dtype, loss.device
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         dtype, device = ctx.kind
         return gradients[0], torch.ones((), dtype=dtype, device=device)
 

@@ -6,9 +6,12 @@ process. (torch's CPU build keeps the mask in the tensor's own dtype.)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 
 @torch.library.custom_op("perfmodel::dropout", mutates_args=())
@@ -35,14 +38,14 @@ def _(gradient: torch.Tensor, mask: torch.Tensor, probability: float) -> torch.T
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, probability: float) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, x: torch.Tensor, probability: float) -> torch.Tensor:
         y, mask = _dropout(x, probability)
         ctx.save_for_backward(mask)
         ctx.probability = probability
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         (mask,) = ctx.saved_tensors
         return _dropout_backward(gradients[0].contiguous(), mask, ctx.probability), None
 

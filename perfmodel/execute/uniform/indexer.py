@@ -9,11 +9,14 @@ attention's kernel; the products of the indexer are the same.)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from perfmodel.execute.norm import wide
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 
 def scores_of(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, seen: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,7 +78,7 @@ class _Chosen(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int, scale: float
+        ctx: FunctionCtx, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = index_scores(q, k, weights, top)
         ctx.save_for_backward(q, k, weights)
@@ -84,7 +87,7 @@ class _Chosen(torch.autograd.Function):
         return chosen, q.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return (*index_scores_backward(ctx.scale, *ctx.saved_tensors, ctx.top), None, None)
 
 

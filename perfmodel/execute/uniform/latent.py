@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,9 @@ from perfmodel.execute.uniform.experts import ReplicatedLinear
 from perfmodel.execute.uniform.indexer import allowed, choose_keys
 from perfmodel.execute.uniform.sharding import Sharding, rotary_angles
 from perfmodel.workload.config import TransformerConfig
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 aten = torch.ops.aten
 #: Of the norms of latents, as DeepSeek's code has it.
@@ -92,13 +95,13 @@ def _padded(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 class _UnevenAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
         out, rest = uneven_attention(q, k, v, chosen)
         ctx.save_for_backward(q, k, v, out, rest, chosen)
         return out  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return (*uneven_attention_backward(gradients[0], *ctx.saved_tensors), None)
 
 

@@ -7,13 +7,16 @@ add up need. Backward every one of them goes the other way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from perfmodel.execute.uniform.routing import Routes, exchange_rows, inverse
 from perfmodel.workload.routing import RoutingCounts
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +94,12 @@ def _(gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: 
 
 class _WeightedSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor, number: int) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor, number: int) -> torch.Tensor:
         ctx.save_for_backward(rows, weights, place)
         return _weighted_sum(rows, weights, place, number)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return (*_weighted_sum_backward(gradients[0].contiguous(), *ctx.saved_tensors), None, None)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from perfmodel.execute.local import local_tensor
 from perfmodel.execute.norm import wide
 from perfmodel.execute.uniform.sharding import Sharding
 from perfmodel.workload.config import TransformerConfig
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 Tensor: TypeAlias = torch.Tensor
 #: x, steps, the state before and parameters -> y and the state after.
@@ -285,7 +288,7 @@ class _Scanned(torch.autograd.Function):
     """Convolution and scan. Keeps what the convolution reads, and the steps."""
 
     @staticmethod
-    def forward(ctx: Any, mixed: Tensor, steps: Tensor, mixer: RecurrentMixer, num_conv: int, *parameters: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, mixed: Tensor, steps: Tensor, mixer: RecurrentMixer, num_conv: int, *parameters: Tensor) -> Tensor:
         conv, own = parameters[:num_conv], parameters[num_conv:]
         x = causal_conv(mixed, conv)
         ctx.save_for_backward(mixed, steps, *parameters)
@@ -293,7 +296,7 @@ class _Scanned(torch.autograd.Function):
         return mixer.scan(x, steps, own, mixer.workspace(mixed), mixer.chunk_of(mixed))  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> Any:
         mixed, steps, *parameters = ctx.saved_tensors
         conv, own = parameters[: ctx.num_conv], parameters[ctx.num_conv :]
         mixer = ctx.mixer
@@ -354,14 +357,14 @@ def _(
 
 class _GatedNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor, weight: Tensor, width: int, gates_first: bool) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, gate: Tensor, weight: Tensor, width: int, gates_first: bool) -> Tensor:
         y, scale = gated_norm(x, gate, weight, width, gates_first)
         ctx.save_for_backward(x, gate, weight, scale)
         ctx.form = width, gates_first
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> Any:
         return (*gated_norm_backward(gradients[0].contiguous(), *ctx.saved_tensors, *ctx.form), None, None)
 
 

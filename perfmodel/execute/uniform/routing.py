@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,9 @@ import torch.nn.functional as F
 from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.routing import RoutingCounts, expert_order
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 aten = torch.ops.aten
 
@@ -166,12 +169,14 @@ class _ExchangeRows(torch.autograd.Function):
     """Rows to other ranks, so many to each; the gradient goes the way back."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, sent: list[int] | None, received: list[int] | None, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(
+        ctx: FunctionCtx, rows: torch.Tensor, sent: list[int] | None, received: list[int] | None, group: dist.ProcessGroup
+    ) -> torch.Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group
         return _exchange_rows(rows, sent, received, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return _exchange_rows(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
 
 
@@ -184,13 +189,13 @@ class _Placed(torch.autograd.Function):
     """Rows at their places among zeros. (torch's `index_copy` keeps the rows for backward, for their shape.)"""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, place: torch.Tensor, number: int, adds_up: bool) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, rows: torch.Tensor, place: torch.Tensor, number: int, adds_up: bool) -> torch.Tensor:
         ctx.save_for_backward(place)
         zeros = rows.new_zeros(number, rows.shape[1])
         return zeros.index_add_(0, place, rows) if adds_up else zeros.index_copy_(0, place, rows)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None, None
 
 
@@ -237,12 +242,12 @@ def _(gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: 
 
 class _Unpermute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(rows, weights, place)
         return _unpermute(rows, weights, place)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return (*_unpermute_backward(gradients[0].contiguous(), *ctx.saved_tensors), None)
 
 
@@ -291,13 +296,13 @@ def _(gradient: torch.Tensor, x: torch.Tensor, function: str) -> torch.Tensor:
 
 class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, function: str) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, x: torch.Tensor, function: str) -> torch.Tensor:
         ctx.save_for_backward(x)
         ctx.function = function
         return _gated(x, function)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return _gated_backward(gradients[0].contiguous(), ctx.saved_tensors[0], ctx.function), None
 
 
@@ -332,13 +337,13 @@ def _(gradient: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, function: 
 
 class _GatedRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weights: torch.Tensor, function: str) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, x: torch.Tensor, weights: torch.Tensor, function: str) -> torch.Tensor:
         ctx.save_for_backward(x, weights)
         ctx.function = function
         return _gated_rows(x, weights, function)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return (*_gated_rows_backward(gradients[0].contiguous(), *ctx.saved_tensors, ctx.function), None)
 
 
@@ -351,14 +356,14 @@ class _GroupedLinear(torch.autograd.Function):
     """A batched product whose gradient of the weights comes as they lie (torch's own would be transposed, then copied)."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(rows, weights)
         ctx.has_bias = bias is not None
         out = torch.bmm(rows, weights.transpose(1, 2))
         return out if bias is None else out.add_(bias.unsqueeze(1))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         rows, weights = ctx.saved_tensors
         gradient = gradients[0]
         for_bias = gradient.sum(dim=1) if ctx.has_bias else None
@@ -369,7 +374,9 @@ class _UnevenLinear(torch.autograd.Function):
     """One product for each expert, of rows as many as it has."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, counts: tuple[int, ...]) -> torch.Tensor:
+    def forward(
+        ctx: FunctionCtx, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, counts: tuple[int, ...]
+    ) -> torch.Tensor:
         ctx.save_for_backward(rows, weights)
         ctx.counts, ctx.has_bias = counts, bias is not None
         out = rows.new_empty(len(rows), weights.shape[1])
@@ -380,7 +387,7 @@ class _UnevenLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         rows, weights = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         for_rows, for_weights = torch.empty_like(rows), torch.empty_like(weights)

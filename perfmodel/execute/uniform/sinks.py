@@ -6,9 +6,12 @@ o, the output is o Z / (Z + exp s); the plain kernel's backward is right of that
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 aten = torch.ops.aten
 
@@ -86,14 +89,14 @@ def _(
 
 class _SinkAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor, window: int) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor, window: int) -> torch.Tensor:
         out, rest = sink_attention_op(q, k, v, sinks, window)
         ctx.save_for_backward(q, k, v, sinks, out, rest)
         ctx.window = window
         return out  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return (*sink_attention_backward(gradients[0], *ctx.saved_tensors, ctx.window), None)
 
 

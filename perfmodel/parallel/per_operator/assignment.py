@@ -128,7 +128,7 @@ def divides(operator: Operator, network: Graph, dim: str, parts: int) -> bool:
     return gcd(*cut_sizes(operator, network, dim)) % parts == 0
 
 
-def assignment_from_dict(data: Any, *, where: str = "assignment") -> Assignment:
+def assignment_from_dict(data: object, *, where: str = "assignment") -> Assignment:
     """The assignment of a file's contents. Raises InputError naming the field."""
     if not isinstance(data, Mapping):
         raise InputError(f"{where}: must be a mapping; {_REMEDY}")
@@ -164,35 +164,35 @@ _KEYS = ("axes", "shardings", "held", "stages")
 _REMEDY = "write it with `perfmodel shard ... --save`"
 
 
-def _map(data: Any, key: str, where: str) -> Mapping[Any, Any]:
+def _map(data: object, key: str, where: str) -> Mapping[Any, Any]:
     value = data.get(key) if key and isinstance(data, Mapping) else data
     if not isinstance(value, Mapping):
         raise InputError(f"{where}: {key or 'entry'}={shown(value)}: must be a mapping; {_REMEDY}")
     return value
 
 
-def _list(data: Any, key: str, where: str) -> list[Any]:
+def _list(data: object, key: str, where: str) -> list[Any]:
     value = data.get(key) if isinstance(data, Mapping) else None
     if not isinstance(value, list):
         raise InputError(f"{where}: {key}={shown(value)}: must be a list; {_REMEDY}")
     return value
 
 
-def _of(data: Any, key: str, kind: type, where: str) -> Any:
+def _of(data: object, key: str, kind: type, where: str) -> Any:
     value = data.get(key) if isinstance(data, Mapping) else None
     if not isinstance(value, kind) or isinstance(value, bool):
         raise InputError(f"{where}: {key}={shown(value)}: must be a {'whole number' if kind is int else 'text'}; correct it")
     return value
 
 
-def _count(data: Any, key: str, where: str, *, least: int) -> int:
+def _count(data: object, key: str, where: str, *, least: int) -> int:
     value: int = _of(data, key, int, where)
     if not least <= value <= MAX_SIZE:
         raise InputError(f"{where}: {key}={shown(value)}: must be {least} to {MAX_SIZE}; correct it")
     return value
 
 
-def _names(value: Any, where: str) -> tuple[str, ...]:
+def _names(value: object, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise InputError(f"{where}={shown(value)}: must be a list of names; write it as [a, b]")
     return tuple(value)

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator, evaluate_memory, memory_on_rank, rank_times
+from perfmodel.cost.memory.plan import scalar
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.units import format_bytes
 from perfmodel.parallel.per_operator.mesh import mesh_axes
@@ -106,7 +107,7 @@ def plan_stages(estimator: Estimator, plan: Plan) -> tuple[Stage, ...]:
     network = estimator.programs.network(plan.micro_batch)
     runs = stage_runs(network, plan)
     times, profile = rank_times(estimator, plan), estimator.profile
-    around = profile.allocator.workspace_bytes + evaluate_memory(estimator, plan).of.outside
+    around = profile.allocator.workspace_bytes + scalar(evaluate_memory(estimator, plan).of.outside)
     found = []
     for index, (start, end) in enumerate(runs):
         _, _, memory = memory_on_rank(estimator, plan, index)

@@ -118,7 +118,7 @@ def pools_front(
     pools = [each.pools for each in chosen for _ in range(clients.shape[1])]
     served = serve_pools(estimator, free, pools, concurrency=clients.ravel())
     load = served.found.load
-    timed = served.prefill_fits & (served.decode_memory.sequences >= 1.0) & np.logical_not(load.is_saturated) & (load.tpot > 0)
+    timed = served.prefill_fits & np.asarray(served.decode_memory.sequences >= 1.0) & np.logical_not(load.is_saturated) & (load.tpot > 0)
     holds = timed & _keeps(served, limits)
     return tuple(
         FrontPoint(
@@ -323,7 +323,7 @@ def _badness(
     pools = [each.pools for each in splits for _ in range(loads)]
     served = serve_pools(estimator, job, pools, concurrency=None if clients is None else clients.ravel())
     load = served.found.load
-    holds = np.asarray(served.prefill_fits & (served.decode_memory.sequences >= 1.0), dtype=bool) & _keeps(served, limits)
+    holds = np.asarray(served.prefill_fits & np.asarray(served.decode_memory.sequences >= 1.0), dtype=bool) & _keeps(served, limits)
     if job.rate is not None:
         holds = holds & np.logical_not(load.is_saturated)
     value = load.request_latency if objective is ServingObjective.LATENCY else -load.tokens_per_second

@@ -299,7 +299,7 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
             _, choices = groups.setdefault(stages.runs, (stages, []))
             live = live_table(schedule, layers, pp)
             choices.append(
-                PipelineChoice(schedule=schedule, virtual_stages=virtual, stage_layers=layers, unequal=stages.unequal, live=live)
+                PipelineChoice(schedule=schedule, virtual_stages=virtual, stage_layers=layers, unequal=float(stages.unequal), live=live)
             )
     found = []
     for stages, choices in groups.values():
@@ -307,10 +307,13 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
         fuller = any(runs[i] > first[i] for runs in between for i in stages.inner)
         apart = {At.BLOCKS}
         for under_way in (live_of_table(each.live) for each in choices):
-            fuller |= any(bool((of[:, 1] > of[:, 0]).any()) for of in (under_way.most, under_way.present, under_way.fewer, under_way.ended))
-            if (under_way.fewer_at_first[:, 0] != stages.blocks(0)).any():
+            fuller |= any(
+                bool((of[:, 1] > of[:, 0]).any())
+                for of in map(np.asarray, (under_way.most, under_way.present, under_way.fewer, under_way.ended))
+            )
+            if (np.asarray(under_way.fewer_at_first)[:, 0] != stages.blocks(0)).any():
                 apart.add(At.FIRST)
-            if under_way.fewer_at_last[:, 2].any():
+            if np.asarray(under_way.fewer_at_last)[:, 2].any():
                 apart.add(At.LAST)
         found.append(PipelineGroup(stages=stages, choices=tuple(choices), fuller_middle=fuller, apart=frozenset(apart)))
     return tuple(found)

@@ -160,7 +160,7 @@ def _microbatch_part(
         kept.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.kept])
         peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
         forward.append([values.reshape(shape) for values in terms.forward])
-        run_ahead.append(terms.run_ahead.reshape(shape))
+        run_ahead.append(np.asarray(terms.run_ahead).reshape(shape))
     return MicrobatchTable(
         program=program,
         times=np.array(stacked).swapaxes(0, 1),
@@ -198,7 +198,7 @@ class ParameterTable:
             shard=tuple(pick(v) for v in t.shard),
             padded=tuple(pick(v) for v in t.padded),
             summed=tuple(pick(v) for v in t.summed),
-            is_reduced=pick(t.is_reduced),
+            is_reduced=pick(np.asarray(t.is_reduced)),
             tied=(pick(t.tied[0]), pick(t.tied[1])),
             zero=t.zero,
             program=t.program,
