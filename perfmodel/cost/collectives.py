@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.compute import Num
 from perfmodel.cost.link_rates import LinkRates
 from perfmodel.cost.machine import Machine
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.columns import Column
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 
 __all__ = ["COLLECTIVE_CODE", "CollectiveKind", "collective_time"]
@@ -21,12 +21,12 @@ __all__ = ["COLLECTIVE_CODE", "CollectiveKind", "collective_time"]
 
 def collective_time(
     kind: CollectiveKind | NDArray[np.integer],
-    num_bytes: Num,
+    num_bytes: Column,
     *,
-    group_size: Num,
-    inside: Sequence[Num],
+    group_size: Column,
+    inside: Sequence[Column],
     machine: Machine,
-    exchanged: Sequence[Num] | None = None,
+    exchanged: Sequence[Column] | None = None,
 ) -> Any:
     """One collective of a group, alone on its links. [s]
 
@@ -69,7 +69,7 @@ def _code(kind: CollectiveKind | NDArray[np.integer]) -> Any:
     return COLLECTIVE_CODE[kind] if isinstance(kind, str) else kind
 
 
-def _one_tier_time(num_bytes: Num, group_size: Num, coefficients: Any, links: LinkRates, exchanged: Sequence[Num] | None) -> Any:
+def _one_tier_time(num_bytes: Column, group_size: Column, coefficients: Any, links: LinkRates, exchanged: Sequence[Column] | None) -> Any:
     base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, _, in_switch, *protocols = coefficients
     n = group_size
     peers = n - 1.0
@@ -100,7 +100,7 @@ def _one_tier_time(num_bytes: Num, group_size: Num, coefficients: Any, links: Li
 
 
 def _nested_time(
-    num_bytes: Num, group_size: Num, inside: Sequence[Num], code: Any, links: LinkRates, exchanged: Sequence[Num] | None
+    num_bytes: Column, group_size: Column, inside: Sequence[Column], code: Any, links: LinkRates, exchanged: Sequence[Column] | None
 ) -> Any:
     n = group_size
     shape = np.broadcast_shapes(np.shape(n), *(np.shape(members) for members in inside))
@@ -144,7 +144,7 @@ def _nested_time(
     return time
 
 
-def _protocol_time(chunk: Num, crossed: Num, latency: Num, steps: Sequence[Any]) -> Any:
+def _protocol_time(chunk: Column, crossed: Column, latency: Column, steps: Sequence[Any]) -> Any:
     """What the steps of one tier add: l L s(chunk / v_l) + J s(chunk / v_J). [s]"""
     _, step, step_square, bulk, bulk_square = steps
     square = chunk * chunk
@@ -163,17 +163,17 @@ def _slowest(by_tier: Any) -> Any:
     return by_tier.max(axis=0)  # a maximum is exact in any order
 
 
-def _tree_levels(branches: Num) -> Any:
+def _tree_levels(branches: Column) -> Any:
     """ceil(log2(branches)), exactly: the binary exponent of the number just below. [-]"""
     return np.frexp(branches - 0.5)[1]
 
 
-def _mesh_slowdown(peers: Num, mesh: float) -> Any:
+def _mesh_slowdown(peers: Column, mesh: float) -> Any:
     """A chip reaches each peer by its own link: with few peers the others idle. [-]"""
     return np.maximum(mesh / np.maximum(peers, 1.0), 1.0)
 
 
-def _torus_slowdown(members: Num, links: LinkRates, tier: int) -> tuple[Any, Any]:
+def _torus_slowdown(members: Column, links: LinkRates, tier: int) -> tuple[Any, Any]:
     rings, exchanges = links.torus[tier]
     index = np.minimum(np.asarray(members).astype(np.int64), rings.size - 1)
     return rings[index], exchanges[index]

@@ -10,16 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.machine import AttentionRates, Machine, MatmulRates
+from perfmodel.foundation.columns import Column
 from perfmodel.hardware.calibration import KERNEL_CODE, KernelClass
-
-Num = float | NDArray[np.floating] | NDArray[np.integer]
-"""A float or an array of floats; degrees may be integers."""
 
 STACK_LIMIT = 8192
 """Elements up to which all tiles are evaluated in one array; beyond, tile after tile, so that temporaries stay in cache. Same bits."""
 
 
-def matmul_time(*, batch: Num, m: Num, n: Num, k: Num, itemsize: Num, machine: Machine) -> Any:
+def matmul_time(*, batch: Column, m: Column, n: Column, k: Column, itemsize: Column, machine: Machine) -> Any:
     """A batch of matrix multiplies [m, k] x [k, n]. [s]
 
     t = t0 + (C^p + M^p)^(1/p)
@@ -39,18 +37,18 @@ def matmul_time(*, batch: Num, m: Num, n: Num, k: Num, itemsize: Num, machine: M
     return _product_time(batch, m, n, k, itemsize, machine.matmul)
 
 
-def _product_time(batch: Num, m: Num, n: Num, k: Num, itemsize: Num, rates: MatmulRates) -> Any:
+def _product_time(batch: Column, m: Column, n: Column, k: Column, itemsize: Column, rates: MatmulRates) -> Any:
     compute = compute_part(batch, m, n, k, rates)
     memory = batch * (m * (k + n) + k * n) * (itemsize / rates.bandwidth)
     return rates.floor_time + smooth_maximum(compute, memory, rates.sharpness)
 
 
-def smooth_maximum(first: Num, second: Num, sharpness: float) -> Any:
+def smooth_maximum(first: Column, second: Column, sharpness: float) -> Any:
     """(a^p + b^p)^(1/p)"""
     return np.power(np.power(first, sharpness) + np.power(second, sharpness), 1.0 / sharpness)
 
 
-def compute_part(batch: Num, m: Num, n: Num, k: Num, rates: MatmulRates) -> Any:
+def compute_part(batch: Column, m: Column, n: Column, k: Column, rates: MatmulRates) -> Any:
     """C of `matmul_time`. [s]"""
     depths = () if rates.fills_units else (k * rates.inverse_least_waves, k, k / (1.0 + k * rates.inverse_split_depth))
     if _size(batch, m, n, *depths) <= STACK_LIMIT:
@@ -66,7 +64,7 @@ def compute_part(batch: Num, m: Num, n: Num, k: Num, rates: MatmulRates) -> Any:
     return np.minimum(time, few_rows_part(batch, m, n, k, rates)) if rates.few_rows else time
 
 
-def few_rows_part(batch: Num, m: Num, n: Num, k: Num, rates: MatmulRates) -> Any:
+def few_rows_part(batch: Column, m: Column, n: Column, k: Column, rates: MatmulRates) -> Any:
     """C of a kernel for products of few rows, which pads nothing and reaches half of the rate. [s]
 
     C = 2 batch n k max(2 m, mu) / R,   mu `MatmulModel.few_rows`
@@ -76,14 +74,14 @@ def few_rows_part(batch: Num, m: Num, n: Num, k: Num, rates: MatmulRates) -> Any
 
 def grouped_matmul_time(
     *,
-    experts: Num,
-    rows: Num,
-    tokens: Num,
-    hidden_size: Num,
-    intermediate_size: Num,
-    itemsize: Num,
+    experts: Column,
+    rows: Column,
+    tokens: Column,
+    hidden_size: Column,
+    intermediate_size: Column,
+    itemsize: Column,
     machine: Machine,
-    up_projections: Num = 2,
+    up_projections: Column = 2,
 ) -> Any:
     """The experts of a mixture-of-experts layer on one chip, forward, as one fused call: two grouped products, and what joins them. [s]
 
@@ -112,7 +110,7 @@ def grouped_matmul_time(
     return rates.floor_time + rates.expert_time * e + products + passes
 
 
-def grouped_product_time(*, batch: Num, m: Num, n: Num, k: Num, itemsize: Num, machine: Machine) -> Any:
+def grouped_product_time(*, batch: Column, m: Column, n: Column, k: Column, itemsize: Column, machine: Machine) -> Any:
     """One product of each of so many experts, forward or a gradient, as training runs them: a plain product for each. [s]
 
     t = t0 batch + P(batch, m, n, k),   t0 and P of `matmul_time`
@@ -130,7 +128,7 @@ def grouped_product_time(*, batch: Num, m: Num, n: Num, k: Num, itemsize: Num, m
     return machine.matmul.floor_time * (batch - 1.0) + matmul_time(batch=batch, m=m, n=n, k=k, itemsize=itemsize, machine=machine)
 
 
-def convolution_time(*, batch: Num, m: Num, n: Num, k: Num, num_bytes: Num, itemsize: Num, machine: Machine) -> Any:
+def convolution_time(*, batch: Column, m: Column, n: Column, k: Column, num_bytes: Column, itemsize: Column, machine: Machine) -> Any:
     """A convolution, or one of its gradients, as a batch (groups) of products [m, k] x [k, n]. [s]
 
     t = t0 + 2 batch m n (k + k0) / R + V / B
@@ -146,7 +144,16 @@ def convolution_time(*, batch: Num, m: Num, n: Num, k: Num, num_bytes: Num, item
     return rates.floor_time + batch * m * n * (k + rates.depth_offset) * (2.0 / rates.flop_rate) + num_bytes / rates.bandwidth
 
 
-def _tile_work(batch: Num, m: Num, n: Num, depths: tuple[Num, ...], inverse_m: Num, inverse_n: Num, weight: Num, rates: MatmulRates) -> Any:
+def _tile_work(
+    batch: Column,
+    m: Column,
+    n: Column,
+    depths: tuple[Column, ...],
+    inverse_m: Column,
+    inverse_n: Column,
+    weight: Column,
+    rates: MatmulRates,
+) -> Any:
     """What each compute unit pays for, with one tile or a stack of tiles (tile sides are powers of two: exact): multiplies, or output
     elements where it does not matter how few tiles there are.
 
@@ -161,12 +168,12 @@ def _tile_work(batch: Num, m: Num, n: Num, depths: tuple[Num, ...], inverse_m: N
     return np.maximum(paid, rates.least_waves) * weight * depth
 
 
-def _size(*operands: Num) -> int:
+def _size(*operands: Column) -> int:
     return np.broadcast(*operands).size
 
 
 def streaming_time(
-    *, num_bytes: Num, num_elements: Num, kernel_class: KernelClass | NDArray[np.integer], machine: Machine, backward: Num = 0
+    *, num_bytes: Column, num_elements: Column, kernel_class: KernelClass | NDArray[np.integer], machine: Machine, backward: Column = 0
 ) -> Any:
     """A kernel that passes over memory: elementwise, normalisation, softmax, lookup, optimizer. [s]
 
@@ -195,17 +202,17 @@ def streaming_time(
 
 def attention_time(
     *,
-    batch: Num,
-    heads: Num,
-    kv_heads: Num,
-    query_length: Num,
-    key_length: Num,
-    head_dim: Num,
-    causal_fraction: Num,
-    itemsize: Num,
+    batch: Column,
+    heads: Column,
+    kv_heads: Column,
+    query_length: Column,
+    key_length: Column,
+    head_dim: Column,
+    causal_fraction: Column,
+    itemsize: Column,
     machine: Machine,
     kernel: str = "flash",
-    value_head_dim: Num | None = None,
+    value_head_dim: Column | None = None,
 ) -> Any:
     """A fused attention kernel, forward. [s]
 
@@ -231,17 +238,17 @@ def attention_time(
 
 def attention_backward_time(
     *,
-    batch: Num,
-    heads: Num,
-    kv_heads: Num,
-    query_length: Num,
-    key_length: Num,
-    head_dim: Num,
-    causal_fraction: Num,
-    itemsize: Num,
+    batch: Column,
+    heads: Column,
+    kv_heads: Column,
+    query_length: Column,
+    key_length: Column,
+    head_dim: Column,
+    causal_fraction: Column,
+    itemsize: Column,
     machine: Machine,
     kernel: str = "flash",
-    value_head_dim: Num | None = None,
+    value_head_dim: Column | None = None,
 ) -> Any:
     """The same kernel's backward: five products against two, at another rate; reads q, k, v, o, do and writes dq, dk, dv. [s]
 
@@ -259,12 +266,12 @@ def attention_backward_time(
     return rates.floor_time + compute + memory
 
 
-def forward_width(head_dim: Num, value_head_dim: Num) -> Num:
+def forward_width(head_dim: Column, value_head_dim: Column) -> Column:
     """Entries of a head in the mean of fused attention's two products: scores, and what they weigh."""
     return (head_dim + value_head_dim) / 2
 
 
-def backward_width(head_dim: Num, value_head_dim: Num) -> Num:
+def backward_width(head_dim: Column, value_head_dim: Column) -> Column:
     """In the mean of the five of its backward pass: scores again, gradients of queries and of keys; of values and of the weights."""
     return (3 * head_dim + 2 * value_head_dim) / 5
 
@@ -277,12 +284,12 @@ published runs of up to 32k tokens show the first (torchtitan's, Composer's), th
 _LONG_HEAD_DIM = 128.0
 
 
-def _seen(key_length: Num, causal_fraction: Num) -> Any:
+def _seen(key_length: Column, causal_fraction: Column) -> Any:
     """Keys that the last query sees: twice the mean under a causal mask, a window's where there is one."""
     return key_length * np.minimum(1.0, 2.0 * causal_fraction)
 
 
-def _with_own_clock(compute: Num, keys: Num, long_rate: float, short_rate: float, rates: AttentionRates) -> Any:
+def _with_own_clock(compute: Column, keys: Column, long_rate: float, short_rate: float, rates: AttentionRates) -> Any:
     """C of attention over many keys, from that of few. [s]
 
     C (1 - s(z / Z) (1 - r)),   s(x) = x^2 / (1 + x^2),   r = (R / L) 128 / (128 + d0)
@@ -306,12 +313,12 @@ SMOOTH_MAXIMUM = 4.0
 
 def attention_decode_time(
     *,
-    batch: Num,
-    heads: Num,
-    kv_heads: Num,
-    key_length: Num,
-    head_dim: Num,
-    itemsize: Num,
+    batch: Column,
+    heads: Column,
+    kv_heads: Column,
+    key_length: Column,
+    head_dim: Column,
+    itemsize: Column,
     machine: Machine,
     kernel: str = "flash",
 ) -> Any:
@@ -340,7 +347,9 @@ def attention_decode_time(
     return rates.floor_time + np.power(np.power(units, SMOOTH_MAXIMUM) + np.power(memory, SMOOTH_MAXIMUM), 1.0 / SMOOTH_MAXIMUM)
 
 
-def _attention_compute(sequences: Num, query_length: Num, key_length: Num, head_dim: Num, fraction: Num, rates: AttentionRates) -> Any:
+def _attention_compute(
+    sequences: Column, query_length: Column, key_length: Column, head_dim: Column, fraction: Column, rates: AttentionRates
+) -> Any:
     """C of `attention_time`; sequences is b h. Whole blocks of queries are paid, in whole waves to the degree a. [s]"""
     model = rates.model
     waves = np.ceil(query_length / model.query_tile) * sequences / rates.compute_units

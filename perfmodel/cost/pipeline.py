@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.compute import Num
 from perfmodel.foundation.columns import Column
 from perfmodel.parallel.layout import PipelineSchedule
 
@@ -22,15 +21,15 @@ from perfmodel.parallel.layout import PipelineSchedule
 def pipeline_time(
     *,
     schedule: PipelineSchedule,
-    total_forward: Num,
-    total_backward: Num,
-    slowest_forward: Num,
-    slowest_backward: Num,
-    slowest: Num,
-    num_microbatches: Num,
-    virtual_stages: Num,
-    num_ranks: Num = 1.0,
-    unequal: Num = 0.0,
+    total_forward: Column,
+    total_backward: Column,
+    slowest_forward: Column,
+    slowest_backward: Column,
+    slowest: Column,
+    num_microbatches: Column,
+    virtual_stages: Column,
+    num_ranks: Column = 1.0,
+    unequal: Column = 0.0,
 ) -> Any:
     """One step's microbatches through the pipeline, without sends. [s]
 
@@ -58,7 +57,9 @@ def pipeline_time(
             return ((F + B) / v + (m - 1.0 / v) * slowest) + (num_ranks - 1.0) * unequal * (m / num_ranks)
 
 
-def send_delay(*, schedule: PipelineSchedule, hop: Num, chunk: Num, num_ranks: Num, num_microbatches: Num, virtual_stages: Num) -> Any:
+def send_delay(
+    *, schedule: PipelineSchedule, hop: Column, chunk: Column, num_ranks: Column, num_microbatches: Column, virtual_stages: Column
+) -> Any:
     """What sends between ranks add to a step although they run beside compute: a pass waits for what is still under way. [s]
 
     gpipe        2 h (p - 1) + (m - 1) max(0, 2 h - c)
@@ -82,7 +83,9 @@ def send_delay(*, schedule: PipelineSchedule, hop: Num, chunk: Num, num_ranks: N
             return 2.0 * h * (v * p - 1.0) + (m * v - 1.0) * np.maximum(h - c / 2.0, 0.0)
 
 
-def live_microbatches(*, schedule: PipelineSchedule, rank: Num, num_ranks: Num, num_microbatches: Num, virtual_stages: Num) -> Any:
+def live_microbatches(
+    *, schedule: PipelineSchedule, rank: Column, num_ranks: Column, num_microbatches: Column, virtual_stages: Column
+) -> Any:
     """Most microbatches whose activations a pipeline rank keeps at once, in units of its whole share of the layers. [-]
 
     gpipe        m
@@ -176,7 +179,9 @@ def live_of_table(table: NDArray[np.float64]) -> LiveLayers:
 
 
 def _columns(found: NDArray[np.float64], schedule: PipelineSchedule, num_microbatches: Column) -> LiveLayers:
-    columns = {each.name: found[..., i] if found.ndim > 1 else float(found[i]) for i, each in enumerate(fields(LiveLayers))}
+    columns: dict[str, Column] = {
+        each.name: found[..., i] if found.ndim > 1 else float(found[i]) for i, each in enumerate(fields(LiveLayers))
+    }
     if schedule is PipelineSchedule.GPIPE:
         columns |= {name: num_microbatches * columns[name] for name in ("at_first", "most")}
     return LiveLayers(**columns)

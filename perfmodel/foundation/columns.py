@@ -1,4 +1,4 @@
-"""The type of a figure of one plan or of many: a number, or an array with an entry for each plan (broadcast over the rest)."""
+"""The type of a figure of one plan or of many."""
 
 from __future__ import annotations
 
@@ -7,4 +7,5 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Column: TypeAlias = float | NDArray[np.float64]
+Column: TypeAlias = float | NDArray[np.floating] | NDArray[np.integer]
+"""A number, or an array with an entry for each plan, which broadcasts over the rest."""

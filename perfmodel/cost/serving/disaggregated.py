@@ -17,7 +17,8 @@ from perfmodel.cost.serving.load import ServedLoad, load_of
 from perfmodel.cost.serving.percentiles import NORMAL_99, longer_99, wait_tail_99
 from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variation
 from perfmodel.cost.serving.stationary import stationary_running, straight_lines
-from perfmodel.cost.serving.times import Array, Num, ServingTimes
+from perfmodel.cost.serving.times import Array, ServingTimes
+from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import bad_field
 
 _HALVINGS = 50
@@ -34,20 +35,20 @@ class Handover:
     layers        that are sent one by one, each when it is computed; 1: all when the prompt is through   [-]
     """
 
-    token_bytes: Num
-    bandwidth: Num
-    latency: Num = 0.0
-    layers: Num = 1.0
+    token_bytes: Column
+    bandwidth: Column
+    latency: Column = 0.0
+    layers: Column = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Workers:
     """x prefill workers of g_P chips each, and y decode workers of g_D."""
 
-    prefill: Num
-    decode: Num
-    prefill_chips: Num
-    decode_chips: Num
+    prefill: Column
+    decode: Column
+    prefill_chips: Column
+    decode_chips: Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,12 +72,12 @@ class DisaggregatedLoad:
     matched_ratio: Array
 
 
-def transfer_time(num_bytes: Num, *, bandwidth: Num, latency: Num) -> Array:
+def transfer_time(num_bytes: Column, *, bandwidth: Column, latency: Column) -> Array:
     """A prompt's cache over the links. [s]   t = a + V / B"""
     return np.asarray(latency + np.asarray(num_bytes, dtype=float) / bandwidth)
 
 
-def exposed_transfer_time(num_bytes: Num, prefill_time: Num, *, bandwidth: Num, latency: Num, layers: Num = 1.0) -> Array:
+def exposed_transfer_time(num_bytes: Column, prefill_time: Column, *, bandwidth: Column, latency: Column, layers: Column = 1.0) -> Array:
     """What shows of it where layers are sent while later ones are computed. [s]
 
     t = a + max(V / (L B), V / B - (L - 1) / L t_p)
@@ -87,7 +88,7 @@ def exposed_transfer_time(num_bytes: Num, prefill_time: Num, *, bandwidth: Num, 
     return np.asarray(latency + np.maximum(V / (L * B), V / B - (L - 1) / L * prefill_time))
 
 
-def queue_wait(rate: Num, service_time: Num, servers: Num, *, squared_variation: Num = 0.0) -> Array:
+def queue_wait(rate: Column, service_time: Column, servers: Column, *, squared_variation: Column = 0.0) -> Array:
     """Wait for one of x servers that all take t, arrivals at random (M/G/x; M/D/x where no service differs). [s]
 
     W = (1 + cv^2) / 2  rho^(sqrt(2 (x + 1)) - 1) / (x (1 - rho)) t,   rho = r t / x;   infinite from rho = 1 on
@@ -101,7 +102,7 @@ def queue_wait(rate: Num, service_time: Num, servers: Num, *, squared_variation:
     return np.where(rho < 1, wait, np.inf)
 
 
-def waits_at_all(used: Num, servers: Num) -> Array:
+def waits_at_all(used: Column, servers: Column) -> Array:
     """Share of arrivals that find x servers busy, at random.   rho^(sqrt(2 (x + 1)) - 1), rho for x = 1. [-]   Source: as `queue_wait`."""
     return np.asarray(np.clip(used, 0.0, 1.0) ** (np.sqrt(2 * (np.asarray(servers, dtype=float) + 1)) - 1))
 
@@ -125,19 +126,19 @@ def prefill_rate(times: ServingTimes, requests: Requests, scheduling: Scheduling
     return np.minimum(most, links), own.prompt
 
 
-def decode_rate(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, batch: Num) -> tuple[Array, Array]:
+def decode_rate(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, batch: Column) -> tuple[Array, Array]:
     """Requests a second of one decode worker that always runs so many, and the time of its steps. [1/s], [s]   mu_D = b / (D t_d(b))"""
     step = times.decode(batch, requests.mean_cached, scheduling.rows_per_step)
     return np.asarray(np.asarray(batch) / np.maximum(decode_steps(requests, scheduling) * step, 1e-12)), np.asarray(step)
 
 
-def decode_tpot(times: ServingTimes, requests: Requests, scheduling: Scheduling, batch: Num) -> Array:
+def decode_tpot(times: ServingTimes, requests: Requests, scheduling: Scheduling, batch: Column) -> Array:
     """TPOT of so many sequences of a decode worker. [s]   D t_d(b) / (O - 1)"""
     step = times.decode(batch, requests.mean_cached, scheduling.rows_per_step)
     return np.asarray(step * decode_steps(requests, scheduling) / max(requests.output.mean - 1, 1.0))
 
 
-def largest_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, tpot_limit: Num, capacity: Num) -> Array:
+def largest_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, tpot_limit: Column, capacity: Column) -> Array:
     """The most sequences of a decode worker whose TPOT keeps a limit; 0 where one alone does not. [-]"""
     tpot = partial(decode_tpot, times, requests, scheduling)
     top, limit, _ = np.broadcast_arrays(np.floor(np.maximum(np.asarray(capacity, dtype=float), 1.0)), tpot_limit, tpot(np.asarray(1.0)))
@@ -157,10 +158,10 @@ def disaggregated(
     workers: Workers,
     *,
     prefill_scheduling: Scheduling | None = None,
-    capacity: Num,
+    capacity: Column,
     handover: Handover,
-    concurrency: Num | None = None,
-    rate: Num | None = None,
+    concurrency: Column | None = None,
+    rate: Column | None = None,
 ) -> DisaggregatedLoad:
     """Clients or arrivals on x prefill and y decode workers; with neither, as much as the slower kind can do.
 
@@ -207,9 +208,9 @@ def disaggregated(
     def wait_for_prefill(r: Array) -> Array:
         return queue_wait(r, 1 / mu_p, x, squared_variation=varied)
 
-    crowd: Num = 0.0
-    place: Num = 0.0
-    wave: Num = 0.0
+    crowd: Column = 0.0
+    place: Column = 0.0
+    wave: Column = 0.0
     if rate is not None:
         r = np.minimum(rate, highest)
         saturated = np.asarray(rate) >= highest
@@ -283,7 +284,7 @@ def disaggregated(
 def _settled(
     step: Callable[[Array], Array],
     beside: Callable[[Array], Array],
-    border: Num,
+    border: Column,
     *,
     clients: Array,
     workers: Array,

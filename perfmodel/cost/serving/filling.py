@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.cost.serving.requests import Requests, Scheduling
-from perfmodel.cost.serving.times import Array, Num, ServingTimes
+from perfmodel.cost.serving.times import Array, ServingTimes
+from perfmodel.foundation.columns import Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,7 +38,7 @@ def decode_steps(requests: Requests, scheduling: Scheduling) -> Array:
     return np.asarray((requests.output.mean - 1) / np.asarray(scheduling.tokens_per_step), dtype=float)
 
 
-def fill_steps(times: ServingTimes, requests: Requests, scheduling: Scheduling, running: Num) -> Filling:
+def fill_steps(times: ServingTimes, requests: Requests, scheduling: Scheduling, running: Column) -> Filling:
     """What `running` sequences and the prompts of their followers make of an engine's steps.
 
     A cycle of b sequences has b prompts of n steps each and D = (O - 1) / E decode steps of every sequence; it takes

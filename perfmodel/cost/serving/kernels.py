@@ -8,11 +8,12 @@ import numpy as np
 
 from perfmodel.cost.compute import SMOOTH_MAXIMUM, attention_decode_time, compute_part, grouped_matmul_time, matmul_time, smooth_maximum
 from perfmodel.cost.link_rates import NEVER
+from perfmodel.foundation.columns import Column
 from perfmodel.hardware.serving_kernels import FEW, FP8_CACHE, LATENT_CACHE, LATENT_FP8_CACHE
 
 if TYPE_CHECKING:
-    from perfmodel.cost.compute import Num
     from perfmodel.cost.machine import Machine, MatmulRates
+    from perfmodel.foundation.columns import Column
     from perfmodel.hardware.serving_kernels import GroupedWeightModel
     from perfmodel.workload.quantization import Quantization
 
@@ -20,7 +21,7 @@ WIDE_ITEMSIZE = 2.0
 """Bytes of an element of what products read before it is narrowed, and of what they write."""
 
 
-def small_all_reduce_time(num_bytes: Num, group_size: Num, machine: Machine) -> Any:
+def small_all_reduce_time(num_bytes: Column, group_size: Column, machine: Machine) -> Any:
     """An all-reduce by the kernels that serving engines bring along, of ranks that read each other's memory (one node, NVLink). [s]
 
     t = min(a1 + c1 (n - 1) + V (n - 1) / B1,  a2 + c2 (n - 1) + 2 V (n - 1) / n / B2)
@@ -50,13 +51,13 @@ def small_all_reduce_time(num_bytes: Num, group_size: Num, machine: Machine) -> 
 
 def weight_product_time(
     *,
-    m: Num,
-    n: Num,
-    k: Num,
+    m: Column,
+    n: Column,
+    k: Column,
     quantization: Quantization,
     machine: Machine,
-    batch: Num = 1.0,
-    casts: Num = 0.0,
+    batch: Column = 1.0,
+    casts: Column = 0.0,
     untuned: float = 1.0,
 ) -> Any:
     """A batch of products of activations [m, k] with weights [k, n] held in `quantization`. [s]
@@ -85,7 +86,7 @@ def weight_product_time(
     return np.maximum(tuned, _untuned_product_time(batch, m, n, k, quantization, machine.matmul, untuned))
 
 
-def _tuned_product_time(batch: Num, m: Num, n: Num, k: Num, quantization: Quantization, machine: Machine, casts: Num) -> Any:
+def _tuned_product_time(batch: Column, m: Column, n: Column, k: Column, quantization: Quantization, machine: Machine, casts: Column) -> Any:
     if quantization.is_plain:
         return matmul_time(batch=batch, m=m, n=n, k=k, itemsize=WIDE_ITEMSIZE, machine=machine)
     serving = machine.serving
@@ -99,26 +100,28 @@ def _tuned_product_time(batch: Num, m: Num, n: Num, k: Num, quantization: Quanti
     return time + casts * cast
 
 
-def _untuned_product_time(batch: Num, m: Num, n: Num, k: Num, quantization: Quantization, rates: MatmulRates, share: float) -> Any:
+def _untuned_product_time(
+    batch: Column, m: Column, n: Column, k: Column, quantization: Quantization, rates: MatmulRates, share: float
+) -> Any:
     compute = (2.0 * batch) * m * n * k / (share * rates.flop_rate)
     return rates.floor_time + smooth_maximum(compute, _product_bytes(batch, m, n, k, quantization) / rates.bandwidth, rates.sharpness)
 
 
-def _product_bytes(batch: Num, m: Num, n: Num, k: Num, quantization: Quantization) -> Any:
+def _product_bytes(batch: Column, m: Column, n: Column, k: Column, quantization: Quantization) -> Any:
     w, a = quantization.weight_bytes, quantization.activation_bytes
     return batch * (w * k * n + a * m * k + WIDE_ITEMSIZE * m * n)
 
 
 def grouped_weight_time(
     *,
-    experts: Num,
-    rows: Num,
-    tokens: Num,
-    hidden_size: Num,
-    intermediate_size: Num,
+    experts: Column,
+    rows: Column,
+    tokens: Column,
+    hidden_size: Column,
+    intermediate_size: Column,
     quantization: Quantization,
     machine: Machine,
-    up_projections: Num = 2,
+    up_projections: Column = 2,
 ) -> Any:
     """The experts of a layer on one chip, forward, as one fused call, with weights held in `quantization`. [s]
 
@@ -151,7 +154,7 @@ def grouped_weight_time(
     return time if few is None else np.minimum(time, kernel_time(few))
 
 
-def _narrow_product(batch: Num, m: Num, n: Num, k: Num, quantization: Quantization, rates: MatmulRates) -> Any:
+def _narrow_product(batch: Column, m: Column, n: Column, k: Column, quantization: Quantization, rates: MatmulRates) -> Any:
     """(C^p + M^p)^(1/p) of `weight_product_time`. [s]"""
     memory = _product_bytes(batch, m, n, k, quantization) / rates.bandwidth
     return smooth_maximum(compute_part(batch, m, n, k, rates), memory, rates.sharpness)
@@ -159,14 +162,14 @@ def _narrow_product(batch: Num, m: Num, n: Num, k: Num, quantization: Quantizati
 
 def cached_attention_time(
     *,
-    batch: Num,
-    heads: Num,
-    kv_heads: Num,
-    key_length: Num,
-    head_dim: Num,
+    batch: Column,
+    heads: Column,
+    kv_heads: Column,
+    key_length: Column,
+    head_dim: Column,
     machine: Machine,
     cache_itemsize: float = WIDE_ITEMSIZE,
-    queries: Num = 1.0,
+    queries: Column = 1.0,
 ) -> Any:
     """Attention of a few new tokens a sequence with its cache of keys and values, in 16 or in 8 bits. [s]
 
@@ -195,14 +198,14 @@ def cached_attention_time(
 
 def latent_decode_time(
     *,
-    batch: Num,
-    heads: Num,
-    key_length: Num,
+    batch: Column,
+    heads: Column,
+    key_length: Column,
     machine: Machine,
-    latent_dim: Num = 512,
-    rotary_dim: Num = 64,
+    latent_dim: Column = 512,
+    rotary_dim: Column = 64,
     cache_itemsize: float = WIDE_ITEMSIZE,
-    queries: Num = 1.0,
+    queries: Column = 1.0,
 ) -> Any:
     """Attention of a few new tokens a sequence with its latent cache, its projections absorbed into query and output (MLA). [s]
 
@@ -223,7 +226,7 @@ def latent_decode_time(
     return _cached_time(LATENT_CACHE if cache_itemsize == WIDE_ITEMSIZE else LATENT_FP8_CACHE, flops, cache, others, batch, machine)
 
 
-def _cached_time(kernel: str, flops: Num, cache: Num, others: Num, sequences: Num, machine: Machine) -> Any:
+def _cached_time(kernel: str, flops: Column, cache: Column, others: Column, sequences: Column, machine: Machine) -> Any:
     """flops: of both products; cache, others: bytes of the cache, of queries and outputs; sequences: with their key-value heads. [s]"""
     serving = machine.serving
     model, bandwidth = serving.cached_attention[kernel], serving.memory_bandwidth

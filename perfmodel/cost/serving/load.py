@@ -17,7 +17,8 @@ from perfmodel.cost.serving.filling import Filling, decode_steps, fill_steps
 from perfmodel.cost.serving.percentiles import NORMAL_99, RARE, chunked_gap, count_99, longer_99, met_variance, short_of, wait_tail_99
 from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variation
 from perfmodel.cost.serving.stationary import stationary_running
-from perfmodel.cost.serving.times import Array, Num, ServingTimes
+from perfmodel.cost.serving.times import Array, ServingTimes
+from perfmodel.foundation.columns import Column
 
 #: Of a run of ten requests a client, that of the first, which all clients send at once: the share of a closed loop that marches anyway.
 BURST = 0.1
@@ -65,7 +66,7 @@ def marching(requests: Requests, scheduling: Scheduling) -> Array:
     return np.asarray(np.where(np.asarray(scheduling.chunked), s, np.minimum(s, BURST + np.maximum(s - BURST, 0.0) / n)))
 
 
-def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, concurrency: Num, capacity: Num) -> ServedLoad:
+def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, concurrency: Column, capacity: Column) -> ServedLoad:
     """c clients, each of which sends its next request when the last is answered.
 
         b = min(c, K)
@@ -136,12 +137,12 @@ def longest_answer(filled: Filling, scheduling: Scheduling, steps: Array) -> Arr
     return np.where(np.asarray(scheduling.chunked) | (steps <= 0), steps * full, np.inf)
 
 
-def maximum_load(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, capacity: Num) -> ServedLoad:
+def maximum_load(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, capacity: Column) -> ServedLoad:
     """As many clients as there are places, so that none is empty and none waits: the highest throughput, and the latency at it."""
     return closed_loop(times, requests, scheduling, concurrency=capacity, capacity=capacity)
 
 
-def static_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, batch: Num, capacity: Num) -> ServedLoad:
+def static_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, batch: Column, capacity: Column) -> ServedLoad:
     """B requests that start together and none after them: prefill of all, then decode steps over a cache that grows.
 
         t(B) = h0 + (B / q) n t_p(q) + sum over j = 1 .. D of t_d(B, I + j E)      q = clip(T / I', 1, B) prompts a step
@@ -185,7 +186,7 @@ def static_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling
     )
 
 
-def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, rate: Num, capacity: Num) -> ServedLoad:
+def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, rate: Column, capacity: Column) -> ServedLoad:
     """r requests a second that arrive at random (Poisson), whatever is answered.
 
     Decode shares its steps among all that run: a queue with processor sharing whose speed depends on how many there are, in which the

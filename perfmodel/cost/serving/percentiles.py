@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.cost.serving.filling import Filling
-from perfmodel.cost.serving.times import Array, Num
+from perfmodel.cost.serving.times import Array
+from perfmodel.foundation.columns import Column
 from perfmodel.workload.serving import Lengths
 
 #: Standard deviations from the mean to the 99th percentile of a normal distribution.
@@ -17,7 +18,7 @@ _COUNTED = 40
 _MANY = 12.0
 
 
-def count_99(first: Array, offspring: Num = 0.0, rare: Num = RARE) -> Array:
+def count_99(first: Array, offspring: Column = 0.0, rare: Column = RARE) -> Array:
     """The least number that a count passes with probability at most `rare` (1 %). [-]
 
         P(n) = theta (theta + n rho)^(n - 1) exp(-theta - n rho) / n!

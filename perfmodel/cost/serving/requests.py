@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.cost.serving.speculation import expected_tokens
-from perfmodel.cost.serving.times import Num
+from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine
 from perfmodel.workload.serving import Lengths, ServingJob, Speculation
@@ -32,7 +32,7 @@ class Requests:
 
     prompt: Lengths
     output: Lengths
-    found_fraction: Num = 0.0
+    found_fraction: Column = 0.0
 
     def __post_init__(self) -> None:
         if np.any(np.less(self.found_fraction, 0)) or np.any(np.greater(self.found_fraction, 1)):
@@ -44,17 +44,17 @@ class Requests:
         return cls(prompt=job.input_len, output=job.output_len, found_fraction=job.prefix_hit)
 
     @property
-    def new_tokens(self) -> Num:
+    def new_tokens(self) -> Column:
         """Of a prompt, computed: I (1 - x), at least its last token, without which there is no first answer."""
         return np.maximum(self.prompt.mean * (1 - np.asarray(self.found_fraction)), 1.0)
 
     @property
-    def found_tokens(self) -> Num:
+    def found_tokens(self) -> Column:
         """Of a prompt, in the cache already."""
         return self.prompt.mean - self.new_tokens
 
     @property
-    def mean_cached(self) -> Num:
+    def mean_cached(self) -> Column:
         """Tokens that a running sequence holds, on average over its decode steps.
 
         z = I + sum(1 .. O - 1) / (O - 1), over requests I + E[O^2 - O] / (2 E[O - 1]): I + O / 2 where all answers have one length,
@@ -79,16 +79,18 @@ class Scheduling:
     """
 
     chunked: bool | np.ndarray = True
-    step_tokens: Num = UNLIMITED
-    prompts_together: Num = 1.0
-    lockstep: Num = 0.0
-    first_token_time: Num = 0.0
-    border_steps: Num = 0.0
-    tokens_per_step: Num = 1.0
-    rows_per_step: Num = 1.0
+    step_tokens: Column = UNLIMITED
+    prompts_together: Column = 1.0
+    lockstep: Column = 0.0
+    first_token_time: Column = 0.0
+    border_steps: Column = 0.0
+    tokens_per_step: Column = 1.0
+    rows_per_step: Column = 1.0
 
     @classmethod
-    def of_engine(cls, engine: Engine, *, step_tokens: Num = 0.0, ranks: Num = 1.0, speculation: Speculation | None = None) -> Scheduling:
+    def of_engine(
+        cls, engine: Engine, *, step_tokens: Column = 0.0, ranks: Column = 1.0, speculation: Speculation | None = None
+    ) -> Scheduling:
         """As an engine does it; `step_tokens` of a plan, 0 where it leaves them to the engine; ranks: of attention."""
         drafted, acceptance = (speculation.draft_tokens, speculation.acceptance) if speculation is not None else (0, 0.0)
         return cls(

@@ -29,7 +29,8 @@ from perfmodel.cost.serving.simulate import (
     what_was_seen,
 )
 from perfmodel.cost.serving.table import tabulate
-from perfmodel.cost.serving.times import Num, ServingTimes
+from perfmodel.cost.serving.times import ServingTimes
+from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import bad_field
 
 
@@ -83,7 +84,7 @@ def simulate_pools(
     return _Run(pools, requests, concurrency, rate, seed, block).run(before, wanted, limits or GoodputLimits(), stopping)
 
 
-def _one(value: Num) -> float:
+def _one(value: Column) -> float:
     """Of the one plan that is simulated."""
     return float(np.ravel(value)[0])
 

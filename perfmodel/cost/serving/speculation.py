@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.cost.serving.times import Array, Num, ServingTimes
+from perfmodel.cost.serving.times import Array, ServingTimes
+from perfmodel.foundation.columns import Column
 
 
-def expected_tokens(acceptance: Num, drafted: Num) -> Array:
+def expected_tokens(acceptance: Column, drafted: Column) -> Array:
     """Tokens that a step yields when it verifies drafts. [-]
 
     E = (1 - a^(gamma + 1)) / (1 - a);   gamma + 1 at a = 1
@@ -33,20 +34,26 @@ class SpeculativeTimes:
 
     target: ServingTimes
     draft: ServingTimes | None
-    drafted: Num
+    drafted: Column
 
-    def decode(self, sequences: Num, cached: Num, new_tokens: Num = 1.0) -> Array:
+    def decode(self, sequences: Column, cached: Column, new_tokens: Column = 1.0) -> Array:
         """A step that verifies, with its drafts; `new_tokens` rows of the target a sequence."""
         verify = self.target.decode(sequences, cached, new_tokens)
         return verify if self.draft is None else verify + self.drafted * self.draft.decode(sequences, cached)
 
-    def prefill(self, tokens: Num, cached: Num = 0.0, prompts: Num = 1.0) -> Array:
+    def prefill(self, tokens: Column, cached: Column = 0.0, prompts: Column = 1.0) -> Array:
         """A prompt through the target and the draft."""
         own = self.target.prefill(tokens, cached, prompts)
         return own if self.draft is None else own + self.draft.prefill(tokens, cached, prompts)
 
     def mixed(
-        self, sequences: Num, cached: Num, prompt_tokens: Num, prompt_cached: Num = 0.0, prompts: Num = 1.0, new_tokens: Num = 1.0
+        self,
+        sequences: Column,
+        cached: Column,
+        prompt_tokens: Column,
+        prompt_cached: Column = 0.0,
+        prompts: Column = 1.0,
+        new_tokens: Column = 1.0,
     ) -> Array:
         """Both in one step: the draft takes the prompt with its first step of decode."""
         own = self.target.mixed(sequences, cached, prompt_tokens, prompt_cached, prompts, new_tokens)

@@ -33,6 +33,7 @@ from perfmodel.cost.serving.routing import fullest_rank, share_met
 from perfmodel.cost.serving.states import UPDATE_KERNELS, state_bytes, state_elements
 from perfmodel.cost.serving.work import AttentionRow, Calls, Work
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, LATENT_KERNEL, KernelClass
@@ -41,7 +42,6 @@ from perfmodel.workload.causal import ALL_BEFORE
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 
 Array = NDArray[np.float64]
-Num = float | NDArray[Any]
 
 #: Parts of a step, in the order in which they are shown.
 PARTS = ("products", "experts", "attention", "passes", "communication", "logits", "pipeline_sends", "host")
@@ -81,16 +81,22 @@ class StepCosts:
 
     # --- as loads ask -------------------------------------------------------------------------------------------------------------
 
-    def decode(self, sequences: Num, cached: Num, new_tokens: Num = 1.0) -> Array:
+    def decode(self, sequences: Column, cached: Column, new_tokens: Column = 1.0) -> Array:
         """A step in which so many sequences of a replica have `new_tokens` each over `cached` tokens. [s]"""
         return self.total(self.parts(sequences, cached, new_tokens=new_tokens))
 
-    def prefill(self, tokens: Num, cached: Num = 0.0, prompts: Num = 1.0) -> Array:
+    def prefill(self, tokens: Column, cached: Column = 0.0, prompts: Column = 1.0) -> Array:
         """A step of `prompts` prompts of `tokens` new tokens each after `cached` ones. [s]"""
         return self.total(self.parts(0.0, 0.0, prompt_tokens=tokens, prompt_cached=cached, prompts=prompts))
 
     def mixed(
-        self, sequences: Num, cached: Num, prompt_tokens: Num, prompt_cached: Num = 0.0, prompts: Num = 1.0, new_tokens: Num = 1.0
+        self,
+        sequences: Column,
+        cached: Column,
+        prompt_tokens: Column,
+        prompt_cached: Column = 0.0,
+        prompts: Column = 1.0,
+        new_tokens: Column = 1.0,
     ) -> Array:
         """A decode step that also takes `prompt_tokens` new tokens of each of `prompts` prompts. [s]"""
         return self.total(
@@ -112,13 +118,13 @@ class StepCosts:
 
     def parts(
         self,
-        sequences: Num,
-        cached: Num,
+        sequences: Column,
+        cached: Column,
         *,
-        prompt_tokens: Num = 0.0,
-        prompt_cached: Num = 0.0,
-        prompts: Num = 1.0,
-        new_tokens: Num = 1.0,
+        prompt_tokens: Column = 0.0,
+        prompt_cached: Column = 0.0,
+        prompts: Column = 1.0,
+        new_tokens: Column = 1.0,
     ) -> dict[str, Array]:
         """Seconds of each of `PARTS`; they add up to the step."""
         given = (sequences, cached, new_tokens, prompts, prompt_tokens, prompt_cached)
@@ -442,7 +448,7 @@ class StepCosts:
         computed = 2.0 * queries * heads * width / (0.5 * self.machine.peak_flop_rate)
         return np.maximum(self._pass(read), computed)
 
-    def _pass(self, num_bytes: Array, elements: Num = 0.0, kernel: KernelClass = KernelClass.DEFAULT) -> Array:
+    def _pass(self, num_bytes: Array, elements: Column = 0.0, kernel: KernelClass = KernelClass.DEFAULT) -> Array:
         return np.asarray(streaming_time(num_bytes=num_bytes, num_elements=elements, kernel_class=kernel, machine=self.machine))
 
     def _communication(self, program: ServingProgram, amount: Array, sizes: Array, inside: list[Array]) -> Array:
@@ -561,7 +567,7 @@ class StepCosts:
         return waits + (engine.host.step_time if program.is_prompt and engine.host.overlaps_host else own)
 
 
-def keys_within(most: Num, queries: Num, before: Num) -> Any:
+def keys_within(most: Column, queries: Column, before: Column) -> Any:
     """Keys that each of the new tokens sees after `before` others where it sees at most so many, on average over them. [-]"""
     growing = np.clip(np.asarray(most, dtype=float) - before, 0.0, queries)  # those that see all before them
     return (growing * (before + 0.5 * (growing + 1.0)) + (queries - growing) * most) / queries

@@ -7,8 +7,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.foundation.columns import Column
+
 Array = NDArray[np.float64]
-Num = float | NDArray[np.floating] | NDArray[np.integer]
 
 
 class ServingTimes(Protocol):
@@ -18,13 +19,19 @@ class ServingTimes(Protocol):
     is a decode step, mixed(b, z, 0, x) = decode(b, z); no time falls when an argument grows.
     """
 
-    def decode(self, sequences: Num, cached: Num, new_tokens: Num = 1.0) -> Array:
+    def decode(self, sequences: Column, cached: Column, new_tokens: Column = 1.0) -> Array:
         """A step in which `sequences` have `new_tokens` each over `cached` tokens, new ones included (1 + drafted where it verifies)."""
 
-    def prefill(self, tokens: Num, cached: Num = 0.0, prompts: Num = 1.0) -> Array:
+    def prefill(self, tokens: Column, cached: Column = 0.0, prompts: Column = 1.0) -> Array:
         """A step of `prompts` prompts, each of `tokens` new tokens after `cached` ones that lie in the cache already."""
 
     def mixed(
-        self, sequences: Num, cached: Num, prompt_tokens: Num, prompt_cached: Num = 0.0, prompts: Num = 1.0, new_tokens: Num = 1.0
+        self,
+        sequences: Column,
+        cached: Column,
+        prompt_tokens: Column,
+        prompt_cached: Column = 0.0,
+        prompts: Column = 1.0,
+        new_tokens: Column = 1.0,
     ) -> Array:
         """A decode step that also takes `prompt_tokens` new tokens of each of `prompts` prompts, after `prompt_cached` cached ones."""

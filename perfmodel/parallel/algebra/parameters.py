@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
@@ -32,7 +32,6 @@ from perfmodel.parallel.layout import ZERO_STAGES
 #: Parameters may be stored over any other axis; cp is a data axis for weights.
 _UNSHARDED_AXES = frozenset(("dp_replicate",)) | TENSOR_AXES
 
-Num = float | NDArray[np.floating] | NDArray[np.integer]
 What = Literal["gather_forward", "gather_backward", "sum", "reduce", "finish", "publish", "tied"]
 Times = Literal["microbatch", "step"]
 
@@ -137,7 +136,7 @@ def is_one_end_unit(parameters: Iterable[ParameterLayout], *, zero: int, pipelin
     return zero >= 2 and not pipelined and any(parameter.is_end and len(parameter.regions) > 1 for parameter in parameters)
 
 
-def stored_rows(rows: Num, zero_size: Num) -> Any:
+def stored_rows(rows: Column, zero_size: Column) -> Any:
     """Rows of the stored matrix that one chip holds, of `rows` that tensor parallelism leaves it. [-]
 
     ceil(rows / n): each matrix is padded by itself to a multiple of n rows, and that is what is gathered and scattered.
