@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
-from perfmodel.frameworks.profile import GENERIC
+from perfmodel.foundation.resources import resource_dir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """Defaults of one framework.
+    """Defaults of one framework, as `strategies/framework_patterns.yaml` has them.
 
+    source       where its defaults were read
     pattern      what its name looks like (the first that matches wins)
     profile      execution profile
     attention    kernel, where the run states none
@@ -43,8 +45,10 @@ class Framework:
     sharded      execution profile of runs that state a ZeRO stage above 0; "": the same
     """
 
+    name: str
     pattern: str
     profile: str
+    source: str = ""
     attention: str = "flash"
     zero: int = 0
     recompute: str = "none"
@@ -90,160 +94,27 @@ class Framework:
         return replace(self, profile=self.sharded, settings={**self.settings, "pure_bf16": None}, of_method={})
 
 
-#: torch's selective activation checkpointing as torchtitan sets it: every second matrix multiply and everything elementwise runs
-#: again, the outputs of attention and of the others are kept (torchtitan, parallelize_llama.py, `_save_list`). q is kept before the
-#: rotary embedding, the output of the down projection in place of the sum that it enters: as large as what is kept here.
-_TITAN_SELECTIVE = (
-    "attention_norm",
-    "mlp_norm",
-    "k_rotary",
-    "activation",
-    "gate_product",
-    "k_proj",
-    "o_proj",
-    "up_proj",
-)
+@lru_cache(maxsize=1)
+def framework_patterns() -> tuple[Framework, ...]:
+    """The entries of `strategies/framework_patterns.yaml`, in their order."""
+    from perfmodel.foundation.files import read_yaml
 
-#: Weights are stored and gathered in 8 bits wherever a tensor has one scale: `fp8_param_gather=True` of such precisions in NeMo 2 and
-#: Megatron-Bridge (`mixed_precision.py`), `fp8_params: True` in the launcher's configurations; of mxfp8 it changes nothing here.
-_NEMO = Framework(
-    pattern=r"nemo|megatron-bridge",
-    profile="nemo",
-    has_recipes=True,
-    zero=1,
-    sequence_parallel=True,
-    interleaves=12,
-    adapters="lora:16:q_proj+k_proj+v_proj",
-    graphs_experts_on=("gb200", "gb300"),
-    settings={"fp8_params": True},
-)
+    entries: list[dict[str, Any]] = read_yaml(resource_dir("strategies") / "framework_patterns.yaml")["frameworks"]
+    by_name = {entry["name"]: entry for entry in entries}
+    return tuple(_framework(entry, by_name) for entry in entries)
 
-_MEGATRON = Framework(pattern=r"megatron|transformer engine", profile="megatron", zero=1, memory_kind="allocated")
 
-#: Trainers on Hugging Face's models: 24 bytes a logit at the loss (16-bit logits and a shifted copy 4, a float32 cast 4, log-probabilities
-#: 4, their gradients 8, and the copy of a model's outputs that accelerate makes 4: `convert_outputs_to_fp32`); torch's AdamW with foreach
-#: (transformers 4.37, `trainer.py`: adamw_torch); weights of full fine-tuning in the bf16 in which they are loaded, dropout of 0.05 before
-#: adapters (ms-swift 1.5, `swift/llm/sft.py`, `argument.py`), but under DeepSpeed, which has float32 masters. The allocator's factor is
-#: that of 44 runs of ms-swift over texts of mixed lengths (half of them between 1.2 and 1.8), prime-rl's that of 59 runs of its trainer
-#: (half between 1.3 and 1.6; of supervised runs, whose peak is the few large tensors of the loss, 1.0 to 1.1).
-_HUGGING_FACE = Framework(
-    pattern=r"ms-swift.*transformers|llama-?factory|\bpeft\b",
-    profile="torch-fsdp2",
-    settings={
-        "float32_logits": True,
-        "loss_memory": 24.0,
-        "float32_norms": True,
-        "adapter_dropout": True,
-        "fused_optimizer": False,
-        "allocator_factor": 1.6,
-    },
-    of_method={"full": {"pure_bf16": True}, "qlora": {"float32_rest": True}},
-    sharded="deepspeed",
-)
-
-FRAMEWORKS = (
-    # `src/prime_rl/trainer` of 2026-02: fully_shard with float32 weights, frozen ones too (`optimization_dtype`, model.py), logits copied
-    # to float32 (`cast_float_and_contiguous`, layers/lm_head.py); RL: log-probabilities in chunks of the vocabulary, in float32:
-    # 56 bytes of traffic a logit forward, 62 backward, and 12 for what is added up (`_ChunkedLogProbEntropyFn`). Every adapter repeats its
-    # factors by a tensor (`repeat_interleave`, layers/lora/multi_linear.py), at which torch.compile breaks the graph of a layer
-    Framework(
-        pattern=r"prime-rl",
-        profile="torch-fsdp2",
-        zero=3,
-        settings={"frozen_weights": "float32", "float32_logits": True, "fused_optimizer": False, "allocator_factor": 1.5},
-        of_method={"rl": {"loss": "chunked", "float32_logits": False, "loss_traffic": 130.0}, "sft": {"allocator_factor": 1.05}},
-        breaks_compile=("lora",),
-    ),
-    # AnswerDotAI/fsdp_qlora, train.py: precision bf16 is all in bf16, Hugging Face's Llama, `max_memory_reserved`
-    replace(
-        _HUGGING_FACE,
-        pattern=r"fsdp_qlora",
-        zero=3,
-        settings={"float32_logits": True, "float32_norms": True, "adapter_dropout": True, "fused_optimizer": False, "pure_bf16": True},
-        sharded="",
-    ),
-    # litgpt 0.4, finetune/lora.py: bf16-true, logits in chunks of 128 tokens that the loss works on one by one in bf16 and that stay with
-    # their log-probabilities, `max_memory_allocated`
-    Framework(
-        pattern=r"litgpt|lit-gpt",
-        profile="torch-fsdp2",
-        memory_kind="allocated",
-        settings={
-            "pure_bf16": True,
-            "loss_memory": 6.0,
-            "float32_norms": True,
-            "adapter_dropout": True,
-            "fused_optimizer": False,
-        },
-    ),
-    # torchtune 0.5, recipes and README: bf16 weights, CEWithChunkedOutputLoss keeps the logits and copies an eighth of them to float32 at a
-    # time; peak of active memory
-    Framework(
-        pattern=r"torchtune",
-        profile="torch-fsdp2",
-        memory_kind="allocated",
-        settings={"pure_bf16": True, "loss": "upcast", "fused_optimizer": True},
-        words={"loss": {"chunked": "upcast"}},
-    ),
-    replace(
-        _HUGGING_FACE,
-        pattern=r"axolotl",
-        settings={"loss": "fused", "float32_norms": True, "adapter_dropout": True, "allocator_factor": 1.6},
-    ),
-    _HUGGING_FACE,
-    Framework(pattern=r"deepspeed.*zero-?3", profile="deepspeed", attention="unfused", zero=3),
-    Framework(pattern=r"megatron-?deepspeed|deepspeed", profile="deepspeed", attention="unfused"),
-    Framework(pattern=r"megatron-lm (2020|\(sc21\)|\(ptd-p\))", profile="megatron-2020", attention="unfused"),
-    Framework(pattern=r"megatron-lm \(2022\)", profile="megatron", attention="unfused"),
-    Framework(pattern=r"megascale", profile="megatron", zero=2, borrows=True),
-    # its continuous integration records the allocator's peak on the rank that logs, the last one
-    Framework(pattern=r"megatron-lm dev", profile="megatron", memory_kind="allocated", memory_rank="last"),
-    # torch's FSDP2 whatever its name says, with kernels of Transformer Engine and DeepEP where a run states them
-    # (BackendConfig, components/moe/utils.py); its models have no modules for further tokens (components/models/deepseek_v3 of v0.2), and
-    # FakeBalancedGate (components/moe/layers.py) gives token i the experts from i k on
-    Framework(
-        pattern=r"automodel",
-        profile="nemo-automodel",
-        zero=3,
-        sequence_parallel=True,
-        folds_experts=True,
-        borrows=True,
-        trains_mtp=False,
-        forces_neighbours=True,
-    ),
-    # every recipe of theirs over a pipeline that states its virtual stages has 4 to 20; adapters are beside queries, keys and values alone
-    # (`peft.target_modules = ["linear_qkv"]`)
-    # its recipes of models with experts set `expert_tensor_parallel_size=1`, whatever tp is, HybridEP and CUDA graphs on NVL72, neither on
-    # nodes of eight, and on Hopper `moe_a2a_overlap` (scripts/performance/configs of v0.2 to v0.4)
-    replace(
-        _NEMO,
-        pattern=r"megatron-bridge",
-        folds_experts=True,
-        flex_on=("gb200", "gb300"),
-        hides_exchanges_on=("h100", "h200"),
-    ),
-    _NEMO,
-    # SimuMax's scripts pass neither `--overlap-grad-reduce` nor `--overlap-param-gather` (simu_tools/megatron_scripts): they measure
-    # "a non-overlap contract" (docs/b200/b200_real_repro_guide.md)
-    replace(_MEGATRON, pattern=r"simumax", settings={"gradient_bucketing": False}),
-    _MEGATRON,
-    Framework(pattern=r"nanotron", profile="nanotron", memory_rank="first"),
-    Framework(pattern=r"llm-?foundry|composer|mosaic", profile="composer-fsdp", zero=3, fills_memory=True),
-    Framework(pattern=r"torchtitan", profile="torchtitan", zero=3, sequence_parallel=True, selective=_TITAN_SELECTIVE, fills_memory=True),
-    Framework(pattern=r"fsdp|pytorch|meta internal", profile="torch-fsdp2", zero=3, selective=_TITAN_SELECTIVE, fills_memory=True),
-    Framework(pattern=r"maxtext|paxml|jax|maxdiffusion", profile="xla", zero=3, recompute="full", fills_memory=True, borrows=True),
-    Framework(pattern=r"llm\.c", profile="llm-c"),
-    Framework(pattern=r"internevo|internlm", profile="internevo", zero=1, borrows=True),
-    Framework(pattern=r"colossal", profile="megatron", borrows=True),
-    # who cuts parameters does it with torch's FSDP or after its example, and recomputes as its selective checkpoints do
-    Framework(pattern=r".*", profile=GENERIC, zero=1, sequence_parallel=True, selective_sharded=_TITAN_SELECTIVE, borrows=True),
-)
+def _framework(entry: Mapping[str, Any], by_name: Mapping[str, Mapping[str, Any]]) -> Framework:
+    under = by_name[entry["base"]] if "base" in entry else {}
+    both = {key: value for key, value in under.items() if key != "source"} | dict(entry)
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in both.items() if key != "base"}
+    return Framework(**values)
 
 
 def framework_of(name: object) -> Framework:
     """The framework that a run names; an unknown or missing name is nobody's: `generic`, and ZeRO 1 where there are replicas."""
     text = name.lower()[:200] if isinstance(name, str) else ""
-    return next(framework for framework in FRAMEWORKS if re.match(f".*(?:{framework.pattern})", text, re.DOTALL))
+    return next(framework for framework in framework_patterns() if re.match(f".*(?:{framework.pattern})", text, re.DOTALL))
 
 
 def assumed_virtual_stages(framework: Framework, num_layers: int, pp: int) -> int:
