@@ -209,7 +209,7 @@ def _method(report: AccuracyReport) -> str:
 - A case is one published run: model, chips, plan and step time (or peak memory, or an out-of-memory outcome). Every field is an input of
   the prediction except `id, source, source_ref, notes, inferred, measured, tier, outcome, suspect`; a test ensures that none of these
   changes a prediction. No constant is set for a single run or model.
-- Inputs that a run does not state take the defaults of its framework (`perfmodel/validation/framework_patterns.py`). Runs whose source
+- Inputs that a run does not state take the defaults of its framework (`strategies/framework_patterns.yaml`). Runs whose source
   omits an important input, usually recomputation, have tier `secondary`. They are predicted with an assumption, listed below, and not
   scored.
 - Primary runs of dense decoders are scored. Not scored are {", ".join(NO_TIMES)} (launch-bound tests of toy models in deterministic mode,

@@ -6,6 +6,7 @@ import pytest
 
 from perfmodel.frameworks.profile import list_profiles
 from perfmodel.parallel.framework_ref import SETTINGS
+from perfmodel.validation.case_settings import READ_APART
 from perfmodel.validation.framework_patterns import framework_of, framework_patterns
 
 
@@ -15,7 +16,7 @@ def test_entries_have_names_of_their_own_and_known_profiles_and_settings():
     for entry in entries:
         assert re.compile(entry.pattern)
         assert {entry.profile, entry.sharded or entry.profile} <= set(list_profiles())
-        assert set(entry.settings) | {name for stated in entry.of_method.values() for name in stated} <= set(SETTINGS)
+        assert set(entry.settings) | {name for stated in entry.of_method.values() for name in stated} <= set(SETTINGS) | READ_APART
         assert entry.memory_kind in ("reserved", "allocated")
         assert entry.memory_rank in ("first", "last", "fullest")
 
