@@ -17,7 +17,7 @@ from perfmodel.frameworks.profile import list_profiles
 from perfmodel.hardware.chip_cluster import chip_cluster, state_chip_cluster
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import LOCALHOST, load_cluster
-from perfmodel.parallel.framework_ref import framework_named, settings_in
+from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.plan_file import plan_from_dict, read_plan
 from perfmodel.validation.case_plan import PRECISIONS, HardwareOfCase, PlannedCase, plan_of_case
@@ -64,7 +64,7 @@ def _run(row: Row, profile: str, calibration: str) -> OwnRun:
     plan = row.values.get("plan")
     if isinstance(plan, (str, Plan)):
         plan = read_plan(plan) if isinstance(plan, str) else plan
-        settings = settings_in(plan.profile) | settings
+        settings = {**plan.framework.settings, **settings}
         planned = planned_of(plan, framework, calibration)
     elif isinstance(plan, Mapping):  # a line of `perfmodel run --save`: our own executor's, whatever was stated of the plan's framework
         on_cpu = row.values.get("device") == "cpu"
@@ -85,14 +85,14 @@ def _run(row: Row, profile: str, calibration: str) -> OwnRun:
 
 def _stated(framework: str) -> dict[str, Any]:
     """What a framework's name says of its setup, where it is that of a profile: `torchtitan+compile`."""
-    return dict(settings_in(framework)) if framework_named(framework) in list_profiles() else {}
+    return dict(FrameworkRef.parse(framework).settings) if framework_named(framework) in list_profiles() else {}
 
 
 def planned_of(plan: Plan, framework: str, calibration: str, *, cluster: str = "") -> PlannedCase:
     """A plan's file as a run. cluster: where it ran, if not where it says."""
     if plan.assignment is not None:
         raise bad_field("plan", plan.job.model.name, "gives every operator a sharding of its own", "fit with plans of `perfmodel search`")
-    found = framework_of(framework or framework_named(plan.profile))
+    found = framework_of(framework or plan.framework.name)
     place = cluster or plan.cluster
     return PlannedCase(
         hardware=HardwareOfCase(

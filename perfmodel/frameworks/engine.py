@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
@@ -16,7 +15,7 @@ from perfmodel.foundation.files import listed
 from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.engine_formats import EngineFormat
-from perfmodel.frameworks.grouped import Grouped
+from perfmodel.frameworks.grouped import Grouped, group_of, in_groups
 
 DEFAULT_ENGINE = "vllm"
 EXTENTS = ("any", "whole", "none")
@@ -238,7 +237,7 @@ _GROUPS: Mapping[str, Any] = {
     "host": EngineHost,
     "kernels": EngineKernels,
 }
-ENGINE_GROUP_OF: Mapping[str, str] = MappingProxyType({each.name: group for group, of in _GROUPS.items() for each in fields(of)})
+ENGINE_GROUP_OF: Mapping[str, str] = group_of(_GROUPS)
 """Option of an engine -> its group."""
 
 
@@ -263,11 +262,6 @@ class Engine(Grouped):
         """As that version is; () for one that nobody says."""
         unlike = next((each for each in self.versions if each.has(version)), None)
         return self if unlike is None else self.having(sampler_bytes=unlike.sampler_bytes, graph_bytes=unlike.graph_bytes)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Every option by name, without its group, as files have them."""
-        return {name: self.option(name) for name in ENGINE_GROUP_OF}
 
 
 def list_engines() -> tuple[str, ...]:
@@ -313,13 +307,8 @@ def _engine_from_data(data: Any, *, where: str) -> Engine:
     faults = [f"{where}.{one_line(name, 60)}: unknown field{suggest(name, known)}" for name in data if name not in known]
     if faults:
         raise InputError(listed(faults))
-    found: dict[str, Any] = {}
-    for name, value in data.items():
-        if name in ENGINE_GROUP_OF:
-            found.setdefault(ENGINE_GROUP_OF[name], {})[name] = value
-        else:
-            found[name] = value
-    return record_from_data(Engine, {"memory": {}, **found}, where=where)
+    own, groups = in_groups(data, ENGINE_GROUP_OF)
+    return record_from_data(Engine, {"memory": {}, **own, **groups}, where=where)
 
 
 def _data_of_base(name: object, where: str) -> dict[str, Any]:

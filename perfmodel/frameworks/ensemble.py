@@ -20,7 +20,7 @@ from perfmodel.frameworks.options import bounds_of
 from perfmodel.frameworks.profile import GENERIC, ExecutionProfile, list_profiles, load_profile
 from perfmodel.frameworks.runnable import Runs
 from perfmodel.frameworks.settings import with_settings
-from perfmodel.parallel.framework_ref import framework_named, settings_in
+from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 
 Array = NDArray[np.float64]
 
@@ -106,7 +106,7 @@ def points_about(covariance: Array) -> Iterator[tuple[float, Array]]:
 
 
 def _known(profile: ExecutionProfile) -> Iterator[Likely]:
-    settings = settings_in(profile.name)
+    settings = FrameworkRef.parse(profile.name).settings
     for each in family_weights(known_families(), load_profile(GENERIC)):
         yield replace(each, profile=with_settings(each.profile, settings))
 

@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
+
+
+def group_of(groups: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the group of each option; groups: dataclasses by the fields of a record that hold them."""
+    return MappingProxyType({each.name: group for group, of in groups.items() for each in fields(of)})
+
+
+def in_groups(values: Mapping[str, Any], groups: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Split flat fields into those of the record itself, and options by group; groups: of each option (`group_of`)."""
+    own: dict[str, Any] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        (found.setdefault(groups[name], {}) if name in groups else own)[name] = value
+    return own, found
 
 
 class Grouped:
@@ -14,17 +29,18 @@ class Grouped:
 
     GROUP_OF: ClassVar[Mapping[str, str]]
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option by name, without its group, as files have them."""
+        return {name: self.option(name) for name in self.GROUP_OF}
+
     def option(self, name: str) -> Any:
         """Return the value of an option, whatever its group."""
         return getattr(getattr(self, self.GROUP_OF[name]), name)
 
     def having(self, **changes: Any) -> Self:
         """Return the record with other values of its own fields or of options. Raises InputError for a value that is out of bounds."""
-        own = {name: value for name, value in changes.items() if name not in self.GROUP_OF}
-        groups: dict[str, dict[str, Any]] = {}
-        for name, value in changes.items():
-            if name in self.GROUP_OF:
-                groups.setdefault(self.GROUP_OF[name], {})[name] = value
+        own, groups = in_groups(changes, self.GROUP_OF)
         for group, values in groups.items():
             own[group] = replace(getattr(self, group), **values)
         return replace(self, **own)  # type: ignore[type-var]

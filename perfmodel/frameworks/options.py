@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.frameworks.grouped import group_of
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.parallel.context_forms import read_context_form
 from perfmodel.parallel.loss_forms import LOSS_FORMS, WHOLE_LOSS
@@ -370,7 +371,7 @@ GROUPS: Mapping[str, Any] = MappingProxyType(
 )
 """The groups by the fields of a profile that hold them."""
 
-GROUP_OF: Mapping[str, str] = MappingProxyType({each.name: group for group, of in GROUPS.items() for each in fields(of)})
+GROUP_OF: Mapping[str, str] = group_of(GROUPS)
 """Option -> its group."""
 
 KIND_OF: Mapping[str, str] = MappingProxyType({each.name: str(each.type) for of in GROUPS.values() for each in fields(of)})

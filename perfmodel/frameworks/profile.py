@@ -16,7 +16,7 @@ from perfmodel.foundation.records import record_from_data, record_to_data
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.values import check_path
 from perfmodel.frameworks.fitted import NOTHING, FittedTo
-from perfmodel.frameworks.grouped import Grouped
+from perfmodel.frameworks.grouped import Grouped, in_groups
 from perfmodel.frameworks.options import (
     GRAPH_SCOPES,
     GROUP_OF,
@@ -38,7 +38,7 @@ from perfmodel.frameworks.options import (
 from perfmodel.frameworks.runnable import ANYTHING, Runs, listed_choices, not_runnable_reason, runs_from_dict
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.frameworks.shipped import flattened, framework_names, shipped_fields, unit_of
-from perfmodel.parallel.framework_ref import SEPARATOR, framework_named, settings_in
+from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, framework_named
 from perfmodel.parallel.layout import ZERO_STAGES, Dispatcher, ZeroStage
 from perfmodel.parallel.plan import Plan
 
@@ -120,7 +120,8 @@ def load_profile(name: str | Path) -> ExecutionProfile:
 
     check_path(name, "profile")
     name = _RELEASED.sub(rf"\1{SEPARATOR}release=\2", str(name))
-    settings, whole = settings_in(str(name)), framework_named(str(name))
+    ref = FrameworkRef.parse(str(name))
+    settings, whole = ref.settings, ref.name
     if settings:
         return with_stated(load_profile(whole), settings)
     is_file = Path(whole).suffix in (".yaml", ".yml")
@@ -180,13 +181,11 @@ def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
         faults.append(f"name={one_line(values['name'])}: holds a {SEPARATOR}, which stands before a setting; take another name")
     if faults:
         raise InputError(f"{where}: {listed(faults)}")
+    own, groups = in_groups(values, GROUP_OF)
     try:
-        groups = {
-            group: of(**{name: values.pop(name) for name in of.__dataclass_fields__ if name in values}) for group, of in GROUPS.items()
-        }
+        return ExecutionProfile(**own, **{group: of(**groups.get(group, {})) for group, of in GROUPS.items()})
     except InputError as error:
-        raise InputError(f"{where}: {error} {values['name']}") from None
-    return ExecutionProfile(**values, **groups)
+        raise InputError(f"{where}: {error} {own['name']}") from None
 
 
 def _zero_stages(value: object) -> tuple[int, ...]:
@@ -219,7 +218,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
 def profile_fields(profile: ExecutionProfile) -> dict[str, Any]:
     """Every field by name, options without their groups, as files and `profiles --json` have them."""
     own = {name: getattr(profile, name) for name in _OWN_KINDS}
-    return {"name": own.pop("name"), **{option: profile.option(option) for option in GROUP_OF}, **own}
+    return {"name": own.pop("name"), **profile.options, **own}
 
 
 def save_profile(profile: ExecutionProfile, path: str | Path) -> None:

@@ -18,9 +18,9 @@ from perfmodel.parallel.framework_ref import (
     ROWWISE_FP8,
     SETTINGS,
     TP_ASYNC_OVERLAP,
+    FrameworkRef,
     Value,
     setting_value,
-    settings_in,
     stated,
     unread,
 )
@@ -324,6 +324,6 @@ def with_stated(profile: ExecutionProfile, settings: Mapping[str, Value]) -> Exe
     name = stated(profile.name, settings)
     if name == profile.name:
         return profile
-    if settings_in(profile.name):  # one setting may take back what another did
+    if FrameworkRef.parse(profile.name).settings:  # one setting may take back what another did
         raise bad_field("profile", profile.name, "has settings of its own", f"load it with all of them: {name}")
     return replace(with_settings(profile, settings), name=name)

@@ -50,7 +50,7 @@ NEUTRAL: Mapping[str, float] = MappingProxyType(
 )
 
 #: Which fields stand in which group of habits.yaml.
-GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
+FILE_GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "memory": frozenset(
             {
@@ -176,7 +176,7 @@ def flattened(data: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """The fields of a profile's file, out of their groups. Raises InputError for one that stands in another's."""
     found: dict[str, Any] = {}
     for key, value in data.items():
-        if key not in GROUPS:
+        if key not in FILE_GROUPS:
             found[key] = value
             continue
         if not isinstance(value, dict):
@@ -184,8 +184,8 @@ def flattened(data: Mapping[str, Any], *, where: str) -> dict[str, Any]:
         for name, item in value.items():
             if name == "source":
                 continue
-            if name not in GROUPS[key]:
-                raise InputError(f"{where}: {key}.{one_line(name)}: is no field of this group{suggest(one_line(name), GROUPS[key])}")
+            if name not in FILE_GROUPS[key]:
+                raise InputError(f"{where}: {key}.{one_line(name)}: is no field of this group{suggest(one_line(name), FILE_GROUPS[key])}")
             if name in data:
                 raise InputError(f"{where}: {name}: stands both in the group {key} and outside; leave one of them out")
             found[name] = item

@@ -223,17 +223,15 @@ class FrameworkRef:
     settings: Mapping[str, Value]
 
     @staticmethod
+    @lru_cache(maxsize=256)
     def parse(text: str) -> FrameworkRef:
         """Raises InputError for a setting, or a value, that is not known."""
-        return _parsed(text)
+        name = framework_named(text)
+        behind = text[len(name) :]
+        return FrameworkRef(name=name, settings=MappingProxyType(read_settings(behind[len(SEPARATOR) :]) if behind else {}))
 
     def __str__(self) -> str:
         return SEPARATOR.join([self.name, settings_text(self.settings)]) if self.settings else self.name
-
-
-@lru_cache(maxsize=256)
-def _parsed(text: str) -> FrameworkRef:
-    return FrameworkRef(name=framework_named(text), settings=MappingProxyType(settings_in(text)))
 
 
 def framework_named(profile: str) -> str:
@@ -265,21 +263,15 @@ def _pairs(given: object, name: str) -> Iterator[tuple[str, object]]:
             yield setting, value if separator else True
 
 
-def settings_in(profile: str) -> dict[str, Value]:
-    """What is stated with the name of a profile."""
-    behind = profile[len(framework_named(profile)) :]
-    return read_settings(behind[len(SEPARATOR) :]) if behind else {}
-
-
 def stated(profile: str, settings: Mapping[str, Value]) -> str:
     """The text of a profile and these settings beside those that it has; what contradicts them is refused."""
-    own = settings_in(profile)
+    ref = FrameworkRef.parse(profile)
+    own = ref.settings
     for name, value in settings.items():
         if own.get(name, value) != value:
             rule = f"the profile {one_line(profile)} says {_text(name, own[name])}"
             raise bad_field("setting", _text(name, value), rule, "state one of them")
-    every = settings_text(_in_order({**own, **settings}))
-    return SEPARATOR.join([framework_named(profile), every]) if every else framework_named(profile)
+    return str(FrameworkRef(name=ref.name, settings=_in_order({**own, **settings})))
 
 
 def passed_over(settings: object) -> list[str]:

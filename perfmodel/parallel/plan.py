@@ -16,7 +16,7 @@ from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
 from perfmodel.parallel.algebra.folding import data_axis, folding_fault, takes_replicas
 from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rules, is_shipped
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
-from perfmodel.parallel.framework_ref import framework_named, settings_in, settings_text
+from perfmodel.parallel.framework_ref import FrameworkRef, settings_text
 from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
@@ -94,9 +94,9 @@ class Plan:
         return self.layout.tp > 1 and self.rules.scatters_residual
 
     @property
-    def has_settings(self) -> bool:
-        """Whether something is stated of the setup of its framework."""
-        return framework_named(self.profile) != self.profile
+    def framework(self) -> FrameworkRef:
+        """Its framework, and what is stated of its setup."""
+        return FrameworkRef.parse(self.profile)
 
     @property
     def folding(self) -> tuple[int, int] | None:
@@ -155,8 +155,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         **cuts,
         "recompute_operators": list(plan.recompute_operators),
         "stage_layers": list(plan.stage_layers),
-        "profile": framework_named(plan.profile),
-        **({"settings": settings_in(plan.profile)} if plan.has_settings else {}),
+        "profile": plan.framework.name,
+        **({"settings": dict(plan.framework.settings)} if plan.framework.settings else {}),
         "calibration": plan.calibration,
     }
 
@@ -208,8 +208,8 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "precision": str(job.precision),
         "optimizer": str(job.optimizer),
         "train": str(job.train),
-        "profile": framework_named(plan.profile),
-        "settings": settings_text(settings_in(plan.profile)),
+        "profile": plan.framework.name,
+        "settings": settings_text(plan.framework.settings),
         **_knobs_of(plan),
         "calibration": plan.calibration,
     }

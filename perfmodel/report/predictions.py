@@ -12,7 +12,6 @@ from perfmodel.frameworks.profile import GENERIC
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.algebra.rules import MEGATRON, told_rules
 from perfmodel.parallel.executable import not_executable_reason
-from perfmodel.parallel.framework_ref import framework_named
 from perfmodel.parallel.interval import COVERAGE, StepInterval
 from perfmodel.parallel.plan import Plan, expert_words, plan_facts, plan_to_dict
 from perfmodel.parallel.prediction import (
@@ -268,7 +267,7 @@ def _between(low: float, high: float) -> str:
 
 def _assumed(plan: Plan) -> str:
     framework = short_name(plan.profile)
-    if framework_named(plan.profile) == GENERIC:
+    if plan.framework.name == GENERIC:
         framework += " (not given: the mean of the known ones; --profile NAME, or --setting such as compile, narrows it)"
     return framework
 

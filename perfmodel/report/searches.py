@@ -9,7 +9,6 @@ from typing import Any
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.frameworks.profile import GENERIC
 from perfmodel.parallel.algebra.rules import told_rules
-from perfmodel.parallel.framework_ref import framework_named
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
@@ -255,7 +254,7 @@ def _alike_cells(plan: Plan) -> dict[str, str]:
 def ties_line(result: SearchResult) -> str:
     """What a shared place means, where there is one, or why the plan to prefer is not of the first."""
     if (told := result.expectation) is not None:
-        is_unknown = framework_named(result.plans[0].plan.profile) == GENERIC
+        is_unknown = result.plans[0].plan.framework.name == GENERIC
         known = "the known frameworks" if is_unknown else "the profiles that agree with your runs"
         return (
             f"plan 1 has the least expected time over {known}, {format_step(told.best)}; for the plan with the least predicted time it is "
@@ -293,7 +292,7 @@ def any_framework_line(result: SearchResult) -> str:
     if not result.any_framework:
         return ""
     other = result.any_framework[0]
-    framework = framework_named(other.plan.profile)
+    framework = other.plan.framework.name
     by_memory = str(result.objective) == "memory"
     if not result.plans:
         gain = f"a plan fits, {format_bytes(other.memory['total'])} a chip and {format_step(other.step_time)} a step"

@@ -16,7 +16,6 @@ from perfmodel.foundation.memory_room import check_risk
 from perfmodel.foundation.values import check_name, is_path, optional_share, several, share
 from perfmodel.foundation.words import words_of
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.framework_ref import framework_named
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import NotPredicted, Prediction, first_reasons
@@ -170,7 +169,7 @@ def predict_requests(
     if len(requests) > 1:
         check_names(requests)
         if plan is not None:  # one framework for all rows
-            own = framework_named(plan.profile)
+            own = plan.framework.name
             requests = [each if each.profile is not None else replace(each, profile=own) for each in requests]
     varied = varied_knobs(knobs)
     made: dict[tuple[int, ...], Setting] = {}

@@ -15,7 +15,7 @@ from perfmodel.frameworks.profile import load_profile
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.parallel.algebra.rules import check_agrees, rule_set_of
 from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
-from perfmodel.parallel.framework_ref import framework_named, settings_in
+from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.setting import (
@@ -240,10 +240,10 @@ def _asked(setting: Setting, memory_headroom: float | None, risk: float | None, 
 
     def with_setting(name: str) -> Estimator | None:
         given = setting.estimator.profile.name
-        stated_now = settings_in(given)
-        if name in stated_now:
+        ref = FrameworkRef.parse(given)
+        if name in ref.settings:
             return None
-        profile = with_stated(load_profile(framework_named(given)), {**stated_now, name: True})
+        profile = with_stated(load_profile(ref.name), {**ref.settings, name: True})
         return make_setting(setting.job, setting.cluster, calibration=setting.calibration or None, profile=profile).estimator
 
     return Asked(

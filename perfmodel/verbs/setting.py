@@ -18,7 +18,7 @@ from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.algebra.rules import rule_set_of
 from perfmodel.parallel.context_forms import rules_of_form
-from perfmodel.parallel.framework_ref import SEPARATOR, Stated, framework_named, read_settings, settings_in, settings_text, stated
+from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, Stated, framework_named, read_settings, settings_text, stated
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, recomputes_nothing_kept
 from perfmodel.workload.config import TransformerConfig
@@ -137,26 +137,25 @@ def make_setting(
 def _profile_reference(profile: Name | ExecutionProfile | None, habits: ExecutionProfile) -> str:
     """What a plan calls the profile that was asked for, which with its settings became `habits`."""
     file = framework_named(str(profile)) if isinstance(profile, Name) else ""
-    return stated(file_reference(file), settings_in(habits.name)) if is_path(file) else habits.name
+    return stated(file_reference(file), FrameworkRef.parse(habits.name).settings) if is_path(file) else habits.name
 
 
 def _without_effect(profile: str) -> list[str]:
     """What is stated with a profile and changes nothing about it."""
-    settings = settings_in(profile)
-    if not settings:
+    ref = FrameworkRef.parse(profile)
+    if not ref.settings:
         return []
     from perfmodel.frameworks.profile import load_profile
     from perfmodel.frameworks.settings import with_settings
 
-    name = framework_named(profile)
-    base = load_profile(name)
+    base = load_profile(ref.name)
     idle = {}
-    for setting, value in settings.items():  # one by one, since one may need another
+    for setting, value in ref.settings.items():  # one by one, since one may need another
         changed = with_settings(base, {setting: value})
         if changed == base:
             idle[setting] = value
         base = changed
-    rule = f"changes nothing about {short_name(name)}, which has it so already or does not depend on it"
+    rule = f"changes nothing about {short_name(ref.name)}, which has it so already or does not depend on it"
     return [f"setting {setting}: {rule}" for setting in settings_text(idle).split(SEPARATOR) if setting]
 
 
@@ -430,12 +429,12 @@ def setting_of_plan(
     """
     from perfmodel.cost.resolve import default_profile
 
-    habits: Name | None = framework_named(plan.profile)
+    habits: Name | None = plan.framework.name
     given = read_settings(settings)
     if isinstance(profile, Name):
-        profile, given = framework_named(str(profile)), settings_in(stated(str(profile), given))
+        profile, given = framework_named(str(profile)), dict(FrameworkRef.parse(stated(str(profile), given)).settings)
     if profile is None or isinstance(profile, Name):
-        given = settings_in(plan.profile) | given
+        given = {**plan.framework.settings, **given}
     measured: Name | None = plan.calibration or None
     notes: list[str] = []
     if cluster is not None:

@@ -6,7 +6,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.frameworks.settings import COMPILED_LAUNCH, GRAPH_LAUNCH, with_settings
 from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_RMS_NORM
-from perfmodel.parallel.framework_ref import framework_named, settings_in
+from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 
 GENERIC = load_profile("generic")
 
@@ -63,4 +63,4 @@ def test_what_is_not_known_is_one_sentence(stated, message):
 
 def test_a_published_run_may_state_what_means_nothing_here():
     assert with_settings(GENERIC, {"moon_phase": "full", "attention_kernel": "unheard of", "compile": None}) == GENERIC
-    assert settings_in("generic+compile+fused_rmsnorm=false") == {"compile": True, "fused_rmsnorm": False}
+    assert FrameworkRef.parse("generic+compile+fused_rmsnorm=false").settings == {"compile": True, "fused_rmsnorm": False}

@@ -9,7 +9,7 @@ import yaml
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.options import GROUP_OF
 from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
-from perfmodel.frameworks.shipped import FITTED, GROUPS, HABITS, NEUTRAL, fitted_numbers, flattened, frameworks_dir, shipped_habits
+from perfmodel.frameworks.shipped import FILE_GROUPS, FITTED, HABITS, NEUTRAL, fitted_numbers, flattened, frameworks_dir, shipped_habits
 
 NAMES = [name for name in list_profiles() if name != GENERIC]
 
@@ -25,7 +25,7 @@ def test_habits_say_their_source_and_no_number_that_runs_say(name):
     data = yaml.safe_load((frameworks_dir() / name / HABITS).read_text(encoding="utf-8"))
     assert data["name"] == name
     assert data["source"]
-    for group in GROUPS.keys() & data.keys():
+    for group in FILE_GROUPS.keys() & data.keys():
         assert data[group]["source"], group
     assert not set(flattened(data, where=name)) & set(fitted_numbers(name))
 

@@ -11,7 +11,7 @@ from perfmodel.frameworks.profile import load_profile, save_profile
 from perfmodel.frameworks.settings import with_settings, with_stated
 from perfmodel.parallel.eager import EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM
 from perfmodel.parallel.framework_ref import STATED as KNOWN
-from perfmodel.parallel.framework_ref import framework_named, passed_over, read_settings, settings_in, settings_text, stated
+from perfmodel.parallel.framework_ref import FrameworkRef, framework_named, passed_over, read_settings, settings_text, stated
 from perfmodel.parallel.plan import plan_to_dict
 from perfmodel.parallel.plan_file import plan_from_dict, read_plan, write_plan
 
@@ -35,7 +35,7 @@ TEXT = "fused_rmsnorm=false+compile+gradient_bucket_mb=12.5+attention_kernel=fla
 def test_settings_are_read_as_people_write_them(given):
     assert read_settings(given) == STATED
     assert settings_text(read_settings(given)) == TEXT
-    assert settings_in(stated("generic", read_settings(given))) == STATED
+    assert FrameworkRef.parse(stated("generic", read_settings(given))).settings == STATED
 
 
 @pytest.mark.parametrize("spelled", ["flash2", "flash_attention_2", "FlashAttention-2", "flash-attn2", "FA2", "flash_attn_v2"])
@@ -107,7 +107,7 @@ def test_a_setting_is_applied_once_and_all_together():
 )
 def test_the_framework_is_told_from_its_settings(text, name):
     assert framework_named(text) == name
-    assert bool(settings_in(text)) is text.endswith("+compile")
+    assert bool(FrameworkRef.parse(text).settings) is text.endswith("+compile")
 
 
 def test_settings_are_stated_in_three_ways_and_predict_the_same():
@@ -116,7 +116,7 @@ def test_settings_are_stated_in_three_ways_and_predict_the_same():
     assert perfmodel.predict(**JOB, profile="generic+compile", settings=[TEXT]) == by_argument
     assert by_argument.step_time != perfmodel.predict(**JOB).step_time
     found = perfmodel.find_plans(**JOB, settings=STATED, top=1, tp=1, pp=1, cp=1).plans[0]
-    assert settings_in(found.plan.profile) == STATED
+    assert found.plan.framework.settings == STATED
     assert perfmodel.predict(found.plan).step_time == found.step_time
 
 

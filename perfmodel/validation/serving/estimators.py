@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -53,4 +53,4 @@ class Estimators:
 
 def _key(engine: Engine) -> tuple[Any, ...]:
     """An engine's fields, but for its notes, which have no hash."""
-    return tuple(getattr(engine, name) for name in engine.__dataclass_fields__ if name not in ("GROUP_OF", "notes"))
+    return tuple(getattr(engine, each.name) for each in fields(engine) if each.name != "notes")
