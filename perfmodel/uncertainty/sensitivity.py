@@ -139,15 +139,10 @@ _SHARES = frozenset(
 
 def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
     """Programs hold what the profile says of them: they are compiled again, for times alone, where that is other; the graphs do not."""
-    programs = estimator.programs
+    sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile)
+    programs = replace(estimator.programs, profile=profile, sizes=sizes)
     if profile.compiled != estimator.profile.compiled:
-        programs = replace(
-            programs,
-            profile=profile,
-            sizes=element_bytes(estimator.job.policy, estimator.job.optimizer, profile),
-            recomputes=(),
-            compiled=Compiled(graphs=programs.compiled.graphs),
-        )
+        programs = replace(programs, recomputes=(), compiled=Compiled(graphs=programs.compiled.graphs))
     return replace(estimator, profile=profile, programs=programs)
 
 

@@ -1,9 +1,12 @@
 """Sensitivities: signs, order, and that they are what a changed parameter does."""
 
+from dataclasses import fields
+from math import exp
+
 import pytest
 
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.uncertainty.sensitivity import STEP, sensitivities
+from perfmodel.uncertainty.sensitivity import STEP, log_change, sensitivities
 from perfmodel.verbs.setting import make_job, make_setting, plan_in
 
 JOB = dict(global_batch=128, seq_len=4096)
@@ -52,3 +55,17 @@ def test_the_estimator_is_left_as_it_was():
     before = setting.estimator.predict(plan).step_time
     sensitivities(setting.estimator, plan)
     assert setting.estimator.predict(plan).step_time == before
+
+
+@pytest.mark.parametrize("group", ["kernels", "state", "communication", "timing"])
+def test_another_profile_in_place_is_what_an_estimator_made_with_it_predicts(group):
+    setting = make_setting(make_job("llama-3-8b", **JOB), "dgx-h100", chips=64)
+    plan = plan_in(setting, Knobs(tp=2, pp=2, zero=1))
+    for each in fields(getattr(setting.estimator.profile, group)):
+        own = setting.estimator.profile.option(each.name)
+        if isinstance(own, float):
+            # shares stay shares, factors grow
+            profile = setting.estimator.profile.having(**{each.name: own / 2 if own < 1.0 else own * 1.5})
+            anew = make_setting(setting.estimator.job, "dgx-h100", chips=64, profile=profile).estimator.predict(plan).step_time
+            swapped = setting.estimator.predict(plan).step_time * exp(log_change(setting.estimator, plan, profile))
+            assert swapped == pytest.approx(anew, rel=1e-9), each.name
