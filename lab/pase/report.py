@@ -17,11 +17,12 @@ from lab.command import command_parser, exits_on_errors
 from lab.pase.figure import figure_points, num_points
 from lab.pase.plot import Bar, figure_bars, figure_object, figure_table, plot_figure, printed_table, score_table
 from perfmodel.cli.options import check_figure
-from perfmodel.cli.output import Progress, print_json, print_paragraph, print_tables
+from perfmodel.cli.output import Form, Output, Progress, show
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.values import several, whole
 from perfmodel.planner.pase.graph import load_pase_graph
 from perfmodel.planner.pase.search import run_pase
+from perfmodel.report.document import Block, Document, Text
 from perfmodel.report.pase import PUBLISHED_TIMES, SOURCE, TABLE_2_DEVICES, run_object, search_times_table, strategies_table
 
 
@@ -50,22 +51,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runs.append(run_pase(graph, count))
     if options.plot is not None:
         plot_figure(bars, options.plot)
-    if options.json:
-        content: dict[str, Any] = {"source": SOURCE, "runs": [run_object(run) for run in runs]}
-        print_json(content | ({"figure": figure_object(bars, SOURCE)} if bars else {}))
-        return 0
+    content: dict[str, Any] = {"source": SOURCE, "runs": [run_object(run) for run in runs]}
+    content |= {"figure": figure_object(bars, SOURCE)} if bars else {}
     shown = TABLE_2_DEVICES if TABLE_2_DEVICES in counts else max(counts)
-    print_tables([search_times_table(runs), strategies_table([run for run in runs if run.tables.num_devices == shown])])
+    blocks: list[Block] = [search_times_table(runs), strategies_table([run for run in runs if run.tables.num_devices == shown])]
     if bars:
-        print()
-        print_tables([figure_table(bars), score_table(bars)])
+        blocks += [figure_table(bars), score_table(bars)]
         if TABLE_2_DEVICES in counts:
-            print_tables([printed_table(bars)])
-    print_paragraph(
-        f"\nPublished: {SOURCE}; search times on a Sandy-Bridge Xeon. A cost in FLOP over 1e13 is seconds on its devices of 10 TFLOP/s."
-    )
+            blocks.append(printed_table(bars))
+    note = f"Published: {SOURCE}; search times on a Sandy-Bridge Xeon. A cost in FLOP over 1e13 is seconds on its devices of 10 TFLOP/s."
+    blocks.append(Text(note, apart=True))
     if options.plot is not None:
-        print(f"figure: {options.plot}")
+        blocks.append(Text(f"figure: {options.plot}"))
+    show(Document(content=lambda: content, blocks=lambda: blocks), Output(form=Form.JSON if options.json else Form.TABLE))
     return 0
 
 

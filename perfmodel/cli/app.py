@@ -179,10 +179,15 @@ def _root() -> Callable[..., None]:
     return root
 
 
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether errors are objects too."""
+    return "--json" in arguments or "--format=json" in arguments or ("--format", "json") in zip(arguments, arguments[1:], strict=False)
+
+
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     verb = arguments[0] if arguments and arguments[0] in VERBS else ""
-    as_json = "--json" in arguments
+    as_json = wants_json(arguments)
     parameters: Sequence[Any] = ()
     try:
         import typer
@@ -305,7 +310,7 @@ def _report(sentence: str, *, was_stopped: bool = False) -> None:
     """An error outside of any verb."""
     from perfmodel.cli.complaints import ErrorCode, complain
 
-    complain(sentence, code=ErrorCode.INTERRUPTED if was_stopped else ErrorCode.FAILED, as_json="--json" in sys.argv)
+    complain(sentence, code=ErrorCode.INTERRUPTED if was_stopped else ErrorCode.FAILED, as_json=wants_json(sys.argv))
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

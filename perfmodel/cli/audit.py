@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_facts, print_json, print_paragraph, print_table
+from perfmodel.cli.output import Output, Progress, show
+from perfmodel.cli.words import command
 from perfmodel.foundation.errors import bad_field
+from perfmodel.report.document import Block, Document, Facts, Text
+from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
     from perfmodel.cost.counts import Audit, AuditRow, RankAudit
@@ -18,8 +23,10 @@ CONVENTION = "attention counts the full square of queries and keys, causal or no
 EXIT_DIFFERENT = 1
 
 
+@command(output=options.PLAIN_OUTPUT)
 def audit(
     plan: Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")],
+    *,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Audit this rank only.")] = None,
     all_stages: Annotated[bool, typer.Option("--all-stages", help="Every pipeline stage, not only the first and the last.")] = False,
     every_microbatch: Annotated[
@@ -31,13 +38,12 @@ def audit(
         typer.Option("--routing", metavar="FILE", help="Tokens that each rank of ep sends to each expert: a row a rank, .csv or .json."),
     ] = None,
     tolerance: Annotated[float, typer.Option("--tolerance", metavar="SHARE", help="Largest difference that passes.")] = 0.0,
-    json: options.Json = False,
+    output: Output,
 ) -> None:
     """Count a plan's FLOPs, collectives and bytes with torch, at full size under fake tensors, without a GPU.
 
     Exit code 1 where a count differs.
     """
-    from perfmodel.cost.counts import PEAK_TOLERANCE, SAVED_TOLERANCE
     from perfmodel.verbs.api import audit_plan, predict_plan
 
     if not 0.0 <= tolerance < 1.0:
@@ -54,17 +60,14 @@ def audit(
         )
     differences = result.differences(tolerance)
     own = predict_plan(plan)
-    if json:
-        print_json(_as_object(result, own, len(differences), tolerance))
-    else:
-        _show(result, own, tolerance)
-        if differences:
-            print_paragraph(f"\n{len(differences)} of torch's counts differ from the predicted ones.")
-        else:
-            counts = "equal" if tolerance == 0.0 else f"within {tolerance:g} of the predicted one"
-            print_paragraph(
-                f"\nEvery count is {counts}; saved activations are within {SAVED_TOLERANCE:.0%} and the peak within {PEAK_TOLERANCE:.0%}."
-            )
+    show(
+        Document(
+            content=lambda: _as_object(result, own, len(differences), tolerance),
+            blocks=lambda: _blocks(result, own, len(differences), tolerance),
+            rows=lambda: ({"rank": audited.rank, **asdict(row)} for audited in result.ranks for row in audited.rows),
+        ),
+        output,
+    )
     if differences:
         raise typer.Exit(EXIT_DIFFERENT)
 
@@ -117,7 +120,8 @@ def _as_object(result: Audit, own: Prediction, num_differences: int, tolerance: 
     }
 
 
-def _show(result: Audit, own: Prediction, tolerance: float) -> None:
+def _blocks(result: Audit, own: Prediction, num_differences: int, tolerance: float) -> Iterator[Block]:
+    from perfmodel.cost.counts import PEAK_TOLERANCE, SAVED_TOLERANCE
     from perfmodel.foundation.units import format_bytes, format_time
     from perfmodel.report.predictions import job_line, plan_line
 
@@ -134,19 +138,27 @@ def _show(result: Audit, own: Prediction, tolerance: float) -> None:
     ]
     agreeing = [row.passes(tolerance) for audited in result.ranks for row in audited.rows]
     verdict = f"{'agrees' if all(agreeing) else 'DIFFERS'}: {sum(agreeing):,} of {len(agreeing):,} counts of torch are as predicted"
-    print_facts(verdict, [("job", job_line(result.plan)), *facts])
+    yield Facts(verdict, [("job", job_line(result.plan)), *facts])
     for audited in result.ranks:
-        print()
         headers = ("", "", "unit", "predicted", "torch", "difference")
-        rows = [_cells(row, tolerance) for row in audited.rows]
-        print_table(headers, rows, title=_title(audited, result), right=headers[3:], fold=("",))
+        rows = tuple(_cells(row, tolerance) for row in audited.rows)
+        yield Table(title=_title(audited, result), headers=headers, rows=rows, right=headers[3:], fold=("",))
         classes = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in audited.peak_by_class.items())
-        print_paragraph(f"The peak is predicted at the {audited.peak_moment}: {classes}.")
+        yield Text(f"The peak is predicted at the {audited.peak_moment}: {classes}.")
     peak, rank = _largest_peak(result)
     if peak > own.memory_usable:
-        print_paragraph(
-            f"\nThis program does not fit: the tensors of rank {rank} alone take {format_bytes(peak)}, "
-            f"a chip of {own.plan.cluster} offers {format_bytes(own.memory_usable)}."
+        yield Text(
+            f"This program does not fit: the tensors of rank {rank} alone take {format_bytes(peak)}, "
+            f"a chip of {own.plan.cluster} offers {format_bytes(own.memory_usable)}.",
+            apart=True,
+        )
+    if num_differences:
+        yield Text(f"{num_differences} of torch's counts differ from the predicted ones.", apart=True)
+    else:
+        counts = "equal" if tolerance == 0.0 else f"within {tolerance:g} of the predicted one"
+        yield Text(
+            f"Every count is {counts}; saved activations are within {SAVED_TOLERANCE:.0%} and the peak within {PEAK_TOLERANCE:.0%}.",
+            apart=True,
         )
 
 

@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfmodel.cli.known import Json, Sources, print_list
-from perfmodel.cli.output import print_facts, print_json, to_plain
+from perfmodel.cli import options
+from perfmodel.cli.known import Sources, listed
+from perfmodel.cli.output import Output, show, to_plain
+from perfmodel.cli.words import command
+from perfmodel.report.document import Block, Document, Facts
 
 if TYPE_CHECKING:
     from perfmodel.frameworks.engine import Engine
     from perfmodel.frameworks.engine_formats import EngineFormat
 
 
+@command(output=options.PLAIN_OUTPUT)
 def engines(
     name: Annotated[
         str, typer.Argument(help="An engine, or the path of an engine file; all engines if left out.", show_default=False)
     ] = "",
-    json: Json = False,
+    *,
+    output: Output,
     sources: Sources = False,
 ) -> None:
     """List serving engines: releases, what each runs, and the sources."""
     from perfmodel.frameworks.engine import list_engines, load_engine
 
     known = [load_engine(each) for each in ([name] if name else list_engines())]
-    if json:
-        print_json({"engines": [engine_object(engine) for engine in known]})
-    elif name:
-        print_facts(known[0].name, _facts(known[0]))
-    else:
-        print_list(
-            ("engine", "releases", "sequences", "tokens", "prompts", "runs", "start", "source"),
-            [(*_row(engine), engine.source) for engine in known],
-            title=f"Known engines: {len(known)}. sequences, tokens: of a step, at most; start: `serve` prints the command.",
-            right=("sequences", "tokens"),
-            sources=sources,
-        )
+
+    def blocks() -> Iterator[Block]:
+        if name:
+            yield Facts(known[0].name, _facts(known[0]))
+        else:
+            yield from listed(
+                ("engine", "releases", "sequences", "tokens", "prompts", "runs", "start", "source"),
+                [(*_row(engine), engine.source) for engine in known],
+                title=f"Known engines: {len(known)}. sequences, tokens: of a step, at most; start: `serve` prints the command.",
+                right=("sequences", "tokens"),
+                sources=sources,
+            )
+
+    show(Document(content=lambda: {"engines": [engine_object(engine) for engine in known]}, blocks=blocks), output)
 
 
 def supported(engine: Engine) -> dict[str, Any]:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import print_facts, print_json, print_notes, print_paragraph, print_tables
+from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, given_words
 from perfmodel.parallel.request import Request
+from perfmodel.report.document import Block, Document, Facts, Notes, Text
+
+if TYPE_CHECKING:
+    from perfmodel.parallel.prediction import Prediction
+    from perfmodel.planner.explain import Explanation
 
 PlanPath = Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")]
 
 
-@command(assumed=options.ASSUMED, display=options.DISPLAY)
+@command(assumed=options.ASSUMED, output=options.OUTPUT)
 def explain(
     plan: PlanPath,
     *,
@@ -29,14 +36,10 @@ def explain(
     ] = False,
     assumed: Request,
     any_framework: options.AnyFramework = False,
-    display: options.Display,
-    json: options.Json = False,
+    output: Output,
 ) -> None:
     """Explain where a plan's time and memory go, what each knob would change, and why not another plan."""
-    from perfmodel.parallel.prediction import notes
     from perfmodel.planner.explain import parse_knobs
-    from perfmodel.report.predictions import headline, job_line, memory_table, parts_table, plan_line, verdict_line
-    from perfmodel.report.searches import explanation_object, neighbours_table
     from perfmodel.verbs.api import explain_plan
     from perfmodel.verbs.setting import load_plan
 
@@ -46,47 +49,58 @@ def explain(
         explain_plan(found, why_not=knobs or None, trust=trust and knobs is asked[0], any_framework=any_framework, **given_words(assumed))
         for knobs in asked
     )
-    answers = [*first.why_not, *(answer for other in others for answer in other.why_not)]
-    if json:
-        content = explanation_object(first)
-        for other in others:
-            content["why_not"] += explanation_object(other)["why_not"]
-        print_json(content)
-        return
-    if answers:
-        for answer in answers:
-            print_paragraph(f"Why not {answer.reason}.")
-        print()
+    show(Document(content=lambda: _object(first, others), blocks=lambda: _blocks(first, others, output)), output)
+
+
+def _object(first: Explanation, others: Sequence[Explanation]) -> dict[str, Any]:
+    from perfmodel.report.searches import explanation_object
+
+    content = explanation_object(first)
+    for other in others:
+        content["why_not"] += explanation_object(other)["why_not"]
+    return content
+
+
+def _blocks(first: Explanation, others: Sequence[Explanation], output: Output) -> Iterator[Block]:
+    from perfmodel.parallel.prediction import notes
+    from perfmodel.report.predictions import headline, job_line, memory_table, parts_table, plan_line, verdict_line
+    from perfmodel.report.remedies import fitting_changes_table
+    from perfmodel.report.searches import neighbours_table
+
+    for answer in (answer for each in (first, *others) for answer in each.why_not):
+        yield Text(f"Why not {answer.reason}.")
     if first.trust is not None:
         from perfmodel.report.trust import doubts_table, remedies_table, trust_lines
 
         step = first.prediction.step_time
-        print_facts(job_line(first.prediction.plan), [("plan", plan_line(first.prediction.plan)), *trust_lines(first.trust, step)])
-        print_tables([doubts_table(first.trust), *([remedies_table(first.trust, step)] if first.trust.remedies else [])], wide=display.wide)
+        yield Facts(job_line(first.prediction.plan), [("plan", plan_line(first.prediction.plan)), *trust_lines(first.trust, step)])
+        yield doubts_table(first.trust)
+        if first.trust.remedies:
+            yield remedies_table(first.trust, step)
         return
-    print_facts(verdict_line(first.prediction), headline(first.prediction, verbose=display.verbose))
-    turned = [neighbours_table(first)] if first.neighbours else []
-    print_tables([parts_table(first.prediction), memory_table(first.prediction), *turned], wide=display.wide)
+    yield Facts(verdict_line(first.prediction), headline(first.prediction, verbose=output.verbose))
+    yield parts_table(first.prediction)
+    yield memory_table(first.prediction)
+    if first.neighbours:
+        yield neighbours_table(first)
     if first.remedies:
-        from perfmodel.report.remedies import fitting_changes_table
-
-        print_tables([fitting_changes_table(first.remedies)])
-    print_notes(notes(first.prediction), verbose=display.verbose)
+        yield fitting_changes_table(first.remedies)
+    yield Notes(notes(first.prediction))
 
 
-@command(assumed=options.ASSUMED, files=Words(options.Files, only="plot"))
+@command(assumed=options.ASSUMED, output=options.PLAIN_OUTPUT, files=Words(options.Files, only="plot"))
 def compare(
     plans: Annotated[list[str], typer.Argument(metavar="PLAN.yaml PLAN.yaml...", help="Plan files, or expert plans by name.")],
     *,
     assumed: Request,
-    json: options.Json = False,
+    output: Output,
     files: options.Files,
 ) -> None:
     """Compare plans side by side: time, its parts, memory, and the knobs that differ."""
-    from perfmodel.report.predictions import comparison_tables, comparison_verdict, is_one_job, prediction_object
+    from perfmodel.parallel.rows import table_rows
     from perfmodel.verbs.api import compare_plans
 
-    files.check(json=json)
+    output = files.check(output)
     if len(plans) < 2:
         raise InputError("compare: needs at least two plans; give their files, or use perfmodel predict for one")
     predictions = compare_plans(plans, **given_words(assumed))
@@ -95,20 +109,30 @@ def compare(
         from perfmodel.report.figures import plot_predictions
 
         plot_predictions(predictions, files.plot, names=names)
-    if json:
-        print_json(
-            {
-                "same_job": is_one_job(predictions),
-                "plans": [{"file": name, **prediction_object(each)} for name, each in zip(plans, predictions, strict=True)],
-            }
-        )
-        return
-    print_paragraph(comparison_verdict(names, predictions))
-    print_tables(comparison_tables(names, predictions))
+    show(
+        Document(
+            content=lambda: _compared_object(plans, predictions),
+            blocks=lambda: chain(_compared_blocks(names, predictions), files.written(output)),
+            rows=lambda: ({"file": name, **row} for name, row in zip(plans, table_rows(predictions), strict=True)),
+        ),
+        output,
+    )
+
+
+def _compared_object(plans: Sequence[str], predictions: Sequence[Prediction]) -> dict[str, Any]:
+    from perfmodel.report.predictions import is_one_job, prediction_object
+
+    objects = [{"file": name, **prediction_object(each)} for name, each in zip(plans, predictions, strict=True)]
+    return {"same_job": is_one_job(predictions), "plans": objects}
+
+
+def _compared_blocks(names: Sequence[str], predictions: Sequence[Prediction]) -> Iterator[Block]:
+    from perfmodel.report.predictions import comparison_tables, comparison_verdict, is_one_job
+
+    yield Text(comparison_verdict(names, predictions))
+    yield from comparison_tables(names, predictions)
     if not is_one_job(predictions):
-        print_notes(["these plans run different jobs: compare tokens/s a chip, not step times"], verbose=False)
-    if files.plot is not None:
-        print(f"\nfigure: {files.plot}")
+        yield Notes(["these plans run different jobs: compare tokens/s a chip, not step times"])
 
 
 def _short_names(plans: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,17 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import print_facts, print_json, print_notes, print_tables
+from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
+from perfmodel.report.document import Block, Document, Facts, Notes, Text
 from perfmodel.verbs.fitting import ASKED, KNOBS
 
 if TYPE_CHECKING:
     from perfmodel.fitting.result import FittedProfile
 
 
-@command(asked=ASKED, knobs=KNOBS)
+@command(asked=ASKED, knobs=KNOBS, output=options.PLAIN_OUTPUT)
 def fit(
     runs: Annotated[
         list[str],
@@ -33,7 +35,7 @@ def fit(
     save: Annotated[Path | None, typer.Option("--save", metavar="MINE.yaml", help="Write the profile; every verb takes it.")] = None,
     asked: Request,
     knobs: Knobs,
-    json: options.Json = False,
+    output: Output,
 ) -> None:
     """Fit an execution profile to one to a hundred measured runs of your training loop.
 
@@ -45,12 +47,7 @@ def fit(
     given = {**given_words(asked), **knobs.given()}
     given.pop("memory_headroom", None)
     found = fit_runs(runs, plan=plan or None, save=save, **given)
-    if json:
-        print_json(_object(found, save))
-        return
-    _show(found)
-    if save is not None:
-        print(f"\nprofile: {save}\nuse it with: perfmodel predict ... --profile {save}")
+    show(Document(content=lambda: _object(found, save), blocks=lambda: _blocks(found, save)), output)
 
 
 def _object(found: FittedProfile, save: Path | None) -> dict[str, Any]:
@@ -76,12 +73,15 @@ def _object(found: FittedProfile, save: Path | None) -> dict[str, Any]:
     }
 
 
-def _show(found: FittedProfile) -> None:
+def _blocks(found: FittedProfile, save: Path | None) -> Iterator[Block]:
     from perfmodel.fitting.tables import habits_table, headline, runs_table
     from perfmodel.report.table import percent
 
     several = "s" if len(found.runs) > 1 else ""
     error = f"mean error {percent(found.error_before)} before, {percent(found.error_after)} after"
-    print_facts(f"fitted to {len(found.runs)} run{several}: {error}", [("base", found.base), *headline(found)])
-    print_tables([habits_table(found), runs_table(found)])
-    print_notes(found.notes, verbose=False)
+    yield Facts(f"fitted to {len(found.runs)} run{several}: {error}", [("base", found.base), *headline(found)])
+    yield habits_table(found)
+    yield runs_table(found)
+    yield Notes(found.notes)
+    if save is not None:
+        yield Text(f"profile: {save}\nuse it with: perfmodel predict ... --profile {save}", apart=True)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_facts, print_json, print_paragraph, print_table
+from perfmodel.cli.output import Output, Progress, show
+from perfmodel.cli.words import command
 from perfmodel.foundation.errors import bad_field
+from perfmodel.report.document import Block, Document, Facts, Text
+from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
     from perfmodel.planner.pase.imported import ImportedStrategy
@@ -19,11 +23,13 @@ if TYPE_CHECKING:
 CONVENTION = "a multiply-add is 2; products only, attention on the full square (torch's convention); one forward pass"
 
 
+@command(output=options.PLAIN_OUTPUT)
 def import_(
     module: Annotated[
         str,
         typer.Argument(metavar="MODULE:FACTORY", help="What makes the module; plain arguments may follow, as in mynets:ResNet(50)."),
     ],
+    *,
     inputs: Annotated[
         list[str] | None,
         typer.Option(
@@ -34,7 +40,7 @@ def import_(
         int | None, typer.Option("--search", metavar="P", help="Also the best split of each operator on P devices, by PaSE's cost.")
     ] = None,
     save: Annotated[Path | None, typer.Option("--save", metavar="GRAPH.json", help="Write the whole graph to a file.")] = None,
-    json: options.Json = False,
+    output: Output,
 ) -> None:
     """Read any torch.nn.Module as a graph of operators through torch.export, under fake tensors: no memory, no GPU.
 
@@ -61,14 +67,12 @@ def import_(
         with Progress("search") as progress:
             progress.share(0.0)
             strategies.append(search_imported(graph, search))
-    if json:
-        print_json(_as_object(graph, took, strategies))
-        return
-    _show(graph, took)
-    for strategy in strategies:
-        show_strategy(graph, strategy)
-    if save is not None:
-        print(f"\nsaved to {save}")
+    blocks = lambda: (  # noqa: E731
+        *_blocks(graph, took),
+        *(block for strategy in strategies for block in strategy_blocks(graph, strategy)),
+        *([Text(f"saved to {save}", apart=True)] if save is not None else []),
+    )
+    show(Document(content=lambda: _as_object(graph, took, strategies), blocks=blocks), output)
 
 
 def _graph_file(graph: ImportedGraph) -> str:
@@ -118,7 +122,7 @@ def strategy_object(graph: ImportedGraph, strategy: ImportedStrategy) -> dict[st
     }
 
 
-def _show(graph: ImportedGraph, took: float) -> None:
+def _blocks(graph: ImportedGraph, took: float) -> Iterator[Block]:
     from perfmodel.foundation.units import format_bytes, format_count, format_time
 
     facts = [
@@ -129,8 +133,7 @@ def _show(graph: ImportedGraph, took: float) -> None:
     ]
     if graph.unused_parameters:
         facts.append(("never read", ", ".join(graph.unused_parameters[:8]) + (" and more" if len(graph.unused_parameters) > 8 else "")))
-    print_facts(graph.name, facts)
-    print()
+    yield Facts(graph.name, facts)
     headers = ("operators", "number", "FLOP", "share", "parameters", "activations")
     rows = [
         (
@@ -150,14 +153,14 @@ def _show(graph: ImportedGraph, took: float) -> None:
     rows.append(
         ("total", f"{total:,}", format_count(graph.flops), "100.0%", f"{graph.num_parameters:,}", format_bytes(graph.activation_bytes))
     )
-    print_table(headers, rows, title="What it computes", right=headers[1:])
+    yield Table(title="What it computes", headers=headers, rows=tuple(rows), right=headers[1:])
     unrecognised = graph.unrecognised()
     if not unrecognised:
-        print("\nEvery operator was recognised.")
+        yield Text("Every operator was recognised.", apart=True)
         return
     listed = [(each.operator, f"{each.num_operators:,}", _some(each.modules), each.treatment) for each in unrecognised]
-    print()
-    print_table(("operator", "number", "where", "treated as"), listed, title="Not recognised", right=("number",), fold=("where",))
+    columns = ("operator", "number", "where", "treated as")
+    yield Table(title="Not recognised", headers=columns, rows=tuple(listed), right=("number",), fold=("where",))
 
 
 def _some(modules: tuple[str, ...]) -> str:
@@ -165,7 +168,7 @@ def _some(modules: tuple[str, ...]) -> str:
     return ", ".join(shown) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
 
 
-def show_strategy(graph: ImportedGraph, strategy: ImportedStrategy) -> None:
+def strategy_blocks(graph: ImportedGraph, strategy: ImportedStrategy) -> Iterator[Block]:
     from collections import Counter
 
     from perfmodel.foundation.units import format_time
@@ -180,10 +183,12 @@ def show_strategy(graph: ImportedGraph, strategy: ImportedStrategy) -> None:
     if strategy.cost and strategy.data_parallel_devices < strategy.num_devices:
         gain += f" on {strategy.data_parallel_devices} of them (it has no more samples)"
     proof = "proved best" if strategy.is_proved else f"within {strategy.gap:.2%} of the best"
-    print_paragraph(
-        f"\nBest split on {strategy.num_devices} devices by PaSE's cost function (no memory, latency or overlap): "
+    yield Text(
+        f"Best split on {strategy.num_devices} devices by PaSE's cost function (no memory, latency or overlap): "
         f"{gain}, {proof}; "
-        f"tables {format_time(strategy.table_time)}, search {format_time(strategy.search_time)}"
+        f"tables {format_time(strategy.table_time)}, search {format_time(strategy.search_time)}",
+        apart=True,
     )
     headers = ("operators", "number", "dims", "parts")
-    print_table(headers, [(kind, f"{number:,}", sizes, cut) for (kind, sizes, cut), number in counted.items()], right=("number",))
+    rows = tuple((kind, f"{number:,}", sizes, cut) for (kind, sizes, cut), number in counted.items())
+    yield Table(title="", headers=headers, rows=rows, right=("number",))

@@ -5,14 +5,18 @@ One name, or a file, shows everything about it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfmodel.cli.output import cite, print_facts, print_json, print_paragraph, print_sources, print_table, to_plain
+from perfmodel.cli import options
+from perfmodel.cli.output import Output, show, to_plain
+from perfmodel.cli.words import command
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.report.document import Block, Document, Facts, Text
+from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
     from perfmodel.frameworks.profile import ExecutionProfile
@@ -23,14 +27,15 @@ if TYPE_CHECKING:
 
 _TRAINING_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP32)
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
 Sources = Annotated[bool, typer.Option("--sources", help="Also where each line comes from; one name shows its own.")]
 Template = Annotated[bool, typer.Option("--template", help="Print an annotated file to start from; it is valid as it is.")]
 
 
+@command(output=options.PLAIN_OUTPUT)
 def chips(
     name: Annotated[str, typer.Argument(help="A chip, or the path of a chip file; all chips if left out.", show_default=False)] = "",
-    json: Json = False,
+    *,
+    output: Output,
     sources: Sources = False,
     template: Template = False,
 ) -> None:
@@ -41,18 +46,20 @@ def chips(
     from perfmodel.hardware.reader import list_chips, load_chip
 
     known = [load_chip(each) for each in ([name] if name else list_chips())]
-    if json:
-        print_json({"chips": known})
-    elif name:
-        print_facts(known[0].name, _chip_facts(known[0]))
-    else:
-        print_list(
-            ("chip", "year", "FLOP rate  ", "memory  ", "bandwidth  ", "source"),
-            [(*_chip_row(chip), chip.source) for chip in known],
-            title=f"Known chips: {len(known)}. FLOP rates are dense. * = recalled, not read.",
-            right=("year", "FLOP rate  ", "memory  ", "bandwidth  "),
-            sources=sources,
-        )
+
+    def blocks() -> Iterator[Block]:
+        if name:
+            yield Facts(known[0].name, _chip_facts(known[0]))
+        else:
+            yield from listed(
+                ("chip", "year", "FLOP rate  ", "memory  ", "bandwidth  ", "source"),
+                [(*_chip_row(chip), chip.source) for chip in known],
+                title=f"Known chips: {len(known)}. FLOP rates are dense. * = recalled, not read.",
+                right=("year", "FLOP rate  ", "memory  ", "bandwidth  "),
+                sources=sources,
+            )
+
+    show(Document(content=lambda: {"chips": known}, blocks=blocks), output)
 
 
 def read_template(name: str) -> str:
@@ -62,17 +69,17 @@ def read_template(name: str) -> str:
     return (resource_dir("hardware_specs") / "templates" / name).read_text(encoding="utf-8")
 
 
-def print_list(
+def listed(
     headers: Sequence[str], rows: Sequence[Sequence[str]], *, sources: bool, title: str, right: Sequence[str] = (), fold: Sequence[str] = ()
-) -> None:
+) -> Iterator[Block]:
     """A table whose last column is the source of each row: with `--sources` as a number in a list below."""
-    marks = cite(row[-1] for row in rows)
+    marks = {source: f"[{number}]" for number, source in enumerate(dict.fromkeys(row[-1] for row in rows), 1)}
+    shown = [(*row[:-1], marks[row[-1]]) if sources else tuple(row[:-1]) for row in rows]
+    yield Table(title=title, headers=tuple(headers if sources else headers[:-1]), rows=tuple(shown), right=tuple(right), fold=tuple(fold))
     if sources:
-        print_table(headers, [(*row[:-1], marks[row[-1]]) for row in rows], title=title, right=right, fold=fold)
-        print_sources(marks)
-        return
-    print_table(headers[:-1], [row[:-1] for row in rows], title=title, right=right, fold=fold)
-    print_paragraph("\n--sources prints the sources, a name everything about one")
+        yield Text("\n".join(["sources", *(f"{mark} {' '.join(source.split())}" for source, mark in marks.items())]), apart=True)
+    else:
+        yield Text("--sources prints the sources, a name everything about one", apart=True)
 
 
 def _chip_row(chip: Chip) -> tuple[str, ...]:
@@ -128,11 +135,13 @@ def _price(chip: Chip) -> str:
     return f"{chip.price_per_hour:g} USD per hour{dated}"
 
 
+@command(output=options.PLAIN_OUTPUT)
 def clusters(
     name: Annotated[
         str, typer.Argument(help="A cluster, or the path of a cluster file; all clusters if left out.", show_default=False)
     ] = "",
-    json: Json = False,
+    *,
+    output: Output,
     sources: Sources = False,
     template: Template = False,
 ) -> None:
@@ -143,19 +152,21 @@ def clusters(
     from perfmodel.hardware.reader import list_clusters, load_cluster
 
     known = [load_cluster(each) for each in ([name] if name else list_clusters())]
-    if json:
-        print_json({"clusters": known})
-    elif name:
-        print_facts(known[0].name, _cluster_facts(known[0]))
-    else:
-        print_list(
-            ("cluster", "chip", "chips", "per node", "network tiers, innermost first", "source"),
-            [(*_cluster_row(cluster), cluster.source) for cluster in known],
-            title=f"Known clusters: {len(known)}. Link bandwidth is one direction of one chip.",
-            right=("chips", "per node"),
-            fold=("network tiers, innermost first",),
-            sources=sources,
-        )
+
+    def blocks() -> Iterator[Block]:
+        if name:
+            yield Facts(known[0].name, _cluster_facts(known[0]))
+        else:
+            yield from listed(
+                ("cluster", "chip", "chips", "per node", "network tiers, innermost first", "source"),
+                [(*_cluster_row(cluster), cluster.source) for cluster in known],
+                title=f"Known clusters: {len(known)}. Link bandwidth is one direction of one chip.",
+                right=("chips", "per node"),
+                fold=("network tiers, innermost first",),
+                sources=sources,
+            )
+
+    show(Document(content=lambda: {"clusters": known}, blocks=blocks), output)
 
 
 def _cluster_row(cluster: Cluster) -> tuple[str, ...]:
@@ -213,27 +224,31 @@ def _hops(cluster: Cluster) -> list[str]:
     ]
 
 
+@command(output=options.PLAIN_OUTPUT)
 def models(
     name: Annotated[str, typer.Argument(help="A model, or the path of a config.json; all models if left out.", show_default=False)] = "",
-    json: Json = False,
+    *,
+    output: Output,
     sources: Sources = False,
 ) -> None:
     """List models: shape, and exact numbers of parameters, total and active per token, with their sources."""
     from perfmodel.workload.models import list_models, load_model
 
     known = [load_model(each) for each in ([name] if name else list_models())]
-    if json:
-        print_json({"models": [_model_object(model) for model in known]})
-    elif name:
-        print_facts(known[0].name, [(key, _fact(value)) for key, value in _model_object(known[0]).items() if key != "name"])
-    else:
-        print_list(
-            ("model", "params", "active", "layers", "hidden", "heads/kv", "positions", "source"),
-            [(*_model_row(model), model.source) for model in known],
-            title=f"Known models: {len(known)}. `perfmodel models NAME` prints all sizes.",
-            right=("params", "active", "layers", "hidden", "heads/kv", "positions"),
-            sources=sources,
-        )
+
+    def blocks() -> Iterator[Block]:
+        if name:
+            yield Facts(known[0].name, [(key, _fact(value)) for key, value in _model_object(known[0]).items() if key != "name"])
+        else:
+            yield from listed(
+                ("model", "params", "active", "layers", "hidden", "heads/kv", "positions", "source"),
+                [(*_model_row(model), model.source) for model in known],
+                title=f"Known models: {len(known)}. `perfmodel models NAME` prints all sizes.",
+                right=("params", "active", "layers", "hidden", "heads/kv", "positions"),
+                sources=sources,
+            )
+
+    show(Document(content=lambda: {"models": [_model_object(model) for model in known]}, blocks=blocks), output)
 
 
 def _model_row(model: TransformerConfig) -> tuple[str, ...]:
@@ -262,11 +277,13 @@ def _fact(value: Any) -> str:
     return ", ".join(f"{key} {inner}" for key, inner in value.items()) if isinstance(value, dict) else str(value)
 
 
+@command(output=options.PLAIN_OUTPUT)
 def profiles(
     name: Annotated[
         str, typer.Argument(help="A profile, or the path of a profile file; all profiles if left out.", show_default=False)
     ] = "",
-    json: Json = False,
+    *,
+    output: Output,
     sources: Sources = False,
 ) -> None:
     """List execution profiles: what a framework does with a plan, with their sources."""
@@ -274,21 +291,23 @@ def profiles(
     from perfmodel.parallel.framework_ref import STATED
 
     known = [load_profile(each) for each in ([name] if name else list_profiles())]
-    if json:
-        print_json({"profiles": [profile_fields(each) for each in known]})
-    elif name:
-        facts = [fact for name, value in profile_fields(known[0]).items() for fact in _profile_facts(name, value)]
-        print_facts(known[0].name, facts[1:])
-    else:
-        print_list(
-            ("profile", "attention", "gradients", "ZeRO-2", "overlap", "host/kernel", "host/step", "source"),
-            [(*_profile_row(profile), profile.source) for profile in known],
-            title=f"Known execution profiles: {len(known)}. `perfmodel profiles NAME` prints everything about one.",
-            right=("host/kernel", "host/step"),
-            fold=("gradients",),
-            sources=sources,
-        )
-        print_paragraph(f"\nSettings of any of them (--setting, docs/settings.md): {', '.join(STATED)}.")
+
+    def blocks() -> Iterator[Block]:
+        if name:
+            facts = [fact for name, value in profile_fields(known[0]).items() for fact in _profile_facts(name, value)]
+            yield Facts(known[0].name, facts[1:])
+        else:
+            yield from listed(
+                ("profile", "attention", "gradients", "ZeRO-2", "overlap", "host/kernel", "host/step", "source"),
+                [(*_profile_row(profile), profile.source) for profile in known],
+                title=f"Known execution profiles: {len(known)}. `perfmodel profiles NAME` prints everything about one.",
+                right=("host/kernel", "host/step"),
+                fold=("gradients",),
+                sources=sources,
+            )
+            yield Text(f"Settings of any of them (--setting, docs/settings.md): {', '.join(STATED)}.", apart=True)
+
+    show(Document(content=lambda: {"profiles": [profile_fields(each) for each in known]}, blocks=blocks), output)
 
 
 def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
@@ -340,11 +359,13 @@ def _profile_value(name: str, value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+@command(output=options.PLAIN_OUTPUT)
 def calibrations(
     name: Annotated[
         str, typer.Argument(help="A calibration, or the path of its file; all calibrations if left out.", show_default=False)
     ] = "",
-    json: Json = False,
+    *,
+    output: Output,
     sources: Sources = False,
 ) -> None:
     """List calibrations, the user's first: what was measured, how well it fits, and its source."""
@@ -353,18 +374,21 @@ def calibrations(
 
     folders = user_folders()
     known = [load_calibration(each, folders) for each in ([name] if name else list_calibrations(folders))]
-    if json:
-        print_json({"calibrations": known})
-    elif name:
-        print_facts(known[0].name, calibration_facts(known[0]))
-    else:
-        print_list(
-            ("calibration", "date", "measured on", "lent to", "source"),
-            [(*_calibration_row(calibration), calibration.source) for calibration in known],
-            title=f"Known calibrations: {len(known)}. The user's own are in {', '.join(str(folder) for folder in folders) or 'no folder'}.",
-            fold=("lent to",),
-            sources=sources,
-        )
+    places = ", ".join(map(str, folders)) or "no folder"
+
+    def blocks() -> Iterator[Block]:
+        if name:
+            yield Facts(known[0].name, calibration_facts(known[0]))
+        else:
+            yield from listed(
+                ("calibration", "date", "measured on", "lent to", "source"),
+                [(*_calibration_row(calibration), calibration.source) for calibration in known],
+                title=f"Known calibrations: {len(known)}. The user's own are in {places}.",
+                fold=("lent to",),
+                sources=sources,
+            )
+
+    show(Document(content=lambda: {"calibrations": known}, blocks=blocks), output)
 
 
 def _calibration_row(calibration: Calibration) -> tuple[str, ...]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_json, print_notes, print_paragraph, print_tables
+from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.words import Words
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
+from perfmodel.report.document import Block, Document, Notes, Text
 
 if TYPE_CHECKING:
     from perfmodel.report.table import Table
@@ -38,6 +40,7 @@ _WORDS = {
     ),
     chip=options.ChipWords,
     knobs=Words(Knobs, several=True),
+    output=options.output_options("wide json format"),
     after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "settings": "profile", "calibration": "settings"},
 )
 def limits(
@@ -46,8 +49,7 @@ def limits(
     chip: options.ChipWords,
     knobs: Knobs,
     any_framework: options.AnyFramework = False,
-    wide: options.Wide = False,
-    json: options.Json = False,
+    output: Output,
 ) -> None:
     """Find the largest micro-batch and global batch, the longest sequence and the fewest chips that fit.
 
@@ -65,10 +67,7 @@ def limits(
         found = limits_of(
             replace(asked, cluster=options.only_one(places, "cluster") or ""), knobs, any_framework=any_framework, progress=progress.share
         )
-    if json:
-        print_json(_object(found))
-        return
-    _show(found, wide=wide)
+    show(Document(content=lambda: _object(found), blocks=lambda: _blocks(found), rows=lambda: _rows(found)), output)
 
 
 def _object(found: Limits) -> dict[str, Any]:
@@ -94,7 +93,15 @@ def _object(found: Limits) -> dict[str, Any]:
     }
 
 
-def _show(found: Limits, *, wide: bool) -> None:
+def _rows(found: Limits) -> Iterator[dict[str, Any]]:
+    from perfmodel.parallel.rows import table_rows
+
+    for each in found:
+        row = table_rows(list(each.prediction))[0] if each.prediction else {}
+        yield {"limit": each.name, "value": each.value, "limited_by": each.limited_by, "reason": each.reason, **row}
+
+
+def _blocks(found: Limits) -> Iterator[Block]:
     from perfmodel.foundation.units import format_bytes, format_count
     from perfmodel.parallel.prediction import trained_text
     from perfmodel.report.predictions import room_words
@@ -102,16 +109,16 @@ def _show(found: Limits, *, wide: bool) -> None:
     setting = found.setting
     job, machine = setting.job, setting.estimator.machine
     batch = f"{found.given_batch:,} sequences" if found.given_batch else "any number of sequences"
-    print_paragraph("; ".join(f"{_WORDS[each.name]} {f'{each.value:,}' if each.value else 'none'}" for each in found).capitalize())
-    print_paragraph(
+    yield Text("; ".join(f"{_WORDS[each.name]} {f'{each.value:,}' if each.value else 'none'}" for each in found).capitalize())
+    yield Text(
         f"{job.model.name} ({format_count(job.transformer.num_parameters)} parameters), {batch} of {job.seq_len:,} tokens a step, "
         f"{job.precision}, {job.optimizer}{trained_text(job)}, "
         f"on {setting.cluster.num_chips:,} chip{'s' * (setting.cluster.num_chips > 1)} of {setting.reference}; "
         f"framework {setting.estimator.profile.name}"
     )
-    print(f"{format_bytes(machine.memory_usable)} of a chip usable, {room_words(found.memory_headroom, found.risk)}")
-    print_tables([_table(found)], wide=wide)
-    print_notes([f"{_WORDS[each.name]}: {each.reason}" for each in found], verbose=False)
+    yield Text(f"{format_bytes(machine.memory_usable)} of a chip usable, {room_words(found.memory_headroom, found.risk)}")
+    yield _table(found)
+    yield Notes([f"{_WORDS[each.name]}: {each.reason}" for each in found])
 
 
 def _table(found: Limits) -> Table:

@@ -3,19 +3,26 @@ records (`cli/words.py`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfmodel.cli.words import flag, switches
+from perfmodel.cli.output import Form, Output
+from perfmodel.cli.words import Group, flag
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import check_can_be_written
 from perfmodel.foundation.words import Words, word, words_of
 from perfmodel.parallel.request import Request
+from perfmodel.report.document import Text
+
+if TYPE_CHECKING:
+    from perfmodel.report.document import Block, Document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -37,14 +44,6 @@ class ChipWords:
 _file = partial(word, kind=Path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Display:
-    """How much of a report is printed: every note, every column."""
-
-    verbose: bool = False
-    wide: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Files:
     """What a verb writes beside what it prints."""
@@ -53,11 +52,27 @@ class Files:
     plot: Path | None = _file("Also draw a figure (PNG, SVG or PDF)", metavar="FILE.png")
     save: Path | None = _file("Write the plan (of a search: the best) to a file", metavar="PLAN.yaml")
 
-    def check(self, *, json: bool) -> None:
-        """Refuse what could not be written before the work is done."""
+    def check(self, output: Output) -> Output:
+        """Refuse what could not be written before the work is done. Returns how the result is printed: with `--csv -` as CSV."""
         check_figure(self.plot)
         check_plan_path(self.save)
-        check_csv(self.csv, json=json)
+        check_csv(self.csv, output)
+        return replace(output, form=Form.CSV) if str(self.csv) == "-" else output
+
+    def write_csv(self, document: Document) -> None:
+        """Write the rows of the result to the file that was asked for, at once and whole."""
+        if self.csv is not None and str(self.csv) != "-":
+            from perfmodel.cli.output import csv_of
+            from perfmodel.foundation.resources import write_atomically
+
+            write_atomically(self.csv, csv_of(document))
+
+    def written(self, output: Output, **others: Path | None) -> Iterator[Block]:
+        """What was written and where, for people."""
+        paths = {"figure": self.plot, "table": self.csv, "plan": self.save, **others}
+        for what, path in paths.items():
+            if path is not None and output.is_text:
+                yield Text(f"{what}: {path}", apart=True)
 
 
 #: What verbs that take a plan's file assume beside it.
@@ -81,11 +96,38 @@ AnyFramework = Annotated[
         "--any-framework", help="Also plans that the framework cannot run (by default only what `perfmodel profiles NAME` lists)."
     ),
 ]
-_VERBOSE, _WIDE = "Print every note and detail.", "Print every column of a table, however wide."
-#: The two flags of `Display`.
-DISPLAY = switches(Display, verbose=_VERBOSE, wide=_WIDE)
-Wide = Annotated[bool, typer.Option("--wide", help=_WIDE)]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
+_SWITCHES = {
+    "verbose": "Print every note and detail.",
+    "wide": "Print every column of a table, however wide.",
+    "json": "One JSON object on standard output, SI units; short for --format json.",
+}
+
+
+def output_options(names: str = "json format") -> Group:
+    """Options that make an `Output`: `json` and `format`, and where a verb has them `verbose` and `wide`."""
+    options = {name: _option(name, bool, help, default=False) for name, help in _SWITCHES.items() if name in names.split()}
+    options["format"] = _option("format", str, f"How to print the result: {', '.join(Form)}.", default=Form.TABLE.value, metavar="NAME")
+    return Group(options, _output)
+
+
+def _option(name: str, kind: type, help: str, *, default: Any, **more: Any) -> inspect.Parameter:
+    annotation = Annotated[kind, typer.Option(flag(name), help=help, **more)]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _output(given: dict[str, Any]) -> Output:
+    form, as_json = given.pop("format"), given.pop("json")
+    if form not in list(Form):
+        raise bad_field("format", form, "is not known", f"use {', '.join(Form)}")
+    if as_json and form not in (Form.TABLE, Form.JSON):
+        raise InputError(f"--format {form}: does not go with --json; give one of the two")
+    return Output(form=Form.JSON if as_json else Form(form), **given)
+
+
+#: What verbs with notes and wide tables print.
+OUTPUT = output_options("verbose wide json format")
+#: What all others print.
+PLAIN_OUTPUT = output_options()
 
 
 def with_chip(clusters: list[str], chips: ChipWords) -> list[str]:
@@ -132,12 +174,13 @@ def needed(*given: tuple[str, int | str | None, str]) -> None:
         raise InputError("; ".join(absent))
 
 
-def check_csv(path: Path | None, *, json: bool) -> None:
+def check_csv(path: Path | None, output: Output) -> None:
     if path is None:
         return
     if str(path) == "-":
-        if json:
-            raise InputError("--csv -: both it and --json want standard output; name a file for one of them")
+        if output.form not in (Form.TABLE, Form.CSV):
+            given = "--json" if output.form is Form.JSON else f"--format {output.form}"
+            raise InputError(f"--csv -: both it and {given} want standard output; name a file for one of them")
         return
     if path.suffix.lower() != ".csv":
         raise bad_field("csv", path, "must end in .csv, or be -", "write --csv table.csv")
@@ -157,13 +200,3 @@ def check_plan_path(path: Path | None) -> None:
         raise bad_field("save", path, "must end in .yaml", "write --save plan.yaml")
     if path is not None:
         check_can_be_written(path, "save")
-
-
-def write_csv(text: str, path: Path) -> None:
-    """To the file at once and whole, or to standard output."""
-    if str(path) == "-":
-        print(text, end="")
-        return
-    from perfmodel.foundation.resources import write_atomically
-
-    write_atomically(path, text)

@@ -1,4 +1,6 @@
-"""How results leave the program: one JSON object, or tables with units."""
+"""How results leave the program: text with tables, one JSON object, CSV or Markdown."""
+
+from __future__ import annotations
 
 import dataclasses
 import enum
@@ -16,14 +18,18 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.report.document import Command, Facts, Notes, Text
+
+if TYPE_CHECKING:
+    from perfmodel.report.document import Block, Document
 
 SCHEMA_VERSION = 1
 _WIDEST, _NARROWEST = 100, 80  # columns of a page
 _FOLDED_WIDTH, _LEAST_FOLDED = 24, 12  # of a column that may break into lines: before others are left out, and at least
 _COLUMN_GAP = 2
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mun]?s|(?:[KMGT]i?)?B|TFLOP/s|USD|chips?|tokens(?:/s)?)(?!\w))")
-MOST_NOTES = 5  # of a report without --verbose
 
 
 def to_plain(value: Any) -> Any:
@@ -53,6 +59,29 @@ def print_json(content: Mapping[str, Any]) -> None:
     """One object on standard output, in SI units, with `schema_version` first."""
     plain = {"schema_version": SCHEMA_VERSION, **to_plain(content)}
     print(json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=not _is_unicode(sys.stdout.encoding)))
+
+
+class Form(enum.StrEnum):
+    """How a result is written to standard output."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """The form of a result, and how much of it people get: every note, every column."""
+
+    form: Form = Form.TABLE
+    verbose: bool = False
+    wide: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        """Whether people read it, so that paths of files are named too."""
+        return self.form in (Form.TABLE, Form.MARKDOWN)
 
 
 def page_width() -> int:
@@ -175,20 +204,44 @@ def _aligned(cells: Sequence[str], widths: Sequence[int], to_the_right: Sequence
     return (" " * _COLUMN_GAP).join(placed).rstrip()
 
 
-def print_tables(tables: Iterable[Any], *, wide: bool = False) -> None:
-    """Tables of `perfmodel.report`, each after a blank line."""
-    for table in tables:
-        print()
-        print_table(
-            table.headers,
-            table.rows,
-            title=table.title,
-            caption=table.caption,
-            right=table.right,
-            fold=table.fold,
-            optional=table.optional,
-            wide=wide,
-        )
+def show(document: Document, output: Output) -> None:
+    """Print a result as text, one JSON object, CSV or Markdown."""
+    if output.form is Form.JSON:
+        print_json(document.content())
+    elif output.form is Form.CSV:
+        print(csv_of(document), end="")
+    elif output.form is Form.MARKDOWN:
+        from perfmodel.report.markdown import markdown
+
+        print(printable(markdown(document.blocks(), verbose=output.verbose)), end="")
+    else:
+        print_blocks(document.blocks(), output)
+
+
+def csv_of(document: Document) -> str:
+    """The rows of a document as CSV."""
+    from perfmodel.report.document import flat_rows
+    from perfmodel.report.rows import csv_text
+
+    return csv_text(flat_rows(to_plain(document.content())) if document.rows is None else document.rows())
+
+
+def print_blocks(blocks: Iterable[Block], output: Output) -> None:
+    """Print the blocks of a document as text; all but paragraphs begin after a blank line."""
+    for number, block in enumerate(block for block in blocks if not (isinstance(block, Notes) and block.is_empty)):
+        if number and (block.apart if isinstance(block, Text) else not isinstance(block, Command)):
+            print()
+        if isinstance(block, Text):
+            print_paragraph(block.text)
+        elif isinstance(block, Facts):
+            print_facts(block.title, block.facts)
+        elif isinstance(block, Command):
+            print_command(block.command)
+        elif isinstance(block, Notes):
+            print_notes(block, verbose=output.verbose)
+        else:
+            given = {name: getattr(block, name) for name in ("title", "caption", "right", "fold", "optional")}
+            print_table(block.headers, block.rows, wide=output.wide, **given)
 
 
 def print_paragraph(text: str, *, first: str = "", indent: str = "") -> None:
@@ -206,27 +259,13 @@ def print_command(command: str) -> None:
     print("\n".join(shell_lines(command, width=page_width())))
 
 
-def print_notes(notes: Sequence[str], *, details: Sequence[str] = (), verbose: bool) -> None:
-    """Print the most important notes, given in that order, after a blank line; with `verbose` all of them and the details."""
-    shown = [*notes, *details] if verbose else notes[:MOST_NOTES]
-    if shown:
-        print()
+def print_notes(notes: Notes, *, verbose: bool) -> None:
+    """Print the most important notes; with `verbose` all of them and the details."""
+    shown, left_out = notes.shown(verbose=verbose)
     for note in shown:
         print_paragraph(note, first="note: ", indent=" " * len("note: "))
-    if hidden := len(notes) + len(details) - len(shown):
-        print(f"{'' if shown else chr(10)}{hidden} more note{'s' * (hidden > 1)}: --verbose")
-
-
-def print_sources(sources: Iterable[str]) -> None:
-    """The list that the marks of `cite` point to."""
-    print("\nsources")
-    for number, source in enumerate(sources, 1):
-        print(f"[{number}] {printable(' '.join(source.split()))}")
-
-
-def cite(sources: Iterable[str]) -> dict[str, str]:
-    """A mark such as "[1]" for each different source, in order of appearance."""
-    return {source: f"[{number}]" for number, source in enumerate(dict.fromkeys(sources), 1)}
+    if left_out:
+        print(f"{left_out} more note{'s' * (left_out > 1)}: --verbose")
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
@@ -303,7 +342,7 @@ class Progress:
         print(f"\r{text:<{self._length}}", end="", file=sys.stderr, flush=True)
         self._length = len(text)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:

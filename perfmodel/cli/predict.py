@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_facts, print_json, print_notes, print_paragraph, print_tables
+from perfmodel.cli.output import Form, Output, Progress, show
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, words_of
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
+from perfmodel.report.document import Block, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
     from perfmodel.parallel.prediction import NotPredicted, Prediction
@@ -33,7 +36,7 @@ _OF_NETWORK_PLANS = ("cluster", "profile", "settings", "calibration", "memory_he
     chip=Words(options.ChipWords, several=True),
     knobs=Words(Knobs, varied=True),
     files=options.Files,
-    display=options.DISPLAY,
+    output=options.OUTPUT,
 )
 def predict(
     plan: Annotated[
@@ -52,8 +55,7 @@ def predict(
         str,
         typer.Option("--network", metavar="MODULE:FACTORY", help="For a plan of `shard`: the module to load."),
     ] = "",
-    display: options.Display,
-    json: options.Json = False,
+    output: Output,
     files: options.Files,
 ) -> None:
     """Predict step time, memory and utilization of a plan, or of every combination of several values.
@@ -61,10 +63,11 @@ def predict(
     A degree that is left out is 1; the rest of the chips go to dp_replicate (with --zero 1, 2 or 3: to dp_shard). Flags marked [*] take
     several values, as --seq-len 4k,8k or again and again. A plan that does not fit is predicted all the same.
     """
+    from perfmodel.parallel.rows import table_rows
     from perfmodel.verbs.requests import make_requests, predict_requests, varied_knobs
     from perfmodel.verbs.setting import load_plan
 
-    files.check(json=json)
+    output = files.check(output)
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
     num_tokens = options.parse_tokens(tokens)
     found = load_plan(plan) if plan else None
@@ -74,7 +77,7 @@ def predict(
         decided = {name: getattr(asked, name) for name in words_of(Request) if name not in _OF_NETWORK_PLANS}
         others = {"tokens": tokens, "plot": files.plot, "save": files.save, "csv": files.csv, "interval": interval or None}
         _refuse_beside_a_network_plan(plan, **decided, **others, **knobs[0].given())
-        predict_network_file(found, asked, network=network, verbose=display.verbose, json=json)
+        predict_network_file(found, asked, network=network, output=output)
         return
     if network:
         raise InputError("--network: is for plans of `perfmodel shard`; leave it out")
@@ -86,31 +89,22 @@ def predict(
     predictions = [each.prediction for each in answers]
     _save_and_plot(predictions, files.save, files.plot)
     confidences = _confidences(answers, interval=interval)
-    if files.csv is not None:
-        from perfmodel.parallel.rows import table_rows
-        from perfmodel.report.rows import csv_text
-
-        rows = table_rows(predictions, failures, tokens=num_tokens, intervals=[bounds for bounds, _ in confidences])
-        options.write_csv(csv_text(rows), files.csv)
-    if str(files.csv) == "-":
-        return
     if is_one:
-        remedies = _remedies(answers[0], requests[0])
-        _show_one(
-            predictions[0],
-            answers[0].changes,
-            json=json,
-            tokens=num_tokens,
-            confidences=confidences,
-            remedies=remedies,
-            verbose=display.verbose,
-        )
+        remedies = _remedies(answers[0], requests[0]) if output.form is not Form.CSV else ()
+        content = partial(_one_object, answers[0], tokens=num_tokens, confidences=confidences, remedies=remedies)
+        blocks = partial(_one_blocks, answers[0], tokens=num_tokens, confidences=confidences, remedies=remedies, output=output)
     else:
+        content = partial(_several_object, predictions, failures, tokens=num_tokens, confidences=confidences)
         varied = varied_knobs(knobs)
-        _show_several(predictions, failures, json=json, tokens=num_tokens, confidences=confidences, varied=varied, display=display)
-    for what, path in (("figure", files.plot), ("table", files.csv), ("plan", files.save)):
-        if path is not None and not json:
-            print(f"\n{what}: {path}")
+        blocks = partial(_several_blocks, predictions, failures, tokens=num_tokens, confidences=confidences, varied=varied)
+    intervals = [bounds for bounds, _ in confidences]
+    document = Document(
+        content=content,
+        blocks=lambda: chain(blocks(), files.written(output)),
+        rows=lambda: table_rows(predictions, failures, tokens=num_tokens, intervals=intervals),
+    )
+    files.write_csv(document)
+    show(document, output)
 
 
 def _confidences(answers: Sequence[Answer], *, interval: bool) -> list[Confidence]:
@@ -156,48 +150,39 @@ def _remedies(answer: Answer, request: Request) -> tuple[FittingChange, ...]:
         return remedies_in(answer.setting, plan, memory_headroom=request.memory_headroom, risk=request.risk)
 
 
-def _show_one(
-    prediction: Prediction,
-    changes: Sequence[Change],
-    *,
-    json: bool,
-    tokens: float,
-    confidences: list[Confidence],
-    remedies: tuple[FittingChange, ...],
-    verbose: bool,
-) -> None:
-    from perfmodel.parallel.prediction import notes
-    from perfmodel.report.predictions import (
-        confidence_lines,
-        confidence_object,
-        headline,
-        memory_table,
-        parts_table,
-        prediction_object,
-        sensitivity_table,
-        verdict_line,
-    )
-    from perfmodel.report.remedies import NOTHING_HELPS, fitting_changes_table, remedies_objects
+def _one_object(answer: Answer, *, tokens: float, confidences: Sequence[Confidence], remedies: tuple[FittingChange, ...]) -> dict[str, Any]:
+    from perfmodel.report.predictions import confidence_object, prediction_object
+    from perfmodel.report.remedies import remedies_objects
 
-    if json:
-        more = [confidence_object(prediction, interval, named) for interval, named in confidences]
-        content = prediction_object(prediction, tokens=tokens) | (more[0] if more else {})
-        if changes:
-            content["overridden"] = {each.knob: {"plan": each.before, "now": each.after, "follows": each.follows} for each in changes}
-        if not prediction.fits:
-            content["remedies"] = remedies_objects(remedies)
-        print_json(content)
-        return
+    prediction, content = answer.prediction, prediction_object(answer.prediction, tokens=tokens)
+    for interval, named in confidences:
+        content |= confidence_object(prediction, interval, named)
+    if answer.changes:
+        content["overridden"] = {each.knob: {"plan": each.before, "now": each.after, "follows": each.follows} for each in answer.changes}
+    if not prediction.fits:
+        content["remedies"] = remedies_objects(remedies)
+    return content
+
+
+def _one_blocks(
+    answer: Answer, *, tokens: float, confidences: Sequence[Confidence], remedies: tuple[FittingChange, ...], output: Output
+) -> Iterator[Block]:
+    from perfmodel.parallel.prediction import notes
+    from perfmodel.report.predictions import confidence_lines, headline, memory_table, parts_table, sensitivity_table, verdict_line
+    from perfmodel.report.remedies import NOTHING_HELPS, fitting_changes_table
+
+    prediction = answer.prediction
     lines = [line for interval, _ in confidences for line in confidence_lines(prediction, interval)]
-    told = [("overrides" if i == 0 else "", text) for i, text in enumerate(_changes_lines(changes))]
-    print_facts(verdict_line(prediction), told + headline(prediction, tokens=tokens, verbose=verbose) + lines)
-    print_tables([parts_table(prediction), memory_table(prediction), *(sensitivity_table(named) for _, named in confidences if named)])
+    changed = [("overrides" if i == 0 else "", text) for i, text in enumerate(_changes_lines(answer.changes))]
+    yield Facts(verdict_line(prediction), changed + headline(prediction, tokens=tokens, verbose=output.verbose) + lines)
+    yield parts_table(prediction)
+    yield memory_table(prediction)
+    yield from (sensitivity_table(named) for _, named in confidences if named)
     if remedies:
-        print_tables([fitting_changes_table(remedies)])
+        yield fitting_changes_table(remedies)
     elif not prediction.fits:
-        print()
-        print_paragraph(NOTHING_HELPS)
-    print_notes(notes(prediction), verbose=verbose)
+        yield Text(NOTHING_HELPS, apart=True)
+    yield Notes(notes(prediction))
 
 
 def _changes_lines(changes: Sequence[Change]) -> list[str]:
@@ -215,27 +200,28 @@ def _text(value: object) -> str:
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _show_several(
-    predictions: list[Prediction],
-    failures: list[NotPredicted],
-    *,
-    json: bool,
-    tokens: float,
-    confidences: list[Confidence],
-    varied: Sequence[str],
-    display: options.Display,
-) -> None:
-    from perfmodel.report.predictions import confidence_object, convention_lines, prediction_object, settings_table, settings_title
+def _several_object(
+    predictions: Sequence[Prediction], failures: Sequence[NotPredicted], *, tokens: float, confidences: Sequence[Confidence]
+) -> dict[str, Any]:
+    from perfmodel.report.predictions import confidence_object, prediction_object
 
-    if json:
-        objects = [prediction_object(each, tokens=tokens) for each in predictions]
-        for content, prediction, (interval, named) in zip(objects, predictions, confidences, strict=bool(confidences)):
-            content |= confidence_object(prediction, interval, named)
-        print_json({"predictions": objects, "not_predicted": [{**each.asked, "reason": each.reason} for each in failures]})
-        return
-    print_paragraph(settings_title(predictions))
-    intervals = [interval for interval, _ in confidences]
-    print_tables([settings_table(predictions, tokens=tokens, intervals=intervals, varied=varied)], wide=display.wide)
-    print_notes(convention_lines(predictions), verbose=display.verbose)
-    for failure in failures:
-        print_paragraph(f"not predicted: {failure}")
+    objects = [prediction_object(each, tokens=tokens) for each in predictions]
+    for content, prediction, (interval, named) in zip(objects, predictions, confidences, strict=bool(confidences)):
+        content |= confidence_object(prediction, interval, named)
+    return {"predictions": objects, "not_predicted": [{**each.asked, "reason": each.reason} for each in failures]}
+
+
+def _several_blocks(
+    predictions: Sequence[Prediction],
+    failures: Sequence[NotPredicted],
+    *,
+    tokens: float,
+    confidences: Sequence[Confidence],
+    varied: Sequence[str],
+) -> Iterator[Block]:
+    from perfmodel.report.predictions import convention_lines, settings_table, settings_title
+
+    yield Text(settings_title(predictions))
+    yield settings_table(predictions, tokens=tokens, intervals=[interval for interval, _ in confidences], varied=varied)
+    yield Notes(convention_lines(predictions))
+    yield from (Text(f"not predicted: {failure}") for failure in failures)

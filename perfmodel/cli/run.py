@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_facts, print_json, print_paragraph, print_tables
+from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.resources import check_can_be_written
 from perfmodel.foundation.words import Words
 from perfmodel.parallel.request import Request
+from perfmodel.report.document import Block, Document, Facts, Text
 
 if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from perfmodel.verbs.demo import DemoResult
 
 
-@command(assumed=Words(Request, only="calibration"))
+@command(assumed=Words(Request, only="calibration"), output=options.PLAIN_OUTPUT)
 def run(
     plan: Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")],
     *,
@@ -38,12 +41,13 @@ def run(
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE.jsonl", help="Append the measurement to a file of JSON lines.")
     ] = None,
-    json: options.Json = False,
+    output: Output,
 ) -> None:
     """Run a plan with torch on this machine, check its gradients, and compare time and memory with the prediction.
 
     Takes plans of `search` (models) and of `shard` (networks, every operator by itself, with or without stages).
     """
+    from perfmodel.report.runs import comparison_object
     from perfmodel.verbs.api import run_plan
     from perfmodel.verbs.setting import load_plan
 
@@ -54,7 +58,9 @@ def run(
         if shrink or save is not None:
             flag = "shrink" if shrink else "save"
             raise bad_field(flag, save or "yes", "is for plans of a model", "leave it out for a plan of `perfmodel shard`")
-        _run_network(found, steps=steps, warmup=warmup, strategies=strategies, device=device, calibration=assumed.calibration, json=json)
+        _run_network(
+            found, steps=steps, warmup=warmup, strategies=strategies, device=device, calibration=assumed.calibration, output=output
+        )
         return
     if strategies:
         raise bad_field("strategies", "yes", "is for plans of `perfmodel shard`", "leave it out for a plan of a model")
@@ -63,22 +69,17 @@ def run(
             found, steps=steps, warmup=warmup, shrink=shrink, device=device, calibration=assumed.calibration, progress=progress.note
         )
     try:
-        if json:
-            from perfmodel.report.runs import comparison_object
-
-            print_json(comparison_object(comparison))
-        else:
-            _show(comparison)
+        show(Document(content=lambda: comparison_object(comparison), blocks=lambda: _blocks(comparison)), output)
     finally:  # what was measured is shown though it cannot be saved, and saved though it cannot be shown
         if save is not None:
             from perfmodel.parallel.results import append_measurement
 
             append_measurement(comparison.measurement, save)
-    if save is not None and not json:
+    if save is not None and output.is_text:
         print(f"\nmeasurement: {save}")
 
 
-def _run_network(plan: Plan, *, steps: int, warmup: int, strategies: bool, device: str, calibration: str | None, json: bool) -> None:
+def _run_network(plan: Plan, *, steps: int, warmup: int, strategies: bool, device: str, calibration: str | None, output: Output) -> None:
     from perfmodel.report.networks import measured_table, trained_line
     from perfmodel.report.predictions import prediction_object, rests_on_lines
     from perfmodel.verbs.networks import run_network_plan
@@ -87,8 +88,9 @@ def _run_network(plan: Plan, *, steps: int, warmup: int, strategies: bool, devic
         found = run_network_plan(
             plan, steps=steps, warmup=warmup, with_strategies=strategies, device=device, calibration=calibration, progress=progress.note
         )
-    if json:
-        rows = [
+
+    def rows() -> list[dict[str, Any]]:
+        return [
             {
                 "name": name,
                 "time_error": found.error(index),
@@ -101,48 +103,51 @@ def _run_network(plan: Plan, *, steps: int, warmup: int, strategies: bool, devic
             }
             for index, (name, measured) in enumerate(zip(found.names, found.measurements, strict=True))
         ]
-        print_json({"network": found.network.name, "plans": rows})
-        return
-    measured = found.measurements[0]
-    software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
-    facts = [
-        ("ran on", f"{measured.plan.cuts.described()}, {measured.chip} ({measured.device}); {software}"),
-        ("checked", "gradients against one process; collectives (kind, axes, bytes) equal to the plan's"),
-        ("steps", f"{len(measured.step_times)} of each plan, in turn, after {measured.warmup}"),
-        ("trained", trained_line(measured.plan)),
-    ]
-    facts.append(("prediction", f"based on {'; '.join(rests_on_lines(found.predictions[0]))}"))
-    print_facts(f"{found.network.name}, batch {found.network.batch * measured.plan.num_microbatches}", facts)
-    print_tables([measured_table(found.names, found.predictions, found.measurements)])
-    _print_busy(measured.busy_fraction, "run it")
+
+    def blocks() -> Iterator[Block]:
+        measured = found.measurements[0]
+        software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
+        facts = [
+            ("ran on", f"{measured.plan.cuts.described()}, {measured.chip} ({measured.device}); {software}"),
+            ("checked", "gradients against one process; collectives (kind, axes, bytes) equal to the plan's"),
+            ("steps", f"{len(measured.step_times)} of each plan, in turn, after {measured.warmup}"),
+            ("trained", trained_line(measured.plan)),
+            ("prediction", f"based on {'; '.join(rests_on_lines(found.predictions[0]))}"),
+        ]
+        yield Facts(f"{found.network.name}, batch {found.network.batch * measured.plan.num_microbatches}", facts)
+        yield measured_table(found.names, found.predictions, found.measurements)
+        yield from _busy(measured.busy_fraction, "run it")
+
+    show(Document(content=lambda: {"network": found.network.name, "plans": rows()}, blocks=blocks), output)
 
 
-def _show(comparison: Comparison) -> None:
+def _blocks(comparison: Comparison) -> Iterator[Block]:
     from perfmodel.report.predictions import job_line, plan_line
     from perfmodel.report.runs import collectives_table, measurement_facts, predicted_and_measured, run_verdict
 
     plan = comparison.measurement.plan
-    print_facts(run_verdict(comparison), [("job", job_line(plan)), ("plan", plan_line(plan)), *measurement_facts(comparison)])
-    print_tables([predicted_and_measured(comparison), collectives_table(comparison.measurement)])
-    _print_busy(comparison.measurement.busy_fraction, "run it")
+    yield Facts(run_verdict(comparison), [("job", job_line(plan)), ("plan", plan_line(plan)), *measurement_facts(comparison)])
+    yield from (predicted_and_measured(comparison), collectives_table(comparison.measurement))
+    yield from _busy(comparison.measurement.busy_fraction, "run it")
 
 
-def _print_busy(busy_fraction: float, what: str) -> None:
+def _busy(busy_fraction: float, what: str) -> Iterator[Block]:
     from perfmodel.report.runs import busy_sentence
 
-    sentence = busy_sentence(busy_fraction, what)
-    if sentence:
-        print_paragraph(f"\n{sentence}")
+    if sentence := busy_sentence(busy_fraction, what):
+        yield Text(sentence, apart=True)
 
 
+@command(output=options.PLAIN_OUTPUT)
 def calibrate(
+    *,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE.yaml", help="Where to write it; left out: where predictions of localhost look.")
     ] = None,
     brief: Annotated[bool, typer.Option("--brief", help="Fewer shapes, in half the time.")] = False,
     ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", help="Processes that compute and communicate together.")] = None,
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")] = "auto",
-    json: options.Json = False,
+    output: Output,
 ) -> None:
     """Measure this machine in under two minutes; predictions of localhost are then based on it."""
     from perfmodel.cli.known import calibration_facts
@@ -155,45 +160,44 @@ def calibrate(
         calibration = measure_calibration(ranks=ranks, brief=brief, device=device, progress=progress.step)
     path = user_calibration_path(calibration) if save is None else save
     try:
-        if json:
-            print_json({"calibration": calibration, "path": path})
-        else:
-            print_facts(f"calibration {calibration.name}", calibration_facts(calibration))
-            _print_busy(calibration.busy_fraction, "calibrate")
+        facts = Facts(f"calibration {calibration.name}", calibration_facts(calibration))
+        blocks = lambda: chain([facts], _busy(calibration.busy_fraction, "calibrate"))  # noqa: E731
+        show(Document(content=lambda: {"calibration": calibration, "path": path}, blocks=blocks), output)
     finally:  # as in `run`
         keep_calibration(calibration, save)
-    if json:
+    if not output.is_text:
         return
     print(f"\ncalibration: {path}")
     if save is not None:
         print(f"use it with: perfmodel predict --cluster localhost --calibration {path} ...")
 
 
-def demo(json: options.Json = False) -> None:
+@command(output=options.PLAIN_OUTPUT)
+def demo(*, output: Output) -> None:
     """Calibrate this machine, search, run the plans and compare, with a small model: five minutes on two cores."""
     from perfmodel.foundation.resources import require_torch
 
     require_torch("run the demo")
+    from perfmodel.report.runs import comparison_object
     from perfmodel.verbs.demo import run_demo
 
-    if not json:
+    if output.is_text:
         print("perfmodel demo: microbenchmarks, then plans of a small GPT-2 on two processes. It takes three to five minutes.", flush=True)
     with Progress("demo") as progress:
         result = run_demo(progress.step)
-    if json:
-        from perfmodel.report.runs import comparison_object
 
+    def content() -> dict[str, Any]:
         rows = [
             {"name": row.name, "predicted_place": row.predicted_place, "measured_place": row.measured_place}
             | comparison_object(row.comparison)
             for row in result.rows
         ]
-        print_json({"rows": rows, "pairs_apart": result.pairs_apart, "pairs_right": result.pairs_right, "elapsed": result.elapsed})
-        return
-    _show_demo(result)
+        return {"rows": rows, "pairs_apart": result.pairs_apart, "pairs_right": result.pairs_right, "elapsed": result.elapsed}
+
+    show(Document(content=content, blocks=lambda: _demo_blocks(result)), output)
 
 
-def _show_demo(result: DemoResult) -> None:
+def _demo_blocks(result: DemoResult) -> Iterator[Block]:
     from perfmodel.foundation.units import format_time
     from perfmodel.report.predictions import job_line
     from perfmodel.report.runs import demo_table
@@ -216,11 +220,12 @@ def _show_demo(result: DemoResult) -> None:
             "as long as before the calibration",
         ),
     ]
-    print_facts(job_line(result.rows[0].plan), facts)
-    print_tables([demo_table([(row.name, row.comparison, row.predicted_place, row.measured_place) for row in result.rows])])
-    print_paragraph(
-        f"\n{result.pairs_right} of {result.pairs_apart} pairs of plans whose measured times differ clearly came in the predicted order; "
-        f"closer ones are ties and share places. Largest error of a step time: {result.worst_error:.1%}."
+    yield Facts(job_line(result.rows[0].plan), facts)
+    yield demo_table([(row.name, row.comparison, row.predicted_place, row.measured_place) for row in result.rows])
+    yield Text(
+        f"{result.pairs_right} of {result.pairs_apart} pairs of plans whose measured times differ clearly came in the predicted order; "
+        f"closer ones are ties and share places. Largest error of a step time: {result.worst_error:.1%}.",
+        apart=True,
     )
-    _print_busy(result.others, "run the demo")
-    print("Next: perfmodel calibrate, then perfmodel search --cluster localhost ...")
+    yield from _busy(result.others, "run the demo")
+    yield Text("Next: perfmodel calibrate, then perfmodel search --cluster localhost ...")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.complaints import ErrorCode, complain
-from perfmodel.cli.output import Progress, first_interrupt, print_facts, print_json, print_notes, print_paragraph, print_tables
+from perfmodel.cli.output import Form, Output, Progress, first_interrupt, show
 from perfmodel.cli.words import command, flag, largest_of
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, word
@@ -20,6 +22,7 @@ from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.knobs import Knobs, bounded_knobs
 from perfmodel.parallel.request import Request
 from perfmodel.planner.ties import TIES
+from perfmodel.report.document import Block, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
     from perfmodel.parallel.prediction import NotPredicted
@@ -53,7 +56,7 @@ class Ranking:
     knobs=Words(Knobs, several=True),
     maximum=largest_of(bounded_knobs()),
     files=options.Files,
-    display=options.DISPLAY,
+    output=options.OUTPUT,
     after={"maximum": "order"},
 )
 def search(
@@ -69,8 +72,7 @@ def search(
     any_framework: options.AnyFramework = False,
     interval: Annotated[bool, typer.Option("--interval", help="Print the 80 % prediction interval of the step time of each plan.")] = False,
     tokens: options.Tokens = "",
-    display: options.Display,
-    json: options.Json = False,
+    output: Output,
     files: options.Files,
 ) -> int:
     """Search the fastest parallel plans of a training job: every plan of the space is evaluated (docs/space.md).
@@ -83,7 +85,7 @@ def search(
     from perfmodel.verbs.requests import check_names, make_requests, setting_of_request
     from perfmodel.verbs.searching import check_frameworks
 
-    files.check(json=json)
+    output = files.check(output)
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
     check_frameworks(only_runnable=only_runnable, any_framework=any_framework)
     near = options.parse_fraction(ranking.ties, "ties")
@@ -121,20 +123,23 @@ def search(
     if not found:
         raise InputError(first_reasons(failures))
     written = _write(found, files.save, files.plot)
-    if files.csv is not None:
-        _write_csv(found, files.csv, tokens=num_tokens, interval=interval)
-        written.append(f"table: {files.csv}")
-    if str(files.csv) != "-":
-        _show(found, failures, json=json, tokens=num_tokens, interval=interval, display=display)
-    for line in written if not json and str(files.csv) != "-" else ():
-        print(f"\n{line}")
+    document = Document(
+        content=lambda: _object(found, failures, tokens=num_tokens, interval=interval),
+        blocks=lambda: chain(
+            _blocks(found, failures, tokens=num_tokens, interval=interval, output=output),
+            replace(files, save=None, plot=None).written(output, **written),
+        ),
+        rows=lambda: _rows(found, tokens=num_tokens, interval=interval),
+    )
+    files.write_csv(document)
+    show(document, output)
     if was_interrupted:
         return EXIT_INTERRUPTED
     if any(result.num_feasible for _, result in found):
         return 0
     sys.stdout.flush()
     _, result = min(found, key=lambda pair: pair[1].least_memory[0].memory["total"])
-    complain(_nothing_fits(result, given=bool(knobs.given() or maximum)), code=ErrorCode.NOTHING_FITS, as_json=json)
+    complain(_nothing_fits(result, given=bool(knobs.given() or maximum)), code=ErrorCode.NOTHING_FITS, as_json=output.form is Form.JSON)
     return EXIT_NOTHING_FITS
 
 
@@ -177,15 +182,15 @@ def _search_once(
         return result, was_interrupted()
 
 
-def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> list[str]:
+def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> dict[str, Path]:
     """What was written and where; nothing where no plan fits."""
     with_plans = [result for _, result in found if result.plans]
-    written = []
+    written: dict[str, Path] = {}
     if save is not None and with_plans:
         from perfmodel.parallel.plan_file import write_plan
 
         write_plan(with_plans[0].plans[0].plan, save)
-        written.append(f"best plan: {save}")
+        written["best plan"] = save
     if plot is not None and with_plans:
         from perfmodel.report.figures import plot_scaling, plot_search
 
@@ -193,64 +198,56 @@ def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: P
             plot_scaling([result.plans[0] for result in with_plans], plot)
         else:
             plot_search(with_plans[0], plot)
-        written.insert(0, f"figure: {plot}")
+        written = {"figure": plot, **written}
     return written
 
 
-def _write_csv(found: list[tuple[Setting, SearchResult]], path: Path, *, tokens: float, interval: bool) -> None:
+def _rows(found: list[tuple[Setting, SearchResult]], *, tokens: float, interval: bool) -> Iterator[dict[str, Any]]:
     from perfmodel.planner.rows import search_rows
-    from perfmodel.report.rows import csv_text
     from perfmodel.verbs.setting import interval_in
 
-    rows = []
     for setting, result in found:
-        rows += search_rows(result, tokens=tokens, interval_of=partial(interval_in, setting) if interval else None)
-    options.write_csv(csv_text(rows), path)
+        yield from search_rows(result, tokens=tokens, interval_of=partial(interval_in, setting) if interval else None)
 
 
-def _show(
-    found: list[tuple[Setting, SearchResult]],
-    failures: list[NotPredicted],
-    *,
-    json: bool,
-    tokens: float,
-    interval: bool,
-    display: options.Display,
-) -> None:
+def _object(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, tokens: float, interval: bool) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object
     from perfmodel.report.searches import search_object
     from perfmodel.verbs.setting import interval_in, need_intervals
 
-    if json:
-        objects = [search_object(result, tokens=tokens) for _, result in found]
-        for place, (setting, result) in zip(objects, found, strict=True):
-            place |= setting.described()
-            if interval or need_intervals([setting]):
-                for content, each in zip(place["plans"], result.plans, strict=True):
-                    content |= confidence_object(each, interval_in(setting, each.plan), ())
-        not_searched = [{**each.asked, "reason": each.reason} for each in failures]
-        print_json({"searches": objects, "not_searched": not_searched} if len(found) + len(failures) > 1 else objects[0])
-    elif len(found) + len(failures) > 1:
-        from perfmodel.report.predictions import convention_lines, settings_table, settings_title
-        from perfmodel.report.searches import search_line
+    objects = [search_object(result, tokens=tokens) for _, result in found]
+    for place, (setting, result) in zip(objects, found, strict=True):
+        place |= setting.described()
+        if interval or need_intervals([setting]):
+            for content, each in zip(place["plans"], result.plans, strict=True):
+                content |= confidence_object(each, interval_in(setting, each.plan), ())
+    not_searched = [{**each.asked, "reason": each.reason} for each in failures]
+    return {"searches": objects, "not_searched": not_searched} if len(found) + len(failures) > 1 else objects[0]
 
-        best = [result.plans[0] for _, result in found if result.plans]
-        if best:
-            settings = [setting for setting, result in found if result.plans]
-            shows = interval or need_intervals(settings)
-            intervals = [interval_in(setting, each.plan) for setting, each in zip(settings, best, strict=True)] if shows else []
-            print_paragraph(f"{settings_title(best)}: the best plan of each")
-            print_tables([settings_table(best, tokens=tokens, intervals=intervals)], wide=display.wide)
-            print_notes(convention_lines(best), verbose=display.verbose)
-            print()
-        shared = [name for name, _ in setting_words(found[0][0]).items() if len({setting_words(each)[name] for each, _ in found}) == 1]
-        for setting, result in found:
-            told = [text for name, text in setting_words(setting).items() if name not in shared or name in ("cluster", "chips")]
-            print_paragraph(f"{', '.join(told)}: {search_line(result)}")
-        for failure in failures:
-            print_paragraph(f"not searched: {failure}")
-    else:
-        _show_one(*found[0], tokens=tokens, interval=interval, display=display)
+
+def _blocks(
+    found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, tokens: float, interval: bool, output: Output
+) -> Iterator[Block]:
+    if len(found) + len(failures) == 1:
+        yield from _one_blocks(*found[0], tokens=tokens, interval=interval, output=output)
+        return
+    from perfmodel.report.predictions import convention_lines, settings_table, settings_title
+    from perfmodel.report.searches import search_line
+    from perfmodel.verbs.setting import interval_in, need_intervals
+
+    best = [result.plans[0] for _, result in found if result.plans]
+    if best:
+        settings = [setting for setting, result in found if result.plans]
+        shows = interval or need_intervals(settings)
+        intervals = [interval_in(setting, each.plan) for setting, each in zip(settings, best, strict=True)] if shows else []
+        yield Text(f"{settings_title(best)}: the best plan of each")
+        yield settings_table(best, tokens=tokens, intervals=intervals)
+        yield Notes(convention_lines(best))
+    shared = [name for name, _ in setting_words(found[0][0]).items() if len({setting_words(each)[name] for each, _ in found}) == 1]
+    for number, (setting, result) in enumerate(found):
+        facts = [text for name, text in setting_words(setting).items() if name not in shared or name in ("cluster", "chips")]
+        yield Text(f"{', '.join(facts)}: {search_line(result)}", apart=bool(best) and number == 0)
+    yield from (Text(f"not searched: {failure}") for failure in failures)
 
 
 def setting_words(setting: Setting) -> dict[str, str]:
@@ -262,7 +259,7 @@ def setting_words(setting: Setting) -> dict[str, str]:
 _SHOWN = ("job", "layers", "plan", "framework", "based on")
 
 
-def _show_one(setting: Setting, result: SearchResult, *, tokens: float, interval: bool, display: options.Display) -> None:
+def _one_blocks(setting: Setting, result: SearchResult, *, tokens: float, interval: bool, output: Output) -> Iterator[Block]:
     from perfmodel.report.predictions import confidence_lines, headline, job_line, parts_table, verdict_line
     from perfmodel.report.searches import (
         baselines_table,
@@ -278,27 +275,25 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float, interval
     searched = ("search", ("interrupted; the best so far: " if result.interrupted else "") + search_line(result))
     if result.plans:
         best = result.plans[0]
-        shows = interval or need_intervals([setting])
-        facts = headline(best, tokens=tokens, verbose=display.verbose)
+        facts = headline(best, tokens=tokens, verbose=output.verbose)
+        if not (output.verbose or tokens):
+            facts = [fact for fact in facts if fact[0] in _SHOWN]
+        if interval or need_intervals([setting]):
+            facts += confidence_lines(best, interval_in(setting, best.plan))
         title = "The best plan" if str(result.objective) != "memory" else "The plan that needs the least memory"
-        shown = (
-            facts
-            if display.verbose or tokens
-            else [fact for fact in facts if fact[0] in ("job", "layers", "plan", "framework", "based on")]
-        )
-        bounds = confidence_lines(best, interval_in(setting, best.plan)) if shows else []
-        print_facts(f"{title} {verdict_line(best)}", [*shown, *bounds, searched])
+        yield Facts(f"{title} {verdict_line(best)}", [*facts, searched])
+        yield plans_table(result)
     else:
-        print_facts("No plan fits", [*([("job", job_line(result.least_memory[0].plan))] if result.least_memory else []), searched])
-    with_baselines = [baselines_table(result)] if result.baselines else []
-    print_tables([*([plans_table(result)] if result.plans else []), *with_baselines], wide=display.wide)
+        yield Facts("No plan fits", [*([("job", job_line(result.least_memory[0].plan))] if result.least_memory else []), searched])
+    if result.baselines:
+        yield baselines_table(result)
     if result.plans:
-        print_tables([parts_table(result.plans[0])])
-    if display.verbose and any(each.prediction for each in result.certainty):
-        print_tables([certainty_table(result)])
-    if display.verbose or not result.plans:
-        print_tables([rejected_table(result)])
-    print_notes(search_notes(result), details=search_details(result), verbose=display.verbose)
+        yield parts_table(result.plans[0])
+    if output.verbose and any(each.prediction for each in result.certainty):
+        yield certainty_table(result)
+    if output.verbose or not result.plans:
+        yield rejected_table(result)
+    yield Notes(search_notes(result), search_details(result))
 
 
 def _nothing_fits(result: SearchResult, *, given: bool) -> str:

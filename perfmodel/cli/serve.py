@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_command, print_facts, print_json, print_notes, print_paragraph, print_tables
+from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, word
 from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.report.document import Block, Command, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
     from perfmodel.planner.serving.launch import LaunchLine
@@ -57,7 +58,7 @@ _FILES = Words(
 )
 
 
-@command(asked=ServingRequest, chip=options.ChipWords, wanted=WantedWords, files=_FILES, display=options.DISPLAY)
+@command(asked=ServingRequest, chip=options.ChipWords, wanted=WantedWords, files=_FILES, output=options.OUTPUT)
 def serve(
     *,
     asked: ServingRequest,
@@ -86,8 +87,7 @@ def serve(
         bool,
         typer.Option("--run", help="Run steps of a small model of this kind here with torch, and compare with the prediction."),
     ] = False,
-    display: options.Display,
-    json: options.Json = False,
+    output: Output,
 ) -> int:
     """Predict TTFT, TPOT, throughput and memory of a service, or search its best plan.
 
@@ -99,9 +99,9 @@ def serve(
     from perfmodel.verbs.serving import NEEDED
     from perfmodel.verbs.serving_requests import serving_requests
 
-    files.check(json=json)
-    csv, plot = files.csv, files.plot
-    if csv is not None and (run or operators):
+    output = files.check(output)
+    plot = files.plot
+    if files.csv is not None and (run or operators):
         raise InputError("--csv: writes predictions of services; leave out --run and --operators")
     _check_together(wanted, search=search, operators=operators, simulated=simulated, p99=p99, disaggregated=disaggregated)
     if wanted.seed is not None and not simulated:
@@ -109,7 +109,7 @@ def serve(
     if run:
         if search or operators or simulated or disaggregated or plot is not None or wanted.limits():
             raise InputError("--run: measures steps on this machine and nothing else; leave out what predicts a service")
-        _run(asked, json=json)
+        _run(asked, output)
         return 0
     clusters = options.with_chip(several(asked.cluster), chip)
     asked = replace(asked, cluster=clusters[0] if len(clusters) == 1 else clusters or None)
@@ -122,17 +122,18 @@ def serve(
             other = "--operators" if operators else "--simulate" if simulated else "--plot"
             raise InputError(f"{other}: takes one cluster, one load and one of each degree; give one value of everything")
         if search:
-            return _searches(requests, wanted, p99=p99, disaggregated=disaggregated, csv=csv, json=json)
-        return _several(requests, wanted, csv=csv, json=json)
+            _searches(requests, wanted, p99=p99, disaggregated=disaggregated, files=files, output=output)
+            return 0
+        return _several(requests, wanted, files, output)
     asked = requests[0]
     if search:
-        _search(asked, wanted, p99=p99, disaggregated=disaggregated, plot=plot, csv=csv, display=display, json=json)
+        _search(asked, wanted, p99=p99, disaggregated=disaggregated, files=files, output=output)
     elif operators:
-        _operators(asked, plot=plot, display=display, json=json)
+        _operators(asked, files, output)
     elif plot is not None:
         raise InputError("--plot: goes with --operators, whose roofline it draws, or with --search; add one of them")
     else:
-        return _predict(asked, wanted, simulated=simulated, seed=wanted.seed or 0, csv=csv, verbose=display.verbose, json=json)
+        return _predict(asked, wanted, simulated=simulated, seed=wanted.seed or 0, files=files, output=output)
     return 0
 
 
@@ -156,7 +157,7 @@ def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simul
         raise InputError(f"{limited}: --operators knows no limits; leave one of them out")
 
 
-def _several(requests: list[ServingRequest], wanted: WantedWords, *, csv: Path | None, json: bool) -> int:
+def _several(requests: list[ServingRequest], wanted: WantedWords, files: options.Files, output: Output) -> int:
     from perfmodel.report.serving import lengths_line, limits_object, serving_object, verdict_text
     from perfmodel.report.serving_rows import predicted_line, services_table, serving_row
     from perfmodel.verbs.serving import limits_of
@@ -164,44 +165,40 @@ def _several(requests: list[ServingRequest], wanted: WantedWords, *, csv: Path |
 
     found, limits = served_several(requests), limits_of(wanted.limits())
     predicted = [each.prediction for each in found if each.prediction is not None]
-    code = 0 if any(each.fits for each in predicted) else EXIT_NOTHING_FITS
-    if csv is not None:
-        _write_csv([serving_row(each.prediction) if each.prediction else {**each.asked, "reason": each.reason} for each in found], csv)
-        if str(csv) == "-":
-            return code
-    if json:
-        print_json(
-            {
-                "predictions": [
-                    {"verdict": verdict_text(each, limits), **serving_object(each), "limits": limits_object(each, limits)}
-                    for each in predicted
-                ],
-                "not_predicted": [{**each.asked, "reason": each.reason} for each in found if each.prediction is None],
-            }
-        )
-        return code
-    job = predicted[0].job
-    print_paragraph(f"{job.model.name} in {job.quantization.name}, {lengths_line(job)}, {predicted[0].plan.engine}")
-    print_tables([services_table([predicted_line(each.asked, each.prediction, limits) for each in found])])
-    for reason in dict.fromkeys(each.reason for each in found if each.reason):
-        print()
-        print_paragraph(f"not predicted: {reason}")
-    _named(csv)
-    return code
+
+    def content() -> dict[str, Any]:
+        objects = [
+            {"verdict": verdict_text(each, limits), **serving_object(each), "limits": limits_object(each, limits)} for each in predicted
+        ]
+        failures = [{**each.asked, "reason": each.reason} for each in found if each.prediction is None]
+        return {"predictions": objects, "not_predicted": failures}
+
+    def blocks() -> Iterator[Block]:
+        job = predicted[0].job
+        yield Text(f"{job.model.name} in {job.quantization.name}, {lengths_line(job)}, {predicted[0].plan.engine}")
+        yield services_table([predicted_line(each.asked, each.prediction, limits) for each in found])
+        for reason in dict.fromkeys(each.reason for each in found if each.reason):
+            yield Text(f"not predicted: {reason}", apart=True)
+
+    rows = [serving_row(each.prediction) if each.prediction else {**each.asked, "reason": each.reason} for each in found]
+    _give(content, blocks, lambda: rows, files, output)
+    return 0 if any(each.fits for each in predicted) else EXIT_NOTHING_FITS
 
 
-def _write_csv(rows: list[dict[str, Any]], path: Path) -> None:
-    from perfmodel.report.rows import csv_text
+def _give(
+    content: Callable[[], dict[str, Any]],
+    blocks: Callable[[], Iterator[Block]],
+    rows: Callable[[], Iterable[dict[str, Any]]] | None,
+    files: options.Files,
+    output: Output,
+) -> None:
+    """Write and show a result."""
+    document = Document(content=content, blocks=lambda: chain(blocks(), files.written(output)), rows=rows)
+    files.write_csv(document)
+    show(document, output)
 
-    options.write_csv(csv_text(rows), path)
 
-
-def _named(csv: Path | None) -> None:
-    if csv is not None:
-        print(f"\ntable: {csv}")
-
-
-def _predict(asked: ServingRequest, wanted: WantedWords, *, simulated: bool, seed: int, csv: Path | None, verbose: bool, json: bool) -> int:
+def _predict(asked: ServingRequest, wanted: WantedWords, *, simulated: bool, seed: int, files: options.Files, output: Output) -> int:
     from perfmodel.cost.serving.simulated import is_simulated
     from perfmodel.report.serving import (
         headline,
@@ -217,101 +214,84 @@ def _predict(asked: ServingRequest, wanted: WantedWords, *, simulated: bool, see
         verdict_line,
         verdict_text,
     )
+    from perfmodel.report.serving_rows import serving_row
     from perfmodel.verbs.serving import launch_of, limits_of, serve_asked, simulated_in
 
     setting, prediction = serve_asked(asked)
     if (simulated and prediction.fits) or (wanted.limits() and is_simulated(prediction)):
         prediction = simulated_in(setting, prediction, limits=wanted.limits(), seed=seed)
     launch, limits = launch_of(setting, prediction), limits_of(wanted.limits())
-    code = 0 if prediction.fits else EXIT_NOTHING_FITS
-    if csv is not None:
-        from perfmodel.report.serving_rows import serving_row
 
-        _write_csv([serving_row(prediction)], csv)
-        if str(csv) == "-":
-            return code
-    if json:
+    def content() -> dict[str, Any]:
         verdict = {"verdict": verdict_text(prediction, limits)}
-        print_json({**verdict, **serving_object(prediction), "limits": limits_object(prediction, limits), "launch": launch_object(launch)})
-        return code
-    facts = [("job", service_line(prediction)), *remedy_facts(prediction), *headline(prediction, verbose=verbose)]
-    print_facts(verdict_line(prediction, limits), facts + (limits_facts(prediction, limits) if prediction.fits else []))
-    print_tables([*([parts_table(prediction)] if prediction.fits else []), memory_table(prediction)])
-    if prediction.fits:
-        _print_launch(launch)
-    print_notes(shown_notes(prediction), verbose=verbose)
-    _named(csv)
-    return code
+        return {**verdict, **serving_object(prediction), "limits": limits_object(prediction, limits), "launch": launch_object(launch)}
+
+    def blocks() -> Iterator[Block]:
+        facts = [("job", service_line(prediction)), *remedy_facts(prediction), *headline(prediction, verbose=output.verbose)]
+        yield Facts(verdict_line(prediction, limits), facts + (limits_facts(prediction, limits) if prediction.fits else []))
+        if prediction.fits:
+            yield parts_table(prediction)
+        yield memory_table(prediction)
+        if prediction.fits:
+            yield from _launch_blocks(launch)
+        yield Notes(shown_notes(prediction))
+
+    _give(content, blocks, lambda: [serving_row(prediction)], files, output)
+    return 0 if prediction.fits else EXIT_NOTHING_FITS
 
 
-def _print_launch(lines: Sequence[LaunchLine]) -> None:
+def _launch_blocks(lines: Sequence[LaunchLine]) -> Iterator[Block]:
     """The commands that start a plan; MODEL is the checkpoint's name or folder."""
     for line in lines:
         copies = f" ({line.copies} times, each on its own chips)" if line.copies > 1 else ""
-        print(f"\nStart{copies}")
-        print_command(line.command)
+        yield Text(f"Start{copies}", apart=True)
+        yield Command(line.command)
         if line.config:
-            print_paragraph(f"{line.config_name}: {' | '.join(line.config.splitlines())}")
-        for note in line.notes:
-            print_paragraph(note)
+            yield Text(f"{line.config_name}: {' | '.join(line.config.splitlines())}")
+        yield from map(Text, line.notes)
 
 
-def _operators(asked: ServingRequest, *, plot: Path | None, display: options.Display, json: bool) -> None:
-    from perfmodel.report.serving import (
-        headline,
-        operator_object,
-        operators_table,
-        service_line,
-        serving_object,
-        shown_notes,
-        verdict_line,
-    )
+def _operators(asked: ServingRequest, files: options.Files, output: Output) -> None:
+    from perfmodel.report.serving import headline, operator_object, operators_table, service_line, serving_object, shown_notes, verdict_line
     from perfmodel.verbs.serving import operators_asked
 
-    _, prediction, rows = operators_asked(asked)
-    if plot is not None:
+    _, prediction, operators = operators_asked(asked)
+    if files.plot is not None:
         from perfmodel.report.serving_figures import plot_roofline
 
-        plot_roofline(rows, service_line(prediction), plot)
-    if json:
-        print_json({**serving_object(prediction), "operators": [operator_object(row) for row in rows]})
-        return
-    print_facts(verdict_line(prediction, {}), [("job", service_line(prediction)), *headline(prediction, verbose=display.verbose)])
-    print_tables([operators_table(rows, "decode"), operators_table(rows, "prefill")], wide=display.wide)
-    print_notes(shown_notes(prediction), verbose=display.verbose)
-    if plot is not None:
-        print(f"\nfigure: {plot}")
+        plot_roofline(operators, service_line(prediction), files.plot)
+
+    def rows() -> list[dict[str, Any]]:
+        return [operator_object(each) for each in operators]
+
+    def blocks() -> Iterator[Block]:
+        yield Facts(verdict_line(prediction, {}), [("job", service_line(prediction)), *headline(prediction, verbose=output.verbose)])
+        yield from (operators_table(operators, phase) for phase in ("decode", "prefill"))
+        yield Notes(shown_notes(prediction))
+
+    _give(lambda: {**serving_object(prediction), "operators": rows()}, blocks, rows, files, output)
 
 
-def _run(asked: ServingRequest, *, json: bool) -> None:
+def _run(asked: ServingRequest, output: Output) -> None:
     from perfmodel.report.runs import busy_sentence
     from perfmodel.report.serving_runs import run_facts, run_line, run_object, run_table
     from perfmodel.verbs.served_run import run_served_asked
 
     with Progress("serve") as progress:
         found = run_served_asked(asked, progress.note)
-    if json:
-        print_json(run_object(found))
-        return
-    print_facts(run_line(found), run_facts(found))
-    print_tables([run_table(found)])
-    sentence = busy_sentence(found.measurement.busy_fraction, "run it")
-    if sentence:
-        print(f"\n{sentence}")
+
+    def blocks() -> Iterator[Block]:
+        yield Facts(run_line(found), run_facts(found))
+        yield run_table(found)
+        if sentence := busy_sentence(found.measurement.busy_fraction, "run it"):
+            yield Text(sentence, apart=True)
+
+    show(Document(content=lambda: run_object(found), blocks=blocks), output)
 
 
-def _search(
-    asked: ServingRequest,
-    wanted: WantedWords,
-    *,
-    p99: bool,
-    disaggregated: bool,
-    plot: Path | None,
-    csv: Path | None,
-    display: options.Display,
-    json: bool,
-) -> None:
+def _search(asked: ServingRequest, wanted: WantedWords, *, p99: bool, disaggregated: bool, files: options.Files, output: Output) -> None:
     from perfmodel.report.serving import launch_object
+    from perfmodel.report.serving_rows import search_rows
     from perfmodel.report.serving_searches import (
         baselines_table,
         best_line,
@@ -328,27 +308,19 @@ def _search(
 
     setting, found = search_asked(asked, **_how(wanted, p99=p99, disaggregated=disaggregated))
     line, launch = search_line(setting.job, found, setting.reference), launch_of(setting, found.best.prediction)
-    if plot is not None:
+    if files.plot is not None:
         from perfmodel.report.serving_figures import plot_front
 
-        plot_front(found, line, plot)
-    if csv is not None:
-        from perfmodel.report.serving_rows import search_rows
+        plot_front(found, line, files.plot)
 
-        _write_csv(search_rows(found), csv)
-        if str(csv) == "-":
-            return
-    if json:
-        print_json({**search_object(found), "launch": launch_object(launch)})
-        return
-    print_facts(best_line(found), [("job", line), *search_facts(found)])
-    apart = pools_tables(found) if disaggregated and found.num_feasible else []
-    print_tables([plans_table(found), *apart, baselines_table(found), front_table(found)], wide=display.wide)
-    _print_launch(launch)
-    print_notes([*search_notes(found), *setting.notes], details=search_details(found), verbose=display.verbose)
-    if plot is not None:
-        print(f"\nfigure: {plot}")
-    _named(csv)
+    def blocks() -> Iterator[Block]:
+        yield Facts(best_line(found), [("job", line), *search_facts(found)])
+        apart = pools_tables(found) if disaggregated and found.num_feasible else []
+        yield from (plans_table(found), *apart, baselines_table(found), front_table(found))
+        yield from _launch_blocks(launch)
+        yield Notes([*search_notes(found), *setting.notes], search_details(found))
+
+    _give(lambda: {**search_object(found), "launch": launch_object(launch)}, blocks, lambda: search_rows(found), files, output)
 
 
 def _how(wanted: WantedWords, *, p99: bool, disaggregated: bool) -> dict[str, Any]:
@@ -364,7 +336,9 @@ def _how(wanted: WantedWords, *, p99: bool, disaggregated: bool) -> dict[str, An
     }
 
 
-def _searches(requests: list[ServingRequest], wanted: WantedWords, *, p99: bool, disaggregated: bool, csv: Path | None, json: bool) -> int:
+def _searches(
+    requests: list[ServingRequest], wanted: WantedWords, *, p99: bool, disaggregated: bool, files: options.Files, output: Output
+) -> None:
     """The best plan of each of several searches."""
     from perfmodel.report.serving import lengths_line
     from perfmodel.report.serving_rows import ranked_row, searched_line, services_table
@@ -374,29 +348,27 @@ def _searches(requests: list[ServingRequest], wanted: WantedWords, *, p99: bool,
 
     how = _how(wanted, p99=p99, disaggregated=disaggregated)
     found = searched_several(requests, lambda each: search_asked(each, **how)[1])
-    if csv is not None:
-        none = [{**asked, "reason": reason} for asked, result, reason in found if result is None]
+    none = [{**asked, "reason": reason} for asked, result, reason in found if result is None]
+
+    def rows() -> list[dict[str, Any]]:
         best = [result.best for _, result, _ in found if result is not None]
         kinds = ["aggregated" if each.plan.pools is None else "disaggregated" for each in best]
-        _write_csv([*(ranked_row(each, place=1, kind=kind) for each, kind in zip(best, kinds, strict=True)), *none], csv)
-        if str(csv) == "-":
-            return 0
-    if json:
-        results = [{**asked, **search_object(result)} for asked, result, _ in found if result is not None]
-        print_json({"searches": results, "not_found": [{**asked, "reason": reason} for asked, result, reason in found if result is None]})
-        return 0
-    first = next(result for _, result, _ in found if result is not None)
-    job = first.best.prediction.job
-    under = f", under {first.limits}" if str(first.limits) else ""
-    print_paragraph(f"{job.model.name}, {lengths_line(job)}, the best plan of each{under}")
-    lines = [searched_line(asked, result) for asked, result, _ in found]
-    has_load = first.is_load_searched
-    print_tables([services_table(lines, shows_load=has_load, shows_chips=requests[0].chips is None)])
-    for reason in dict.fromkeys(reason for _, _, reason in found if reason):
-        print()
-        print_paragraph(f"no plan: {reason}")
-    _named(csv)
-    return 0
+        return [*(ranked_row(each, place=1, kind=kind) for each, kind in zip(best, kinds, strict=True)), *none]
+
+    def content() -> dict[str, Any]:
+        return {"searches": [{**asked, **search_object(result)} for asked, result, _ in found if result is not None], "not_found": none}
+
+    def blocks() -> Iterator[Block]:
+        first = next(result for _, result, _ in found if result is not None)
+        job = first.best.prediction.job
+        under = f", under {first.limits}" if str(first.limits) else ""
+        yield Text(f"{job.model.name}, {lengths_line(job)}, the best plan of each{under}")
+        lines = [searched_line(asked, result) for asked, result, _ in found]
+        yield services_table(lines, shows_load=first.is_load_searched, shows_chips=requests[0].chips is None)
+        for reason in dict.fromkeys(reason for _, _, reason in found if reason):
+            yield Text(f"no plan: {reason}", apart=True)
+
+    _give(content, blocks, rows, files, output)
 
 
 def _given(value: object) -> str | None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_facts, print_json, print_paragraph, print_table, print_tables
+from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import InputError, bad_field, whole_number
 from perfmodel.foundation.values import optional_share, whole
 from perfmodel.foundation.words import Words, given_words, word, words_of
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
+from perfmodel.report.document import Block, Command, Document, Facts, Text
+from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
     from perfmodel.planner.per_operator.pipeline import PipelineSearch
@@ -50,6 +52,7 @@ class Built:
     built=Words(Built, several=True),
     knobs=Words(Knobs, only="zero"),
     files=Words(options.Files, only="save"),
+    output=options.PLAIN_OUTPUT,
     after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "settings": "profile", "calibration": "settings"},
 )  # fmt: skip
 def shard(
@@ -68,13 +71,13 @@ def shard(
     knobs: Knobs,
     time_limit: options.TimeLimit = None,
     files: options.Files,
-    json: options.Json = False,
+    output: Output,
 ) -> None:
     """Search the best sharding of every operator of a network, with a proof of optimality, within the chip's memory.
 
     Networks are built in, or any torch.nn.Module. A dim cut "b 4x8" is cut 4 ways across nodes and 8 ways within one.
     """
-    files.check(json=json)
+    files.check(output)
     batch = None if built.batch is None else words_of(Built)["batch"].value(built.batch, "batch")
     save, inputs = files.save, list(built.inputs or ())
     if cost not in (OWN, PASE):
@@ -89,7 +92,7 @@ def shard(
             zero=knobs.zero,
             save=save,
         )
-        _by_pase_cost(network, 2 if asked.chips is None else whole(asked.chips, "chips"), inputs, json=json)
+        _by_pase_cost(network, 2 if asked.chips is None else whole(asked.chips, "chips"), inputs, output)
         return
     places = options.with_chip([asked.cluster] if asked.cluster else [], chip)
     if len(places) > 1:
@@ -103,7 +106,7 @@ def shard(
     given: dict[str, Any] = given_words(asked) | {"cluster": cluster, "sizes": sizes, "zero": knobs.zero, "time_limit": time_limit}
     given["memory_headroom"] = optional_share(asked.memory_headroom, "memory_headroom")
     if stages:
-        _with_pipeline(network, batch, stages, microbatches, given, save=save, json=json)
+        _with_pipeline(network, batch, stages, microbatches, given, files=files, output=output)
         return
     from perfmodel.parallel.plan_file import write_plan
     from perfmodel.verbs.networks import shard_network
@@ -124,16 +127,12 @@ def shard(
         )
     if save is not None:
         write_plan(result.best.plan, save)
-    if json:
-        print_json(_as_object(result))
-        return
-    _show(result, cluster)
-    if save is not None:
-        how = f"run it here with: perfmodel run {save}"
-        if ":" in network or counts[0] > 1:  # what the executor does not run
-            code = f" --network {shlex.quote(network)}" if ":" in network else ""
-            how = f"it is predicted, not run; predict it again with: perfmodel predict {save}{code}"
-        print(f"\nplan: {save}; {how}")
+    how, again = "run it here with:", f"perfmodel run {save}"
+    if ":" in network or counts[0] > 1:  # what the executor does not run
+        code = f" --network {shlex.quote(network)}" if ":" in network else ""
+        how, again = "it is predicted, not run; predict it again with:", f"perfmodel predict {save}{code}"
+    saved: list[Block] = [Text(f"plan: {save}; {how}", apart=True), Command(again)] if save is not None else []
+    show(Document(content=lambda: _as_object(result), blocks=lambda: chain(_blocks(result, cluster), saved)), output)
 
 
 def _check_pase(network: str, **given: Any) -> None:
@@ -202,7 +201,7 @@ def _as_object(result: ShardResult) -> dict[str, Any]:
     }
 
 
-def _show(result: ShardResult, cluster: str) -> None:
+def _blocks(result: ShardResult, cluster: str) -> Iterator[Block]:
     from perfmodel.foundation.units import format_count, format_time
     from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, strategies_table
     from perfmodel.report.predictions import rests_on_lines, short_verdict
@@ -237,20 +236,22 @@ def _show(result: ShardResult, cluster: str) -> None:
         ("memory", memory_line(best.memory, best.memory_usable, best.verdict)),
         ("based on", "; ".join(rests_on_lines(best))),
     ]  # fmt: skip
-    print_facts(short_verdict(best), facts)
-    print_tables([strategies_table(best, result.strategies), parts_table(best.parts, best.step_time), operators_table(network, best.plan)])
+    yield Facts(short_verdict(best), facts)
+    yield strategies_table(best, result.strategies)
+    yield parts_table(best.parts, best.step_time)
+    yield operators_table(network, best.plan)
     if result.treatments:
-        print_paragraph("\nNot sharded:")
-        for sentence in result.treatments[:12]:
-            print_paragraph(f"  {sentence}")
+        yield Text("Not sharded:", apart=True)
+        yield from (Text(f"  {sentence}") for sentence in result.treatments[:12])
         if len(result.treatments) > 12:
-            print_paragraph(f"  and {len(result.treatments) - 12} more")
+            yield Text(f"  and {len(result.treatments) - 12} more")
 
 
 def _with_pipeline(
-    network: str, batch: int | None, stages: str, microbatches: str, given: dict[str, Any], *, save: Path | None, json: bool
+    network: str, batch: int | None, stages: str, microbatches: str, given: dict[str, Any], *, files: options.Files, output: Output
 ) -> None:
     from perfmodel.parallel.plan_file import write_plan
+    from perfmodel.report.networks import pipeline_object
     from perfmodel.verbs.networks import shard_pipeline
 
     options.needed(("--batch", batch, "the samples of a step"))
@@ -263,19 +264,18 @@ def _with_pipeline(
             progress=progress.step,
             **given,
         )
-    if save is not None:
-        write_plan(best.best.plan, save)
-    if json:
-        from perfmodel.report.networks import pipeline_object
+    if files.save is not None:
+        write_plan(best.best.plan, files.save)
+    show(
+        Document(
+            content=lambda: {"network": network, "zero": int(best.best.plan.zero), **pipeline_object(best)},
+            blocks=lambda: chain(_pipeline_blocks(network, batch or 0, best, given), files.written(output)),
+        ),
+        output,
+    )
 
-        print_json({"network": network, "zero": int(best.best.plan.zero), **pipeline_object(best)})
-        return
-    _show_pipeline(network, batch or 0, best, given)
-    if save is not None:
-        print(f"\nplan: {save}")
 
-
-def _show_pipeline(network: str, batch: int, found: PipelineSearch, given: dict[str, Any]) -> None:
+def _pipeline_blocks(network: str, batch: int, found: PipelineSearch, given: dict[str, Any]) -> Iterator[Block]:
     from perfmodel.foundation.units import format_time
     from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, stages_table
     from perfmodel.report.predictions import short_verdict
@@ -298,36 +298,32 @@ def _show_pipeline(network: str, batch: int, found: PipelineSearch, given: dict[
             f"fullest chip {memory_line(best.memory, best.memory_usable, best.verdict)}; {price_line(found.price * plan.num_microbatches)}",
         ),
     ]
-    print_facts(short_verdict(best), facts)
-    print_tables([stages_table(found.stages), parts_table(best.parts, best.step_time), operators_table(network_of_plan(plan), plan)])
+    yield Facts(short_verdict(best), facts)
+    yield from (stages_table(found.stages), parts_table(best.parts, best.step_time), operators_table(network_of_plan(plan), plan))
 
 
-def _by_pase_cost(network: str, chips: int, inputs: list[str], *, json: bool) -> None:
+def _by_pase_cost(network: str, chips: int, inputs: list[str], output: Output) -> None:
     """The paper's space and cost: its own layer graphs by name, or an imported module."""
     if ":" in network:
-        from perfmodel.cli.import_ import show_strategy, strategy_object
+        from perfmodel.cli.import_ import strategy_blocks, strategy_object
         from perfmodel.planner.pase.imported import search_imported
         from perfmodel.verbs.api import import_graph
 
         graph = import_graph(network, inputs)
         strategy = search_imported(graph, chips)
-        if json:
-            print_json({"network": graph.name, **strategy_object(graph, strategy)})
-        else:
-            show_strategy(graph, strategy)
+        content = {"network": graph.name, **strategy_object(graph, strategy)}
+        show(Document(content=lambda: content, blocks=lambda: strategy_blocks(graph, strategy)), output)
         return
     from perfmodel.planner.pase.graph import load_pase_graph
     from perfmodel.planner.pase.search import run_pase
     from perfmodel.report.pase import run_object, search_times_table, strategies_table
 
     run = run_pase(load_pase_graph(network), chips)
-    if json:
-        print_json(run_object(run))
-        return
-    print_tables([search_times_table([run]), strategies_table([run])])
+    show(Document(content=lambda: run_object(run), blocks=lambda: [search_times_table([run]), strategies_table([run])]), output)
 
 
-def networks(json: options.Json = False) -> None:
+@command(output=options.PLAIN_OUTPUT)
+def networks(*, output: Output) -> None:
     """List the built-in networks: operators, parameters, and the sizes that `--size` sets."""
     from perfmodel.foundation.units import format_count
     from perfmodel.workload.models import list_models
@@ -353,9 +349,9 @@ def networks(json: options.Json = False) -> None:
         )
         shown = " ".join(key for key in sizes if key != "batch")
         rows.append((name, str(built.batch), f"{len(built.operators):,}", f"{built.num_parameters:,}", format_count(built.flops), shown))
-    if json:
-        print_json({"networks": objects, "models": sorted(models)})
-        return
     headers = ("network", "batch", "operators", "parameters", "FLOP forward", "sizes")
-    print_table(headers, rows, title="Built-in networks", right=headers[1:5], fold=("sizes",))
-    print_paragraph(f"\nand every model of `perfmodel models` ({len(models)}), with sizes {' '.join(network_sizes('gpt2'))}")
+    blocks: list[Block] = [
+        Table(title="Built-in networks", headers=headers, rows=tuple(rows), right=headers[1:5], fold=("sizes",)),
+        Text(f"and every model of `perfmodel models` ({len(models)}), with sizes {' '.join(network_sizes('gpt2'))}", apart=True),
+    ]
+    show(Document(content=lambda: {"networks": objects, "models": sorted(models)}, blocks=lambda: blocks), output)

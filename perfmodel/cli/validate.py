@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Progress, print_json, print_paragraph, print_tables
+from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.resources import check_can_be_written
 from perfmodel.foundation.words import Words
 from perfmodel.parallel.request import Request
+from perfmodel.report.document import Block, Document, Text
 
 if TYPE_CHECKING:
     from perfmodel.validation.judgement import ValidationResult
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
         Request,
         only="profile calibration",
         helps={"profile": "Predict every training run with this framework, such as MINE.yaml of `fit`; its own if left out."},
-    )
+    ),
+    output=options.PLAIN_OUTPUT,
 )
 def validate(
     cases: Annotated[list[Path], typer.Argument(metavar="CASES.jsonl...", help="Published runs, one JSON object a line (or packed, .gz).")],
@@ -58,9 +62,10 @@ def validate(
             "--hide-framework", help="Predict training runs without the names of their frameworks: generic, made from all others."
         ),
     ] = False,
-    json: options.Json = False,
+    output: Output,
 ) -> None:
     """Predict published runs from their inputs alone, and show the errors of time, memory, fit and choice of plan."""
+    from perfmodel.validation.rows import case_rows
     from perfmodel.validation.run_labels import check_fields
     from perfmodel.validation.validate import SUMMED_BY
     from perfmodel.verbs.api import validate_cases
@@ -82,14 +87,14 @@ def validate(
             plots=plots,
             progress=lambda done: progress.share(min(done / max(total, 1), 1.0)),
         )
-    if json:
-        print_json(_object(result))
-        return
-    _show(result)
-    if out is not None:
-        print(f"\ntable: {out}")
-    if plots is not None:
-        print(f"\nfigures: {plots}")
+    show(
+        Document(
+            content=lambda: _object(result),
+            blocks=lambda: chain(_blocks(result), options.Files().written(output, table=out, figures=plots)),
+            rows=lambda: case_rows([*result.rows, *(result.serving.rows if result.serving is not None else ())]),
+        ),
+        output,
+    )
 
 
 def _count_lines(path: Path) -> int:
@@ -146,18 +151,18 @@ def _serving_object(result: ServingResult) -> dict[str, object]:
     }
 
 
-def _show(result: ValidationResult) -> None:
+def _blocks(result: ValidationResult) -> Iterator[Block]:
     from perfmodel.parallel.framework_ref import passed_over_line
     from perfmodel.validation.tables import choice_lines, fit_lines, headline, result_tables
 
     if result.rows or result.serving is None:
-        print_paragraph(headline(result))
-        print_tables(result_tables(result))
+        yield Text(headline(result))
+        yield from result_tables(result)
     if result.serving is not None:
         from perfmodel.validation.serving.tables import serving_headline, serving_tables
 
-        print_paragraph(("\n" if result.rows else "") + serving_headline(result.serving))
-        print_tables(serving_tables(result.serving))
+        yield Text(serving_headline(result.serving), apart=bool(result.rows))
+        yield from serving_tables(result.serving)
     told = [f"{name} ({count:,} runs)" for name, count in result.passed_over.items()]
     for line in [*fit_lines(result.fits), *choice_lines(result.choices), *([passed_over_line(told)] if told else [])]:
-        print_paragraph(line)
+        yield Text(line)

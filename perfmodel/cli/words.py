@@ -94,12 +94,6 @@ def largest_of(knobs: tuple[str, ...]) -> Group:
     return Group(options, lambda given: {name[4:]: words[name].value(value, name) for name, value in given.items() if value is not None})
 
 
-def switches(record: type, **helps: str) -> Group:
-    """Flags without a value as one argument: each a boolean field of the record."""
-    options = {name: _made(name, Annotated[bool, typer.Option(flag(name), help=help)], False) for name, help in helps.items()}
-    return Group(options, lambda given: record(**given))
-
-
 def _place(name: str) -> int:
     """Where the option of a word stands among the others; those without a place come last, as they are."""
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,5 +18,12 @@ def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
     writer = csv.DictWriter(text, columns_of(known), lineterminator="\n")
     writer.writeheader()
     for row in known:
-        writer.writerow({name: str(value).lower() if isinstance(value, bool) else value for name, value in row.items()})
+        writer.writerow({name: _cell(value) for name, value in row.items()})
     return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Booleans as JSON has them; nan, where nothing is known, as an empty cell."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if isinstance(value, float) and math.isnan(value) else value

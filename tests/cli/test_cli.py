@@ -96,11 +96,11 @@ def test_a_table_has_one_line_for_each_name_that_points_to_its_source(kind, capf
     assert cli.run([kind, "--json"]) == 0
     entries = json.loads(capfd.readouterr().out)[kind]
     assert cli.run([kind, "--sources"]) == 0
-    lines = capfd.readouterr().out.splitlines()
+    out = capfd.readouterr().out
     for entry in entries:
-        (line,) = [line for line in lines if line.startswith(f"{entry['name']} ")]
+        (line,) = [line for line in out.splitlines() if line.startswith(f"{entry['name']} ")]
         mark = line.split()[-1]
-        assert f"{mark} {' '.join(entry['source'].split())}" in lines
+        assert f"{mark} {' '.join(entry['source'].split())}" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -192,7 +192,7 @@ def test_an_imported_module_is_searched_and_says_what_stays_whole(call, call_jso
     assert code == 0
     assert "Not sharded:" in out
     assert "each search proved" in " ".join(out.split())
-    assert "predict it again with: perfmodel predict plan.yaml --network shard_nets:net" in out
+    assert "predict it again with:\nperfmodel predict plan.yaml --network shard_nets:net" in out
     for verb, words in (("predict", "is Python code of your own"), ("run", "a plan of an imported module is predicted, not run")):
         code, _, error = call(verb, "plan.yaml")
         assert code == 2

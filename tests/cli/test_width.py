@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from perfmodel.cli.output import MOST_NOTES, print_command, print_table
+from perfmodel.cli.output import print_command, print_table
+from perfmodel.report.document import MOST_NOTES
 from tests.cli.conftest import JOB
 
 SERVED = ["--model", "llama-3.3-70b", "--cluster", "dgx-h100", "--chips", "8", "--input-len", "1k", "--output-len", "1k"]

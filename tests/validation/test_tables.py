@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import perfmodel
-from perfmodel.cli.output import print_table, print_tables
+from perfmodel.cli.output import Output, print_blocks, print_table
 from perfmodel.foundation.units import format_step
 from perfmodel.parallel.training_run import training_time
 from perfmodel.report.predictions import headline, memory_table, parts_table, rests_on_lines, settings_table
@@ -65,8 +65,7 @@ def test_a_knob_that_all_plans_share_leaves_the_table(result):
 
 def test_the_best_plans_are_no_wider_than_a_screen(capsys):
     result = perfmodel.find_plans(**JOB | {"model": "llama-3-70b", "profile": "megatron"})
-    for table in (plans_table(result), baselines_table(result)):
-        print_tables([table])
+    print_blocks([plans_table(result), baselines_table(result)], Output())
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
     lines = beside_lines(result)
     orders = {"-".join(each.prediction.plan.order) for each in result.kinds}
