@@ -1,0 +1,125 @@
+"""Measure what the budgets of `contracts/budgets.yaml` limit: `python -m tests.budgets` prints each measure and its budget."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+
+import yaml
+
+from tests.contracts.sources import PACKAGE, modules, tree_of
+
+BUDGETS = Path(__file__).parent / "contracts" / "budgets.yaml"
+
+#: A prediction whose functions and files are counted: a model of each prediction path, once everything is imported.
+_PROFILED = """
+import json, sys
+import perfmodel
+job = dict(cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192, tp=2, pp=2)
+perfmodel.predict(model="llama-3-8b", **job)
+seen = set()
+def look(frame, event, _):
+    name = frame.f_code.co_filename
+    if event == "call" and "perfmodel" in name:
+        seen.add((name, frame.f_code.co_qualname))
+sys.setprofile(look)
+perfmodel.predict(model="llama-3-70b", **job)
+sys.setprofile(None)
+print(json.dumps([len(seen), len({name for name, _ in seen})]))
+"""
+
+
+def measures() -> dict[str, int]:
+    """Measure -> its value today. Lines are those of .py files; a package is a folder directly below perfmodel/."""
+    found = {f"lines of {name}/": count for name, count in sorted(_lines_by_package().items())}
+    functions, files = _run_through()
+    return {
+        "lines of the package": sum(found.values()),
+        **found,
+        "lines of the largest file": max(_num_lines(path) for path in modules()),
+        "fields of the largest record": max(_record_sizes(), default=0),
+        "files that only serving uses": len(serving_files()),
+        "private functions with one caller": sum(_one_caller(tree_of(path)) for path in modules()),
+        "functions of one prediction": functions,
+        "files of one prediction": files,
+    }
+
+
+def _num_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def _lines_by_package() -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for path in modules():
+        parts = path.relative_to(PACKAGE).parts
+        counts[parts[0] if len(parts) > 1 else "."] += _num_lines(path)
+    return counts
+
+
+def _record_sizes() -> Iterator[int]:
+    """Fields of each dataclass that needs no torch to be imported."""
+    for path in modules():
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        if "execute" in parts or parts[-1] == "__main__":
+            continue
+        for _, each in inspect.getmembers(import_module(".".join(parts)), inspect.isclass):
+            if is_dataclass(each):
+                yield len(fields(each))
+
+
+def serving_files() -> set[str]:
+    """Files on a path with `serv`, and those that only such files import."""
+    importers: dict[str, set[str]] = {}
+    known = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in modules()}
+    for name, path in known.items():
+        for node in ast.walk(tree_of(path)):
+            targets = [node.module, *(f"{node.module}.{each.name}" for each in node.names)] if isinstance(node, ast.ImportFrom) else []
+            for target in targets:
+                if target in known:
+                    importers.setdefault(target, set()).add(name)
+    found = {name for name in known if "serv" in name}
+    while True:
+        more = {name for name, users in importers.items() if name not in found and users <= found}
+        if not more:
+            return found
+        found |= more
+
+
+def _one_caller(tree: ast.Module) -> int:
+    """Private functions and methods of a file that are named once beside their definition."""
+    uses = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    uses += Counter(node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    private = (each.name for body in bodies for each in body if isinstance(each, ast.FunctionDef) and each.name.startswith("_"))
+    return sum(uses[name] == 1 for name in private if not name.startswith("__"))
+
+
+def _run_through() -> tuple[int, int]:
+    done = subprocess.run([sys.executable, "-c", _PROFILED], capture_output=True, text=True, check=True, timeout=120)
+    functions, files = json.loads(done.stdout)
+    return functions, files
+
+
+def budgets() -> dict[str, int]:
+    """Measure -> its budget."""
+    content: dict[str, int] = yaml.safe_load(BUDGETS.read_text(encoding="utf-8"))
+    return content
+
+
+def main() -> None:
+    limits = budgets() if BUDGETS.exists() else {}
+    for name, value in measures().items():
+        print(f"{name}: {value:,} of {limits.get(name, 0):,}")
+
+
+if __name__ == "__main__":
+    main()
