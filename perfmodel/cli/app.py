@@ -10,6 +10,7 @@ import signal
 import sys
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from keyword import iskeyword
 from os import environ
 from types import FrameType
@@ -49,6 +50,7 @@ VERBS = {
     "networks": ("shard", "List the built-in networks of `shard`."),
     "profiles": ("known", "List execution profiles: what each framework does with a plan."),
     "engines": ("engines", "List serving engines and what each release runs."),
+    "schema": ("schema", "Print the fields of a kind of input file, or its JSON Schema."),
     "calibrations": ("known", "List calibrations: what was measured and how well it fits."),
 }
 
@@ -181,7 +183,7 @@ def _root() -> Callable[..., None]:
 
 def wants_json(arguments: Sequence[str]) -> bool:
     """Whether errors are objects too."""
-    return "--json" in arguments or "--format=json" in arguments or ("--format", "json") in zip(arguments, arguments[1:], strict=False)
+    return "--json" in arguments or "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
 
 
 def run(arguments: list[str]) -> int:

@@ -37,6 +37,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "networks": ("networks", "networks --json"),
     "profiles": ("profiles", "profiles megatron"),
     "engines": ("engines", "engines vllm --json"),
+    "schema": ("schema chip", "schema profile --json"),
     "calibrations": ("calibrations", "calibrations h100"),
     "limits": (
         "limits --model llama-3-8b --cluster dgx-h100 --chips 8 --seq-len 8k",

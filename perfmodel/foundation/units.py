@@ -53,6 +53,17 @@ _UNITS: dict[str, dict[str, _Unit]] = {
     QuantityKind.COUNT: {"": (1.0, 0), "k": (1.0, 3), "K": (1.0, 3), "M": (1.0, 6), "B": (1.0, 9), "G": (1.0, 9), "T": (1.0, 12)},
     QuantityKind.FRACTION: {"": (1.0, 0), "%": (1.0, -2)},
 }
+#: The unit of the number that a quantity becomes.
+SI_UNITS: dict[str, str] = {
+    QuantityKind.TIME: "s",
+    QuantityKind.BYTES: "byte",
+    QuantityKind.BANDWIDTH: "byte/s",
+    QuantityKind.FLOP_RATE: "FLOP/s",
+    QuantityKind.POWER: "W",
+    QuantityKind.PRICE: "USD/h",
+    QuantityKind.COUNT: "1",
+    QuantityKind.FRACTION: "1",
+}
 # Beyond this nothing is meant in any SI unit, and products of a few such numbers would no longer be finite.
 _MOST = 1e26
 _BARE_NUMBERS = frozenset({QuantityKind.COUNT, QuantityKind.FRACTION})

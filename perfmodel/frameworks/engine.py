@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
-from perfmodel.foundation.files import listed
 from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.engine_formats import EngineFormat
@@ -26,7 +25,12 @@ GENERIC_ENGINE = "generic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineVersions:
-    """What some versions of an engine do otherwise: from `since`, below `before`."""
+    """What some versions of an engine do otherwise.
+
+    since, before   the first version, and the one from which it is as the engine's again
+    sampler_bytes   of `EngineMemory`
+    graph_bytes     of `EngineMemory`
+    """
 
     since: str
     before: str
@@ -243,7 +247,11 @@ ENGINE_GROUP_OF: Mapping[str, str] = group_of(_GROUPS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(Grouped):
-    """A serving engine: options in groups; what other versions than the last do otherwise is in `versions`."""
+    """A serving engine: options in groups.
+
+    versions   what other versions than the last do otherwise
+    notes      where single options were read, by name
+    """
 
     GROUP_OF: ClassVar[Mapping[str, str]] = ENGINE_GROUP_OF
 
@@ -294,19 +302,18 @@ def _load(name: str, state: tuple[int, ...]) -> Engine:
     data: Any = read_yaml(path)
     if isinstance(data, dict) and "base" in data:
         data = {**_data_of_base(data["base"], path.name), **{key: value for key, value in data.items() if key != "base"}}
-    if not state and isinstance(data, dict):
+    if state:
+        from perfmodel.foundation.schemas import check_file
+        from perfmodel.frameworks.schemas import engine_model
+
+        check_file(data, engine_model(Engine), where="", within=path.name)
+    else:
         data = {**data, **{number: told["value"] for number, told in fitted_numbers().get(name, {}).items()}}
     return _engine_from_data(data, where=path.name)
 
 
-def _engine_from_data(data: Any, *, where: str) -> Engine:
-    """The engine of a file, whose options stand without their groups. Raises InputError naming every field that is wrong."""
-    if not isinstance(data, Mapping):
-        return record_from_data(Engine, data, where=where)
-    known = [*ENGINE_GROUP_OF, *(each.name for each in fields(Engine) if each.name not in _GROUPS)]
-    faults = [f"{where}.{one_line(name, 60)}: unknown field{suggest(name, known)}" for name in data if name not in known]
-    if faults:
-        raise InputError(listed(faults))
+def _engine_from_data(data: Mapping[str, Any], *, where: str) -> Engine:
+    """The engine of a file, whose options stand without their groups."""
     own, groups = in_groups(data, ENGINE_GROUP_OF)
     return record_from_data(Engine, {"memory": {}, **own, **groups}, where=where)
 

@@ -14,6 +14,7 @@ class FittedConstant:
     fields         that it is, in the profile; the first one is its value
     prior          its value without the runs
     prior_spread   one standard deviation of that: of the logarithm, or where `is_ratio` is false of the value
+    is_ratio       its logarithm has the spread
     share_known    1 - (standard deviation with the runs / without)^2
     """
 
@@ -29,10 +30,12 @@ class FittedTo:
     """Runs that a profile was fitted to; none of a profile that ships.
 
     base            the profile that the fit started from
+    num_runs        runs of the fit
     noise           |log(measured / predicted)| of a further run with the best of constants
     left_out_error  mean of |predicted / measured - 1| of each run by the others
     models, chips   of the runs: shapes (`residuals.shape_of`) and names
     features        of the runs that few published ones have, `8-bit products` among them (`residuals.RunFeatures.named`)
+    constants       that the runs moved
     covariance      of the constants, in spreads of their priors
     """
 

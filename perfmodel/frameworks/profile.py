@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.foundation.files import listed
 from perfmodel.foundation.records import record_from_data, record_to_data
 from perfmodel.foundation.resources import write_atomically
+from perfmodel.foundation.units import parse_quantity
 from perfmodel.foundation.values import check_path
 from perfmodel.frameworks.fitted import NOTHING, FittedTo
 from perfmodel.frameworks.grouped import Grouped, in_groups
 from perfmodel.frameworks.options import (
-    GRAPH_SCOPES,
     GROUP_OF,
     GROUPS,
     HEAD_TAIL,
@@ -33,9 +34,8 @@ from perfmodel.frameworks.options import (
     StageOptions,
     StateOptions,
     TimingOptions,
-    bounds_of,
 )
-from perfmodel.frameworks.runnable import ANYTHING, Runs, listed_choices, not_runnable_reason, runs_from_dict
+from perfmodel.frameworks.runnable import ANYTHING, Runs, not_runnable_reason
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.frameworks.shipped import flattened, framework_names, shipped_fields, unit_of
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, framework_named
@@ -127,18 +127,19 @@ def load_profile(name: str | Path) -> ExecutionProfile:
     is_file = Path(whole).suffix in (".yaml", ".yml")
     shipped = None if is_file else shipped_fields(whole)
     if shipped is not None:
-        return _profile_of(pickle.dumps(shipped), whole)
+        return _profile_of(pickle.dumps(shipped), whole, is_shipped=True)
     if not is_file or not os.path.exists(whole):  # pathlib raises for a name too long or a folder that may not be entered
         known = f"{suggest(one_line(whole), list_profiles())} (`perfmodel profiles` lists them; a path works too)"
         raise InputError(f"profile={one_line(whole, 200)}: not known{known}")
     path = Path(whole)
-    return _profile_of(pickle.dumps(_with_base(flattened(read_yaml(path), where=whole), path)), whole)
+    return _profile_of(pickle.dumps(_with_base(flattened(read_yaml(path), where=whole), path)), whole, is_shipped=False)
 
 
 @lru_cache(maxsize=64)
-def _profile_of(fields_pickled: bytes, where: str) -> ExecutionProfile:
-    """Return `profile_from_dict` of the fields, read once while the files stay as they are."""
-    return profile_from_dict(pickle.loads(fields_pickled), where=where)
+def _profile_of(fields_pickled: bytes, where: str, is_shipped: bool) -> ExecutionProfile:
+    """The profile of the fields, read once while the files stay as they are."""
+    data = pickle.loads(fields_pickled)
+    return _profile_from(data, where) if is_shipped else profile_from_dict(data, where=where)
 
 
 def _with_base(data: dict[str, Any], path: Path, below: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -162,57 +163,41 @@ def _with_base(data: dict[str, Any], path: Path, below: tuple[str, ...] = ()) ->
 
 def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
     """The profile of a file's contents. Raises InputError naming every field that is wrong."""
-    from perfmodel.foundation.files import listed
+    from perfmodel.foundation.schemas import check_file
+    from perfmodel.frameworks.schemas import profile_model
 
-    if not isinstance(data, dict):
-        raise InputError(f"{where}: must be a mapping of fields; see strategies/frameworks for examples")
-    known = _OWN_KINDS | dict(KIND_OF)
-    faults = [f"{one_line(key)}: unknown field{suggest(one_line(key), known)}; remove it or correct it" for key in data if key not in known]
-    missing = [key for key in known if key not in data and key not in _OPTIONAL]
-    faults += [f"{key}: is missing; give it, or a `base:` to take it from (`perfmodel fit` and docs/files.md show one)" for key in missing]
-    values: dict[str, Any] = {}
-    for key in known.keys() & data.keys():
-        try:
-            read = _READERS.get(key)
-            values[key] = _value(key, known[key], data[key]) if read is None else read(data[key])
-        except InputError as error:
-            faults.append(str(error))
-    if SEPARATOR in str(values.get("name", "")):
-        faults.append(f"name={one_line(values['name'])}: holds a {SEPARATOR}, which stands before a setting; take another name")
-    if faults:
-        raise InputError(f"{where}: {listed(faults)}")
-    own, groups = in_groups(values, GROUP_OF)
+    check_file(data, profile_model(ExecutionProfile), where=where)
+    missing = [key for key in [*_OWN_KINDS, *KIND_OF] if key not in data and key not in _OPTIONAL]
+    if missing:
+        rule = "is missing; give it, or a `base:` to take it from (`perfmodel fit` and docs/files.md show one)"
+        raise InputError(f"{where}: {listed([f'{key}: {rule}' for key in missing])}")
+    if SEPARATOR in data["name"]:
+        raise InputError(f"{where}: name={one_line(data['name'])}: holds a {SEPARATOR}, which stands before a setting; take another name")
+    return _profile_from(data, where)
+
+
+def _profile_from(data: Mapping[str, Any], where: str) -> ExecutionProfile:
+    """The profile of contents that have its form."""
+    own, groups = in_groups({name: _value(name, value) for name, value in data.items()}, GROUP_OF)
     try:
         return ExecutionProfile(**own, **{group: of(**groups.get(group, {})) for group, of in GROUPS.items()})
     except InputError as error:
         raise InputError(f"{where}: {error} {own['name']}") from None
 
 
-def _zero_stages(value: object) -> tuple[int, ...]:
-    """As a list, or yes or no for all of them."""
-    if isinstance(value, bool):
+def _value(key: str, value: Any) -> Any:
+    """The value of a field of a profile's file."""
+    if key == "runs":
+        return record_from_data(Runs, value, where=key)
+    if key == "fitted":
+        return record_from_data(FittedTo, value, where=key)
+    if key == "overlaps_gradients" and isinstance(value, bool):
         return ZERO_STAGES if value else ()
-    return listed_choices(value, ZERO_STAGES, "overlaps_gradients")
-
-
-def _names(value: object) -> tuple[str, ...]:
-    known = [option for option, kind in KIND_OF.items() if kind == "float"]
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise bad_field("unknown", shown(value), "must be a list of fields", "write [host_launch_time]")
-    for name in value:
-        if name not in known:
-            raise bad_field("unknown", one_line(name), f"is no number of a profile{suggest(one_line(name), known)}", "correct it")
-    return tuple(value)
-
-
-#: What reads the fields that are groups of their own.
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "runs": runs_from_dict,
-    "overlaps_gradients": _zero_stages,
-    "unknown": _names,
-    "graph_scope": lambda data: listed_choices(data, GRAPH_SCOPES, "graph_scope"),
-    "fitted": lambda data: record_from_data(FittedTo, data, where="fitted"),
-}
+    if isinstance(value, list):
+        return tuple(value)
+    if KIND_OF.get(key) != "float":
+        return value
+    return parse_quantity(value, unit_of(key), field=key) if isinstance(value, str) else float(value)
 
 
 def profile_fields(profile: ExecutionProfile) -> dict[str, Any]:
@@ -240,25 +225,6 @@ def profile_text(profile: ExecutionProfile) -> str:
     groups = {name: value for name, value in data.items() if isinstance(value, (dict, list))}
     flat = dump_yaml({name: value for name, value in data.items() if name not in groups})
     return flat + (dump_yaml(groups, inline_leaves=True) if groups else "")
-
-
-def _value(key: str, kind: str, value: object) -> Any:
-    from perfmodel.foundation.units import parse_quantity
-
-    if kind == "bool":
-        if not isinstance(value, bool):
-            raise bad_field(key, shown(value), "must be true or false", "write one of them")
-        return value
-    if kind == "str":
-        if not isinstance(value, str):
-            raise bad_field(key, shown(value), "must be a text", "correct it")
-        return value
-    if isinstance(value, str):
-        value = parse_quantity(value, unit_of(key), field=key)
-    least, most = bounds_of(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise bad_field(key, shown(value), f"must be a number from {least:g} to {most:g}", "correct it")
-    return float(value)
 
 
 _OWN_KINDS = {field.name: str(field.type) for field in fields(ExecutionProfile) if field.name not in GROUPS}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from perfmodel.foundation.errors import InputError, bad_field, shown, suggest
-from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet, list_rule_sets, present_axes
+from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet, present_axes
 from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.layout import USUAL_DISPATCHERS, ZERO_STAGES, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.offloads import OFFLOADS
@@ -104,7 +102,7 @@ ANYTHING = Runs(
     rules=(),
 )
 
-_CHOICES: dict[str, tuple[int | str, ...]] = {
+RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
     "zero": ZERO_STAGES,
     "zero_in_pipeline": ZERO_STAGES,
     "zero_of_replicas": (1, 2, 3),
@@ -118,43 +116,7 @@ _CHOICES: dict[str, tuple[int | str, ...]] = {
 }
 
 #: What a file may leave out: the rules of every framework with tensor parallelism; no library, no lists; nothing said of bases.
-_MAY_BE_LEFT_OUT = ("rules", "flex", "recompute_modules", "sharded_bases", "axes_of_bases", "zero_beside_axes", "offloads")
-
-
-def listed_choices(value: object, choices: Sequence[Any], key: str) -> tuple[Any, ...]:
-    if not isinstance(value, list) or any(isinstance(each, bool) or each not in choices for each in value):
-        raise bad_field(key, shown(value), f"must be a list of {', '.join(map(str, choices))}", "correct it")
-    return tuple(value)
-
-
-def runs_from_dict(data: object) -> Runs:
-    """The group `runs` of a profile's file. Raises InputError naming the first field that is wrong."""
-    if not isinstance(data, dict):
-        raise bad_field("runs", shown(data), "must be a mapping of fields", "see `strategies/frameworks/megatron/habits.yaml`")
-    known = [field.name for field in fields(Runs)]
-    for key in data:
-        if key not in known:
-            raise InputError(f"runs.{shown(key)}: unknown field{suggest(str(key), known)}; remove it or correct it")
-    values: dict[str, Any] = {}
-    choices = {**_CHOICES, "rules": tuple(list_rule_sets())}
-    for key in known:
-        if key in _MAY_BE_LEFT_OUT and key not in data:
-            continue
-        if key not in data:
-            raise InputError(f"runs.{key}: is missing; give it (see `strategies/frameworks/megatron/habits.yaml`)")
-        value = data[key]
-        if key == "flex":
-            if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
-                raise bad_field("runs.flex", shown(value), "must be a list of what names of chips begin with", "correct it")
-            values[key] = tuple(value)
-        elif key in choices:
-            values[key] = listed_choices(value, choices[key], f"runs.{key}")
-        elif not isinstance(value, str if key == "source" else bool):
-            rule = "must be a text" if key == "source" else "must be true or false"
-            raise bad_field(f"runs.{key}", shown(value), rule, "correct it")
-        else:
-            values[key] = value
-    return Runs(**values)
+MAY_BE_LEFT_OUT = ("rules", "flex", "recompute_modules", "sharded_bases", "axes_of_bases", "zero_beside_axes", "offloads")
 
 
 def _listed(values: Sequence[int | str]) -> str:

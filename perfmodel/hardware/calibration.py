@@ -286,7 +286,9 @@ class CollectiveModel:
     own_share           g   of the chunk that a rank keeps, which costs as much as if it were sent too (the copy beside the transfer)
     step_share          l   by how much of itself the latency rises where a chunk (the buffer over the ranks) outgrows one packet of the
                         low-latency protocol; half-way at chunks of `step_bytes`
+    step_bytes              chunk at which half of `step_share` shows   [byte]
     bulk_time           J   [s] more where chunks are so large that the library changes to its bulk protocol; half-way at `bulk_bytes`
+    bulk_bytes              chunk at which half of `bulk_time` shows   [byte]
     ramp_time, ramp_exponent  c, x  [s] c * (wire bytes / RAMP_BYTES)^x: the slow rise between a small and a large message, where the
                         protocols were not told apart
     tree_hop_time       [s] for each level of a tree, instead of the ring's hops where that is quicker; 0: the library has no tree
@@ -371,6 +373,7 @@ class Calibration:
     grouped_matmul      parameters by dtype; where there are none a grouped product runs as plain ones do
     decode_attention    parameters by kernel
     serving             kernels of serving alone
+    provenance          how far predictions of the chips rest on it
     peaks               data-sheet figures that are replaced (PEAK_NAMES; flop rates as `flop_rate.bf16`); empty on a chip with a data sheet
     sustained_clock_fraction   matmul rate in a training run over that in a burst on a cool chip (power limit)
     clock_fractions     the same by dtype, where it differs (fp8: products of 8 bits)

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.schemas import check_file
 from perfmodel.frameworks.options import HEAD_TAIL
 from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
-from perfmodel.frameworks.runnable import ANYTHING, not_runnable_reason, runs_from_dict
+from perfmodel.frameworks.runnable import ANYTHING, not_runnable_reason
+from perfmodel.frameworks.schemas import runs_model
 from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher
 from perfmodel.planner.uniform.space import Space, runnable_space
@@ -73,8 +75,12 @@ def test_a_library_for_rows_in_copies_is_of_a_framework_and_of_chips():
         (name, chip): load_profile(name).runs.dispatchers(chip) for name in ("megatron", GENERIC) for chip in ("h100-sxm-80gb", "tpu-v5p")
     }
     assert [place for place, found in tried.items() if Dispatcher.FLEX in found] == [("megatron", "h100-sxm-80gb")]
-    with pytest.raises(InputError, match=r"runs.flex=.*must be a list of what names of chips begin with"):
-        runs_from_dict(GIVEN | {"flex": "h100"})
+    with pytest.raises(InputError, match=r"runs.flex='h100': must be a list"):
+        check_runs(GIVEN | {"flex": "h100"})
+
+
+def check_runs(data):
+    return check_file(data, runs_model(), where="mine.yaml", within="runs")
 
 
 def test_a_ring_that_is_balanced_halves_the_chunks():
@@ -121,16 +127,16 @@ def test_rules_of_single_operators_stay_where_the_framework_cuts_so(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"zero": [0, 4]}, r"runs\.zero=\[0, 4\]: must be a list of 0, 1, 2, 3"),
-        ({"axes": "tp"}, r"runs\.axes='tp': must be a list of tp, cp, pp"),
+        ({"zero": [0, 4]}, r"runs\.zero\.1=4: must be one of 0, 1, 2, 3"),
+        ({"axes": "tp"}, r"runs\.axes='tp': must be a list"),
         ({"sequence_parallel": "yes"}, "must be true or false"),
         ({"zeros": [0]}, "unknown field; did you mean 'zero'"),
     ],
 )
 def test_a_wrong_field_is_named(change, message):
-    assert runs_from_dict(GIVEN).schedules == ("1f1b",)
+    assert check_runs(GIVEN)["schedules"] == ["1f1b"]
     with pytest.raises(InputError, match=message):
-        runs_from_dict(GIVEN | change)
+        check_runs(GIVEN | change)
 
 
 def test_stages_that_must_be_even():

@@ -98,7 +98,7 @@ def test_which_zero_stages_overlap_is_a_list_or_yes_or_no(tmp_path, written, sta
 def test_a_zero_stage_that_does_not_exist_overlaps_nothing(tmp_path):
     path = Path(tmp_path, "p.yaml")
     path.write_text("name: mine\nbase: generic\nsource: mine\noverlaps_gradients: [4]\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"overlaps_gradients=\[4\]: must be a list of 0, 1, 2, 3"):
+    with pytest.raises(InputError, match=r"overlaps_gradients=\[4\]: must be true, false or a list of 0, 1, 2, 3"):
         load_profile(path)
 
 

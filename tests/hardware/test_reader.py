@@ -332,7 +332,7 @@ def test_a_chip_of_ones_own_gets_the_prior_too():
         ("floor_time:", "flor_time:", "did you mean 'floor_time'"),
         ("all_reduce:", "allreduce:", "did you mean 'all_reduce'"),
         ("bf16:", "bf61:", "did you mean 'bf16'"),
-        ("software: torch 2.13", "software: 2.13", "must be text"),
+        ("software: torch 2.13", "software: 2.13", "must be a text"),
         ("peak_fraction: 0.85", "peak_fraction: .nan", "finite"),
         ("peak_fraction: 0.85", "peak_fraction: -1", "must be positive"),
         ("source: measured\n", "", "source: required field is missing"),

@@ -46,6 +46,9 @@ def read_graph(data: Mapping[str, Any], *, where: str) -> ImportedGraph:
     plain = _with_unit({name: value for name, value in data.items() if name != "schema_version"}, "buffer_bytes")
     if isinstance(plain["vertices"], list):
         plain["vertices"] = [_with_unit(each, "activation_bytes") for each in plain["vertices"]]
+    from perfmodel.foundation.schemas import check_file, model_of
+
+    check_file(plain, model_of(ImportedGraph), where="", within=where)
     return record_from_data(ImportedGraph, plain, where=where)
 
 
