@@ -28,7 +28,7 @@ from perfmodel.parallel.layout import ZERO_STAGES
 
 _MOST = 64
 _NAMED = {"name": (text(), "what options and files call it"), "source": (text(), "where this was read or measured")}
-_BASE = (text(), "what gives all fields that the file leaves out: a shipped name, or a file beside this one")
+_BASE = (text(), "what gives all fields that the file leaves out: a shipped name, or a file in the same folder")
 
 
 @cache
