@@ -11,19 +11,20 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 
 # One thread per process: the tests start several processes on few cores.
-test check bench: export OMP_NUM_THREADS = 1
-test check bench: export MKL_NUM_THREADS = 1
-test check bench: export OPENBLAS_NUM_THREADS = 1
+test test-all check bench: export OMP_NUM_THREADS = 1
+test test-all check bench: export MKL_NUM_THREADS = 1
+test test-all check bench: export OPENBLAS_NUM_THREADS = 1
 
 # Python keeps what it compiles, whatever the caller's habit: the tests start it a hundred times.
-test check: export PYTHONDONTWRITEBYTECODE =
+test test-all check: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo check test lint format bench accuracy pase-report wheel-check clean
+.PHONY: help setup demo check test test-all lint format bench accuracy pase-report wheel-check clean
 
 help:
 	@echo "make demo         calibrate this machine briefly, search, run the plans, show predicted against measured"
 	@echo "make check        lint, types and the quick tests: what to run after each change"
-	@echo "make test         every test, those with several processes included"
+	@echo "make test         what must hold before a change lands, tests with several processes included"
+	@echo "make test-all     every test: those of make test and the nightly ones, which show the same on more plans and draws"
 	@echo "make lint         ruff (rules and format), mypy and the wording of what users read"
 	@echo "make format       let ruff rewrite the files"
 	@echo "make bench        the speed of perfmodel itself (tests/benchmarks)"
@@ -50,10 +51,11 @@ demo: $(READY)
 
 # Tests of the times and the ends of several processes run alone, one after the other; only the files that have some are read. Both halves
 # always run (pytest's exit code 5 is "no test selected").
-test: $(READY)
+test: SELECTED := and not nightly
+test test-all: $(READY)
 	@failed=0; \
-	$(BIN)/python -m pytest -q -m 'not dist' -n $(WORKERS) --dist worksteal || failed=1; \
-	$(BIN)/python -m pytest -q -m dist $$(grep -rl 'mark\.dist' tests --include='test_*.py' | sort) || [ $$? -eq 5 ] || failed=1; \
+	$(BIN)/python -m pytest -q -m 'not dist $(SELECTED)' -n $(WORKERS) --dist worksteal || failed=1; \
+	$(BIN)/python -m pytest -q -m 'dist $(SELECTED)' $$(grep -rl 'mark\.dist' tests --include='test_*.py' | sort) || [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
 
 check: lint

@@ -9,9 +9,10 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
 
-def _alone(path: Path) -> list[pytest.MarkDecorator]:
-    """Those that measure run with nothing beside them: what else runs would be in their times."""
-    return [pytest.mark.dist] if "WorkerGroup" in path.read_text(encoding="utf-8") else []
+def _marks(path: Path) -> list[pytest.MarkDecorator]:
+    """Those that measure run with nothing beside them: what else runs would be in their times. tests/lab/pase repeats that of PaSE."""
+    alone = [pytest.mark.dist] if "WorkerGroup" in path.read_text(encoding="utf-8") else []
+    return alone + [pytest.mark.nightly] * (path.stem == "pase")
 
 
 def test_there_are_notebooks():
@@ -20,7 +21,7 @@ def test_there_are_notebooks():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("path", [pytest.param(path, marks=_alone(path), id=path.stem) for path in NOTEBOOKS])
+@pytest.mark.parametrize("path", [pytest.param(path, marks=_marks(path), id=path.stem) for path in NOTEBOOKS])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::RuntimeWarning", "ignore::FutureWarning")
 def test_notebook_runs_and_ships_with_its_outputs(path, tmp_path):
     nbformat = pytest.importorskip("nbformat")

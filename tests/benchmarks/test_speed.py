@@ -4,11 +4,14 @@ import gzip
 import itertools
 import json
 import time
+import timeit
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import perfmodel
+from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.estimate import compiled_for
 from perfmodel.cost.resolve import kept_estimator
 from perfmodel.parallel.plan import make_plan
@@ -16,6 +19,19 @@ from perfmodel.planner import beyond
 from perfmodel.planner.search import sweep
 from perfmodel.planner.uniform.space import Space
 from tests.benchmarks.jobs import CLUSTER, gpt3_estimator, three_d_plans
+from tests.cost.machines import shipped_machine
+
+
+def test_one_row_per_redistribution():
+    """All collectives of one prediction at once take no more than a few hundred small numpy products, in processor time of one run."""
+    ones = np.full((30, 1), 8.0)
+    codes, rows = np.arange(30)[:, None] % 4, ones * 1e6
+    operands = {"group_size": ones * 8, "inside": [ones, ones * 8], "machine": shipped_machine("a100")}
+    taken, small = (
+        min(timeit.repeat(once, number=50, repeat=7, timer=time.process_time))
+        for once in (lambda: collective_time(codes, rows, **operands), lambda: rows * ones)
+    )
+    assert taken < 400 * small
 
 
 def test_one_prediction(benchmark):

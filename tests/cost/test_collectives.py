@@ -252,21 +252,6 @@ def test_a_ring_between_nodes_pays_for_its_hops_inside():
     assert collective_time(AG, 1.0, group_size=8.0, inside=[8.0, 8.0], machine=machine) == pytest.approx(7e-6, rel=1e-5)
 
 
-def test_one_row_per_redistribution_is_quick():
-    """All collectives of one prediction at once: no more than a few dozen small numpy products, measured in the same run."""
-    import timeit
-
-    machine = MACHINES["a100"]
-    ones = np.full((30, 1), 8.0)
-    codes = np.arange(30)[:, None] % 4
-    operands = {"group_size": ones * 8, "inside": [ones, ones * 8], "machine": machine}
-    rows = ones * 1e6
-    taken, small = (
-        min(timeit.repeat(once, number=50, repeat=7)) for once in (lambda: collective_time(codes, rows, **operands), lambda: rows * ones)
-    )
-    assert taken < 400 * small
-
-
 @pytest.mark.parametrize("chips, measured", [(8, 312.9e9), (2, 47.7e9)])
 def test_the_mesh_of_mi300x_reaches_what_was_measured_on_it(chips, measured):
     """Bus bandwidth of a large all-reduce, all to all and one to one (Bekman, Machine Learning Engineering, network tables)."""

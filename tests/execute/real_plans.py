@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from perfmodel.parallel.plan import Plan, make_plan
@@ -72,8 +73,25 @@ PLANS: dict[str, tuple[tuple[str, int, int], dict[str, Any]]] = {
 }
 
 
+SHALLOW = 3
+"""Layers of a virtual stage of a shallow plan, where its stages have as many each."""
+
+
 def real_plan(name: str) -> Plan:
     (model, batch, seq_len), knobs = PLANS[name]
     knobs = dict(knobs)
     job = make_job(model, global_batch=batch, seq_len=seq_len, precision=knobs.pop("precision", "bf16-mixed"))
     return make_plan(job, cluster="dgx-h100", **knobs)
+
+
+def shallow_plan(name: str) -> Plan:
+    """Return the plan at full width with the fewest layers that show every kind of layer and leave no stage empty."""
+    plan = real_plan(name)
+    model, knobs = plan.job.transformer, {name: value for name, value in PLANS[name][1].items() if name != "precision"}
+    chunks = plan.layout.pp * plan.virtual_stages
+    for depth in range(max(SHALLOW * chunks, 2 * len(model.layer_kinds)), model.num_hidden_layers):
+        few = model.with_layers(depth)
+        shallow = make_plan(replace(plan.job, model=few), cluster="dgx-h100", **knobs)
+        if len(few.layer_kinds) == len(model.layer_kinds) and min(shallow.stage_layers) > 0:
+            return shallow
+    return plan

@@ -12,6 +12,7 @@ from perfmodel.foundation.errors import RunError
 from perfmodel.parallel.executable import not_modules_reason
 from perfmodel.workload.job import Optimizer, Precision
 from tests.execute.jobs import GATED, VARIANTS, check_with_lost_norm_gradients, losses_of_steps, tiny, tiny_plan, worst_error
+from tests.marks import covering, mostly_nightly
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -64,15 +65,21 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_gradients_equal_those_of_one_process(form, groups):
+#: Forms by the number of ranks, so that a group of processes serves all of its size one after the other.
+BOTH = [(form, variant) for form, (ranks, _) in FORMS.items() for variant in ("qwen3", "gpt2")[: 1 if ranks == 8 else 2]]
+#: In `make test`: each knob and each pair of knobs, and every form of two ranks, of qwen3; of gpt2 the forms that its layers change.
+KEPT = [(form, "qwen3") for form in {*covering(FORMS), *(form for form, (ranks, _) in FORMS.items() if ranks == 2)}]
+KEPT += [(form, "gpt2") for form in ("zero 3", "tensor", "tensor and sequence", "context, unfused", "interleaved", "pipeline x zero 3")]
+
+
+@pytest.mark.parametrize("form, variant", mostly_nightly(BOTH, KEPT), ids=[f"{form}-{variant}" for form, variant in BOTH])
+def test_gradients_equal_those_of_one_process(form, variant, groups):
     num_ranks, knobs = FORMS[form]
-    for variant in ("qwen3", "gpt2")[: 1 if num_ranks == 8 else 2]:  # eight processes on few cores show the axes together, of one model
-        results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=tiny(variant), **knobs))
-        name, error = worst_error(results)
-        assert error < TOLERANCE, f"{variant}: {name}"
-        checked = {name for errors in results for name in errors} - {"loss", "lm_head.weight"}
-        assert checked == {shape.name for shape in tiny(variant).parameter_shapes()}
+    results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=tiny(variant), **knobs))
+    name, error = worst_error(results)
+    assert error < TOLERANCE, name
+    checked = {name for errors in results for name in errors} - {"loss", "lm_head.weight"}
+    assert checked == {shape.name for shape in tiny(variant).parameter_shapes()}
 
 
 #: Of models with experts: each mesh of experts beside each of attention's axes.
@@ -98,7 +105,11 @@ EXPERT_FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", EXPERT_FORMS)
+#: In `make test`: each knob and each pair of knobs.
+KEPT_EXPERTS = {*covering(EXPERT_FORMS), "zero 3, one copy of each", "over tensor", "gathered", "once to each rank"}
+
+
+@pytest.mark.parametrize("form", mostly_nightly(EXPERT_FORMS, KEPT_EXPERTS))
 def test_gradients_of_experts_equal_those_of_one_process(form, groups):
     num_ranks, knobs = EXPERT_FORMS[form]
     for variant in ("mixtral", "shared experts", "deepseek") if {"tp", "cp"}.isdisjoint(knobs) else ("mixtral", "shared experts"):

@@ -16,10 +16,9 @@ from tests.validation.published_cases import CASE, changed, sweep, write
 DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy.md"
 
 
-@pytest.fixture
-def cases(tmp_path):
+def write_cases(folder):
     return write(
-        tmp_path / "cases.jsonl",
+        folder / "cases.jsonl",
         [
             *sweep(),
             changed(id="mcore-1", framework="Megatron-LM dev (CI)"),
@@ -30,10 +29,22 @@ def cases(tmp_path):
     )
 
 
+@pytest.fixture
+def cases(tmp_path):
+    return write_cases(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The report of the cases, and the document: it takes many seconds."""
+    folder = tmp_path_factory.mktemp("accuracy")
+    out = folder / "accuracy.md"
+    return write_report([write_cases(folder)], out), out
+
+
 @pytest.mark.slow
-def test_the_document_is_written_with_its_figures(cases, tmp_path):
-    out = tmp_path / "accuracy.md"
-    report = write_report([cases], out)
+def test_the_document_is_written_with_its_figures(written):
+    report, out = written
     text = out.read_text(encoding="utf-8")
     assert [row.id for row in report.scored] == [f"nanotron-{i}" for i in range(5)]
     assert "5 runs of 1 sources are scored" in text
@@ -43,7 +54,7 @@ def test_the_document_is_written_with_its_figures(cases, tmp_path):
         assert f"## {heading}\n" in text
     for name in ("predicted_against_measured", "error_by_chips", "error_distribution"):
         assert f"(figures/{name}.png)" in text
-        assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 1000
+        assert (out.parent / "figures" / f"{name}.png").stat().st_size > 1000
     assert max(len(line) for line in text.splitlines() if not line.startswith(("|", "-", "#", "!"))) <= 140
 
 
@@ -61,8 +72,8 @@ def test_small_jobs_are_lines_of_their_own_and_what_no_chip_can_do_is_left_out(t
 
 
 @pytest.mark.slow
-def test_lines_hold_each_scored_run_once(cases, tmp_path):
-    for row in write_report([cases], tmp_path / "a.md").scored:
+def test_lines_hold_each_scored_run_once(written):
+    for row in written[0].scored:
         assert sum(line.holds(row.labels) for line in LINES) == 1
 
 
@@ -104,15 +115,15 @@ def test_bad_input_is_one_sentence(cases, tmp_path, monkeypatch, capsys, argumen
 
 
 @pytest.mark.slow
-def test_a_cause_is_named_where_a_source_tells_it(cases, tmp_path):
-    report = write_report([cases], tmp_path / "a.md")
+def test_a_cause_is_named_where_a_source_tells_it(written):
+    report, _ = written
     assert {cause_of(row) for row in report.scored} == {"not known"}
     assert not next(row for row in report.result.rows if row.id == "mcore-1").is_scored
 
 
 @pytest.mark.slow
-def test_a_cause_does_not_depend_on_the_error(cases, tmp_path):
-    rows = write_report([cases], tmp_path / "a.md").result.rows
+def test_a_cause_does_not_depend_on_the_error(written):
+    rows = written[0].result.rows
     rows += tuple(replace(rows[0], id=name, group=name.partition("-")[0]) for name in ("nanotron-14102875", "llmc-125M"))
     for row in rows:
         far_off = [replace(row, predicted_step_time=factor * row.predicted_step_time) for factor in (0.1, 3.0)]
@@ -133,9 +144,8 @@ def test_a_pipe_in_a_cell_is_escaped():
 
 
 @pytest.mark.slow
-def test_groups_that_cost_most_are_named(cases, tmp_path):
-    out = tmp_path / "a.md"
-    report = write_report([cases], out)
+def test_groups_that_cost_most_are_named(written):
+    report, out = written
     text = out.read_text(encoding="utf-8")
     (group,) = report.result.choices.groups
     if group.regret > 0.03:

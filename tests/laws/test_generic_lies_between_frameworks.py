@@ -12,6 +12,7 @@ import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.ensemble import known_families
 from perfmodel.frameworks.profile import GENERIC
+from tests.marks import mostly_nightly
 
 MODELS = (
     "gpt2",
@@ -97,5 +98,6 @@ def test_generic_lies_between_the_frameworks_that_can_run_a_plan():
 
 
 @pytest.mark.slow
-def test_generic_lies_between_the_frameworks_on_200_jobs():
-    check(seed=4, number=200)
+@pytest.mark.parametrize("number", mostly_nightly([40, 200], [40]))
+def test_generic_lies_between_the_frameworks_on_many_jobs(number):
+    check(seed=4, number=number)

@@ -10,6 +10,7 @@ from perfmodel.cost.serving.pools import predict_plan
 from perfmodel.cost.serving.simulated import predict_served, with_simulation
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.serving import pools_plan, serving_plan, serving_setting
+from tests.marks import mostly_nightly
 
 PLANS = (
     ("llama-3-8b", "dgx-h100", {"chips": 1, "tp": 1}),
@@ -75,9 +76,14 @@ def test_a_few_random_rates_have_one_answer():
     assert np.all(shares_within(4, 3, of=1, share=0.1, kind="disaggregated", at_rate=True) >= 3 / 4)
 
 
+#: Of random loads: how many are drawn in `make test`, and in `make test-all`.
+numbers = pytest.mark.parametrize("number", mostly_nightly([60, 200], [60]))
+
+
 @pytest.mark.slow
-def test_200_random_loads_have_one_answer():
-    assert np.all(shares_within(200, 2, of=1, share=0.1) >= (0.95, 0.95, 0.98))
+@numbers
+def test_many_random_loads_have_one_answer(number):
+    assert np.all(shares_within(number, 2, of=1, share=0.1) >= (0.95, 0.95, 0.98))
 
 
 @pytest.mark.slow
@@ -88,8 +94,9 @@ def test_80_random_rates_and_loads_of_disaggregated_plans_have_one_answer():
 
 
 @pytest.mark.slow
-def test_the_formulas_that_a_search_ranks_by_are_near():
-    found = answers(200, 2)
+@numbers
+def test_the_formulas_that_a_search_ranks_by_are_near(number):
+    found = answers(number, 2)
     errors = np.abs(found[:, 2] / found[:, 0] - 1)
     assert np.all(np.median(errors, axis=0) <= (0.08, 0.03, 0.03))
     assert np.all(np.quantile(errors, 0.9, axis=0) <= (0.45, 0.25, 0.15))

@@ -25,7 +25,7 @@ from tests.cost.jobs import CHIP, LLAMA_LIKE, PROFILES, estimator_of, make_job, 
 from tests.cost.machines import make_tier
 from tests.fuzz.topologies import FILE_NOTES, random_cluster
 from tests.hardware.domains import scale_up_size
-from tests.marks import mostly_slow
+from tests.marks import mostly_slow, one_in
 
 COMMUNICATION = (
     "tensor_parallel_communication",
@@ -137,7 +137,7 @@ def _tiers(bandwidth=1.0, latency=1.0):
 
 @pytest.mark.slow
 @plans
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", one_in(2, PROFILES))
 def test_a_faster_link_or_chip_is_never_slower(profile, knobs):
     base = predict(estimator_of(tiers=_tiers(), profile=profile), **knobs).step_time
     memory = CHIP.memory

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from perfmodel.parallel.algebra.derive import Amount, Derivation, amount_of
 from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Region, TensorRole
 
@@ -88,34 +90,35 @@ def always(amounts: Iterable[Amount]) -> list[Term]:
     return [(amount, frozenset()) for amount in amounts]
 
 
-def _added_up(moment: LiveBytes) -> LiveBytes:
-    """With one term for all amounts that differ in their base only: its factor is in bytes."""
-    total: LiveBytes = {}
-    for (amount, axes), factor in moment.items():
-        unit = amount.of_base(1.0), axes
-        total[unit] = total.get(unit, 0.0) + factor * amount.base
-    return {term: factor for term, factor in total.items() if factor}
-
-
 def undominated(moments: list[LiveBytes]) -> list[LiveBytes]:
-    """Without those that are no larger than another one, term by term."""
-    moments = [_added_up(moment) for moment in moments]
-    numbers: dict[Term, int] = {}
-    # each moment once with numbers for its terms: comparing hashes these, not the terms
-    rows = [{numbers.setdefault(term, len(numbers)): factor for term, factor in moment.items()} for moment in moments]
+    """Return the moments that no other one exceeds in every term.
 
-    def covers(a: int, b: int) -> bool:
-        more, less = rows[a], rows[b]
-        return all(more.get(term, 0.0) >= factor for term, factor in less.items()) and all(
-            factor >= 0.0 for term, factor in more.items() if term not in less
-        )
+    Amounts that differ in their base only are one term, whose factor is in bytes.
+    """
+    units: dict[Term, int] = {}
+    unit_of: dict[Term, int] = {}  # of each term: hashing and making its unit once costs less than in every moment
+    rows: list[dict[int, float]] = []
+    for moment in moments:
+        row: dict[int, float] = {}
+        for term, factor in moment.items():
+            unit = unit_of.get(term)
+            if unit is None:
+                amount, axes = term
+                unit = unit_of[term] = units.setdefault((amount.of_base(1.0), axes), len(units))
+            row[unit] = row.get(unit, 0.0) + factor * term[0].base
+        rows.append({unit: factor for unit, factor in row.items() if factor})
+    factors = np.zeros((len(rows), len(units)))
+    for place, row in enumerate(rows):
+        factors[place, list(row)] = list(row.values())
+    covers = [(factors[place] >= factors).all(axis=1).tolist() for place in range(len(rows))]
 
     found: list[int] = []
-    for moment in range(len(moments)):
-        if any(covers(other, moment) for other in found):
+    for place in range(len(rows)):
+        if any(covers[other][place] for other in found):
             continue
-        found = [other for other in found if not covers(moment, other)] + [moment]
-    return [moments[moment] for moment in found]
+        found = [other for other in found if not covers[place][other]] + [place]
+    terms = list(units)
+    return [{terms[unit]: factor for unit, factor in rows[place].items()} for place in found]
 
 
 def leading_to_exchanges(graph: Graph, operators: list[Operator]) -> set[str]:

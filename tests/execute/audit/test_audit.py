@@ -22,6 +22,7 @@ from perfmodel.verbs import api
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import load_model
 from tests.execute.jobs import tiny, tiny_plan
+from tests.marks import covering, mostly_nightly
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -124,11 +125,23 @@ def differing_rows(counting, plan):
     ]
 
 
-#: The rest of them, one of each axis and more, is in the slow half.
 QUICK = ("cp",)
+#: In `make test`: each knob, each pair of knobs, each schedule, and each other shape of model in a form of its own.
+KEPT = {
+    *covering(FORMS),
+    *("pp gpipe", "pp interleaved", "tp sp", "cp unfused"),
+    *("gpt2, tp", "qwen3, cp", "falcon, tp sp", "neox, pp cp tp dp_shard", "gemma2, ZeRO-1", "bloom, cp"),
+    *(name for name in PLANS if name.startswith(("norms", "gated attention, cp", "layers without"))),
+}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PLANS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", mostly_nightly((name for name in PLANS if name not in QUICK), KEPT.difference(QUICK)))
+def test_each_form_of_plan_audits_clean_on_each_stage(name, counting):
+    assert differing_rows(counting, PLANS[name]) == []
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_every_form_of_plan_audits_clean_on_each_stage(name, counting):
     assert differing_rows(counting, PLANS[name]) == []
 

@@ -15,6 +15,7 @@ from perfmodel.parallel.executable import counted_routing, not_modules_reason
 from perfmodel.workload.routing import routing_counts, routing_of
 from tests.execute.audit.test_audit import TINY, differing_rows, predicted
 from tests.execute.jobs import BIASED, EXPERT_VARIANTS, LATENT_VARIANTS, SPARSE_VARIANTS, STATE_VARIANTS, tiny, tiny_plan
+from tests.marks import covering, mostly_nightly
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -81,8 +82,18 @@ QUICK = (
 )
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FORMS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", mostly_nightly((name for name in FORMS if name not in QUICK), {*covering(FORMS)}.difference(QUICK)))
+def test_each_plan_with_experts_audits_clean_on_each_stage(name, counting):
+    check_audit(name, counting)
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_plans_with_experts_audit_clean_on_each_stage(name, counting):
+    check_audit(name, counting)
+
+
+def check_audit(name, counting):
     variant, knobs = FORMS[name]
     has_kinds = "kinds" in (EXPERT_VARIANTS | LATENT_VARIANTS | STATE_VARIANTS | SPARSE_VARIANTS | BIASED)[variant]
     layers = {} if {"pp", "recompute"} & knobs.keys() or has_kinds else {"num_hidden_layers": 2}

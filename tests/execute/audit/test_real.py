@@ -8,7 +8,8 @@ import pytest
 
 from perfmodel.execute.audit.audit import ranks_to_audit
 from perfmodel.verbs import api
-from tests.execute.real_plans import PLANS, real_plan
+from tests.execute.real_plans import PLANS, real_plan, shallow_plan
+from tests.marks import mostly_nightly
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,9 +40,23 @@ FIRST_ONLY = {
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
+#: In `make test` at a few layers of full width; one plan of the fewest layers is whole there as well.
+WHOLE = {"GPT-2, data parallel"}
+
+
+@pytest.mark.parametrize("name", mostly_nightly(PLANS, WHOLE))
 def test_real_plans_audit_clean(name):
-    plan = real_plan(name)
+    check(name, real_plan(name))
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if name not in WHOLE])
+def test_real_plans_of_few_layers_audit_clean(name):
+    plan = shallow_plan(name)
+    assert len(plan.job.transformer.layer_kinds) == len(real_plan(name).job.transformer.layer_kinds)
+    check(name, plan)
+
+
+def check(name, plan):
     first, last = 0, ranks_to_audit(plan)[-1]
     audited = api.audit_plan(plan, rank=last if name in LAST_ONLY else first if name in FIRST_ONLY else None)
     assert len(audited.ranks) == (1 if name in LAST_ONLY | FIRST_ONLY else min(2, plan.layout.pp))

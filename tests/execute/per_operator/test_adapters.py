@@ -21,6 +21,7 @@ from perfmodel.workload.adapters import SCALE
 from perfmodel.workload.training import training_of
 from tests.cost.jobs import estimator_of
 from tests.execute.jobs import tiny, tiny_plan
+from tests.marks import NIGHTLY
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -102,9 +103,19 @@ MORE_FORMS = [
 ]
 
 
+FEW_OPERATORS = "lora:2:o_proj+up_proj"
+
+
 @pytest.mark.dist
-@pytest.mark.parametrize("train", ["lora:4", pytest.param("lora:2:o_proj+up_proj", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("variant, knobs", [*FORMS, *(pytest.param(*form, marks=pytest.mark.slow) for form in MORE_FORMS)])
+@pytest.mark.parametrize(
+    "variant, knobs, train",
+    [
+        *((*form, "lora:4") for form in FORMS),
+        *(pytest.param(*form, "lora:4", marks=pytest.mark.slow) for form in MORE_FORMS),
+        *(pytest.param(*form, FEW_OPERATORS, marks=pytest.mark.slow) for form in FORMS),
+        *(pytest.param(*form, FEW_OPERATORS, marks=NIGHTLY) for form in MORE_FORMS),
+    ],
+)
 def test_plans_of_every_form_equal_one_process(variant, knobs, train, groups):
     plan = adapted(train, 4, model=tiny(variant), **knobs)
     assert not_executable_reason(plan) == ""

@@ -15,6 +15,7 @@ from perfmodel.parallel.per_operator.parameters import step_traffic
 from perfmodel.parallel.plan import plan_to_dict
 from tests.execute.per_operator import toys as toys
 from tests.execute.per_operator.plans import FOUR, TINY, TWO, random_plan, tiny_network
+from tests.marks import mostly_nightly
 from tests.network_plans import changed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -45,7 +46,7 @@ def test_processes_are_started_and_ended_for_a_run_of_its_own():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", mostly_nightly(QUICK, ["resnet50", "dlrm", "gpt2", "llama-3-8b"]))
 def test_many_random_plans(name, groups):
     network = tiny_network(name)
     for seed in range(100, 103):

@@ -25,7 +25,7 @@ def in_stages(network, axes, number, **settings):
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("name", ["gpt2", "alexnet", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["gpt2", "alexnet", pytest.param("transformer", marks=pytest.mark.nightly)])
 def test_microbatches_and_zero_equal_one_process(name, zero, groups):
     """gpt2's embedding is read by two layers; every layer has gradients that are partial on several groups of axes."""
     network = tiny_network(name)

@@ -22,7 +22,7 @@ from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.models import load_model
 from perfmodel.workload.quantization import QUANTIZATIONS
 from tests.execute.jobs import tiny
-from tests.marks import mostly_slow
+from tests.marks import mostly_nightly, mostly_slow
 
 DECODE, PREFILL = StepShape(sequences=64, cached=4095, new=1), StepShape(sequences=1, cached=0, new=4096)
 KIB = 1024
@@ -90,7 +90,12 @@ def assert_counted(name, counts, shape, *, tp):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, tp", [("llama-3-8b", 1), ("llama-3-70b", 4), ("mixtral-8x7b", 1), ("mixtral-8x7b", 2)])
+@pytest.mark.parametrize(
+    "name, tp",
+    mostly_nightly(
+        [("llama-3-8b", 1), ("llama-3-70b", 4), ("mixtral-8x7b", 1), ("mixtral-8x7b", 2)], [("llama-3-8b", 1), ("mixtral-8x7b", 2)]
+    ),
+)
 def test_real_models(name, tp, counting):
     for shape, counts in zip((DECODE, PREFILL), audit_serving(load_model(name), (DECODE, PREFILL), tp=tp, process=counting), strict=True):
         assert_counted(name, counts, shape, tp=tp)
@@ -99,7 +104,7 @@ def test_real_models(name, tp, counting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 8])
+@pytest.mark.parametrize("ranks", mostly_nightly([1, 8], [8]))
 def test_deepseek_v3_attends_to_latents(ranks, counting):
     """Absorbed: queries of 128 heads meet latents of 512 + 64, which no rank of tp shares; 256 experts of 2048, 8 of them a token."""
     (counts,) = audit_serving(load_model("deepseek-v3"), [DECODE], tp=ranks, ep=ranks, process=counting)
@@ -118,7 +123,7 @@ def test_deepseek_v3_attends_to_latents(ranks, counting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 8])
+@pytest.mark.parametrize("ranks", mostly_nightly([1, 8], [1]))
 def test_deepseek_v3_2_reads_the_latents_that_it_chose(ranks, counting):
     """As DeepSeek-V3; 64 small heads of 128, which no rank of tp shares, score all 4,096 keys, and 2,048 latents are attended to."""
     (counts,) = audit_serving(load_model("deepseek-v3.2"), [DECODE], tp=ranks, ep=ranks, process=counting)
@@ -150,7 +155,13 @@ def test_gpt_oss_reads_no_more_than_its_windows(counting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, tp", [("nemotron-h-8b", 1), ("nemotron-h-8b", 2), ("qwen3-next-80b-a3b", 1), ("qwen3-next-80b-a3b", 2)])
+@pytest.mark.parametrize(
+    "name, tp",
+    mostly_nightly(
+        [("nemotron-h-8b", 1), ("nemotron-h-8b", 2), ("qwen3-next-80b-a3b", 1), ("qwen3-next-80b-a3b", 2)],
+        [("nemotron-h-8b", 2), ("qwen3-next-80b-a3b", 1)],
+    ),
+)
 def test_states_of_real_models(name, tp, counting):
     """A decode step of 256 sequences, a prompt of 4,096 tokens, and the second half of one of 8,192: all that `serve` counts, but that
     torch's formula counts keys which a token of a prompt does not see; experts are all met."""

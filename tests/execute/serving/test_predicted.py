@@ -34,7 +34,7 @@ def served_model():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("model", "tolerance"),
-    [(served_model(), TOLERANCE), (load_model("nemotron-h-8b"), TOLERANCE_WITH_STATES)],
+    [(served_model(), TOLERANCE), pytest.param(load_model("nemotron-h-8b"), TOLERANCE_WITH_STATES, marks=pytest.mark.nightly)],
     ids=["attention", "states"],
 )
 def test_decode_and_prefill_steps_are_predicted_from_calibrated_parts(model, tolerance):

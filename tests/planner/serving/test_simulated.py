@@ -10,6 +10,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.planner.serving.result import ServingLimits
 from perfmodel.workload.serving import Lengths
+from tests.marks import mostly_nightly
 from tests.planner.serving.serving_searches import searched, serving_job
 from tests.planner.serving.test_serving_search import estimator_of
 
@@ -62,8 +63,9 @@ def test_95_percent_of_plans_that_are_chosen_for_a_rate_keep_their_limits_in_a_s
 
 
 @pytest.mark.slow
-def test_95_percent_of_chosen_plans_keep_their_limits_in_a_simulation_of_other_draws():
-    assert kept_shares(100, seed=2) >= 0.95
+@pytest.mark.parametrize("jobs", mostly_nightly([20, 100], [20]))
+def test_95_percent_of_chosen_plans_keep_their_limits_in_a_simulation_of_other_draws(jobs):
+    assert kept_shares(jobs, seed=2) >= 0.95
 
 
 def test_a_plan_that_only_the_formulas_let_pass_is_not_chosen():
