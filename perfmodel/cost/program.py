@@ -16,17 +16,17 @@ from perfmodel.cost.launches import added_gradients, kernels_of, score_matrices
 from perfmodel.cost.memory.backward_walk import backward_moments
 from perfmodel.cost.memory.forward_walk import forward_moments
 from perfmodel.cost.memory.kept import kept_tensors
-from perfmodel.cost.memory.live import Kept, LiveBytes, before_dispatch, coming_of_exchanges, entering, leading_to_exchanges, operand_bytes
+from perfmodel.cost.memory.live import Kept, LiveBytes, Terms
 from perfmodel.cost.rows import BATCH_AXES, DATA_AXES, Amounts, RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.cost.stages import inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.rewrites import with_habits
 from perfmodel.frameworks.tiles import logit_share
-from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of
+from perfmodel.parallel.algebra.derive import Amount, ExchangePosition, ParameterLayout, ShardedGraph, Traffic, amount_of
 from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
 from perfmodel.parallel.layout import Recompute
-from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Product, Region, TensorRole
+from perfmodel.workload.graph import Graph, Operator, Pass, Product, Region, TensorRole
 
 #: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
 #: recomputation leaves out at the end of a layer, since no saved tensor comes after it.
@@ -79,7 +79,7 @@ class Program:
                 them: nothing
     """
 
-    derivation: Derivation
+    derivation: ShardedGraph
     regions: tuple[Region, ...]
     rows: TimedRows
     saved: Rows
@@ -103,7 +103,7 @@ def _is_core(operator: Operator, recompute_operators: Iterable[str]) -> bool:
 
 
 def compile_program(
-    derivation: Derivation,
+    derivation: ShardedGraph,
     profile: ExecutionProfile,
     *,
     recompute_operators: tuple[str, ...],
@@ -122,12 +122,7 @@ def compile_program(
     place = {region.name: i for i, region in enumerate(graph.regions)}
     phases = _forward_phases(graph, recompute_operators, profile)
     for op in graph.operators:
-        forward, backward = segment(place[op.layer], phases[op.name]), segment(place[op.layer], "backward")
-        for work in op.forward:
-            compiler.work(op, shardings[op.name], work, segment=forward, name=op.name, is_backward=False)
-        for number, work in enumerate(op.backward):
-            name = f"{op.name}.grad{number if len(op.backward) > 1 else ''}"
-            compiler.work(op, shardings[op.name], work, segment=backward, name=name, is_backward=True)
+        _add_work(op, run, phases, place, compiler)
         readers = graph.consumers(op.output.tensor)
         if len(readers) > 1 and graph.tensors[op.output.tensor].has_gradient:
             # gradients of several readers are added: two reads and a write for each after the first
@@ -177,47 +172,44 @@ def compile_program(
     )
 
 
-def _row_compiler(run: Derivation, profile: ExecutionProfile) -> RowCompiler:
+def _row_compiler(run: ShardedGraph, profile: ExecutionProfile) -> RowCompiler:
     cuts = (run.shardings[op.name].get(dim, ()) for op in run.graph.operators for dim in op.per_sample)
     data_axes = frozenset(axis for axes in cuts for axis in axes)
     return RowCompiler(run.graph, profile, run.graph.activation_bytes, data_axes & BATCH_AXES | DATA_AXES)
 
 
-def _rows_of_weight_gradients(run: Derivation, profile: ExecutionProfile, place: Mapping[str, int], attention_kernel: str) -> TimedRows:
+def _add_work(op: Operator, run: ShardedGraph, phases: Mapping[str, str], place: Mapping[str, int], compiler: RowCompiler) -> None:
+    """Work of both passes of an operator."""
+    for number, work in enumerate((*op.forward, *op.backward)):
+        is_backward, name = number >= len(op.forward), op.name
+        if is_backward:
+            name += f".grad{number - len(op.forward) if len(op.backward) > 1 else ''}"
+        at = segment(place[op.layer], "backward" if is_backward else phases[op.name])
+        compiler.work(op, run.shardings[op.name], work, segment=at, name=name, is_backward=is_backward)
+
+
+def _rows_of_weight_gradients(run: ShardedGraph, profile: ExecutionProfile, place: Mapping[str, int], attention_kernel: str) -> TimedRows:
     """Products that make gradients of weights, in blocks that exchange."""
-    graph = run.graph
     compiler = _row_compiler(run, profile)
-    for operators in _of_blocks(graph):
-        before = before_dispatch(graph, operators)
-        for op in operators if before else ():
-            for work in op.backward:
-                if isinstance(work, Product) and work.gradient_of is not None and graph.is_trained(op.inputs[work.gradient_of]):
-                    at = 2 * place[op.layer] + (op.name not in before)
-                    compiler.work(op, run.shardings[op.name], work, segment=at, name=op.name, is_backward=True)
-    num_segments = 2 * len(graph.regions)
+    for op in run.graph.operators:
+        position = run.exchange_position.get(op.name)
+        for work in op.backward if position else ():
+            if isinstance(work, Product) and work.gradient_of is not None and run.graph.is_trained(op.inputs[work.gradient_of]):
+                at = 2 * place[op.layer] + (position is not ExchangePosition.BEFORE)
+                compiler.work(op, run.shardings[op.name], work, segment=at, name=op.name, is_backward=True)
+    num_segments = 2 * len(run.graph.regions)
     return compiler.rows(attention_kernel=attention_kernel, num_segments=num_segments, num_traffic_segments=num_segments * len(COMM))
 
 
 def _rows_beside_exchanges(
-    run: Derivation, profile: ExecutionProfile, phases: Mapping[str, str], place: Mapping[str, int], attention_kernel: str
-) -> TimedRows | None:
+    run: ShardedGraph, profile: ExecutionProfile, phases: Mapping[str, str], place: Mapping[str, int], attention_kernel: str
+) -> TimedRows:
     """Of the operators of blocks that neither lead to rows which are exchanged nor come of them, though both are in their block."""
-    graph = run.graph
     compiler = _row_compiler(run, profile)
-    for operators in _of_blocks(graph):
-        before, after = leading_to_exchanges(graph, operators), coming_of_exchanges(graph, operators)
-        if not before:
-            continue
-        for op in operators:
-            if op.name not in before and op.name not in after:
-                for work in op.forward:
-                    compiler.work(
-                        op, run.shardings[op.name], work, segment=segment(place[op.layer], phases[op.name]), name=op.name, is_backward=False
-                    )
-                for work in op.backward:
-                    at = segment(place[op.layer], "backward")
-                    compiler.work(op, run.shardings[op.name], work, segment=at, name=op.name, is_backward=True)
-    num_segments = len(graph.regions) * len(PHASES)
+    for op in run.graph.operators:
+        if run.exchange_position.get(op.name) is ExchangePosition.BESIDE:
+            _add_work(op, run, phases, place, compiler)
+    num_segments = len(run.graph.regions) * len(PHASES)
     return compiler.rows(attention_kernel=attention_kernel, num_segments=num_segments, num_traffic_segments=num_segments * len(COMM))
 
 
@@ -271,7 +263,7 @@ def _reads_frozen(op: Operator, graph: Graph) -> bool:
 
 
 def _add_traffic(
-    derivation: Derivation, profile: ExecutionProfile, phases: dict[str, str], place: Mapping[str, int], compiler: RowCompiler
+    derivation: ShardedGraph, profile: ExecutionProfile, phases: dict[str, str], place: Mapping[str, int], compiler: RowCompiler
 ) -> set[tuple[str, str]]:
     """Adds redistributions; returns the (tensor, operator) pairs whose saved input is the producer's shard, gathered again (R17)."""
     graph = derivation.graph
@@ -325,10 +317,10 @@ def _add_traffic(
     return regathers
 
 
-def _saved_rows(derivation: Derivation, kept: list[Kept], place: Mapping[str, int], compiler: RowCompiler) -> Rows:
+def _saved_rows(derivation: ShardedGraph, kept: list[Kept], place: Mapping[str, int], compiler: RowCompiler) -> Rows:
     """By region and by what recomputation does to it."""
     graph, rows = derivation.graph, []
-    given = {region.name: entering(graph, region) if region.is_block else frozenset[str]() for region in graph.regions}
+    given = {region.name: derivation.entering[region.name] if region.is_block else frozenset[str]() for region in graph.regions}
     for k in kept:
         region = place[k.region]
         name = "boundary" if k.tensor in given[k.region] else "dropped_by_selective" if k.is_dropped else "kept"
@@ -340,13 +332,13 @@ def _saved_rows(derivation: Derivation, kept: list[Kept], place: Mapping[str, in
         for operand in op.inputs:
             if operand.tensor in given[op.layer] and operand.tensor not in seen:
                 seen.add(operand.tensor)
-                amount = compiler.amount(operand_bytes(derivation, op, operand))
+                amount = compiler.amount(derivation.operand_bytes(op, operand))
                 rows.append((place[op.layer] * len(SAVED) + SAVED.index("entering"), operand.tensor, {"amount": amount}))
     return plain_rows(rows, ("amount",))
 
 
 def _peaks(
-    derivation: Derivation,
+    derivation: ShardedGraph,
     profile: ExecutionProfile,
     kept: list[Kept],
     core: set[str],
@@ -355,12 +347,12 @@ def _peaks(
     recomputes: Collection[Recompute],
 ) -> Peaks:
     """Of backward passes, of a block under each recomputation, and of the forward passes of blocks."""
-    sizes: dict[tuple[str, Operand], Amount] = {}
+    terms = Terms(derivation)
     cases: list[list[LiveBytes]] = []
     backward: dict[tuple[int, Recompute], int] = {}
     forward: dict[tuple[int, Recompute], int] = {}
     delayed: dict[tuple[int, Recompute], int] = {}
-    backward_of = partial(backward_moments, derivation, profile, kept, core=core, regathers=regathers, sizes=sizes)
+    backward_of = partial(backward_moments, derivation, profile, kept, core=core, regathers=regathers, terms=terms)
     before_blocks = inner_regions(derivation.graph.regions).start - 1
     for i, region in enumerate(derivation.graph.regions):
         for recompute in recomputes if region.is_block else (Recompute.NONE,):
@@ -371,10 +363,10 @@ def _peaks(
                 cases.append(backward_of(region=region, recompute=recompute, keeps_weight_gradients=False, is_in_buffer=True))
             if region.is_block:
                 forward[i, recompute] = len(cases)
-                cases.append(forward_moments(derivation, profile, kept, region=region, recompute=recompute, sizes=sizes))
-            before = before_dispatch(derivation.graph, derivation.graph.operators_of(region.name)) if region.is_block else set()
-            if profile.communication.delays_weight_gradients and before:
-                late = partial(backward_of, region=region, recompute=recompute, before_dispatch=frozenset(before))
+                cases.append(forward_moments(derivation, profile, kept, region=region, recompute=recompute, terms=terms))
+            exchanges = any(op.name in derivation.exchange_position for op in derivation.graph.operators_of(region.name))
+            if profile.communication.delays_weight_gradients and exchanges:
+                late = partial(backward_of, region=region, recompute=recompute, delays_weight_gradients=True)
                 delayed[i, recompute] = len(cases)
                 cases += [late(keeps_weight_gradients=keeps) for keeps in (False, True)]
     amount: list[int] = []
@@ -386,7 +378,8 @@ def _peaks(
         of.append(len(starts))
         for moment in moments or [{}]:
             starts.append(len(amount))
-            for (size, axes), times in moment.items() or {(NOTHING, frozenset[str]()): 0.0}.items():
+            for term, times in moment.items() or {terms.number(NOTHING): 0.0}.items():
+                size, axes = terms.amounts[term]
                 amount.append(compiler.amount(size))
                 factor.append([times])
                 group.append(compiler.mask(axes))
