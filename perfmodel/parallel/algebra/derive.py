@@ -324,16 +324,12 @@ def derive(
         check_sharding(op, shardings[op.name], axes)
     left = {op.output.tensor: output_layout(op, shardings[op.name]) for op in graph.operators}
     needed = {(op.name, i): input_layout(shardings[op.name], operand) for op in graph.operators for i, operand in enumerate(op.inputs)}
-    consumers: dict[str, list[tuple[Operator, int]]] = {}
-    for op in graph.operators:
-        for i, operand in enumerate(op.inputs):
-            consumers.setdefault(operand.tensor, []).append((op, i))
-    _check_edges(graph, consumers, needed, left)
+    _check_edges(graph, needed, left)
     joined = _joined_inputs(graph, left) if held is None else {}
     traffic: list[Traffic] = []
     for producer in graph.operators:
         tensor = graph.tensors[producer.output.tensor]
-        readers = consumers.get(tensor.name, [])
+        readers = graph.consumers(tensor.name)
         if not readers or tensor.role is not TensorRole.ACTIVATION or tensor.name in joined:
             continue  # added up locally with another partial input, reduced with it (R7)
         reading = [(op, needed[op.name, i], gradient_layout(shardings[op.name], op.inputs[i])) for op, i in readers]
@@ -369,7 +365,7 @@ def derive(
         graph=graph,
         shardings=dict(shardings),
         traffic=tuple(traffic),
-        parameters=_parameters(graph, shardings, consumers, needed, left, skips_unread=held is not None),
+        parameters=_parameters(graph, shardings, needed, left, skips_unread=held is not None),
         needed=needed,
         left=left,
         joined=joined,
@@ -403,12 +399,7 @@ def _moves_by_way_of(held: Held | None, producer: Operator, left: Layout, readin
         yield _Move(gradient, goal, Pass.BACKWARD, op.layer, op.name)
 
 
-def _check_edges(
-    graph: Graph,
-    consumers: Mapping[str, list[tuple[Operator, int]]],
-    needed: Mapping[tuple[str, int], Layout],
-    left: Mapping[str, Layout],
-) -> None:
+def _check_edges(graph: Graph, needed: Mapping[tuple[str, int], Layout], left: Mapping[str, Layout]) -> None:
     """What the algebra does not express is refused, not priced wrong.
 
     Blocks follow one another as they follow what comes before them, so all edges between regions of a graph with blocks have one layout.
@@ -417,7 +408,7 @@ def _check_edges(
     boundary = {left[each.carried]: each.carried for each in graph.repeats if graph.producer(each.carried) is not None}
     for producer in graph.operators:
         tensor = producer.output.tensor
-        for reader, i in consumers.get(tensor, []):
+        for reader, i in graph.consumers(tensor):
             wanted = needed[reader.name, i]
             if graph.repeats and reader.layer != producer.layer:
                 boundary.setdefault(left[tensor], tensor)
@@ -484,7 +475,6 @@ def _own_traffic(op: Operator, sharding: Sharding, activation_bytes: float) -> I
 def _parameters(
     graph: Graph,
     shardings: Mapping[str, Sharding],
-    consumers: Mapping[str, list[tuple[Operator, int]]],
     needed: Mapping[tuple[str, int], Layout],
     left: Mapping[str, Layout],
     *,
@@ -496,7 +486,7 @@ def _parameters(
     for name, tensor in graph.tensors.items():
         if tensor.role is not TensorRole.PARAMETER:
             continue
-        uses = consumers.get(name, [])
+        uses = graph.consumers(name)
         if not uses and skips_unread:
             continue  # a module of one's own may have some that it never uses
         if not uses:
@@ -511,13 +501,20 @@ def _parameters(
         # a stage of a pipeline may begin between a product and its bias
         sums = left[outputs[tensor.bias_of]].partial if tensor.bias_of in outputs else frozenset[str]()
         layout = parameter_layout(tensor, uses, shardings, sum_axes=sums)
-        is_end, is_last = ends.issuperset(layout.regions), graph.regions[-1].name in layout.regions
-        if not tensor.has_gradient:
-            first = graph.operators_of(layout.regions[0])
-            runs_backward = any(graph.tensors[op.output.tensor].has_gradient for op in first)
-            layout = replace(layout, is_frozen=True, itemsize=tensor.itemsize, runs_backward=runs_backward)
-        layout = replace(layout, copy_bytes=tensor.copy_bytes, gathered_bytes=tensor.gathered_bytes, casts=tensor.casts)
-        found.append(replace(layout, is_end=is_end, is_last=is_last))
+        first = graph.operators_of(layout.regions[0])
+        found.append(
+            replace(
+                layout,
+                is_end=ends.issuperset(layout.regions),
+                is_last=graph.regions[-1].name in layout.regions,
+                is_frozen=not tensor.has_gradient,
+                itemsize=0.0 if tensor.has_gradient else tensor.itemsize,
+                runs_backward=tensor.has_gradient or any(graph.tensors[op.output.tensor].has_gradient for op in first),
+                copy_bytes=tensor.copy_bytes,
+                gathered_bytes=tensor.gathered_bytes,
+                casts=tensor.casts,
+            )
+        )
     return tuple(found)
 
 
