@@ -108,17 +108,6 @@ def score_matrices(op: Operator, sharding: Sharding, profile: ExecutionProfile) 
     return extent_amount(op, sharding, tuple((op.dims[dim], dim) for dim in op.output.dims if dim and dim not in rows))
 
 
-def added_gradients(graph: Graph) -> Mapping[str, int]:
-    """By region: gradients of a tensor that has several readers are added, a kernel for each reader after the first."""
-    found: dict[str, int] = {}
-    for op in graph.operators:
-        if not graph.tensors[op.output.tensor].has_gradient:
-            continue
-        for reader, _ in graph.consumers(op.output.tensor)[1:]:
-            found[reader.layer] = found.get(reader.layer, 0) + 1
-    return found
-
-
 def collective_launches(rows: TimedRows, sizes: Array) -> Any:
     """[traffic segments, columns] collectives that are issued: those of a group of more than one. `sizes`: of the groups, by mask."""
     return summed(_issued(rows, sizes), rows.traffic, rows.num_traffic_segments)
@@ -140,7 +129,9 @@ def _issued(rows: TimedRows, sizes: Array) -> Array:
 def graph_launches(graph: Graph, profile: ExecutionProfile) -> float:
     """Kernels of a microbatch, of all regions together, one of a forward pass as `FORWARD`."""
     counts = {region.name: region.count for region in graph.regions}
-    total = float(sum(number * counts[region] for region, number in added_gradients(graph).items()))
+    readers = [graph.consumers(op.output.tensor) for op in graph.operators if graph.tensors[op.output.tensor].has_gradient]
+    # gradients of several readers are added, a kernel for each reader after the first
+    total = float(sum(counts[reader.layer] for each in readers for reader, _ in each[1:]))
     for op in graph.operators:
         forward, backward = kernels_of(op, graph, profile)
         total += counts[op.layer] * (FORWARD * forward + backward)

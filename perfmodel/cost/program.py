@@ -5,28 +5,29 @@ Derived once per (graph, rule set, profile), symbolically (`cost/rows.py`); eval
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.launches import added_gradients, kernels_of, score_matrices
+from perfmodel.cost.launches import kernels_of, score_matrices
 from perfmodel.cost.memory.backward_walk import backward_moments
 from perfmodel.cost.memory.forward_walk import forward_moments
 from perfmodel.cost.memory.kept import kept_tensors
-from perfmodel.cost.memory.live import Kept, LiveBytes, before_dispatch, coming_of_exchanges, entering, leading_to_exchanges, operand_bytes
+from perfmodel.cost.memory.live import Kept, LiveBytes, Terms
 from perfmodel.cost.rows import BATCH_AXES, DATA_AXES, Amounts, RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.cost.stages import inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.rewrites import with_habits
 from perfmodel.frameworks.tiles import logit_share
-from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of
+from perfmodel.parallel.algebra.derive import Amount, ExchangePosition, ParameterLayout, ShardedGraph, Traffic, amount_of
 from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
 from perfmodel.parallel.layout import Recompute
-from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Product, Region, TensorRole
+from perfmodel.workload.graph import Operator, Pass, Product, Region, TensorRole
 
 #: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
 #: recomputation leaves out at the end of a layer, since no saved tensor comes after it.
@@ -79,7 +80,7 @@ class Program:
                 them: nothing
     """
 
-    derivation: Derivation
+    derivation: ShardedGraph
     regions: tuple[Region, ...]
     rows: TimedRows
     saved: Rows
@@ -98,12 +99,8 @@ class Program:
         return self.rows.amounts
 
 
-def _is_core(operator: Operator, recompute_operators: Iterable[str]) -> bool:
-    return (bool(operator.group) and operator.group in recompute_operators) or operator.name_in_layer in recompute_operators
-
-
 def compile_program(
-    derivation: Derivation,
+    derivation: ShardedGraph,
     profile: ExecutionProfile,
     *,
     recompute_operators: tuple[str, ...],
@@ -118,27 +115,13 @@ def compile_program(
     """
     run = with_habits(derivation, profile)
     graph, shardings = run.graph, run.shardings
-    compiler = _row_compiler(run, profile)
-    place = {region.name: i for i, region in enumerate(graph.regions)}
-    phases = _forward_phases(graph, recompute_operators, profile)
-    for op in graph.operators:
-        forward, backward = segment(place[op.layer], phases[op.name]), segment(place[op.layer], "backward")
-        for work in op.forward:
-            compiler.work(op, shardings[op.name], work, segment=forward, name=op.name, is_backward=False)
-        for number, work in enumerate(op.backward):
-            name = f"{op.name}.grad{number if len(op.backward) > 1 else ''}"
-            compiler.work(op, shardings[op.name], work, segment=backward, name=name, is_backward=True)
-        readers = graph.consumers(op.output.tensor)
-        if len(readers) > 1 and graph.tensors[op.output.tensor].has_gradient:
-            # gradients of several readers are added: two reads and a write for each after the first
-            for reader, i in readers[1:]:
-                compiler.added_gradient(reader, shardings[reader.name], i, segment=segment(place[reader.layer], "backward"))
-
-    regathers = _add_traffic(run, profile, phases, place, compiler)
-    core = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
-    tensors = kept_tensors(run, regathers, core, alone={op.name for op in graph.operators if op.name_in_layer in recompute_operators})
-    saved = _saved_rows(run, tensors, place, compiler)
-    peaks = _peaks(run, profile, tensors, core, regathers, compiler, recomputes)
+    it = _Compilation(run, profile, recompute_operators, attention_kernel)
+    amount = it.rows.amount
+    launches = it.add_operators()
+    regathers = it.add_traffic()
+    kept = kept_tensors(run, regathers, it.core, alone={op.name for op in graph.operators if op.name_in_layer in recompute_operators})
+    saved = it.saved_rows(kept)
+    peaks = it.peaks(kept, regathers, recomputes)
     makers = [graph.producer(tensor) for tensor in handed_on or (graph.boundary,)]
     boundary = [amount_of(op, shardings[op.name], op.output.dims, scale=graph.activation_bytes) for op in makers if op is not None]
     logits = NOTHING
@@ -146,260 +129,250 @@ def compile_program(
         loss = graph.operator(graph.loss)
         logits = amount_of(loss, shardings[loss.name], loss.inputs[0].dims).scaled(logit_share(derivation.graph, profile))
     softmaxes = tuple(
-        (segment(place[op.layer], phases[op.name]), segment(place[op.layer], "backward"), compiler.amount(matrices))
+        (it.forward[op.name], it.backward(op), amount(matrices))
         for op in graph.operators
         if (matrices := score_matrices(op, shardings[op.name], profile)) is not None
     )
-    boundary_amounts, logits_amount = tuple(map(compiler.amount, boundary or [NOTHING])), compiler.amount(logits)
-    num_segments = len(graph.regions) * len(PHASES)
+    boundary_amounts, logits_amount = tuple(map(amount, boundary or [NOTHING])), amount(logits)
     return Program(
         derivation=derivation,
         regions=graph.regions,
-        rows=compiler.rows(
-            attention_kernel=attention_kernel,
-            num_segments=num_segments,
-            num_traffic_segments=num_segments * len(COMM),
-        ),
+        rows=it.timed(it.rows),
         saved=saved,
-        launches=_launches(graph, profile, phases, place),
+        launches=launches,
         softmaxes=softmaxes,
         boundary=boundary_amounts,
         handed_on=handed_on,
         logits=logits_amount,
         peaks=peaks,
         parameters=run.parameters,
-        beside=_rows_beside_exchanges(run, profile, phases, place, attention_kernel)
-        if profile.communication.hides_shared_experts
-        else None,
-        weight_gradients=_rows_of_weight_gradients(run, profile, place, attention_kernel)
-        if profile.communication.delays_weight_gradients
-        else None,
+        beside=it.rows_beside_exchanges() if profile.communication.hides_shared_experts else None,
+        weight_gradients=it.rows_of_weight_gradients() if profile.communication.delays_weight_gradients else None,
     )
 
 
-def _row_compiler(run: Derivation, profile: ExecutionProfile) -> RowCompiler:
-    cuts = (run.shardings[op.name].get(dim, ()) for op in run.graph.operators for dim in op.per_sample)
-    data_axes = frozenset(axis for axes in cuts for axis in axes)
-    return RowCompiler(run.graph, profile, run.graph.activation_bytes, data_axes & BATCH_AXES | DATA_AXES)
+class _Compilation:
+    """One sharded graph as a framework runs it, and the rows gathered of it so far.
 
-
-def _rows_of_weight_gradients(run: Derivation, profile: ExecutionProfile, place: Mapping[str, int], attention_kernel: str) -> TimedRows:
-    """Products that make gradients of weights, in blocks that exchange."""
-    graph = run.graph
-    compiler = _row_compiler(run, profile)
-    for operators in _of_blocks(graph):
-        before = before_dispatch(graph, operators)
-        for op in operators if before else ():
-            for work in op.backward:
-                if isinstance(work, Product) and work.gradient_of is not None and graph.is_trained(op.inputs[work.gradient_of]):
-                    at = 2 * place[op.layer] + (op.name not in before)
-                    compiler.work(op, run.shardings[op.name], work, segment=at, name=op.name, is_backward=True)
-    num_segments = 2 * len(graph.regions)
-    return compiler.rows(attention_kernel=attention_kernel, num_segments=num_segments, num_traffic_segments=num_segments * len(COMM))
-
-
-def _rows_beside_exchanges(
-    run: Derivation, profile: ExecutionProfile, phases: Mapping[str, str], place: Mapping[str, int], attention_kernel: str
-) -> TimedRows | None:
-    """Of the operators of blocks that neither lead to rows which are exchanged nor come of them, though both are in their block."""
-    graph = run.graph
-    compiler = _row_compiler(run, profile)
-    for operators in _of_blocks(graph):
-        before, after = leading_to_exchanges(graph, operators), coming_of_exchanges(graph, operators)
-        if not before:
-            continue
-        for op in operators:
-            if op.name not in before and op.name not in after:
-                for work in op.forward:
-                    compiler.work(
-                        op, run.shardings[op.name], work, segment=segment(place[op.layer], phases[op.name]), name=op.name, is_backward=False
-                    )
-                for work in op.backward:
-                    at = segment(place[op.layer], "backward")
-                    compiler.work(op, run.shardings[op.name], work, segment=at, name=op.name, is_backward=True)
-    num_segments = len(graph.regions) * len(PHASES)
-    return compiler.rows(attention_kernel=attention_kernel, num_segments=num_segments, num_traffic_segments=num_segments * len(COMM))
-
-
-def _launches(graph: Graph, profile: ExecutionProfile, phases: Mapping[str, str], place: Mapping[str, int]) -> NDArray[np.float64]:
-    found = np.zeros((len(graph.regions) * len(PHASES), 1))
-    for op in graph.operators:
-        forward, backward = kernels_of(op, graph, profile)
-        found[segment(place[op.layer], phases[op.name])] += forward
-        found[segment(place[op.layer], "backward")] += backward
-    for region, number in added_gradients(graph).items():
-        found[segment(place[region], "backward")] += number
-    return found
-
-
-def _forward_phases(graph: Graph, recompute_operators: Iterable[str], profile: ExecutionProfile) -> dict[str, str]:
-    """core, rest or tail for each forward operator: the tail begins at the last operator of a block that saves something.
-
-    A group of operators is recomputed as a function of its own: where recomputation stops early, its last operator is left out, if
-    that saves nothing but what it reads.
+    place     of each region among the graph's
+    core      operators that selective recomputation runs again
+    forward   segment of each operator's forward pass
     """
-    tail: set[str] = set()
-    for operators in _of_blocks(graph):
-        last = max((i for i, op in enumerate(operators) if op.saved), default=0)
-        tail.update(op.name for op in operators[last:])
-    names = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
-    if profile.activations.recompute_stops_early:
-        ends = {(op.layer, op.group): op for op in graph.operators if op.group and op.group in recompute_operators}
-        names -= {op.name for op in ends.values() if all(saved.of is not None and saved.of < len(op.inputs) for saved in op.saved)}
-    return {op.name: "core" if op.name in names else "tail" if op.name in tail else "rest" for op in graph.operators}
 
+    def __init__(self, run: ShardedGraph, profile: ExecutionProfile, recompute_operators: Collection[str], attention_kernel: str) -> None:
+        self.run, self.graph, self.profile, self.attention_kernel = run, run.graph, profile, attention_kernel
+        self.place = {region.name: i for i, region in enumerate(run.graph.regions)}
+        self.blocks = [run.graph.operators_of(region.name) for region in run.graph.regions if region.is_block]
+        self.core = {op.name for op in run.graph.operators if {op.group, op.name_in_layer}.intersection(recompute_operators) - {""}}
+        self.phases = self._forward_phases(recompute_operators)
+        self.forward = {op.name: segment(self.place[op.layer], self.phases[op.name]) for op in run.graph.operators}
+        self.rows = self._row_compiler()
 
-def _of_blocks(graph: Graph) -> list[list[Operator]]:
-    """The operators of each block."""
-    return [graph.operators_of(region.name) for region in graph.regions if region.is_block]
+    def _forward_phases(self, recompute_operators: Collection[str]) -> dict[str, str]:
+        """core, rest or tail for each forward operator: the tail begins at the last operator of a block that saves something.
 
+        A group of operators is recomputed as a function of its own: where recomputation stops early, its last operator is left out, if
+        that saves nothing but what it reads.
+        """
+        tail: set[str] = set()
+        for operators in self.blocks:
+            last = max((i for i, op in enumerate(operators) if op.saved), default=0)
+            tail.update(op.name for op in operators[last:])
+        names = self.core
+        if self.profile.activations.recompute_stops_early:
+            ends = {(op.layer, op.group): op for op in self.graph.operators if op.group and op.group in recompute_operators}
+            names = names - {
+                op.name for op in ends.values() if all(saved.of is not None and saved.of < len(op.inputs) for saved in op.saved)
+            }
+        return {op.name: "core" if op.name in names else "tail" if op.name in tail else "rest" for op in self.graph.operators}
 
-def _is_input_gradient(graph: Graph, traffic: Traffic) -> bool:
-    """A tensor-parallel reduction, in backward, of the gradient of a linear operator's input."""
-    if traffic.phase is not Pass.BACKWARD or traffic.kind not in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
-        return False
-    if comm_class(traffic.axes) != "tensor_parallel":
-        return False
-    products = [op for op, _ in graph.consumers(traffic.tensor) if op.is_product]
-    # of a frozen weight no gradient is made meanwhile
-    return bool(products) and not any(_reads_frozen(op, graph) for op in products)
+    def _row_compiler(self) -> RowCompiler:
+        cuts = (self.run.shardings[op.name].get(dim, ()) for op in self.graph.operators for dim in op.per_sample)
+        data_axes = frozenset(axis for axes in cuts for axis in axes)
+        return RowCompiler(self.graph, self.profile, self.graph.activation_bytes, data_axes & BATCH_AXES | DATA_AXES)
 
+    def backward(self, op: Operator) -> int:
+        return segment(self.place[op.layer], "backward")
 
-def _reads_frozen(op: Operator, graph: Graph) -> bool:
-    tensors = (graph.tensors[operand.tensor] for operand in op.inputs)
-    return any(tensor.role is TensorRole.PARAMETER and not tensor.has_gradient for tensor in tensors)
+    def timed(self, rows: RowCompiler, num_phases: int = len(PHASES)) -> TimedRows:
+        num_segments = len(self.graph.regions) * num_phases
+        return rows.rows(attention_kernel=self.attention_kernel, num_segments=num_segments, num_traffic_segments=num_segments * len(COMM))
 
+    # --- work -------------------------------------------------------------------------------------------------------------------------
 
-def _add_traffic(
-    derivation: Derivation, profile: ExecutionProfile, phases: dict[str, str], place: Mapping[str, int], compiler: RowCompiler
-) -> set[tuple[str, str]]:
-    """Adds redistributions; returns the (tensor, operator) pairs whose saved input is the producer's shard, gathered again (R17)."""
-    graph = derivation.graph
+    def add_operators(self) -> NDArray[np.float64]:
+        """Work of both passes; [segments, 1] kernels that the host launches for it."""
+        launches, added = np.zeros((2, len(self.graph.regions) * len(PHASES), 1))
+        for op in self.graph.operators:
+            self._add_work(op, self.rows)
+            forward, backward = kernels_of(op, self.graph, self.profile)
+            launches[self.forward[op.name]] += forward
+            launches[self.backward(op)] += backward
+            if self.graph.tensors[op.output.tensor].has_gradient:
+                # gradients of several readers are added: two reads and a write for each after the first
+                for reader, i in self.graph.consumers(op.output.tensor)[1:]:
+                    self.rows.added_gradient(reader, self.run.shardings[reader.name], i, segment=self.backward(reader))
+                    added[self.backward(reader)] += 1.0
+        return np.asarray(launches + added)
 
-    def add(region: str, phase: str, whose: str, row: Traffic) -> None:
-        where = segment(place[region], phase) * len(COMM) + COMM.index(whose)
-        compiler.collective(
+    def _add_work(self, op: Operator, rows: RowCompiler) -> None:
+        sharding, backward = self.run.shardings[op.name], self.backward(op)
+        for work in op.forward:
+            rows.work(op, sharding, work, segment=self.forward[op.name], name=op.name, is_backward=False)
+        for number, work in enumerate(op.backward):
+            name = f"{op.name}.grad{number if len(op.backward) > 1 else ''}"
+            rows.work(op, sharding, work, segment=backward, name=name, is_backward=True)
+
+    def rows_of_weight_gradients(self) -> TimedRows:
+        """Products that make gradients of weights, in blocks that exchange."""
+        rows = self._row_compiler()
+        for op in self.graph.operators:
+            position = self.run.exchange_position.get(op.name)
+            for work in op.backward if position else ():
+                if isinstance(work, Product) and work.gradient_of is not None and self.graph.is_trained(op.inputs[work.gradient_of]):
+                    at = 2 * self.place[op.layer] + (position is not ExchangePosition.BEFORE)
+                    rows.work(op, self.run.shardings[op.name], work, segment=at, name=op.name, is_backward=True)
+        return self.timed(rows, num_phases=2)
+
+    def rows_beside_exchanges(self) -> TimedRows:
+        """Of the operators of blocks that neither lead to rows which are exchanged nor come of them, though both are in their block."""
+        rows = self._row_compiler()
+        for op in self.graph.operators:
+            if self.run.exchange_position.get(op.name) is ExchangePosition.BESIDE:
+                self._add_work(op, rows)
+        return self.timed(rows)
+
+    # --- traffic ----------------------------------------------------------------------------------------------------------------------
+
+    def add_traffic(self) -> set[tuple[str, str]]:
+        """Adds redistributions; returns the (tensor, operator) pairs whose saved input is the producer's shard, gathered again (R17)."""
+        phases = self.phases
+        # what the first operator of a tail reads is still needed
+        first_tails = {next((op.name for op in operators if phases[op.name] == "tail"), "") for operators in self.blocks}
+        for traffic in self.run.traffic:
+            phase = "backward"
+            if traffic.phase is Pass.FORWARD:
+                phase = "rest" if traffic.operator in first_tails else phases[traffic.operator]
+                producer = self.graph.producer(traffic.tensor)
+                if phase == "core" and producer is not None and phases[producer.name] != "core":
+                    phase = "rest"
+            name = "input_gradient" if self._is_input_gradient(traffic) else comm_class(traffic.axes)
+            self._add_collective(traffic.region, phase, name, traffic)
+        regathers: set[tuple[str, str]] = set()
+        seen: set[tuple[str, object]] = set()
+        is_sharded = self.profile.activations.saved_input_layout == "producer"
+        for op in self.graph.operators if is_sharded else ():
+            for i in range(len(op.inputs)) if op.is_product or op.is_attention else ():
+                if not any(saved.of == i for saved in op.saved):
+                    continue
+                tensor, target = op.inputs[i].tensor, self.run.needed[op.name, i]
+                source = self.run.left.get(tensor)
+                if source is None or source.partial or not source.cut_axes - target.cut_axes:
+                    continue
+                regathers.add((tensor, op.name))
+                if (tensor, target) in seen:
+                    continue
+                seen.add((tensor, target))
+                for traffic in self.run.traffic_of(tensor, Pass.FORWARD):
+                    if traffic.kind is CollectiveKind.ALL_GATHER:
+                        # keys and values come again before anything of attention's backward pass can run: nothing hides that
+                        again = "regather" if op.is_product else comm_class(traffic.axes)
+                        self._add_collective(op.layer, "backward", again, traffic)
+        return regathers
+
+    def _add_collective(self, region: str, phase: str, whose: str, row: Traffic) -> None:
+        self.rows.collective(
             row.kind,
             row.axes,
             row.amount,
-            segment=where,
+            segment=segment(self.place[region], phase) * len(COMM) + COMM.index(whose),
             name=row.tensor,
             repeats=row.repeats,
             copies=row.copies,
             is_counted=row.is_counted,
         )
 
-    # what the first operator of a tail reads is still needed
-    first_tails = {next((op.name for op in operators if phases[op.name] == "tail"), "") for operators in _of_blocks(graph)}
-    for traffic in derivation.traffic:
-        phase = "backward"
-        if traffic.phase is Pass.FORWARD:
-            phase = "rest" if traffic.operator in first_tails else phases[traffic.operator]
-            producer = graph.producer(traffic.tensor)
-            if phase == "core" and producer is not None and phases[producer.name] != "core":
-                phase = "rest"
-        name = "input_gradient" if _is_input_gradient(graph, traffic) else comm_class(traffic.axes)
-        add(traffic.region, phase, name, traffic)
-    regathers: set[tuple[str, str]] = set()
-    if profile.activations.saved_input_layout == "producer":
-        seen: set[tuple[str, object]] = set()
-        for op in graph.operators:
-            if not (op.is_product or op.is_attention):
-                continue
-            for i, operand in enumerate(op.inputs):
-                if not any(saved.of == i for saved in op.saved):
-                    continue
-                source = derivation.left.get(operand.tensor)
-                target = derivation.needed[op.name, i]
-                if source is None or source.partial or not source.cut_axes - target.cut_axes:
-                    continue
-                regathers.add((operand.tensor, op.name))
-                if (operand.tensor, target) in seen:
-                    continue
-                seen.add((operand.tensor, target))
-                for traffic in derivation.traffic_of(operand.tensor, Pass.FORWARD):
-                    if traffic.kind is CollectiveKind.ALL_GATHER:
-                        # keys and values come again before anything of attention's backward pass can run: nothing hides that
-                        again = "regather" if op.is_product else comm_class(traffic.axes)
-                        add(op.layer, "backward", again, traffic)
-    return regathers
+    def _is_input_gradient(self, traffic: Traffic) -> bool:
+        """A tensor-parallel reduction, in backward, of the gradient of a linear operator's input."""
+        if traffic.phase is not Pass.BACKWARD or traffic.kind not in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
+            return False
+        if comm_class(traffic.axes) != "tensor_parallel":
+            return False
+        products = [op for op, _ in self.graph.consumers(traffic.tensor) if op.is_product]
+        tensors = [self.graph.tensors[operand.tensor] for op in products for operand in op.inputs]
+        # of a frozen weight no gradient is made meanwhile
+        return bool(products) and all(tensor.has_gradient or tensor.role is not TensorRole.PARAMETER for tensor in tensors)
 
+    # --- memory -----------------------------------------------------------------------------------------------------------------------
 
-def _saved_rows(derivation: Derivation, kept: list[Kept], place: Mapping[str, int], compiler: RowCompiler) -> Rows:
-    """By region and by what recomputation does to it."""
-    graph, rows = derivation.graph, []
-    given = {region.name: entering(graph, region) if region.is_block else frozenset[str]() for region in graph.regions}
-    for k in kept:
-        region = place[k.region]
-        name = "boundary" if k.tensor in given[k.region] else "dropped_by_selective" if k.is_dropped else "kept"
-        rows.append((region * len(SAVED) + SAVED.index(name), k.tensor, {"amount": compiler.amount(k.amount)}))
-    # what repeated layers hand on is kept, but where no gradient comes back to it
-    seen = {tensor for region in graph.regions if region.is_repeated for tensor in given[region.name] if graph.tensors[tensor].has_gradient}
-    seen |= {k.tensor for k in kept if k.tensor in given[k.region]}
-    for op in graph.operators:
-        for operand in op.inputs:
-            if operand.tensor in given[op.layer] and operand.tensor not in seen:
-                seen.add(operand.tensor)
-                amount = compiler.amount(operand_bytes(derivation, op, operand))
-                rows.append((place[op.layer] * len(SAVED) + SAVED.index("entering"), operand.tensor, {"amount": amount}))
-    return plain_rows(rows, ("amount",))
+    def saved_rows(self, kept: list[Kept]) -> Rows:
+        """By region and by what recomputation does to it."""
+        rows: list[tuple[int, str, dict[str, int]]] = []
 
+        def add(region: str, name: str, tensor: str, amount: Amount) -> None:
+            rows.append((self.place[region] * len(SAVED) + SAVED.index(name), tensor, {"amount": self.rows.amount(amount)}))
 
-def _peaks(
-    derivation: Derivation,
-    profile: ExecutionProfile,
-    kept: list[Kept],
-    core: set[str],
-    regathers: set[tuple[str, str]],
-    compiler: RowCompiler,
-    recomputes: Collection[Recompute],
-) -> Peaks:
-    """Of backward passes, of a block under each recomputation, and of the forward passes of blocks."""
-    sizes: dict[tuple[str, Operand], Amount] = {}
-    cases: list[list[LiveBytes]] = []
-    backward: dict[tuple[int, Recompute], int] = {}
-    forward: dict[tuple[int, Recompute], int] = {}
-    delayed: dict[tuple[int, Recompute], int] = {}
-    backward_of = partial(backward_moments, derivation, profile, kept, core=core, regathers=regathers, sizes=sizes)
-    before_blocks = inner_regions(derivation.graph.regions).start - 1
-    for i, region in enumerate(derivation.graph.regions):
-        for recompute in recomputes if region.is_block else (Recompute.NONE,):
-            backward[i, recompute] = len(cases)
-            cases += [backward_of(region=region, recompute=recompute, keeps_weight_gradients=keeps) for keeps in (False, True)]
-            if i == before_blocks and profile.stages.pipeline_keeps_boundaries:
-                forward[i, recompute] = len(cases)
-                cases.append(backward_of(region=region, recompute=recompute, keeps_weight_gradients=False, is_in_buffer=True))
-            if region.is_block:
-                forward[i, recompute] = len(cases)
-                cases.append(forward_moments(derivation, profile, kept, region=region, recompute=recompute, sizes=sizes))
-            before = before_dispatch(derivation.graph, derivation.graph.operators_of(region.name)) if region.is_block else set()
-            if profile.communication.delays_weight_gradients and before:
-                late = partial(backward_of, region=region, recompute=recompute, before_dispatch=frozenset(before))
-                delayed[i, recompute] = len(cases)
-                cases += [late(keeps_weight_gradients=keeps) for keeps in (False, True)]
-    amount: list[int] = []
-    factor: list[list[float]] = []
-    group: list[int] = []
-    starts: list[int] = []
-    of: list[int] = []
-    for moments in cases:
-        of.append(len(starts))
-        for moment in moments or [{}]:
-            starts.append(len(amount))
-            for (size, axes), times in moment.items() or {(NOTHING, frozenset[str]()): 0.0}.items():
-                amount.append(compiler.amount(size))
-                factor.append([times])
-                group.append(compiler.mask(axes))
-    return Peaks(
-        amount=np.array(amount, dtype=np.int64),
-        factor=np.array(factor),
-        group=np.array(group, dtype=np.int64),
-        starts=np.array(starts, dtype=np.int64),
-        of=np.array(of, dtype=np.int64),
-        backward=backward,
-        forward=forward,
-        delayed=delayed,
-    )
+        given = {region.name: self.run.entering[region.name] for region in self.graph.regions if region.is_block}
+        # what repeated layers hand on is kept, but where no gradient comes back to it
+        carried = [region.carried for region in self.graph.regions if region.is_repeated]
+        seen = {tensor for tensor in carried if self.graph.tensors[tensor].has_gradient}
+        for each in kept:
+            is_given = each.tensor in given.get(each.region, ())
+            add(each.region, "boundary" if is_given else "dropped_by_selective" if each.is_dropped else "kept", each.tensor, each.amount)
+            if is_given:
+                seen.add(each.tensor)
+        for op in self.graph.operators:
+            for operand in op.inputs:
+                if operand.tensor in given.get(op.layer, ()) and operand.tensor not in seen:
+                    seen.add(operand.tensor)
+                    add(op.layer, "entering", operand.tensor, self.run.operand_bytes(op, operand))
+        return plain_rows(rows, ("amount",))
+
+    def peaks(self, kept: list[Kept], regathers: set[tuple[str, str]], recomputes: Collection[Recompute]) -> Peaks:
+        """Of backward passes, of a block under each recomputation, and of the forward passes of blocks."""
+        run, profile, terms = self.run, self.profile, Terms(self.run)
+        cases: list[list[LiveBytes]] = []
+        backward: dict[tuple[int, Recompute], int] = {}
+        forward: dict[tuple[int, Recompute], int] = {}
+        delayed: dict[tuple[int, Recompute], int] = {}
+        before_blocks = inner_regions(self.graph.regions).start - 1
+        for i, region in enumerate(self.graph.regions):
+            exchanges = any(op.name in run.exchange_position for op in self.graph.operators_of(region.name))
+            for recompute in recomputes if region.is_block else (Recompute.NONE,):
+                walk = partial(
+                    backward_moments,
+                    run,
+                    profile,
+                    kept,
+                    region=region,
+                    recompute=recompute,
+                    core=self.core,
+                    regathers=regathers,
+                    terms=terms,
+                )
+                backward[i, recompute] = len(cases)
+                cases += [walk(keeps_weight_gradients=keeps) for keeps in (False, True)]
+                if i == before_blocks and profile.stages.pipeline_keeps_boundaries:
+                    forward[i, recompute] = len(cases)
+                    cases.append(walk(keeps_weight_gradients=False, is_in_buffer=True))
+                if region.is_block:
+                    forward[i, recompute] = len(cases)
+                    cases.append(forward_moments(run, profile, kept, region=region, recompute=recompute, terms=terms))
+                if profile.communication.delays_weight_gradients and exchanges:
+                    delayed[i, recompute] = len(cases)
+                    cases += [walk(keeps_weight_gradients=keeps, delays_weight_gradients=True) for keeps in (False, True)]
+        moments = [list(moment.items()) or [(terms.number(NOTHING), 0.0)] for case in cases for moment in case or [{}]]
+        sums = [(*terms.amounts[term], times) for moment in moments for term, times in moment]
+        return Peaks(
+            amount=np.array([self.rows.amount(amount) for amount, _, _ in sums], dtype=np.int64),
+            factor=np.array([[times] for *_, times in sums]),
+            group=np.array([self.rows.mask(axes) for _, axes, _ in sums], dtype=np.int64),
+            starts=np.array([0, *accumulate(map(len, moments))][:-1], dtype=np.int64),
+            of=np.array([0, *accumulate(len(case) or 1 for case in cases)][:-1], dtype=np.int64),
+            backward=backward,
+            forward=forward,
+            delayed=delayed,
+        )
 
 
 __all__ = [

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.tiles import NO_TILES, tiled
-from perfmodel.parallel.algebra.derive import Derivation
+from perfmodel.parallel.algebra.derive import ShardedGraph
 from perfmodel.parallel.algebra.parameters import with_gathered_bias_gradients
 from perfmodel.parallel.context_forms import RINGS
 from perfmodel.parallel.loss_forms import UPCAST_LOSS, WHOLE_LOSS
@@ -28,7 +28,7 @@ FLOAT32_BYTES = 4.0
 ENTRYWISE = ("elementwise", "dropout")
 
 
-def with_habits(derivation: Derivation, profile: ExecutionProfile) -> Derivation:
+def with_habits(derivation: ShardedGraph, profile: ExecutionProfile) -> ShardedGraph:
     """The same graph with the same layouts, as the framework of `profile` runs it."""
     graph = derivation.graph
     epilogues = {op.name for op in _epilogues(graph) if not derivation.left[op.inputs[0].tensor].partial}

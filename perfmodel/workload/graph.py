@@ -280,6 +280,10 @@ class Operator:
         operands = self.operands
         return tuple(operands[data.of].tensor for data in self.saved if data.of is not None)
 
+    def streams(self, operand: Operand) -> bool:
+        """Whether the parts of other ranks pass by: the operator holds its own rank's."""
+        return any(self.inputs[place] == operand for place in self.streamed)
+
     @property
     def is_product(self) -> bool:
         return any(isinstance(work, Product) for work in self.forward)

@@ -8,7 +8,7 @@ from torch import nn
 from perfmodel import import_graph
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.frameworks.rewrites import all_fused, with_habits
-from perfmodel.parallel.algebra.derive import Derivation, derive
+from perfmodel.parallel.algebra.derive import ShardedGraph, derive
 from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
 from perfmodel.workload.graph import Operator
 from perfmodel.workload.imported.network import network_of
@@ -26,17 +26,17 @@ PLAIN = load_profile("torch-fsdp2").having(
 )
 
 
-def derivation_of(name: str = "gpt2", rules: str = "ddp", *, activation_bytes: float = 2.0) -> Derivation:
+def derivation_of(name: str = "gpt2", rules: str = "ddp", *, activation_bytes: float = 2.0) -> ShardedGraph:
     sizes = {"seq_len": 128, "dropout": True, "activation_bytes": activation_bytes, "parameter_bytes": 2.0}
     graph = build_graph(load_model(name), attention="unfused", **sizes)
     return derive(graph, apply_rules(graph, load_rule_set(rules)))
 
 
-def run(derivation: Derivation, **habits) -> Derivation:
+def run(derivation: ShardedGraph, **habits) -> ShardedGraph:
     return with_habits(derivation, PLAIN.having(**habits))
 
 
-def operator(derivation: Derivation, name: str) -> Operator:
+def operator(derivation: ShardedGraph, name: str) -> Operator:
     return derivation.graph.operator(name)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import ceil, prod
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, derive
+from perfmodel.parallel.algebra.derive import Amount, ParameterLayout, ShardedGraph, Traffic, derive
 from perfmodel.parallel.algebra.parameters import ParameterEvent, parameter_events, stored_rows, zero_axes
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, load_rule_set
 from perfmodel.workload.graph import Pass
@@ -20,7 +20,7 @@ Sizes = Mapping[str, int]
 WIRE_FACTOR = {CollectiveKind.ALL_REDUCE: 2, CollectiveKind.REDUCE_SCATTER: 1, CollectiveKind.ALL_GATHER: 1, CollectiveKind.ALL_TO_ALL: 1}
 
 
-def derivation_of(model: str, rules: str | RuleSet, *, seq_len: int = 2048, itemsize: float = 2.0, **changes) -> Derivation:
+def derivation_of(model: str, rules: str | RuleSet, *, seq_len: int = 2048, itemsize: float = 2.0, **changes) -> ShardedGraph:
     settings = {"attention": "flash", "dropout": False, "activation_bytes": itemsize, "parameter_bytes": itemsize}
     graph = build_graph(load_model(model), seq_len=seq_len, **{**settings, **changes})
     return derive(graph, apply_rules(graph, load_rule_set(rules) if isinstance(rules, str) else rules))
@@ -41,11 +41,11 @@ def wire_bytes(kind: CollectiveKind, num_bytes: float, group: int) -> float:
     return WIRE_FACTOR[kind] * num_bytes * (group - 1) / group
 
 
-def times(traffic: Traffic, derivation: Derivation) -> int:
+def times(traffic: Traffic, derivation: ShardedGraph) -> int:
     return derivation.graph.count(traffic.region) * traffic.repeats
 
 
-def totals(derivation: Derivation, sizes: Sizes, keep: Callable[[Traffic], bool] = lambda t: True) -> dict[str, tuple[int, float]]:
+def totals(derivation: ShardedGraph, sizes: Sizes, keep: Callable[[Traffic], bool] = lambda t: True) -> dict[str, tuple[int, float]]:
     """kind -> (collectives, bytes of their full buffers) of one microbatch in the whole model; groups of one are none."""
     found: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for t in derivation.traffic:
@@ -55,13 +55,13 @@ def totals(derivation: Derivation, sizes: Sizes, keep: Callable[[Traffic], bool]
     return {kind: (int(count), num_bytes) for kind, (count, num_bytes) in found.items()}
 
 
-def total_wire_bytes(derivation: Derivation, sizes: Sizes) -> float:
+def total_wire_bytes(derivation: ShardedGraph, sizes: Sizes) -> float:
     return sum(
         times(t, derivation) * wire_bytes(t.kind, amount_bytes(t.amount, sizes), group_size(t.axes, sizes)) for t in derivation.traffic
     )
 
 
-def layer_traffic(derivation: Derivation, phase: Pass, sizes: Sizes) -> list[tuple[str, str, float]]:
+def layer_traffic(derivation: ShardedGraph, phase: Pass, sizes: Sizes) -> list[tuple[str, str, float]]:
     """(kind, tensor, bytes) of one layer."""
     return [
         (str(t.kind), t.tensor, amount_bytes(t.amount, sizes))
@@ -84,7 +84,7 @@ def event_elements(parameter: ParameterLayout, event: ParameterEvent, *, zero: i
 
 
 def parameter_traffic(
-    derivation: Derivation, sizes: Sizes, *, zero: int, num_microbatches: int = 1, **settings
+    derivation: ShardedGraph, sizes: Sizes, *, zero: int, num_microbatches: int = 1, **settings
 ) -> dict[tuple[str, str], tuple[int, float, float]]:
     """(kind, what) -> (units, elements of full buffers, elements on the wire of one chip) of one step; a unit is a layer or the rest."""
     defaults = {"stores_shards_zero2": False, "reduces_each_microbatch": zero >= 2, "keeps_gathered": False}

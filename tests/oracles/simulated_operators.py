@@ -13,7 +13,7 @@ from math import ceil
 
 import numpy as np
 
-from perfmodel.parallel.algebra.derive import Amount, Derivation
+from perfmodel.parallel.algebra.derive import Amount, ShardedGraph
 from perfmodel.parallel.algebra.sharding import Layout, Sharding, gradient_layout, input_layout, join_gradients, output_layout, redistribute
 from perfmodel.workload.graph import Graph, Operator, TensorRole
 from tests.oracles.simulated_ranks import Rank, Redistribute, SimulatedMesh, check_reassembles, execute, held
@@ -314,7 +314,7 @@ class GraphRun:
             sliced[rank] = values[np.ix_(*(np.searchsorted(have, want) for have, want in pairs))]
         return result, sliced
 
-    def check_parameters(self, derivation: Derivation) -> None:
+    def check_parameters(self, derivation: ShardedGraph) -> None:
         """The gradient of a parameter, summed over its gradient axes, is the true gradient's part."""
         for parameter in derivation.parameters:
             joined: Buffers = {}
@@ -331,7 +331,7 @@ def amount_on(mesh: SimulatedMesh, amount: Amount) -> float:
     return amount.base * ceil(amount.padded_size / mesh.size(amount.padded_axes)) / mesh.size(amount.axes)
 
 
-def derived(mesh: SimulatedMesh, derivation: Derivation) -> Counter[Sent]:
+def derived(mesh: SimulatedMesh, derivation: ShardedGraph) -> Counter[Sent]:
     return Counter(
         (str(t.phase), t.tensor, str(t.kind), t.axes, amount_on(mesh, t.amount)) for t in derivation.traffic for _ in range(t.repeats)
     )

@@ -10,47 +10,49 @@ again, with the gradient of its output beside it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.cost.memory.live import Kept, LiveBytes, Term, always, entering, is_streamed, operand_bytes, streamed_terms, undominated
+from perfmodel.cost.memory.live import Kept, LiveBytes, Term, Terms
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.parallel.algebra.derive import Amount, Derivation
+from perfmodel.parallel.algebra.derive import Amount, ShardedGraph
 from perfmodel.parallel.layout import Recompute
-from perfmodel.workload.graph import Operand, Operator, Pass, Region, TensorRole
+from perfmodel.workload.graph import Operator, Pass, Region
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Forward:
-    """Walks operators forward and notes their moments."""
+    """Walks operators forward and notes their moments.
 
-    derivation: Derivation
+    summed, gathered   axes of the sum of a tensor; the buffer of an input that an operator gathers
+    apart     partial sums that wait to be added up before they are reduced
+    storage   tensors that share a storage, by the name of the first
+    readers   each tensor as its readers hold it
+    live      tensors that do not stay, and how many reads are left
+    awaited   what stays and is not there yet, with the place of the operator that it comes with, or before
+    beside    what a group of operators is handed and neither keeps nor frees before it ends
+    """
+
+    sharded: ShardedGraph
     profile: ExecutionProfile
     operators: Sequence[Operator]
-    sizes: dict[tuple[str, Operand], Amount]
+    terms: Terms
+    summed: dict[str, frozenset[str]] = field(default_factory=dict)
+    gathered: dict[tuple[str, str], Term] = field(default_factory=dict)
+    apart: set[str] = field(default_factory=set)
+    storage: dict[str, str] = field(default_factory=dict)
+    readers: dict[str, list[Term]] = field(default_factory=dict)
     live: dict[str, tuple[Term, int]] = field(default_factory=dict)
-    """Tensors that do not stay, and how many reads are left."""
     awaited: list[tuple[float, Term]] = field(default_factory=list)
-    """What stays and is not there yet, with the place of the operator that it comes with, or before."""
     beside: dict[str, list[Term]] = field(default_factory=dict)
-    """What a group of operators is handed and neither keeps nor frees before it ends."""
     moments: list[LiveBytes] = field(default_factory=list)
-
-    def size(self, op: Operator, operand: Operand) -> Amount:
-        key = op.name, operand
-        if key not in self.sizes:
-            self.sizes[key] = operand_bytes(self.derivation, op, operand)
-        return self.sizes[key]
 
     def as_made(self, tensor: str) -> Amount:
         """A tensor as its maker leaves it."""
-        maker = self.derivation.graph.producer(tensor)
+        maker = self.sharded.graph.producer(tensor)
         assert maker is not None
-        return self.size(maker, maker.output)
-
-    def inputs(self, op: Operator) -> list[Operand]:
-        return [o for o in op.inputs if self.derivation.graph.tensors[o.tensor].role is TensorRole.ACTIVATION]
+        return self.terms.size(maker, maker.output)
 
     def note(self, *more: Term) -> None:
         moment: LiveBytes = {}
@@ -63,83 +65,78 @@ class _Forward:
     def reach(self, place: float) -> None:
         self.awaited = [(comes, term) for comes, term in self.awaited if comes > place]
 
-    def await_all(self, stays: Sequence[Kept], gathered: Container[tuple[str, str]]) -> None:
+    def await_all(self, stays: Sequence[Kept]) -> None:
         """Of a gathered tensor, and of copies, a reader has what it needs before it runs."""
         made = {op.output.tensor: place for place, op in enumerate(self.operators)}
         places = {op.name: place for place, op in enumerate(self.operators)}
         for each in stays:
             before_first = min((places[name] for name in each.holders if name in places), default=0) - 0.5
-            is_gathered = any((name, each.tensor) in gathered for name in each.holders)
+            is_gathered = any((name, each.tensor) in self.gathered for name in each.holders)
             comes = before_first if is_gathered else made.get(each.tensor, places.get(each.tensor, before_first))
-            self.awaited.append((comes, (each.amount, frozenset())))
+            self.awaited.append((comes, self.terms.number(each.amount)))
 
-    def handed(self, op: Operator) -> list[Operand]:
-        """Inputs of the group that the operator is of, which is one function: it holds them until it ends."""
-        graph = self.derivation.graph
-        makers = [(operand, graph.producer(operand.tensor)) for operand in self.inputs(op)]
-        return [operand for operand, maker in makers if op.group and (maker is None or maker.group != op.group)]
-
-    def as_handed(self, op: Operator, operand: Operand) -> Amount:
-        return operand_bytes(self.derivation, op, operand, is_expanded=False)
-
-    def run(self, stays: Sequence[Kept], *, keeps_handed: bool) -> None:
-        joined = self.derivation.joined
-        tensors = dict.fromkeys(operand.tensor for op in self.operators for operand in op.operands)
-        traffic = [t for tensor in tensors for t in self.derivation.traffic_of(tensor, Pass.FORWARD)]
-        summed = {t.tensor: t.axes for t in traffic if t.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)}
-        gathered = {(t.operator, t.tensor): (t.amount, t.axes) for t in traffic if t.kind is CollectiveKind.ALL_GATHER}
-        self.await_all(stays, gathered)
-        readers: dict[str, list[Amount]] = {}
-        #: partial sums that wait to be added up before they are reduced
-        apart = {*joined, *joined.values()}
-        #: tensors that share a storage go by the name of the first
-        storage: dict[str, str] = {}
+    def set_edges(self) -> None:
+        """What is summed and gathered on the way, which storages tensors share, and how each reader holds them."""
+        sharded, number = self.sharded, self.terms.number
+        self.apart = {*sharded.joined, *sharded.joined.values()}
+        for tensor in dict.fromkeys(operand.tensor for op in self.operators for operand in op.operands):
+            for row in sharded.traffic_of(tensor, Pass.FORWARD):
+                if row.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
+                    self.summed[tensor] = row.axes
+                elif row.kind is CollectiveKind.ALL_GATHER:
+                    self.gathered[row.operator, tensor] = number(row.amount, row.axes)
         for op in self.operators:
-            handed = self.handed(op)
-            for operand in self.inputs(op):
-                read = self.as_made(operand.tensor) if operand.tensor in apart else self.size(op, operand)
+            inputs, handed = sharded.activations[op.name], sharded.handed[op.name]
+            for operand in inputs:
+                read = self.as_made(operand.tensor) if operand.tensor in self.apart else self.terms.size(op, operand)
                 if operand in handed:
-                    read = self.as_handed(op, operand)
-                readers.setdefault(operand.tensor, []).append(read.scaled(op.parts.get(operand.tensor, 1.0)))
-            is_view = op.passes_gradient and len(self.inputs(op)) == 1
-            first = self.inputs(op)[0].tensor if is_view else op.output.tensor
-            storage[op.output.tensor] = storage.get(first, first)
-        staying = {storage.get(each.tensor, each.tensor) for each in stays}
-        ends = {op.group: place for place, op in enumerate(self.operators) if op.group}
-        ending: dict[int, list[str]] = {}
-        twice = set() if keeps_handed else {each.tensor for each in stays if each.is_made_twice} & storage.keys()
+                    read = self.terms.size(op, operand, is_expanded=False)
+                self.readers.setdefault(operand.tensor, []).append(number(read.scaled(op.parts.get(operand.tensor, 1.0))))
+            first = inputs[0].tensor if op.passes_gradient and len(inputs) == 1 else op.output.tensor
+            self.storage[op.output.tensor] = self.storage.get(first, first)
+
+    def set_beside(self, stays: Sequence[Kept], *, keeps_handed: bool) -> None:
+        twice = set() if keeps_handed else {each.tensor for each in stays if each.is_made_twice} & self.storage.keys()
         copies = {each.tensor for each in stays if each.is_dropped}
         for op in self.operators:
             beside = self.beside.setdefault(op.group, [])
-            for operand in self.handed(op):
-                single, read = self.as_handed(op, operand), self.size(op, operand)
+            for operand in self.sharded.handed[op.name]:
+                single, read = self.terms.size(op, operand, is_expanded=False), self.terms.size(op, operand)
                 if operand.tensor in twice:
                     # copies are kept, beside which lies what they are made of
-                    beside.extend(always([single]))
+                    beside.append(self.terms.number(single))
                 elif op.is_product and read.base > single.base and copies.isdisjoint((op.name, operand.tensor)):
                     # copies for each query head, which nothing keeps
-                    beside.extend(always([read]))
+                    beside.append(self.terms.number(read))
+
+    def run(self, stays: Sequence[Kept], *, keeps_handed: bool) -> None:
+        self.set_edges()
+        self.await_all(stays)
+        self.set_beside(stays, keeps_handed=keeps_handed)
+        sharded, number, storage = self.sharded, self.terms.number, self.storage
+        staying = {storage.get(each.tensor, each.tensor) for each in stays}
+        ends = {op.group: place for place, op in enumerate(self.operators) if op.group}
+        ending: dict[int, list[str]] = {}
         for place, op in enumerate(self.operators):
-            tensor = op.output.tensor
-            source, reading, own = storage[tensor], readers.get(tensor, []), self.size(op, op.output)
+            tensor, inputs, handed = op.output.tensor, sharded.activations[op.name], sharded.handed[op.name]
+            source, reading, own = storage[tensor], self.readers.get(tensor, []), self.terms.size(op, op.output)
             self.reach(place - 0.5)
             if self.profile.kernels.redistribution_copies:
-                for operand in self.inputs(op):
-                    if (op.name, operand.tensor) in gathered and not is_streamed(op, operand):
-                        self.note(gathered[op.name, operand.tensor])
+                for operand in inputs:
+                    if (op.name, operand.tensor) in self.gathered and not op.streams(operand):
+                        self.note(self.gathered[op.name, operand.tensor])
             self.reach(place)
-            if tensor in summed and tensor not in apart:
-                self.note((own, frozenset()), (own, summed[tensor]))
-            for operand in self.inputs(op):
-                if operand.tensor in joined:
-                    self.note((self.as_made(operand.tensor), summed[joined[operand.tensor]]))
+            if tensor in self.summed and tensor not in self.apart:
+                self.note(number(own), number(own, self.summed[tensor]))
+            for operand in inputs:
+                if operand.tensor in sharded.joined:
+                    self.note(number(self.as_made(operand.tensor), self.summed[sharded.joined[operand.tensor]]))
             if source not in staying:
                 # a view takes the place of what it views
                 times = len(reading) + (self.live[source][1] - 1 if source in self.live else 0)
-                self.live[source] = (reading[0] if reading else own, frozenset()), times
-            self.note(*self.beside[op.group], *streamed_terms(self.derivation, op))
-            handed = self.handed(op)
-            for operand in self.inputs(op):
+                self.live[source] = reading[0] if reading else number(own), times
+            self.note(*self.beside[op.group], *self.terms.streamed(op))
+            for operand in inputs:
                 name = storage.get(operand.tensor, operand.tensor)
                 if name != source:
                     ending.setdefault(ends[op.group] if operand in handed else place, []).append(name)
@@ -151,41 +148,34 @@ class _Forward:
 
 
 def walk_forward(
-    derivation: Derivation,
+    sharded: ShardedGraph,
     profile: ExecutionProfile,
     operators: Sequence[Operator],
     stays: Sequence[Kept],
     *,
     keeps_handed: bool,
-    sizes: dict[tuple[str, Operand], Amount],
+    terms: Terms,
 ) -> list[LiveBytes]:
     """Bytes that live while each of the operators runs forward, over `stays`, which they make or get, when all of it is there.
 
     keeps_handed   of what a group of operators is handed the tensors themselves are kept, not copies that it makes of them
-    sizes          bytes of operands that are known already, for all walks over one graph
+    terms          of all walks over one graph
     """
-    walk = _Forward(derivation=derivation, profile=profile, operators=operators, sizes=sizes)
+    walk = _Forward(sharded=sharded, profile=profile, operators=operators, terms=terms)
     walk.run(stays, keeps_handed=keeps_handed)
     return walk.moments
 
 
 def forward_moments(
-    derivation: Derivation,
-    profile: ExecutionProfile,
-    kept: Sequence[Kept],
-    *,
-    region: Region,
-    recompute: Recompute,
-    sizes: dict[tuple[str, Operand], Amount],
+    sharded: ShardedGraph, profile: ExecutionProfile, kept: Iterable[Kept], *, region: Region, recompute: Recompute, terms: Terms
 ) -> list[LiveBytes]:
     """Bytes that live while each operator of `region` runs forward for the first time, over what is kept of it."""
-    operators = derivation.graph.operators_of(region.name)
     stays = [each for each in kept if each.region == region.name]
     match recompute:
         case Recompute.SELECTIVE:
             stays = [each for each in stays if not each.is_dropped]
         case Recompute.FULL:
-            given = entering(derivation.graph, region)
-            stays = [each for each in stays if each.tensor in given]
-    keeps_handed = recompute is Recompute.SELECTIVE
-    return undominated(walk_forward(derivation, profile, operators, stays, keeps_handed=keeps_handed, sizes=sizes))
+            stays = [each for each in stays if each.tensor in sharded.entering[region.name]]
+    operators = sharded.graph.operators_of(region.name)
+    is_selective = recompute is Recompute.SELECTIVE
+    return terms.undominated(walk_forward(sharded, profile, operators, stays, keeps_handed=is_selective, terms=terms))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import numpy as np
+from perfmodel.parallel.algebra.derive import Amount, ShardedGraph
+from perfmodel.workload.graph import Operand, Operator, Pass
 
-from perfmodel.parallel.algebra.derive import Amount, Derivation, amount_of
-from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Region, TensorRole
-
-#: (amount in bytes, axes): counted only where one of the axes has more than one rank; no axes: always.
-Term = tuple[Amount, frozenset[str]]
-#: A sum of amounts with factors.
+#: The number of an amount in bytes that counts where one of some axes has more than one rank (no axes: always), in `Terms`.
+Term = int
+#: A sum of terms with factors.
 LiveBytes = dict[Term, float]
+
+NO_AXES = frozenset[str]()
+
+BLOCKS = 2.0
+"""Of keys, and of values, that a rank of a ring has in addition to its own: the one at work and the one that arrives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,116 +36,69 @@ class Kept:
     is_made_twice: bool
 
 
-def operand_bytes(
-    derivation: Derivation, op: Operator, operand: Operand, *, itemsize: float | None = None, is_expanded: bool = True
-) -> Amount:
-    """Bytes of an operand in the layout in which the operator holds it, with the tensor's itemsize unless another is given.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Numbers of the terms of a sharded graph: walks add and compare these in place of formulas.
 
-    Where the producer made copies of a dim that the operator reads as a whole one (key-value heads), a rank holds one of them; but a
-    batched product reads one for each query head (`is_expanded`).
+    amounts   (amount, axes) of each term
+    units     of each term the one of the same form with a base of 1, and its own base   [byte]
     """
-    maker = derivation.graph.producer(operand.tensor)
-    dims = operand.dims
-    if maker is not None and is_streamed(op, operand):
-        scale = derivation.graph.tensors[operand.tensor].itemsize if itemsize is None else itemsize
-        return amount_of(maker, derivation.shardings[maker.name], maker.output.dims, scale=scale)
-    if maker is not None and maker is not op and not (is_expanded and op.is_product):
-        dims = tuple(name for name, made in zip(operand.dims, maker.output.dims, strict=True) if made not in maker.stretched)
-    scale = derivation.graph.tensors[operand.tensor].itemsize if itemsize is None else itemsize
-    return amount_of(op, derivation.shardings[op.name], dims, scale=scale)
 
+    sharded: ShardedGraph
+    amounts: list[tuple[Amount, frozenset[str]]] = field(default_factory=list)
+    units: list[tuple[Term, float]] = field(default_factory=list)
+    _numbers: dict[tuple[Amount, frozenset[str]], Term] = field(default_factory=dict)
+    _operands: dict[tuple[str, Operand, bool], Amount] = field(default_factory=dict)
 
-BLOCKS = 2.0
-"""Of keys, and of values, that a rank of a ring has in addition to its own: the one at work and the one that arrives."""
+    def number(self, amount: Amount, axes: frozenset[str] = NO_AXES) -> Term:
+        term = self._numbers.get((amount, axes))
+        if term is None:
+            term = self._numbers[amount, axes] = len(self.amounts)
+            self.amounts.append((amount, axes))
+            self.units.append((term, 1.0))
+            if amount.base != 1.0:
+                self.units[term] = self.number(amount.of_base(1.0), axes), amount.base
+        return term
 
+    def size(self, op: Operator, operand: Operand, *, is_expanded: bool = True) -> Amount:
+        """`ShardedGraph.operand_bytes`, once for all walks."""
+        key = op.name, operand, is_expanded
+        if key not in self._operands:
+            self._operands[key] = self.sharded.operand_bytes(op, operand, is_expanded=is_expanded)
+        return self._operands[key]
 
-def is_streamed(op: Operator, operand: Operand) -> bool:
-    """Whether the parts of other ranks pass by: the operator holds its own rank's."""
-    return any(op.inputs[place] == operand for place in op.streamed)
+    def operand(self, op: Operator, operand: Operand, *, is_expanded: bool = True) -> Term:
+        return self.number(self.size(op, operand, is_expanded=is_expanded))
 
+    def streamed(self, op: Operator) -> list[Term]:
+        """Blocks of other ranks that an operator holds while it runs."""
+        found = []
+        for operand in (op.inputs[place] for place in op.streamed):
+            axes = self.sharded.axes_of(operand.tensor, Pass.FORWARD)
+            if axes:
+                found.append(self.number(self.size(op, operand).scaled(BLOCKS), axes))
+        return found
 
-def streamed_terms(derivation: Derivation, op: Operator) -> list[Term]:
-    """Blocks of other ranks that an operator holds while it runs."""
-    found = []
-    for place in op.streamed:
-        tensor = op.inputs[place].tensor
-        axes = frozenset(axis for traffic in derivation.traffic_of(tensor, Pass.FORWARD) for axis in traffic.axes)
-        if axes:
-            found.append((operand_bytes(derivation, op, op.inputs[place]).scaled(BLOCKS), axes))
-    return found
+    def undominated(self, moments: Iterable[LiveBytes]) -> list[LiveBytes]:
+        """Moments that no other one covers term by term, with one term for all amounts that differ in their base only: its factor is in
+        bytes."""
+        found: list[LiveBytes] = []
+        for moment in map(self._added_up, moments):
+            if any(_covers(other, moment) for other in found):
+                continue
+            found = [other for other in found if not _covers(moment, other)] + [moment]
+        return found
 
-
-def entering(graph: Graph, region: Region) -> frozenset[str]:
-    """What a block is given, and all that full recomputation keeps of it, by the name of what hands it on as it is if something does."""
-    if region.is_repeated:
-        return frozenset((region.carried,))
-    found: set[str] = set()
-    for op in graph.operators_of(region.name):
-        is_place = op.passes_gradient and len(op.inputs) == 1 and not op.forward
-        for operand in op.inputs:
-            maker = graph.producer(operand.tensor)
-            if maker is not None and maker.layer != region.name and graph.tensors[operand.tensor].role is TensorRole.ACTIVATION:
-                found.add(op.output.tensor if is_place else operand.tensor)
-    return frozenset(found)
-
-
-def always(amounts: Iterable[Amount]) -> list[Term]:
-    return [(amount, frozenset()) for amount in amounts]
-
-
-def undominated(moments: list[LiveBytes]) -> list[LiveBytes]:
-    """Return the moments that no other one exceeds in every term.
-
-    Amounts that differ in their base only are one term, whose factor is in bytes.
-    """
-    units: dict[Term, int] = {}
-    unit_of: dict[Term, int] = {}  # of each term: hashing and making its unit once costs less than in every moment
-    rows: list[dict[int, float]] = []
-    for moment in moments:
-        row: dict[int, float] = {}
+    def _added_up(self, moment: LiveBytes) -> LiveBytes:
+        total: LiveBytes = {}
         for term, factor in moment.items():
-            unit = unit_of.get(term)
-            if unit is None:
-                amount, axes = term
-                unit = unit_of[term] = units.setdefault((amount.of_base(1.0), axes), len(units))
-            row[unit] = row.get(unit, 0.0) + factor * term[0].base
-        rows.append({unit: factor for unit, factor in row.items() if factor})
-    factors = np.zeros((len(rows), len(units)))
-    for place, row in enumerate(rows):
-        factors[place, list(row)] = list(row.values())
-    covers = [(factors[place] >= factors).all(axis=1).tolist() for place in range(len(rows))]
-
-    found: list[int] = []
-    for place in range(len(rows)):
-        if any(covers[other][place] for other in found):
-            continue
-        found = [other for other in found if not covers[place][other]] + [place]
-    terms = list(units)
-    return [{terms[unit]: factor for unit, factor in rows[place].items()} for place in found]
+            unit, base = self.units[term]
+            total[unit] = total.get(unit, 0.0) + factor * base
+        return {term: factor for term, factor in total.items() if factor}
 
 
-def leading_to_exchanges(graph: Graph, operators: list[Operator]) -> set[str]:
-    """What leads to a set of rows, or to what is read with one, and what makes one."""
-    found: set[str] = set()
-    wanted = {each.tensor for op in operators if any(graph.tensors[i.tensor].is_set for i in op.inputs) for each in op.inputs}
-    for op in reversed(operators):
-        if graph.tensors[op.output.tensor].is_set or op.output.tensor in wanted:
-            found.add(op.name)
-            wanted.update(each.tensor for each in op.inputs)
-    return found
-
-
-def coming_of_exchanges(graph: Graph, operators: list[Operator]) -> set[str]:
-    """What comes of a set of rows."""
-    found: set[str] = set()
-    made: set[str] = set()
-    for op in operators:
-        if any(graph.tensors[each.tensor].is_set or each.tensor in made for each in op.inputs):
-            found.add(op.name)
-            made.add(op.output.tensor)
-    return found
-
-
-def before_dispatch(graph: Graph, operators: list[Operator]) -> set[str]:
-    """What of a block makes the rows that go to experts, and does not come of them; nothing in a block without."""
-    return leading_to_exchanges(graph, operators) - coming_of_exchanges(graph, operators)
+def _covers(more: LiveBytes, less: LiveBytes) -> bool:
+    """Whether a moment is at least as large as another in every term."""
+    return all(more.get(term, 0.0) >= factor for term, factor in less.items()) and all(
+        factor >= 0.0 for term, factor in more.items() if term not in less
+    )

@@ -418,87 +418,95 @@ class _Sharded:
             ),
         ]
 
+    def _several(self, i: int) -> Any:
+        """1 where the rank runs a region more than once."""
+        return np.minimum(np.maximum(self.runs[i] - 1.0, 0.0), 1.0)
+
+    def _forward_of_region(self, i: int, freed: Column) -> list[Moment]:
+        """Weights are copied out of the buffer in which they came, which lives until those of the next unit are, or to forward's end."""
+        region, at, g = self.rank.regions[i], self.rank.at(i), self.gathered[i]
+        name = f"the last {region.name}" if region.is_block else f"the {region.name}"
+        some, several = np.minimum(self.runs[i], 1.0), self._several(i)
+        on_its_way = self._whole(beside(self.rank.regions, i, -1))
+        gathered = some * g + self.is_tied * self._of_last(self.gathered) if self.frees else self._up_to(i)
+        none = self.gradients(0.0)
+        return [
+            Moment(
+                name=f"gathering of {name}",
+                at=at,
+                freed=freed - some * self.a.kept[i],
+                gathered=gathered + (some * g + several * on_its_way) + (some - several) * self._whole(i - 1),
+                gradients=none,
+            ),
+            Moment(
+                name=f"forward of {name}",
+                at=at,
+                freed=freed,
+                gathered=gathered + some * g,
+                temporary=some * self.a.forward[i],
+                gradients=none,
+            ),
+        ]
+
+    def _gathered_backward(self, i: int) -> tuple[Any, Any, Any, Any]:
+        """Gathered weights while the last block of a region, the one before it and the first run backward, and weights that lie in their
+        buffer by then.
+
+                    unit at work   on its way          all through
+            last    g              the one before it   the shared unit
+            first   g              the region before   the shared unit
+        """
+        g, runs, below, several = self.gathered[i], self.runs[i], self.below[i], self._several(i)
+        if not self.frees:
+            return runs * g + below, (runs - several) * g + below, g + below, 0.0
+        follows, before = beside(self.rank.regions, i, -1), self._of(self.gathered, i - 1)
+        on_its_way = self._whole(follows)
+        last, first = (g + on_its_way) + self.lasting, g + before + self.lasting
+        if follows != i:
+            return last, last, first, 0.0
+        # of two blocks the one before the last is the first: once its own weights are there, those of the region before are on their way
+        is_first = several - np.minimum(np.maximum(runs - 2.0, 0.0), 1.0)
+        in_buffer = is_first * (on_its_way - before)
+        return last, last - in_buffer, first, in_buffer
+
     def _of_region(self, i: int, freed: Column, reduced: Column) -> list[Moment]:
         """Forward and backward of a region between the ends, of a block that of the last, of the one before it and of the first.
 
         freed, reduced   of the regions after it: what they kept, and their gradients
         """
-        a, rank, g, lasting, below, runs = self.a, self.rank, self.gathered[i], self.lasting, self.below[i], self.runs[i]
-        name, at = rank.regions[i].name, rank.at(i)
-        # of blocks that go on: the unit that is on its way, and the one whose gradients leave
-        follows, leaves = beside(rank.regions, i, -1), beside(rank.regions, i, 1)
-        on_its_way, leaving = self._whole(follows), self.reduced[leaves] if leaves <= self.last else 0.0
-        before = self._of(self.gathered, i - 1)
-        some = np.minimum(runs, 1.0)
-        several = np.minimum(np.maximum(runs - 1.0, 0.0), 1.0)  # 1 where there is more than one
-        peak = a.peaks[i][1]
+        a, rank, runs, region = self.a, self.rank, self.runs[i], self.rank.regions[i]
+        name, at, peak = region.name, rank.at(i), a.peaks[i][1]
         gone, so_far, kept, held = freed, reduced, a.kept[i], self.held[i]
-        if rank.regions[i].turn:
+        if region.turn:
             gone, so_far = freed + rank.of_turn(i, a.kept), reduced - rank.of_turn(i, self.held)
             kept, held = rank.of_round(i, a.kept), rank.of_round(i, self.held)
-        at_forward = some * g + self.is_tied * self._of_last(self.gathered) if self.frees else self._up_to(i)
-        # weights are copied out of the buffer in which they came, which lives until those of the next unit are, or to forward's end
-        found = [
-            Moment(
-                name=f"gathering of the last {name}" if rank.regions[i].is_block else f"gathering of the {name}",
-                at=at,
-                freed=gone - some * a.kept[i],
-                gathered=at_forward + (some * g + several * on_its_way) + (some - several) * self._whole(i - 1),
-                gradients=self.gradients(0.0),
-            ),
-            Moment(
-                name=f"forward of the last {name}" if rank.regions[i].is_block else f"forward of the {name}",
-                at=at,
-                freed=gone,
-                gathered=at_forward + some * g,
-                temporary=some * a.forward[i],
-                gradients=self.gradients(0.0),
-            ),
-        ]
+        at_last, at_previous, at_first, in_buffer = self._gathered_backward(i)
         after = self.reduced[i + 1] if i < self.last else 0.0
-        in_buffer: Column | None = None
-        if self.frees:
-            at_last = at_previous = (g + on_its_way) + lasting
-            at_first = g + before + lasting
-            if follows == i:
-                # of two blocks the one before the last is the first: once its own weights are there, those of the region before are on
-                # their way
-                is_first = several - np.minimum(np.maximum(runs - 2.0, 0.0), 1.0)
-                at_previous = at_previous - is_first * (on_its_way - before)
-                in_buffer = is_first * (on_its_way - before)
-        else:
-            at_last, at_previous, at_first = runs * g + below, (runs - several) * g + below, g + below
-        if not rank.regions[i].is_block:
-            backward = Moment(
-                name=f"backward of the {name}",
-                at=at,
-                freed=gone,
-                gathered=at_first,
-                temporary=runs * peak,
-                buffers=after,
-                gradients=self.gradients(so_far),
-            )
-            return [*found, backward]
-        if sum(region.is_block for region in rank.regions) > 1:
-            peak = some * peak
+        if region.is_block and sum(each.is_block for each in rank.regions) > 1:
+            peak = np.minimum(runs, 1.0) * peak
+        backward = Moment(
+            name=f"backward of the last {name}" if region.is_block else f"backward of the {name}",
+            at=at,
+            freed=gone,
+            gathered=at_last if region.is_block else at_first,
+            temporary=peak if region.is_block else runs * peak,
+            buffers=after,
+            gradients=self.gradients(so_far),
+        )
+        found = [*self._forward_of_region(i, gone), backward]
+        if not region.is_block:
+            return found
+        several, leaves = self._several(i), beside(rank.regions, i, 1)
+        leaving = (self.reduced[leaves] if leaves <= self.last else 0.0) * several
         return [
             *found,
-            Moment(
-                name=f"backward of the last {name}",
-                at=at,
-                freed=gone,
-                gathered=at_last,
-                temporary=peak,
-                buffers=after,
-                gradients=self.gradients(so_far),
-            ),
             Moment(
                 name=f"backward of the {name} before the last",
                 at=at,
                 freed=gone - several * kept,
                 gathered=at_previous,
-                temporary=peak if in_buffer is None else np.maximum(peak, in_buffer),
-                buffers=leaving * several,
+                temporary=np.maximum(peak, in_buffer),
+                buffers=leaving,
                 gradients=self.gradients(so_far + held),
             ),
             Moment(
@@ -507,7 +515,7 @@ class _Sharded:
                 freed=freed - (runs - 1.0) * a.kept[i],
                 gathered=at_first,
                 temporary=peak,
-                buffers=leaving * several,
+                buffers=leaving,
                 gradients=self.gradients(reduced + (runs - 1.0) * self.held[i]),
             ),
         ]

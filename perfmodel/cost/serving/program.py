@@ -24,7 +24,7 @@ from perfmodel.cost.evaluate import values_of_sizes
 from perfmodel.cost.rows import RowCompiler, TimedRows
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import load_profile
-from perfmodel.parallel.algebra.derive import Derivation, derive
+from perfmodel.parallel.algebra.derive import ShardedGraph, derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import Graph, Operator, Pass, Product, Region, Stream, TensorRole, Work
@@ -96,7 +96,7 @@ class ServingProgram:
 
     model: TransformerConfig
     is_prompt: bool
-    derivation: Derivation
+    derivation: ShardedGraph
     rows: TimedRows
     regions: tuple[Region, ...]
     head: int
@@ -241,7 +241,7 @@ def _fused(graph: Graph, rows: TimedRows, *, fuses: bool) -> FusedProducts:
     )
 
 
-def _weights(derivation: Derivation, compiler: RowCompiler, place: Mapping[str, int]) -> tuple[HeldWeight, ...]:
+def _weights(derivation: ShardedGraph, compiler: RowCompiler, place: Mapping[str, int]) -> tuple[HeldWeight, ...]:
     graph = derivation.graph
     readers = {operand.tensor: op for op in reversed(graph.operators) for operand in op.inputs}
     found = []

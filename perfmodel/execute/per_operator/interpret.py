@@ -13,7 +13,7 @@ from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.functions import NetworkFunction
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
 from perfmodel.execute.per_operator.redistribute import Redistribution, Transition
-from perfmodel.parallel.algebra.derive import Derivation
+from perfmodel.parallel.algebra.derive import ShardedGraph
 from perfmodel.parallel.algebra.sharding import Layout, ends_of_edge, gradient_layout
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.per_operator.recompute import recomputed_runs
@@ -37,7 +37,7 @@ class Interpreter:
     def __init__(
         self,
         worker: Worker,
-        derivation: Derivation,
+        derivation: ShardedGraph,
         plan: Plan,
         mesh: NetworkMesh,
         run: tuple[int, int],

@@ -7,7 +7,9 @@ parameters have their own layouts and lifetimes (R14) and are returned as such.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -138,27 +140,109 @@ class ParameterLayout:
         return self.num_rows * self.num_columns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Derivation:
+class ExchangePosition(StrEnum):
+    """Where an operator of a block runs, relative to the exchanges of rows (the dispatch of tokens to experts) of the block."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    BESIDE = "beside"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedGraph:
+    """A graph and an assignment, with what the passes over it read: layouts, collectives, parameters, and columns by operator or tensor.
+
+    needed   layout of each operator's input as it computes with it
+    left     layout of each tensor as its producer leaves it
+    joined   partial tensors that are added to another one before they are reduced, and that one: its traffic is the sum's
+    """
+
     graph: Graph
     shardings: Mapping[str, Sharding]
     traffic: tuple[Traffic, ...]
     parameters: tuple[ParameterLayout, ...]
     needed: Mapping[tuple[str, int], Layout]
-    """Layout of each operator's input as it computes with it."""
     left: Mapping[str, Layout]
-    """Layout of each tensor as its producer leaves it."""
     joined: Mapping[str, str]
-    """Partial tensors that are added up with another one before they are reduced, and that one: its traffic is the sum's."""
-    _moved: dict[str, list[Traffic]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def moved(self) -> Mapping[tuple[str, Pass], list[Traffic]]:
+        """Collectives of each tensor in one pass, or of its gradient, in order."""
+        found: dict[tuple[str, Pass], list[Traffic]] = {}
         for row in self.traffic:
-            self._moved.setdefault(row.tensor, []).append(row)
+            found.setdefault((row.tensor, row.phase), []).append(row)
+        return found
 
     def traffic_of(self, tensor: str, phase: Pass) -> list[Traffic]:
-        """Of the tensor in one pass, or of its gradient, in order."""
-        return [row for row in self._moved.get(tensor, ()) if row.phase is phase]
+        return self.moved.get((tensor, phase), [])
+
+    def axes_of(self, tensor: str, phase: Pass) -> frozenset[str]:
+        """Axes over which the tensor, or its gradient, is redistributed."""
+        return frozenset(axis for row in self.traffic_of(tensor, phase) for axis in row.axes)
+
+    @cached_property
+    def activations(self) -> Mapping[str, list[Operand]]:
+        """Inputs of each operator that are activations."""
+        tensors = self.graph.tensors
+        return {op.name: [o for o in op.inputs if tensors[o.tensor].role is TensorRole.ACTIVATION] for op in self.graph.operators}
+
+    @cached_property
+    def handed(self) -> Mapping[str, list[Operand]]:
+        """Of these the inputs of the group that the operator is of, which is one function: it holds them until it ends."""
+        group = {op.output.tensor: op.group for op in self.graph.operators}
+        return {
+            op.name: [o for o in self.activations[op.name] if op.group and group.get(o.tensor) != op.group] for op in self.graph.operators
+        }
+
+    @cached_property
+    def entering(self) -> Mapping[str, frozenset[str]]:
+        """What each region is given, and all that full recomputation keeps of it, by the name of what hands it on as it is if something
+        does."""
+        made = {op.output.tensor: op.layer for op in self.graph.operators}
+        found: dict[str, frozenset[str]] = {}
+        for region in self.graph.regions:
+            given = {
+                op.output.tensor if op.passes_gradient and len(op.inputs) == 1 and not op.forward else operand.tensor
+                for op in self.graph.operators_of(region.name)
+                for operand in self.activations[op.name]
+                if made.get(operand.tensor, region.name) != region.name
+            }
+            found[region.name] = frozenset((region.carried,) if region.is_repeated else given)
+        return found
+
+    @cached_property
+    def exchange_position(self) -> Mapping[str, ExchangePosition]:
+        """By operator of the blocks that exchange rows: before, what leads to a set of rows or to what is read with one; after, what comes
+        of one; beside, what does neither."""
+        graph, found = self.graph, dict[str, ExchangePosition]()
+        for operators in (graph.operators_of(region.name) for region in graph.regions if region.is_block):
+            sets = {op.name: any(graph.tensors[each.tensor].is_set for each in op.inputs) for op in operators}
+            made, wanted = set[str](), {each.tensor for op in operators if sets[op.name] for each in op.inputs}
+            leading = set[str]()
+            for op in reversed(operators):
+                if graph.tensors[op.output.tensor].is_set or op.output.tensor in wanted:
+                    leading.add(op.name)
+                    wanted.update(each.tensor for each in op.inputs)
+            for op in operators if leading else ():
+                found[op.name] = ExchangePosition.BEFORE if op.name in leading else ExchangePosition.BESIDE
+                if sets[op.name] or any(each.tensor in made for each in op.inputs):
+                    found[op.name] = ExchangePosition.AFTER
+                    made.add(op.output.tensor)
+        return found
+
+    def operand_bytes(self, op: Operator, operand: Operand, *, itemsize: float | None = None, is_expanded: bool = True) -> Amount:
+        """Bytes of an operand in the layout in which the operator holds it, with the tensor's itemsize unless another is given.
+
+        Where the producer made copies of a dim that the operator reads as a whole one (key-value heads), a rank holds one of them; but a
+        batched product reads one for each query head (`is_expanded`). Of what passes by in blocks it holds its own rank's.
+        """
+        maker, dims = self.graph.producer(operand.tensor), operand.dims
+        if maker is not None and op.streams(operand):
+            op, dims = maker, maker.output.dims
+        elif maker is not None and maker is not op and not (is_expanded and op.is_product):
+            dims = tuple(name for name, made in zip(dims, maker.output.dims, strict=True) if made not in maker.stretched)
+        scale = self.graph.tensors[operand.tensor].itemsize if itemsize is None else itemsize
+        return amount_of(op, self.shardings[op.name], dims, scale=scale)
 
     def layout_of(self, parameter: ParameterLayout) -> Layout:
         """As all its readers need it; partial where the sum of their gradients is."""
@@ -225,7 +309,7 @@ def derive(
     *,
     held: Mapping[str, Held] | None = None,
     axes: Collection[str] = MESH_AXES,
-) -> Derivation:
+) -> ShardedGraph:
     """All traffic of one microbatch and the layouts of all parameters.
 
     held   a plan's own word on tensors with several readers: such a tensor goes to the layout that holds it once, and from there to each
@@ -240,16 +324,12 @@ def derive(
         check_sharding(op, shardings[op.name], axes)
     left = {op.output.tensor: output_layout(op, shardings[op.name]) for op in graph.operators}
     needed = {(op.name, i): input_layout(shardings[op.name], operand) for op in graph.operators for i, operand in enumerate(op.inputs)}
-    consumers: dict[str, list[tuple[Operator, int]]] = {}
-    for op in graph.operators:
-        for i, operand in enumerate(op.inputs):
-            consumers.setdefault(operand.tensor, []).append((op, i))
-    _check_edges(graph, consumers, needed, left)
+    _check_edges(graph, needed, left)
     joined = _joined_inputs(graph, left) if held is None else {}
     traffic: list[Traffic] = []
     for producer in graph.operators:
         tensor = graph.tensors[producer.output.tensor]
-        readers = consumers.get(tensor.name, [])
+        readers = graph.consumers(tensor.name)
         if not readers or tensor.role is not TensorRole.ACTIVATION or tensor.name in joined:
             continue  # added up locally with another partial input, reduced with it (R7)
         reading = [(op, needed[op.name, i], gradient_layout(shardings[op.name], op.inputs[i])) for op, i in readers]
@@ -281,11 +361,11 @@ def derive(
     activation_bytes = graph.activation_bytes
     for op in graph.operators:
         traffic.extend(_own_traffic(op, shardings[op.name], activation_bytes))
-    return Derivation(
+    return ShardedGraph(
         graph=graph,
         shardings=dict(shardings),
         traffic=tuple(traffic),
-        parameters=_parameters(graph, shardings, consumers, needed, left, skips_unread=held is not None),
+        parameters=_parameters(graph, shardings, needed, left, skips_unread=held is not None),
         needed=needed,
         left=left,
         joined=joined,
@@ -319,12 +399,7 @@ def _moves_by_way_of(held: Held | None, producer: Operator, left: Layout, readin
         yield _Move(gradient, goal, Pass.BACKWARD, op.layer, op.name)
 
 
-def _check_edges(
-    graph: Graph,
-    consumers: Mapping[str, list[tuple[Operator, int]]],
-    needed: Mapping[tuple[str, int], Layout],
-    left: Mapping[str, Layout],
-) -> None:
+def _check_edges(graph: Graph, needed: Mapping[tuple[str, int], Layout], left: Mapping[str, Layout]) -> None:
     """What the algebra does not express is refused, not priced wrong.
 
     Blocks follow one another as they follow what comes before them, so all edges between regions of a graph with blocks have one layout.
@@ -333,7 +408,7 @@ def _check_edges(
     boundary = {left[each.carried]: each.carried for each in graph.repeats if graph.producer(each.carried) is not None}
     for producer in graph.operators:
         tensor = producer.output.tensor
-        for reader, i in consumers.get(tensor, []):
+        for reader, i in graph.consumers(tensor):
             wanted = needed[reader.name, i]
             if graph.repeats and reader.layer != producer.layer:
                 boundary.setdefault(left[tensor], tensor)
@@ -400,7 +475,6 @@ def _own_traffic(op: Operator, sharding: Sharding, activation_bytes: float) -> I
 def _parameters(
     graph: Graph,
     shardings: Mapping[str, Sharding],
-    consumers: Mapping[str, list[tuple[Operator, int]]],
     needed: Mapping[tuple[str, int], Layout],
     left: Mapping[str, Layout],
     *,
@@ -412,7 +486,7 @@ def _parameters(
     for name, tensor in graph.tensors.items():
         if tensor.role is not TensorRole.PARAMETER:
             continue
-        uses = consumers.get(name, [])
+        uses = graph.consumers(name)
         if not uses and skips_unread:
             continue  # a module of one's own may have some that it never uses
         if not uses:
@@ -427,13 +501,20 @@ def _parameters(
         # a stage of a pipeline may begin between a product and its bias
         sums = left[outputs[tensor.bias_of]].partial if tensor.bias_of in outputs else frozenset[str]()
         layout = parameter_layout(tensor, uses, shardings, sum_axes=sums)
-        is_end, is_last = ends.issuperset(layout.regions), graph.regions[-1].name in layout.regions
-        if not tensor.has_gradient:
-            first = graph.operators_of(layout.regions[0])
-            runs_backward = any(graph.tensors[op.output.tensor].has_gradient for op in first)
-            layout = replace(layout, is_frozen=True, itemsize=tensor.itemsize, runs_backward=runs_backward)
-        layout = replace(layout, copy_bytes=tensor.copy_bytes, gathered_bytes=tensor.gathered_bytes, casts=tensor.casts)
-        found.append(replace(layout, is_end=is_end, is_last=is_last))
+        first = graph.operators_of(layout.regions[0])
+        found.append(
+            replace(
+                layout,
+                is_end=ends.issuperset(layout.regions),
+                is_last=graph.regions[-1].name in layout.regions,
+                is_frozen=not tensor.has_gradient,
+                itemsize=0.0 if tensor.has_gradient else tensor.itemsize,
+                runs_backward=tensor.has_gradient or any(graph.tensors[op.output.tensor].has_gradient for op in first),
+                copy_bytes=tensor.copy_bytes,
+                gathered_bytes=tensor.gathered_bytes,
+                casts=tensor.casts,
+            )
+        )
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.derive import Derivation, Traffic, derive
+from perfmodel.parallel.algebra.derive import ShardedGraph, Traffic, derive
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, Pass
@@ -36,7 +36,7 @@ class NetworkTraffic:
     itemsize: float = 0.0
 
 
-def derive_assigned(network: Graph, assignment: Assignment) -> Derivation:
+def derive_assigned(network: Graph, assignment: Assignment) -> ShardedGraph:
     """Layouts, traffic and parameters of a network: tensors with several readers as they are held; if none is, as rule sets have them."""
     held = assignment.held if assignment.held or not network.shared() else None
     return derive(network, assignment.shardings, held=held, axes=[axis.name for axis in assignment.axes])
@@ -47,7 +47,7 @@ def network_traffic(network: Graph, plan: Plan) -> tuple[NetworkTraffic, ...]:
     return traffic_on(plan, derive_assigned(network, plan.cuts))
 
 
-def traffic_on(plan: Plan, derivation: Derivation) -> tuple[NetworkTraffic, ...]:
+def traffic_on(plan: Plan, derivation: ShardedGraph) -> tuple[NetworkTraffic, ...]:
     """`network_traffic` of what is derived already.
 
     Backward goes through the operators the other way; gradients of parameters are reduced after it.

@@ -3,10 +3,11 @@
 import pytest
 
 from perfmodel.cost.estimate import evaluate_plan
-from perfmodel.cost.memory.live import undominated
+from perfmodel.cost.memory.live import Terms
 from perfmodel.parallel.algebra.derive import Amount
 from perfmodel.parallel.plan import make_plan
 from tests.cost.jobs import estimator_of, make_job, make_model
+from tests.laws.volumes import derivation_of
 
 S, H, F = 256, 512, 2048
 
@@ -39,8 +40,6 @@ def test_a_layer_that_runs_again_has_the_gradient_of_its_output_beside_it(profil
 def test_amounts_of_one_form_are_one_term():
     """So a moment of more and larger tensors is larger, whatever they are."""
     row, wide, other = Amount(base=2.0, per_sample=True), Amount(base=6.0, per_sample=True), Amount(base=1.0)
-    none = frozenset()
-    assert undominated([{(row, none): 2.0}, {(wide, none): 1.0}, {(other, none): 1.0}]) == [
-        {(Amount(base=1.0, per_sample=True), none): 6.0},
-        {(other, none): 1.0},
-    ]
+    terms = Terms(derivation_of("gpt2", "ddp"))
+    moments = [{terms.number(row): 2.0}, {terms.number(wide): 1.0}, {terms.number(other): 1.0}]
+    assert terms.undominated(moments) == [{terms.number(Amount(base=1.0, per_sample=True)): 6.0}, {terms.number(other): 1.0}]

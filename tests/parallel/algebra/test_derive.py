@@ -1,4 +1,4 @@
-"""Derivation: what is refused, how buffers are counted, where parameters lie."""
+"""Sharded graphs: what is refused, how buffers are counted, where parameters lie."""
 
 from dataclasses import replace
 
@@ -175,3 +175,26 @@ def test_partial_inputs_of_an_addition_are_reduced_apart_where_a_plan_says_how_t
     shardings = {"a": {"h": ("tp_kv",)}, "c": {"h": ("tp_kv",)}, "s": {}}
     assert [t.tensor for t in derive(graph, shardings).traffic] == ["a"]
     assert [t.tensor for t in derive(graph, shardings, held={}).traffic] == ["a", "c"]
+
+
+def test_operators_lie_before_beside_and_after_the_exchange_of_their_block():
+    sharded = derivation_of("deepseek-v3", "megatron")
+    positions = {name.rpartition(".")[2]: str(position) for name, position in sharded.exchange_position.items()}
+    assert positions["router"] == positions["q_a_proj"] == "before"
+    assert {position for name, position in positions.items() if name.startswith("shared_")} == {"beside"}
+    assert positions["experts_down"] == positions["unpermute"] == "after"
+    assert not derivation_of("gpt2", "megatron").exchange_position
+
+
+def test_a_repeated_region_is_entered_by_what_it_carries_and_the_head_by_what_the_blocks_leave():
+    entering = derivation_of("gpt2", "ddp").entering
+    assert entering["embedding"] == frozenset()
+    assert (entering["layer"], entering["head"]) == ({"block_input.out"}, {"head_input.out"})
+
+
+def test_key_value_heads_are_held_once_and_expanded_by_the_products_that_read_them():
+    sharded = derivation_of("llama-3-8b", "ddp", attention="unfused")
+    product = next(op for op in sharded.graph.operators if op.name_in_layer == "scores")
+    keys = product.inputs[1]
+    expanded, single = (sharded.operand_bytes(product, keys, is_expanded=is_expanded).base for is_expanded in (True, False))
+    assert expanded == 4 * single
