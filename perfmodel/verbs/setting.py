@@ -342,7 +342,7 @@ def confidence_in(setting: Setting, plan: Plan) -> Confidence:
 
 def interval_in(setting: Setting, plan: Plan) -> StepInterval:
     """An 80 % interval of the plan's step time, with how far it is to be trusted."""
-    from perfmodel.cost.calibrated import is_calibrated
+    from perfmodel.cost.calibrated import is_calibrated, uncalibrated
     from perfmodel.cost.resolve import choose_calibration
     from perfmodel.uncertainty.account import open_in
     from perfmodel.uncertainty.grade import trust_in
@@ -363,7 +363,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
             residuals,
             features_of(plan, chip),
             family=family,
-            is_calibrated=calibrated,
+            uncalibrated=uncalibrated(estimator.machine),
             is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
             open_habits=(0.0, 0.0) if is_known else open_in(estimator, plan, stated=_stated_in(estimator.profile)),
         )
