@@ -131,7 +131,7 @@ def interval(
     *,
     family: str,
     borrows: bool = False,
-    is_calibrated: bool = True,
+    uncalibrated: str = "",
     is_usual: bool = True,
     unseen: str = "",
     open_habits: tuple[float, float] = (0.0, 0.0),
@@ -139,7 +139,7 @@ def interval(
     """Quantiles of the family's runs that are most alike, widened by what those runs cannot show.
 
     borrows         the framework has the family's profile for want of its own, and is an unseen framework
-    is_calibrated   the chip has a calibration of its own
+    uncalibrated    what the chip has in place of a whole calibration of its own, in words; empty if it has one
     is_usual        the calibration is the one that the runs on this chip were predicted with
     unseen          shape of a model whose runs are not looked at
     open_habits     of an unseen framework: variance of log(step time), below and above, that settings which were not given leave open
@@ -152,10 +152,10 @@ def interval(
     known = [each for each in residuals.models if each.model != unseen]
     own = [each for each in known if each.family == family]
     if borrows or not own:
-        return _of_a_stranger(residuals, features, known=known, is_calibrated=is_calibrated, is_usual=is_usual, open_habits=open_habits)
+        return _of_a_stranger(residuals, features, known=known, uncalibrated=uncalibrated, is_usual=is_usual, open_habits=open_habits)
     chosen, alike = _most_alike(own, features)
     num_runs, num_models = _count(chosen), len({each.model for each in chosen})
-    widened, words = _beyond_runs(residuals, features, seen=own, is_calibrated=is_calibrated, is_usual=is_usual)
+    widened, words = _beyond_runs(residuals, features, seen=own, uncalibrated=uncalibrated, is_usual=is_usual)
     widened += 2.0 / num_models * residuals.between_models**2
     below, middle, above = (_quantile(chosen, share) for share in (TAIL, 0.5, 1.0 - TAIL))
     unseen_below, unseen_above = (abs(math.log(factor)) for factor in stranger_interval(residuals.strangers))
@@ -198,7 +198,7 @@ def _most_alike(own: Sequence[ModelResiduals], features: RunFeatures) -> tuple[S
 
 
 def _beyond_runs(
-    residuals: Residuals, features: RunFeatures, *, seen: Sequence[ModelResiduals], is_calibrated: bool, is_usual: bool
+    residuals: Residuals, features: RunFeatures, *, seen: Sequence[ModelResiduals], uncalibrated: str, is_usual: bool
 ) -> tuple[float, list[str]]:
     """Variance of log(step time) by what the runs that were seen do not have, and in words what that is."""
     words, widened = [], 0.0
@@ -206,8 +206,8 @@ def _beyond_runs(
         widened += residuals.between_calibrations**2
         words.append("another calibration than theirs")
     elif all(each.chip != features.chip for each in seen):
-        widened += (residuals.between_chips if is_calibrated else residuals.between_calibrations) ** 2
-        words.append(f"none on {features.chip}{'' if is_calibrated else ', which has no calibration of its own'}")
+        widened += (residuals.between_calibrations if uncalibrated else residuals.between_chips) ** 2
+        words.append(f"none on {features.chip}{f', which has {uncalibrated}' if uncalibrated else ''}")
     has_bits = any(each.bits == features.bits for each in seen)
     for feature in sorted(features.rare if has_bits else features.named()):
         widened += residuals.spread_of(feature) ** 2
@@ -264,13 +264,13 @@ def _of_a_stranger(
     features: RunFeatures,
     *,
     known: Sequence[ModelResiduals],
-    is_calibrated: bool,
+    uncalibrated: str,
     is_usual: bool,
     open_habits: tuple[float, float],
 ) -> StepInterval:
     """Runs of the profile that was lent say nothing about who borrows it: how far off others' runs were when their framework was hidden."""
     low, high = stranger_interval(residuals.strangers, open_habits=open_habits)
-    widened, words = _beyond_runs(residuals, features, seen=known, is_calibrated=is_calibrated, is_usual=is_usual)
+    widened, words = _beyond_runs(residuals, features, seen=known, uncalibrated=uncalibrated, is_usual=is_usual)
     more = NORMAL * math.sqrt(widened)
     if max(_beyond(residuals.strangers, open_habits)) > _WORTH_SAYING**2:
         words.append("this step hangs more than theirs on what frameworks differ in")

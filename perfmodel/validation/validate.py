@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.cost.assemble import PlanColumns
-from perfmodel.cost.calibrated import is_calibrated
+from perfmodel.cost.calibrated import uncalibrated
 from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories
 from perfmodel.cost.memory.plan import RankMemory
 from perfmodel.cost.programs import Compiled
@@ -213,7 +213,7 @@ class CasePredictor:
             features_of(planned.plan, chip),
             family=framework.profile,
             borrows=framework.borrows,
-            is_calibrated=is_calibrated(self.estimator(planned).machine),
+            uncalibrated=uncalibrated(self.estimator(planned).machine),
             is_usual=self.calibration is None,
             unseen=shape,
             open_habits=open_in(self.estimator(planned), planned.plan) if framework.borrows else (0.0, 0.0),

@@ -100,7 +100,7 @@ def make_setting(
     settings      what is known of its setup (docs/settings.md)
     network_at    of a job that trains a network: its graph at a micro-batch; None: that of the built-in network
     """
-    from perfmodel.cost.resolve import calibration_reference, resolve_estimator
+    from perfmodel.cost.resolve import ACCELERATOR_PROFILE, CPU_PROFILE, calibration_reference, default_profile, resolve_estimator
     from perfmodel.hardware.calibration import MOST_BUSY
     from perfmodel.hardware.reader import LOCALHOST
 
@@ -120,6 +120,8 @@ def make_setting(
             f"calibration={chosen.name}: was measured on {', '.join(chosen.chips[:3])}, not on {found.chip.name}: its shares of the data "
             "sheet's rates are taken over",
         )
+    if profile is None and default_profile(found.chip) not in (ACCELERATOR_PROFILE, CPU_PROFILE):
+        notes = (*notes, f"profile={default_profile(found.chip)}: not given, so assumed for {found.chip.name}")
     if profile is None or isinstance(profile, Name):
         notes = (*notes, *_without_effect(_profile_reference(profile, habits)))
     asked = "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
@@ -342,7 +344,7 @@ def confidence_in(setting: Setting, plan: Plan) -> Confidence:
 
 def interval_in(setting: Setting, plan: Plan) -> StepInterval:
     """An 80 % interval of the plan's step time, with how far it is to be trusted."""
-    from perfmodel.cost.calibrated import is_calibrated
+    from perfmodel.cost.calibrated import is_calibrated, uncalibrated
     from perfmodel.cost.resolve import choose_calibration
     from perfmodel.uncertainty.account import open_in
     from perfmodel.uncertainty.grade import trust_in
@@ -363,7 +365,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
             residuals,
             features_of(plan, chip),
             family=family,
-            is_calibrated=calibrated,
+            uncalibrated=uncalibrated(estimator.machine),
             is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
             open_habits=(0.0, 0.0) if is_known else open_in(estimator, plan, stated=_stated_in(estimator.profile)),
         )

@@ -421,6 +421,14 @@ def test_no_chip_gets_host_constants_of_another_makers_software(call_json, clust
     assert told["parts"]["host"] <= as_megatron["parts"]["host"]
 
 
+def test_a_framework_that_is_assumed_for_a_chip_is_called_so(call):
+    flags = ["predict", "--model", "gpt2", "--cluster", "mi300x", "--chips", 8, "--global-batch", 8, "--seq-len", 256]
+    said = "profile=megatron-rocm: not given, so assumed for mi300x-192gb"
+    told, named = (" ".join("".join(call(*flags, *more)[1:]).split()) for more in ((), ("--profile", "megatron-rocm")))
+    assert said in told
+    assert said not in named
+
+
 def test_a_calibration_of_the_user_comes_first(call_json, home):
     from dataclasses import replace
 

@@ -61,6 +61,12 @@ def test_it_says_that_a_prior_is_no_calibration_of_the_chip(call_json):
     assert "none on rtx4090-24gb, which has no calibration of its own" in found["interval"]["rests_on"]
 
 
+def test_a_partial_calibration_is_not_called_none(call_json):
+    found = call_json("predict", *JOB[:2], "--cluster", "mi300x", *JOB[4:], "--interval")
+    assert found["rests_on"]["forward"] == "partial calibration: mi300x"
+    assert "none on mi300x-192gb, which has a partial calibration only" in found["interval"]["rests_on"]
+
+
 def test_another_calibration_than_the_runs_had_is_wider(call_json):
     usual, other = (call_json("predict", *JOB, "--interval", *flags) for flags in ((), ("--calibration", "spec-sheet")))
     assert other["step_time_high"] / other["step_time_low"] > usual["step_time_high"] / usual["step_time_low"]

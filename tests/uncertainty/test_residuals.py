@@ -79,7 +79,7 @@ def test_a_model_counts_by_its_runs_however_few_quantiles_it_keeps():
     "wider",
     [
         dict(chip="other"),
-        dict(chip="other", is_calibrated=False),
+        dict(chip="other", uncalibrated="no calibration of its own"),
         dict(is_usual=False),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_further_group_lies_in_the_interval_of_few_four_times_of_five():
 
 def test_a_chip_without_a_calibration_is_wider_than_one_with():
     residuals = residuals_of(model_of(UNIFORM))
-    assert found(residuals, chip="x", is_calibrated=False).high > found(residuals, chip="x").high
+    assert found(residuals, chip="x", uncalibrated="no calibration of its own").high > found(residuals, chip="x").high
 
 
 def test_few_models_are_wider_than_many():
