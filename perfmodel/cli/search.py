@@ -293,7 +293,7 @@ def _one_blocks(setting: Setting, result: SearchResult, *, tokens: float, interv
         yield certainty_table(result)
     if output.verbose or not result.plans:
         yield rejected_table(result)
-    yield Notes(search_notes(result), search_details(result))
+    yield Notes([*setting.notes, *search_notes(result)], search_details(result))
 
 
 def _nothing_fits(result: SearchResult, *, given: bool) -> str:

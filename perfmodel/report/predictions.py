@@ -289,12 +289,13 @@ def _utilisation(prediction: Prediction, *, verbose: bool) -> list[tuple[str, st
 
 
 def rests_on_lines(prediction: Prediction) -> list[str]:
-    """What most of the numbers rest on, then `part: source` for the others; parts that take no time are left out."""
+    """What most of the step's time is based on, then `part: source` for the others; parts that take no time are left out."""
     by_source: dict[str, list[str]] = {}
     for part, source in prediction.rests_on.items():
         if prediction.parts.get(part, 1.0):
             by_source.setdefault(source, []).append(words(part))
-    (main, _), *others = sorted(by_source.items(), key=lambda item: -len(item[1]))
+    times = {words(part): time for part, time in prediction.parts.items()}
+    (main, _), *others = sorted(by_source.items(), key=lambda item: -sum(times.get(part, 0.0) for part in item[1]))
     return [main, *(f"{', '.join(parts)}: {source}" for source, parts in others)]
 
 
