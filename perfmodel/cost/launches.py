@@ -5,8 +5,6 @@ The host runs ahead of the chip, so a pass takes what the chip needs or what its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from perfmodel.frameworks.rewrites import ENTRYWISE
 from perfmodel.frameworks.settings import GRAPH_LAUNCH
 from perfmodel.parallel.algebra.derive import Amount, extent_amount
 from perfmodel.parallel.algebra.sharding import Sharding
-from perfmodel.parallel.eager import KERNELS, WrittenOut
+from perfmodel.parallel.eager import KERNELS
 from perfmodel.workload.graph import FusedAttention, Graph, Operator, Stream, Work
 
 Array = NDArray[np.float64]
@@ -32,52 +30,50 @@ ATTENTION_BACKWARD = 3.0
 """Kernels of a fused attention's backward pass: sums of rows, the pass itself, the gradient of the queries to its dtype (flash-attn)."""
 
 
-def kernels_of(op: Operator, graph: Graph, profile: ExecutionProfile) -> tuple[float, float]:
-    """Kernels of its forward and its backward pass, of a graph as the framework runs it (`with_habits`); views are none.
+def kernels_of(graph: Graph, profile: ExecutionProfile) -> dict[str, tuple[float, float]]:
+    """Kernels of each operator's forward and backward pass, of a graph as the framework runs it (`with_habits`); views are none.
 
     A chain that is one kernel counts with its last operator. Each weight's gradient counts once more: a kernel adds it to those before,
     or, where the product that makes it has done so, its hook says that it is ready.
     """
-    if op.kind in ENTRYWISE and not graph.tensors[op.output.tensor].is_stored:
-        return 0.0, 0.0
-    forward, backward = (float(sum(map(_kernels, works))) for works in (op.forward, op.backward))
-    backward += (ATTENTION_BACKWARD - 1.0) * sum(isinstance(work, FusedAttention) for work in op.backward)
-    if op.kind in KERNELS:
-        more = _written_out(KERNELS[op.kind], profile)
-        forward, backward = forward * more[0], backward * more[1]
-    if op.backward:
-        backward += sum(map(graph.is_trained, op.inputs))
-    if profile.kernels.graph_scope and graph_part(op, graph) in profile.kernels.graph_scope:
-        share = min(GRAPH_LAUNCH / profile.timing.host_launch_time, 1.0)
-        return share * forward, share * backward
-    return forward, backward
-
-
-def graph_part(op: Operator, graph: Graph) -> str:
-    """The part of Megatron-LM's --cuda-graph-scope that launches the operator: `attn` up to the norm of the feed-forward, `moe_router` from
-    there to the choice of experts, `mlp` of a dense layer; empty outside of blocks and from the exchange of tokens on."""
-    names = _parts_of(graph)
-    return names.get(op.name, "")
-
-
-@lru_cache(maxsize=64)
-def _parts(operators: tuple[tuple[str, str, str, str], ...]) -> Mapping[str, str]:
-    """operators: (name, name in its layer, kind, region) in order."""
-    found: dict[str, str] = {}
-    behind: dict[str, str] = {}
-    has_experts = {region for _, _, kind, region in operators if kind == "route"}
-    for name, inner, kind, region in operators:
-        part = behind.get(region, "attn")
-        if inner == "mlp_norm":
-            part = "moe_router" if region in has_experts else "mlp"
-        found[name] = part
-        behind[region] = "" if kind == "route" or part == "" else part
+    scope = profile.kernels.graph_scope
+    parts = graph_parts(graph) if scope else {}
+    found: dict[str, tuple[float, float]] = {}
+    for op in graph.operators:
+        if op.kind in ENTRYWISE and not graph.tensors[op.output.tensor].is_stored:
+            found[op.name] = 0.0, 0.0
+            continue
+        forward, backward = (float(sum(map(_kernels, works))) for works in (op.forward, op.backward))
+        backward += (ATTENTION_BACKWARD - 1.0) * sum(isinstance(work, FusedAttention) for work in op.backward)
+        if op.kind in KERNELS:
+            # the profile's traffic lies between that of one kernel and that of separate ones
+            kind = KERNELS[op.kind]
+            share = max(0.0, (profile.option(kind.traffic) - 1.0) / (kind.eager_traffic - 1.0))
+            forward, backward = forward * (1.0 + (kind.forward - 1) * share), backward * (1.0 + (kind.backward - 1) * share)
+        if op.backward:
+            backward += sum(map(graph.is_trained, op.inputs))
+        if parts.get(op.name) in scope:
+            share = min(GRAPH_LAUNCH / profile.timing.host_launch_time, 1.0)
+            forward, backward = share * forward, share * backward
+        found[op.name] = forward, backward
     return found
 
 
-def _parts_of(graph: Graph) -> Mapping[str, str]:
-    blocks = {region.name for region in graph.regions if region.is_block}
-    return _parts(tuple((op.name, op.name_in_layer, op.kind, op.layer) for op in graph.operators if op.layer in blocks))
+def graph_parts(graph: Graph) -> dict[str, str]:
+    """The part of Megatron-LM's --cuda-graph-scope that launches each operator: `attn` up to the norm of the feed-forward, `moe_router`
+    from there to the choice of experts, `mlp` of a dense layer. Operators outside of blocks and from the exchange of tokens on have none.
+    """
+    found: dict[str, str] = {}
+    for region in graph.regions:
+        operators = graph.operators_of(region.name) if region.is_block else []
+        has_experts, part = any(op.kind == "route" for op in operators), "attn"
+        for op in operators:
+            if op.name_in_layer == "mlp_norm":
+                part = "moe_router" if has_experts else "mlp"
+            found[op.name] = part
+            if op.kind == "route":
+                break
+    return found
 
 
 def _kernels(work: Work) -> int:
@@ -87,12 +83,6 @@ def _kernels(work: Work) -> int:
         case Stream() if not work.accesses or work.is_launched_along:
             return 0
     return work.repeats
-
-
-def _written_out(kind: WrittenOut, profile: ExecutionProfile) -> tuple[float, float]:
-    """Kernels of each pass where the profile's traffic lies between that of one kernel and that of separate ones."""
-    share = max(0.0, (profile.option(kind.traffic) - 1.0) / (kind.eager_traffic - 1.0))
-    return 1.0 + (kind.forward - 1) * share, 1.0 + (kind.backward - 1) * share
 
 
 FUSED_MATRICES, BY_HAND = 4.0, 4.0
@@ -132,7 +122,8 @@ def graph_launches(graph: Graph, profile: ExecutionProfile) -> float:
     readers = [graph.consumers(op.output.tensor) for op in graph.operators if graph.tensors[op.output.tensor].has_gradient]
     # gradients of several readers are added, a kernel for each reader after the first
     total = float(sum(counts[reader.layer] for each in readers for reader, _ in each[1:]))
+    kernels = kernels_of(graph, profile)
     for op in graph.operators:
-        forward, backward = kernels_of(op, graph, profile)
+        forward, backward = kernels[op.name]
         total += counts[op.layer] * (FORWARD * forward + backward)
     return total

@@ -203,9 +203,10 @@ class _Compilation:
     def add_operators(self) -> NDArray[np.float64]:
         """Work of both passes; [segments, 1] kernels that the host launches for it."""
         launches, added = np.zeros((2, len(self.graph.regions) * len(PHASES), 1))
+        kernels = kernels_of(self.graph, self.profile)
         for op in self.graph.operators:
             self._add_work(op, self.rows)
-            forward, backward = kernels_of(op, self.graph, self.profile)
+            forward, backward = kernels[op.name]
             launches[self.forward[op.name]] += forward
             launches[self.backward(op)] += backward
             if self.graph.tensors[op.output.tensor].has_gradient:

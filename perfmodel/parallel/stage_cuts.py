@@ -36,7 +36,7 @@ def default_stage_layers(job: TrainingJob, num_ranks: int, virtual_stages: int) 
     """Of each virtual stage, in model order: stage k is on rank k % num_ranks."""
     model, num_stages = job.transformer, num_ranks * virtual_stages
     even = even_stage_layers(model.num_hidden_layers, num_stages)
-    if num_stages == 1 or are_alike(model):
+    if num_ranks == 1 or are_alike(model):
         return even
     length = job.seq_len if job.seq_len > LONG_SEQUENCE else USUAL_SEQUENCE
     return _by_cost(model, length, job.precision, num_ranks, virtual_stages)

@@ -98,7 +98,7 @@ def test_operators_that_are_written_out_launch_each_step(function, shapes, kind,
     op = next(op for op in graph.operators if op.kind == kind)
     weights = len(shapes) - 1  # whose gradients are added to those of microbatches before
     eager, fused = (
-        kernels_of(op, graph, profile_of("torch-fsdp2").having(**changes)) for changes in (traffic, dict.fromkeys(traffic, 1.0))
+        kernels_of(graph, profile_of("torch-fsdp2").having(**changes))[op.name] for changes in (traffic, dict.fromkeys(traffic, 1.0))
     )
     assert fused == (1.0, 1.0 + weights)
     assert eager == pytest.approx((forward.number, backward.number + weights), rel=0.25)

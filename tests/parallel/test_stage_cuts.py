@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel import predict
+from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.layout import even_stage_layers
 from perfmodel.parallel.stage_cuts import _balanced_stages, _costs, _sharp, default_stage_layers
 from perfmodel.workload.job import Precision, TrainingJob
@@ -83,3 +84,8 @@ def test_stages_do_not_move_with_the_length_of_usual_sequences():
     times = [each.step_time for each in found]
     assert times == sorted(times)
     assert len({each.parts["optimizer"] for each in found}) == 1
+
+
+def test_virtual_stages_without_a_pipeline_are_refused_for_layers_that_are_not_alike():
+    with pytest.raises(InputError, match="schedule=interleaved: needs pp"):
+        predict(model="deepseek-v2-lite", cluster="dgx-h100", chips=8, global_batch=64, seq_len=2048, virtual_stages=2)

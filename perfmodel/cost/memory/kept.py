@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import replace
+from functools import partial
 
 from perfmodel.cost.memory.live import Kept
 from perfmodel.parallel.algebra.derive import ShardedGraph, amount_of, extent_amount
@@ -20,16 +21,10 @@ def kept_tensors(sharded: ShardedGraph, regathers: Set[tuple[str, str]], core: S
     found: dict[tuple[str, object], Kept] = {}
     for op, number, saved in ((each, number, saved) for each in graph.operators for number, saved in enumerate(each.saved)):
         in_core, itemsize = op.name in core, graph.itemsize(op, saved)
-        new = Kept(
-            tensor=op.name,
-            region=op.layer,
-            amount=extent_amount(op, shardings[op.name], saved.extent, scale=itemsize),
-            holders=(op.name,),
-            is_dropped=in_core,
-            is_made_twice=False,
-        )
+        new = partial(Kept, region=op.layer, holders=(op.name,))
         if saved.of is None:
-            found[op.name, number] = new
+            amount = extent_amount(op, shardings[op.name], saved.extent, scale=itemsize)
+            found[op.name, number] = new(tensor=op.name, amount=amount, is_dropped=in_core, is_made_twice=False)
             continue
         operand = op.operands[saved.of]
         tensor, maker = operand.tensor, graph.producer(operand.tensor)
@@ -46,18 +41,17 @@ def kept_tensors(sharded: ShardedGraph, regathers: Set[tuple[str, str]], core: S
         if before is not None:
             is_dropped = before.is_dropped and is_dropped
             is_made_twice = made_in_core and not is_dropped and (in_core or not core.isdisjoint(before.holders))
-            holders = (*before.holders, op.name)
-            found[tensor, layout] = replace(
-                before, holders=holders, is_dropped=is_dropped, is_made_twice=before.is_made_twice or is_made_twice
-            )
+            holders, is_made_twice = (*before.holders, op.name), before.is_made_twice or is_made_twice
+            found[tensor, layout] = replace(before, holders=holders, is_dropped=is_dropped, is_made_twice=is_made_twice)
             continue
-        # a copy for each query head is made within the recomputed set, from the one for each key-value head, which stays
-        single = sharded.operand_bytes(op, operand, itemsize=itemsize, is_expanded=False)
-        if in_core and not made_in_core and op.is_product and single.base < amount.base:
-            more = amount.scaled((amount.base - single.base) / amount.base)
-            found[tensor, layout] = replace(new, tensor=tensor, amount=single, is_dropped=is_dropped, is_made_twice=True)
-            found[op.name, number] = replace(new, tensor=tensor, amount=more, is_dropped=True)
-        else:
-            is_made_twice = made_in_core and in_core and not is_dropped
-            found[tensor, layout] = replace(new, tensor=tensor, amount=amount, is_dropped=is_dropped, is_made_twice=is_made_twice)
+        is_made_twice = made_in_core and in_core and not is_dropped
+        if in_core and not made_in_core and op.is_product:
+            # a copy for each query head is made within the recomputed set, from the one for each key-value head, which stays
+            single = sharded.operand_bytes(op, operand, itemsize=itemsize, is_expanded=False)
+            if single.base < amount.base:
+                more = amount.scaled((amount.base - single.base) / amount.base)
+                found[tensor, layout] = new(tensor=tensor, amount=single, is_dropped=is_dropped, is_made_twice=True)
+                found[op.name, number] = new(tensor=tensor, amount=more, is_dropped=True, is_made_twice=False)
+                continue
+        found[tensor, layout] = new(tensor=tensor, amount=amount, is_dropped=is_dropped, is_made_twice=is_made_twice)
     return list(found.values())

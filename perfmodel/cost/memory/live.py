@@ -99,6 +99,7 @@ class Terms:
 
 def _covers(more: LiveBytes, less: LiveBytes) -> bool:
     """Whether a moment is at least as large as another in every term."""
-    return all(more.get(term, 0.0) >= factor for term, factor in less.items()) and all(
-        factor >= 0.0 for term, factor in more.items() if term not in less
-    )
+    for term, factor in less.items():
+        if more.get(term, 0.0) < factor:
+            return False
+    return all(factor >= 0.0 for term, factor in more.items() if term not in less)
