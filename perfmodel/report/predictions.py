@@ -295,7 +295,8 @@ def rests_on_lines(prediction: Prediction) -> list[str]:
         if prediction.parts.get(part, 1.0):
             by_source.setdefault(source, []).append(words(part))
     times = {words(part): time for part, time in prediction.parts.items()}
-    (main, _), *others = sorted(by_source.items(), key=lambda item: -sum(times.get(part, 0.0) for part in item[1]))
+    # the host's time is the profile's, whatever kernels are based on
+    (main, _), *others = sorted(by_source.items(), key=lambda item: (item[0] == "profile", -sum(times.get(part, 0.0) for part in item[1])))
     return [main, *(f"{', '.join(parts)}: {source}" for source, parts in others)]
 
 
