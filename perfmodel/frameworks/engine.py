@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
-from perfmodel.foundation.files import listed
 from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.engine_formats import EngineFormat
@@ -26,7 +25,13 @@ GENERIC_ENGINE = "generic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineVersions:
-    """What some versions of an engine do otherwise: from `since`, below `before`."""
+    """What some versions of an engine do otherwise.
+
+    since          the first of these versions
+    before         the first version after them
+    sampler_bytes  as of the engine's memory, in these versions
+    graph_bytes    as of the engine's memory, in these versions
+    """
 
     since: str
     before: str
@@ -57,7 +62,7 @@ def _check_share(name: str, value: float) -> None:
 class EngineMemory:
     """Memory of a rank (inference.md's `u C - W - A - G - N`, or `u (C - W - A - G - N)`).
 
-    memory_fraction           u
+    memory_fraction           u: share of the memory that the engine may fill
     fraction_of_free          u is of what is free once the engine is loaded, not of all
     activation_factor         A = 2 T n d x factor, by tensor-parallel degree 1, 2, 4, 8; of models with experts `expert_activation_factor`
     expert_activation_factor  the same of models with experts
@@ -230,20 +235,27 @@ class EngineKernels:
         return 0.0 if self.fuses_casts else 1.0
 
 
-_GROUPS: Mapping[str, Any] = {
+ENGINE_GROUPS: Mapping[str, Any] = {
     "memory": EngineMemory,
     "scheduling": EngineScheduling,
     "runs": EngineRuns,
     "host": EngineHost,
     "kernels": EngineKernels,
 }
-ENGINE_GROUP_OF: Mapping[str, str] = group_of(_GROUPS)
+ENGINE_GROUP_OF: Mapping[str, str] = group_of(ENGINE_GROUPS)
 """Option of an engine -> its group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(Grouped):
-    """A serving engine: options in groups; what other versions than the last do otherwise is in `versions`."""
+    """A serving engine: options in groups.
+
+    name      of `--engine` and in tables
+    version   that the options describe
+    source    source code, documentation or measurements, with their version
+    versions  what other versions than the last do otherwise
+    notes     source of single options, by their name
+    """
 
     GROUP_OF: ClassVar[Mapping[str, str]] = ENGINE_GROUP_OF
 
@@ -296,19 +308,12 @@ def _load(name: str, state: tuple[int, ...]) -> Engine:
         data = {**_data_of_base(data["base"], path.name), **{key: value for key, value in data.items() if key != "base"}}
     if not state and isinstance(data, dict):
         data = {**data, **{number: told["value"] for number, told in fitted_numbers().get(name, {}).items()}}
-    return _engine_from_data(data, where=path.name)
+    if state:
+        from perfmodel.foundation.schema import check, model_of
 
-
-def _engine_from_data(data: Any, *, where: str) -> Engine:
-    """The engine of a file, whose options stand without their groups. Raises InputError naming every field that is wrong."""
-    if not isinstance(data, Mapping):
-        return record_from_data(Engine, data, where=where)
-    known = [*ENGINE_GROUP_OF, *(each.name for each in fields(Engine) if each.name not in _GROUPS)]
-    faults = [f"{where}.{one_line(name, 60)}: unknown field{suggest(name, known)}" for name in data if name not in known]
-    if faults:
-        raise InputError(listed(faults))
+        check(model_of(Engine, inline=tuple(ENGINE_GROUPS)), data, where=path.name)
     own, groups = in_groups(data, ENGINE_GROUP_OF)
-    return record_from_data(Engine, {"memory": {}, **own, **groups}, where=where)
+    return record_from_data(Engine, {"memory": {}, **own, **groups}, where=path.name, is_shipped=True)
 
 
 def _data_of_base(name: object, where: str) -> dict[str, Any]:

@@ -286,7 +286,9 @@ class CollectiveModel:
     own_share           g   of the chunk that a rank keeps, which costs as much as if it were sent too (the copy beside the transfer)
     step_share          l   by how much of itself the latency rises where a chunk (the buffer over the ranks) outgrows one packet of the
                         low-latency protocol; half-way at chunks of `step_bytes`
+    step_bytes          size of a chunk at which half of `step_share` is added
     bulk_time           J   [s] more where chunks are so large that the library changes to its bulk protocol; half-way at `bulk_bytes`
+    bulk_bytes          size of a chunk at which half of `bulk_time` is added
     ramp_time, ramp_exponent  c, x  [s] c * (wire bytes / RAMP_BYTES)^x: the slow rise between a small and a large message, where the
                         protocols were not told apart
     tree_hop_time       [s] for each level of a tree, instead of the ring's hops where that is quicker; 0: the library has no tree
@@ -360,6 +362,11 @@ ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "cudnn")
 class Calibration:
     """Everything measured of one software stack on one chip, and how well it fits.
 
+    name                in tables and of `--calibration`
+    source              how it was measured
+    date                when it was measured, such as '2026-01-15'
+    provenance          what its numbers rest on where the chip is one of `chips`
+    notes               free text
     chips               the chips that it was measured on; for them a prediction is `calibrated`
     relatives           chips that are near enough to borrow it; for them a prediction rests on a `prior`
     borrowed            parts that were measured on another chip, or hardly (matmul, streaming, attention, scale_up, scale_out): a

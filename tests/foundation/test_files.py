@@ -244,7 +244,7 @@ def test_a_file_with_several_faults_says_them_all(tmp_path):
     for part in (
         "faults: (1) tiers.0.sise: unknown field; did you mean 'size'?",
         "num_chips='8 chips': must be a whole number; write a number without quotes or unit",
-        "chips_per_node: required field is missing; add it",
+        "chips_per_node, tiers.0.size, tiers.0.latency: required field is missing; add it",
         "tiers.0.bandwidth=450: a bandwidth needs its unit; write '450 GB/s'",
     ):
         assert part in str(error.value)
