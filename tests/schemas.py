@@ -17,6 +17,7 @@ from perfmodel.foundation.schema import FileModel, model_of
 from perfmodel.frameworks.engine import ENGINE_GROUPS, Engine
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.schemas import ChipFile, ClusterFile
+from perfmodel.parallel.schemas import PlanFile, RuleSetFile
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMAS, PAGE = ROOT / "docs" / "schemas", ROOT / "docs" / "files.md"
@@ -25,6 +26,8 @@ KINDS: dict[str, type[FileModel]] = {
     "cluster": ClusterFile,
     "calibration": model_of(Calibration),
     "engine": model_of(Engine, inline=tuple(ENGINE_GROUPS)),
+    "plan": PlanFile,
+    "rule-set": RuleSetFile,
 }
 _TABLE = re.compile(r"(<!--fields:(\w+)-->\n).*?(<!--/fields-->)", re.DOTALL)
 
@@ -72,9 +75,22 @@ def _value(field: dict[str, Any], schema: dict[str, Any]) -> str:
         return f"{field['quantity'].replace('_', ' ')}, such as `{field['examples'][0]}`"
     if field.get("type") == "array":
         return f"list: {_value(field['items'], schema)}"
-    if field.get("type") == "object":
+    if field.get("type") == "object" and "additionalProperties" in field:
         return f"mapping of names: {_value(field.get('additionalProperties', {}), schema)}"
-    return {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}[field["type"]]
+    if "anyOf" in field:
+        return _value(next(part for part in field["anyOf"] if part.get("type") != "null"), schema)
+    kinds = [field["type"]] if isinstance(field["type"], str) else field["type"]
+    return " or ".join(_WORDS[kind] for kind in kinds)
+
+
+_WORDS = {
+    "string": "text",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true or false",
+    "array": "list",
+    "object": "mapping",
+}
 
 
 def page_text(text: str) -> str:

@@ -25,7 +25,7 @@ def record_from_data(cls: type[Record], data: Any, *, where: str, is_shipped: bo
     if not is_shipped:
         from perfmodel.foundation.schema import check, model_of
 
-        check(model_of(cls), data, within=where)
+        check(model_of(typing.cast(type, cls)), data, within=where)
     return typing.cast(Record, _value(cls, data, where=where, name=""))
 
 

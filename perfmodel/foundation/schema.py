@@ -9,13 +9,13 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema, create_model
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.files import listed
@@ -34,36 +34,55 @@ class FileModel(BaseModel):
     ADD: ClassVar[str] = "add it"
 
 
-def read_by(read: Callable[[Any, str], Any], schema: Mapping[str, Any]) -> Any:
-    """The type of a value that a function of ours reads. read: takes value and field, raises InputError; schema: its JSON Schema."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReadBy:
+    """Annotation of a value that a function of ours reads.
 
-    def validate(value: Any) -> Any:
+    read     takes value and field, raises InputError
+    schema   JSON Schema of the value
+    """
+
+    read: Callable[[Any, str], Any]
+    schema: Mapping[str, Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._validate)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return dict(self.schema)
+
+    def _validate(self, value: Any) -> Any:
         try:
-            read(value, "")
+            self.read(value, "")
         except InputError:
-            raise PydanticCustomError("sentence", "refused", {"read": read}) from None
+            raise PydanticCustomError("sentence", "refused", {"read": self.read}) from None
         return value
 
-    return Annotated[Any, PlainValidator(validate), WithJsonSchema(dict(schema))]
+
+def quantity(kind: str) -> ReadBy:
+    """Annotation of a text that holds a quantity with its unit."""
+    schema = {"type": "string", "quantity": str(kind), "examples": [example_of(kind).split("'")[1]]}
+    return ReadBy(lambda value, field: parse_quantity(value, kind, field=field), schema)
 
 
-@cache
-def quantity(kind: str) -> Any:
-    """The type of a text that holds a quantity with its unit."""
-    example = example_of(kind).split("'")[1]
-    schema = {"type": "string", "quantity": str(kind), "examples": [example]}
-    return read_by(lambda value, field: parse_quantity(value, kind, field=field), schema)
+class Choice:
+    """Annotation of a text that is one of these."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        self.values = [str(value) for value in values]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.literal_schema(self.values)
 
 
-def choice(values: typing.Iterable[str]) -> Any:
-    """The type of a text that is one of these."""
-    return Literal[tuple(str(value) for value in values)]
-
-
+#: Default of a field that means nothing when it is left out.
+OMITTED: Any = None
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
-BYTES, BANDWIDTH, TIME = quantity(QuantityKind.BYTES), quantity(QuantityKind.BANDWIDTH), quantity(QuantityKind.TIME)
+Bytes = Annotated[str, quantity(QuantityKind.BYTES)]
+Bandwidth = Annotated[str, quantity(QuantityKind.BANDWIDTH)]
+Time = Annotated[str, quantity(QuantityKind.TIME)]
 
 
 @cache
@@ -110,10 +129,10 @@ def _type_of(hint: Any, name: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return model_of(typing.cast(type, hint))
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return choice(hint)
+        return Annotated[str, Choice(hint)]
     if hint is float:
         kind = quantity_of(name)
-        return quantity(kind) if kind else Number
+        return Annotated[str, quantity(kind)] if kind else Number
     if hint in (str, int, bool):
         return hint
     raise TypeError(f"{name}: no file holds {hint}")

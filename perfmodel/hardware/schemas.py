@@ -5,40 +5,40 @@ from typing import Annotated
 from pydantic import Field
 
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.foundation.schema import BANDWIDTH, BYTES, TIME, Count, FileModel, Text, choice, quantity
+from perfmodel.foundation.schema import OMITTED, Bandwidth, Bytes, Choice, Count, FileModel, Text, Time, quantity
 from perfmodel.hardware.chip import MAX_MATMUL_FRACTION, PROVENANCES
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import FACT_GROUPS
 
-_PROVENANCE = choice(PROVENANCES)
+_PROVENANCE = Annotated[str, Choice(PROVENANCES)]
 
 
 class TierFile(FileModel):
     """One network tier; links are one direction of one chip."""
 
     name: Text = Field(description="name of the tier, as tables print it")
-    topology: choice(Topology) = Field(description="how the chips, or the domains of the tier inside, are wired")  # type: ignore[valid-type]
+    topology: Annotated[str, Choice(Topology)] = Field(description="how the chips, or the domains of the tier inside, are wired")
     size: Count = Field(description="chips in one domain, inner tiers included")
-    bandwidth: BANDWIDTH = Field(description="one direction of one chip, to all peers together")
-    latency: TIME = Field(description="one hop")
-    provenance: _PROVENANCE = Field(description="where the numbers are from")  # type: ignore[valid-type]
+    bandwidth: Bandwidth = Field(description="one direction of one chip, to all peers together")
+    latency: Time = Field(description="one hop")
+    provenance: _PROVENANCE = Field(description="where the numbers are from")
     source: Text = Field(description="data sheet, page or measurement, with its date")
-    pair_bandwidth: BANDWIDTH = Field(None, description="one direction of one chip, to one peer; default: `bandwidth`")
-    torus_shape: list[Count] = Field(None, min_length=1, max_length=6, description="members along each dimension of a torus")
-    wrap_multiple: Count = Field(None, description="a dimension of a torus wraps around if its size is a multiple of this; default: never")
+    pair_bandwidth: Bandwidth = Field(OMITTED, description="one direction of one chip, to one peer; default: `bandwidth`")
+    torus_shape: list[Count] = Field(OMITTED, min_length=1, max_length=6, description="members along each dimension of a torus")
+    wrap_multiple: Count = Field(OMITTED, description="a torus dimension wraps around if its size is a multiple of this; default: never")
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = Field(
         1.0, description="factor by which the shared links of a fat tree are slower than the sum of the chips' links"
     )
-    peer_to_peer: bool = Field(True, description="false: transfers of a PCIe tree are staged through host memory")
+    peer_to_peer: bool = Field(True, description="false: a PCIe tree stages transfers through host memory")
 
 
 class MemoryFile(FileModel):
     """The memory of a chip."""
 
     name: Text = Field(description="kind of memory, such as hbm")
-    capacity: BYTES = Field(description="as the driver reports it, all devices of the chip together")
-    bandwidth: BANDWIDTH = Field(description="reads or writes")
-    usable_capacity: BYTES = Field(None, description="what the runtime offers of the capacity; default: a share by the vendor")
+    capacity: Bytes = Field(description="as the driver reports it, all devices of the chip together")
+    bandwidth: Bandwidth = Field(description="reads or writes")
+    usable_capacity: Bytes = Field(OMITTED, description="what the runtime offers of the capacity; default: a share by the vendor")
 
 
 class OnChipFile(FileModel):
@@ -46,13 +46,13 @@ class OnChipFile(FileModel):
 
     compute_units: Count = Field(description="number of SMs, CUs, TensorCores, ...")
     unit_kind: Text = Field(description="what a compute unit is called, such as SM")
-    capacity: BYTES = Field(None, description="last-level cache or scratchpad; default: not published")
+    capacity: Bytes = Field(OMITTED, description="last-level cache or scratchpad; default: not published")
 
 
 class FactFile(FileModel):
     """Where one group of numbers is from."""
 
-    provenance: _PROVENANCE = Field(description="read in a source, recalled, mixed or measured")  # type: ignore[valid-type]
+    provenance: _PROVENANCE = Field(description="read in a source, recalled, mixed or measured")
     source: Text = Field(description="data sheet, page or measurement, with its date")
 
 
@@ -62,24 +62,24 @@ class ChipFile(FileModel):
     name: Text = Field(description="name in tables and plan files")
     vendor: Text = Field(description="nvidia, amd, google, aws, intel or another; decides the default framework and the prior")
     launch_year: Count = Field(description="year of its announcement")
-    peak_flop_rate: dict[choice(Dtype), quantity("flop_rate")] = Field(  # type: ignore[misc]
+    peak_flop_rate: dict[Annotated[str, Choice(Dtype)], Annotated[str, quantity("flop_rate")]] = Field(
         min_length=1, description="dense rate of each dtype that it multiplies in hardware, whole chip"
     )
     memory: MemoryFile = Field(description="its memory")
     on_chip: OnChipFile = Field(description="compute units and on-chip memory")
-    facts: dict[choice(FACT_GROUPS), FactFile] = Field(description="provenance and source of each group of numbers")  # type: ignore[misc]
-    title: Text = Field(None, description="full name")
+    facts: dict[Annotated[str, Choice(FACT_GROUPS)], FactFile] = Field(description="provenance and source of each group of numbers")
+    title: Text = Field(OMITTED, description="full name")
     aliases: list[Text] = Field([], max_length=16, description="other names that people type for it")
     devices_per_chip: Count = Field(1, description="devices that torch or JAX shows for one chip")
     any_operand_order: bool = Field(False, description="products in 8 bits take operands in either order, without transposed copies")
-    tdp: quantity("power") = Field(None, description="power limit; default: not published")  # type: ignore[valid-type]
-    host_link: BANDWIDTH = Field("25 GB/s", description="one direction between chip and pinned memory of the host")
+    tdp: Annotated[str, quantity("power")] = Field(OMITTED, description="power limit; default: not published")
+    host_link: Bandwidth = Field("25 GB/s", description="one direction between chip and pinned memory of the host")
     matmul_fraction: Annotated[float, Field(ge=0, le=MAX_MATMUL_FRACTION)] = Field(
-        None, description="share of the dense 16-bit peak that the best of many measured products reached; default: not measured"
+        OMITTED, description="share of the dense 16-bit peak that the best of many measured products reached; default: not measured"
     )
     chips_per_node: Count = Field(1, description="chips of one host")
     scale_up: list[TierFile] = Field([], max_length=8, description="usual links inside a node, innermost first")
-    scale_out: TierFile = Field(None, description="usual fabric between nodes")
+    scale_out: TierFile = Field(OMITTED, description="usual fabric between nodes")
     notes: str = Field("", description="free text")
 
 
@@ -92,7 +92,7 @@ class ClusterFile(FileModel):
     chips_per_node: Count = Field(description="chips of one host")
     tiers: list[TierFile] = Field(min_length=1, max_length=8, description="innermost first; the last covers the whole cluster")
     source: Text = Field(description="data sheet, page or measurement, with its date")
-    provenance: _PROVENANCE = Field(description="where the numbers are from")  # type: ignore[valid-type]
-    title: Text = Field(None, description="full name")
+    provenance: _PROVENANCE = Field(description="where the numbers are from")
+    title: Text = Field(OMITTED, description="full name")
     notes: str = Field("", description="free text")
-    largest_job: Count = Field(None, description="most chips of one job; a prediction for more prints a warning; default: no limit")
+    largest_job: Count = Field(OMITTED, description="most chips of one job; a prediction for more prints a warning; default: no limit")

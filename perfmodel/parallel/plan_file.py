@@ -203,11 +203,11 @@ def read_model(value: Any, field: str) -> TransformerConfig | NetworkModel:
         _refuse(faults, field)
         plain = {str(size): tuple(each) if isinstance(each, list) else each for size, each in sizes.items()}
         return NetworkModel(name=name, sizes=plain, inputs=tuple(inputs))
-    plain = dict(value)
+    values: dict[str, Any] = dict(value)
     for name, entry in value.items():
         if name in PARTS or name == "kinds":
             try:
-                plain[name] = part_from_plain(name, entry)
+                values[name] = part_from_plain(name, entry)
             except InputError as error:
                 faults.append(str(error))
         elif not isinstance(entry, (str, int, float, bool)):
@@ -216,7 +216,7 @@ def read_model(value: Any, field: str) -> TransformerConfig | NetworkModel:
         if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
             faults.append(f"{each.name}: is missing; give every field of the model, or its name")
     _refuse(faults, field)
-    return TransformerConfig(**plain)
+    return TransformerConfig(**values)
 
 
 def _refuse(faults: list[str], field: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, create_model
 
 from perfmodel.foundation.errors import bad_field, shown
-from perfmodel.foundation.schema import FileModel, choice, read_by
+from perfmodel.foundation.schema import OMITTED, Choice, FileModel, ReadBy
 from perfmodel.foundation.words import Word, words_of
 from perfmodel.parallel.algebra.rules import LOGICAL_NAMES, check_rule_name
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
@@ -38,9 +38,9 @@ def _read_rules(value: Any, field: str) -> None:
         raise bad_field(field, shown(value), "must be the name of a rule set, its file or its fields", "see `perfmodel rules`")
 
 
-_WHOLE = Annotated[int, Field(ge=-MAX_SIZE, le=MAX_SIZE)]
-_COUNT = Annotated[int, Field(ge=1, le=MAX_SIZE)]
-_NAME = read_by(_read_text, {"type": ["string", "number"]})
+_Whole = Annotated[int, Field(ge=-MAX_SIZE, le=MAX_SIZE)]
+_Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+_Name = Annotated[Any, ReadBy(_read_text, {"type": ["string", "number"]})]
 
 
 class PlanRecord(FileModel):
@@ -52,13 +52,13 @@ class PlanRecord(FileModel):
 class RuleSetFile(FileModel):
     """The mesh axes that shard each dim of the operators, outermost first."""
 
-    name: read_by(check_rule_name, {"type": "string"}) = Field(None, description="name; default: that of the file")  # type: ignore[valid-type]
-    source: str = Field(None, description="who wrote it, and from what")
-    rules: dict[choice(LOGICAL_NAMES), list[choice(AXIS_PARTS)]] = Field(  # type: ignore[misc]
+    name: Annotated[Any, ReadBy(check_rule_name, {"type": "string"})] = Field(OMITTED, description="name; default: that of the file")
+    source: str = Field(OMITTED, description="who wrote it, and from what")
+    rules: dict[Annotated[str, Choice(LOGICAL_NAMES)], list[Annotated[str, Choice(AXIS_PARTS)]]] = Field(
         description="axes of each dim, by its logical name; a dim that is not named is not sharded"
     )
-    operators: dict[str, dict[choice(LOGICAL_NAMES), list[choice(AXIS_PARTS)]]] = Field(  # type: ignore[misc]
-        None, description="axes of dims of single operators, in place of `rules`"
+    operators: dict[str, dict[Annotated[str, Choice(LOGICAL_NAMES)], list[Annotated[str, Choice(AXIS_PARTS)]]]] = Field(
+        OMITTED, description="axes of dims of single operators, in place of `rules`"
     )
 
 
@@ -70,7 +70,7 @@ class MeshAxisFile(_Saved):
     """One axis of the mesh of a stage."""
 
     name: str = Field(description="name that the shardings use")
-    size: _COUNT = Field(description="ranks along the axis")
+    size: _Count = Field(description="ranks along the axis")
     tier: Annotated[int, Field(ge=0, le=MAX_SIZE)] = Field(description="tier of the cluster's network; 0 is the innermost")
 
 
@@ -93,17 +93,17 @@ class AssignmentFile(_Saved):
 class JobFile(PlanRecord):
     """What is trained."""
 
-    model: read_by(lambda value, field: read_model(value, field), {"type": ["string", "object"]}) = Field(  # type: ignore[valid-type]
+    model: Annotated[Any, ReadBy(lambda value, field: read_model(value, field), {"type": ["string", "object"]})] = Field(
         description="name of a model, path of a config.json, all fields of a model, or `network`, `sizes` and `inputs`"
     )
-    global_batch: _WHOLE = Field(description="sequences of a step over all ranks; samples of a network")
-    seq_len: _WHOLE = Field(description="tokens of a sequence")
-    precision: choice(Precision) = Field(str(Precision.BF16_MIXED), description="number formats of the step")  # type: ignore[valid-type]
-    optimizer: choice(Optimizer) = Field(str(Optimizer.ADAMW), description="the optimizer")  # type: ignore[valid-type]
-    train: read_by(training_of, {"type": "string", "examples": ["lora:16"]}) = Field(  # type: ignore[valid-type]
+    global_batch: _Whole = Field(description="sequences of a step over all ranks; samples of a network")
+    seq_len: _Whole = Field(description="tokens of a sequence")
+    precision: Annotated[str, Choice(Precision)] = Field(str(Precision.BF16_MIXED), description="number formats of the step")
+    optimizer: Annotated[str, Choice(Optimizer)] = Field(str(Optimizer.ADAMW), description="the optimizer")
+    train: Annotated[Any, ReadBy(training_of, {"type": "string", "examples": ["lora:16"]})] = Field(
         "full", description="full, or the adapters that are trained"
     )
-    routing: read_by(lambda value, field: routing_of(value), {"type": ["string", "array"], "examples": ["skew:1.25"]}) = Field(  # type: ignore[valid-type]
+    routing: Annotated[Any, ReadBy(lambda value, field: routing_of(value), {"type": ["string", "array"]})] = Field(
         "balanced", description="how tokens spread over experts: balanced, skew:X, or counts by rank and expert"
     )
     capacity_factor: Any = Field(0.0, description="capacity of an expert over the mean; 0: no limit", json_schema_extra={"type": "number"})
@@ -113,42 +113,37 @@ def _knob(name: str, knob: Word) -> tuple[Any, Any]:
     """Type and description of a knob in a file."""
     about = f"{knob.help.rstrip('.')}{f'; {knob.otherwise}' if knob.otherwise else ''}"
     if name == "rules":
-        return read_by(_read_rules, {"type": ["string", "object"]}), Field(None, description=about)
+        return Annotated[Any, ReadBy(_read_rules, {"type": ["string", "object"]})], Field(OMITTED, description=about)
     if isinstance(knob.in_files, tuple):
         return list[str], Field(list(knob.in_files), description=about)
-    kind = {int: _WHOLE, bool: bool}.get(knob.kind, _NAME)
+    kind: Any = {int: _Whole, bool: bool}.get(knob.kind, _Name)
     if knob.choices is not None:
-        kind = choice(knob.choices)
+        kind = Annotated[str, Choice(knob.choices)]
     return kind, Field(False if knob.kind is bool else knob.in_files, description=about)
 
 
 _KNOBS = words_of(Knobs)
-LayoutFile = create_model(
-    "LayoutFile", __base__=PlanRecord, __doc__="Parallel degrees.", **{name: _knob(name, _KNOBS[name]) for name in DEFAULT_ORDER}
-)
+_DEGREES: dict[str, Any] = {name: _knob(name, _KNOBS[name]) for name in DEFAULT_ORDER}
+LayoutFile = create_model("LayoutFile", __base__=PlanRecord, __doc__="Parallel degrees.", **_DEGREES)
+_PLAN_KNOBS: dict[str, Any] = {"layout": (LayoutFile, Field(description="parallel degrees"))}
+_PLAN_KNOBS |= {name: _knob(name, _KNOBS[name]) for name in plan_keys() if name not in DEFAULT_ORDER}
 
 
 class _Plan(PlanRecord):
     schema_version: int = Field(description="version of this form")
     kind: str = Field("plan", description="always plan")
-    source: Any = Field(None, description="where the plan is from", json_schema_extra={"type": "string"})
-    notes: Any = Field(None, description="free text", json_schema_extra={"type": "string"})
+    source: Any = Field(OMITTED, description="where the plan is from", json_schema_extra={"type": "string"})
+    notes: Any = Field(OMITTED, description="free text", json_schema_extra={"type": "string"})
     job: JobFile = Field(description="what is trained")
-    cluster: _NAME = Field(description="name or path of a cluster, or a chip with its surroundings")
-    num_chips: _WHOLE = Field(description="chips of the plan")
-    layout: LayoutFile = Field(description="parallel degrees")  # type: ignore[valid-type]
-    rule_set: read_by(_read_rules, {"type": "string"}) = Field(None, description="name of the rule set (old files)")  # type: ignore[valid-type]
-    recompute_operators: list[str] = Field(None, description="operators that run again in backward with recompute=selective")
-    stage_layers: list[_WHOLE] | None = Field(None, description="layers of each pipeline stage; default: even stages")
-    profile: _NAME = Field("megatron", description="framework or profile that runs it")
-    settings: read_by(_read_settings, {"type": "object"}) = Field(None, description="configuration of the framework")  # type: ignore[valid-type]
-    calibration: _NAME = Field("", description="calibration; default: the best known of the chip")
-    assignment: AssignmentFile = Field(None, description="a sharding for every operator, in place of rules")
+    cluster: _Name = Field(description="name or path of a cluster, or a chip with its surroundings")
+    num_chips: _Whole = Field(description="chips of the plan")
+    rule_set: Annotated[Any, ReadBy(_read_rules, {"type": "string"})] = Field(OMITTED, description="name of the rule set (old files)")
+    recompute_operators: list[str] = Field(OMITTED, description="operators that run again in backward with recompute=selective")
+    stage_layers: list[_Whole] | None = Field(OMITTED, description="layers of each pipeline stage; default: even stages")
+    profile: _Name = Field("megatron", description="framework or profile that runs it")
+    settings: Annotated[Any, ReadBy(_read_settings, {"type": "object"})] = Field(OMITTED, description="configuration of the framework")
+    calibration: _Name = Field("", description="calibration; default: the best known of the chip")
+    assignment: AssignmentFile = Field(OMITTED, description="a sharding for every operator, in place of rules")
 
 
-PlanFile = create_model(
-    "PlanFile",
-    __base__=_Plan,
-    __doc__="The complete decision how a job runs on a cluster.",
-    **{name: _knob(name, _KNOBS[name]) for name in plan_keys() if name not in DEFAULT_ORDER},
-)
+PlanFile = create_model("PlanFile", __base__=_Plan, __doc__="The complete decision how a job runs on a cluster.", **_PLAN_KNOBS)
