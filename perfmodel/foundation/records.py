@@ -17,15 +17,8 @@ from perfmodel.foundation.units import exact_quantity, parse_quantity, quantity_
 Record = TypeVar("Record")
 
 
-def record_from_data(cls: type[Record], data: Any, *, where: str, is_shipped: bool = False) -> Record:
-    """A frozen dataclass from what a file holds. Raises InputError that names every unknown, missing and ill-typed field.
-
-    is_shipped   the file is one of ours, which the tests check: its schema is not loaded
-    """
-    if not is_shipped:
-        from perfmodel.foundation.schema import check, model_of
-
-        check(model_of(typing.cast(type, cls)), data, within=where)
+def record_from_data(cls: type[Record], data: Any, *, where: str) -> Record:
+    """A frozen dataclass from data that has its schema: what we ship, or what `schema.checked_record` has checked."""
     return typing.cast(Record, _value(cls, data, where=where, name=""))
 
 

@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_sc
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.files import listed
-from perfmodel.foundation.records import record_to_data
+from perfmodel.foundation.records import Record, record_from_data, record_to_data
 from perfmodel.foundation.units import QuantityKind, example_of, parse_quantity, quantity_of
 
 MAX_COUNT = 2**31
@@ -65,7 +65,7 @@ def quantity(kind: str) -> ReadBy:
     return ReadBy(lambda value, field: parse_quantity(value, kind, field=field), schema)
 
 
-class Choice:
+class OneOf:
     """Annotation of a text that is one of these."""
 
     def __init__(self, values: Iterable[str]) -> None:
@@ -129,7 +129,7 @@ def _type_of(hint: Any, name: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return model_of(typing.cast(type, hint))
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return Annotated[str, Choice(hint)]
+        return Annotated[str, OneOf(hint)]
     if hint is float:
         kind = quantity_of(name)
         return Annotated[str, quantity(kind)] if kind else Number
@@ -174,6 +174,11 @@ def check(model: type[BaseModel], data: Any, *, where: str = "", within: str = "
         sentences = list(dict.fromkeys(_sentence(fault, model, within) for fault in faults))
         raise InputError(f"{where}: {listed(sentences)}" if where else listed(sentences)) from None
     return data
+
+
+def checked_record(cls: type[Record], data: Any, *, where: str) -> Record:
+    """A frozen dataclass from what a user's file holds. Raises InputError that names every fault; where: what its fields belong to."""
+    return record_from_data(cls, check(model_of(typing.cast(type, cls)), data, within=where), where=where)
 
 
 #: Remedies of required fields whose name alone does not say what they take.

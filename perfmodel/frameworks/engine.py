@@ -313,7 +313,7 @@ def _load(name: str, state: tuple[int, ...]) -> Engine:
 
         check(model_of(Engine, inline=tuple(ENGINE_GROUPS)), data, where=path.name)
     own, groups = in_groups(data, ENGINE_GROUP_OF)
-    return record_from_data(Engine, {"memory": {}, **own, **groups}, where=path.name, is_shipped=True)
+    return record_from_data(Engine, {"memory": {}, **own, **groups}, where=path.name)
 
 
 def _data_of_base(name: object, where: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
-from perfmodel.foundation.records import record_from_data, record_to_data
+from perfmodel.foundation.records import record_to_data
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.values import check_path
 from perfmodel.frameworks.fitted import NOTHING, FittedTo
@@ -205,13 +205,19 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _fitted(data: Any) -> FittedTo:
+    from perfmodel.foundation.schema import checked_record
+
+    return checked_record(FittedTo, data, where="fitted")
+
+
 #: What reads the fields that are groups of their own.
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "runs": runs_from_dict,
     "overlaps_gradients": _zero_stages,
     "unknown": _names,
     "graph_scope": lambda data: listed_choices(data, GRAPH_SCOPES, "graph_scope"),
-    "fitted": lambda data: record_from_data(FittedTo, data, where="fitted"),
+    "fitted": _fitted,
 }
 
 

@@ -85,9 +85,7 @@ def load_releases(framework: str) -> Releases | None:
     if (not framework.isidentifier() and not re.fullmatch(r"[a-z0-9-]+", framework)) or not os.path.exists(path):
         return None
     data = read_yaml(path)
-    recipes = tuple(
-        record_from_data(ReleaseRecipe, each, where=f"{path.name} recipes[{i}]", is_shipped=True) for i, each in enumerate(data["recipes"])
-    )
+    recipes = tuple(record_from_data(ReleaseRecipe, each, where=f"{path.name} recipes[{i}]") for i, each in enumerate(data["recipes"]))
     return Releases(
         framework=data["framework"], source=data["source"], launches_as=data["launches_as"], releases=data["releases"], recipes=recipes
     )

@@ -365,10 +365,10 @@ class Calibration:
     name                in tables and of `--calibration`
     source              how it was measured
     date                when it was measured, such as '2026-01-15'
-    provenance          what its numbers rest on where the chip is one of `chips`
+    provenance          basis of its numbers for the chips in `chips`
     notes               free text
     chips               the chips that it was measured on; for them a prediction is `calibrated`
-    relatives           chips that are near enough to borrow it; for them a prediction rests on a `prior`
+    relatives           chips that are near enough to borrow it; a prediction for them is based on a `prior`
     borrowed            parts that were measured on another chip, or hardly (matmul, streaming, attention, scale_up, scale_out): a
                         `partial calibration`
     software            libraries and their versions
@@ -387,11 +387,10 @@ class Calibration:
     long_attention             by generation, what its kernel sustains over many keys; one that is not named runs as over few
     exposed_floor_fraction     share of a kernel's floor that still shows when kernels follow one another
     launch_time         [s] host time for each operator where nothing hides it (CPUs; 0 on GPUs)
-    host_times          [s] by name: `dtensor_op` an operator pass on distributed tensors, beyond the launch; `redistribution` a collective
-                        of activations, its issue and copies beside the transfer; `gather_unit`, `reduce_unit` bookkeeping around
-                        the collective of a parameter unit; `pipeline_send` one pass of a microbatch through a stage; `step` once
-                        a step; and for copies of buffers, each MiB of them: `redistribution_mebibyte`, `gather_mebibyte`,
-                        `reduce_mebibyte`, `gradient_mebibyte`
+    host_times          [s] by name. `dtensor_op`: an operator pass on distributed tensors, beyond the launch. `redistribution`: issue and
+                        copies of a collective of activations. `gather_unit`, `reduce_unit`: bookkeeping of the collective of a
+                        parameter unit. `pipeline_send`: one pass of a microbatch through a stage. `step`: once a step. Copies of
+                        buffers, for each MiB: `redistribution_mebibyte`, `gather_mebibyte`, `reduce_mebibyte`, `gradient_mebibyte`
     context_bytes       memory that the driver's context and libraries take on a chip
     channel_bytes       memory of the buffers of one channel of a communicator (NCCL, RCCL)
     allocator_factor    memory reserved over memory allocated

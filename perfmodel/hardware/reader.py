@@ -37,12 +37,6 @@ if TYPE_CHECKING:
 LOCALHOST = "localhost"
 """The cluster that is this machine, found at run time."""
 
-# Groups of a chip's numbers; each has a provenance and a source of its own (a network tier states its own beside its numbers).
-FACT_GROUPS = (
-    "launch_year", "peak_flop_rate", "memory_capacity", "memory_usable", "memory_bandwidth", "on_chip", "node", "tdp", "host_link",
-    "matmul_fraction",
-)  # fmt: skip
-
 
 def list_chips() -> tuple[str, ...]:
     """Names of the shipped chips, sorted."""
@@ -472,7 +466,11 @@ def _calibration_of(text: str, path: Path) -> "Calibration":
 
     data = parse_yaml(text, where=str(path))
     with _located(path):
-        return record_from_data(Calibration, data, where="calibration", is_shipped=is_shipped(path))
+        if is_shipped(path):
+            return record_from_data(Calibration, data, where="calibration")
+        from perfmodel.foundation.schema import checked_record
+
+        return checked_record(Calibration, data, where="calibration")
 
 
 def parse_cluster(text: str, *, where: str = "cluster") -> Cluster:

@@ -5,19 +5,18 @@ from typing import Annotated
 from pydantic import Field
 
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.foundation.schema import OMITTED, Bandwidth, Bytes, Choice, Count, FileModel, Text, Time, quantity
-from perfmodel.hardware.chip import MAX_MATMUL_FRACTION, PROVENANCES
+from perfmodel.foundation.schema import OMITTED, Bandwidth, Bytes, Count, FileModel, OneOf, Text, Time, quantity
+from perfmodel.hardware.chip import FACT_GROUPS, MAX_MATMUL_FRACTION, PROVENANCES
 from perfmodel.hardware.fabric import Topology
-from perfmodel.hardware.reader import FACT_GROUPS
 
-_PROVENANCE = Annotated[str, Choice(PROVENANCES)]
+_PROVENANCE = Annotated[str, OneOf(PROVENANCES)]
 
 
 class TierFile(FileModel):
     """One network tier; links are one direction of one chip."""
 
     name: Text = Field(description="name of the tier, as tables print it")
-    topology: Annotated[str, Choice(Topology)] = Field(description="how the chips, or the domains of the tier inside, are wired")
+    topology: Annotated[str, OneOf(Topology)] = Field(description="how the chips, or the domains of the tier inside, are wired")
     size: Count = Field(description="chips in one domain, inner tiers included")
     bandwidth: Bandwidth = Field(description="one direction of one chip, to all peers together")
     latency: Time = Field(description="one hop")
@@ -62,12 +61,12 @@ class ChipFile(FileModel):
     name: Text = Field(description="name in tables and plan files")
     vendor: Text = Field(description="nvidia, amd, google, aws, intel or another; decides the default framework and the prior")
     launch_year: Count = Field(description="year of its announcement")
-    peak_flop_rate: dict[Annotated[str, Choice(Dtype)], Annotated[str, quantity("flop_rate")]] = Field(
+    peak_flop_rate: dict[Annotated[str, OneOf(Dtype)], Annotated[str, quantity("flop_rate")]] = Field(
         min_length=1, description="dense rate of each dtype that it multiplies in hardware, whole chip"
     )
     memory: MemoryFile = Field(description="its memory")
     on_chip: OnChipFile = Field(description="compute units and on-chip memory")
-    facts: dict[Annotated[str, Choice(FACT_GROUPS)], FactFile] = Field(description="provenance and source of each group of numbers")
+    facts: dict[Annotated[str, OneOf(FACT_GROUPS)], FactFile] = Field(description="provenance and source of each group of numbers")
     title: Text = Field(OMITTED, description="full name")
     aliases: list[Text] = Field([], max_length=16, description="other names that people type for it")
     devices_per_chip: Count = Field(1, description="devices that torch or JAX shows for one chip")

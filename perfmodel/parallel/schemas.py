@@ -7,14 +7,14 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, create_model
 
 from perfmodel.foundation.errors import bad_field, shown
-from perfmodel.foundation.schema import OMITTED, Choice, FileModel, ReadBy
+from perfmodel.foundation.schema import OMITTED, FileModel, OneOf, ReadBy
 from perfmodel.foundation.words import Word, words_of
-from perfmodel.parallel.algebra.rules import LOGICAL_NAMES, check_rule_name
+from perfmodel.parallel.algebra.names import LOGICAL_NAMES, check_rule_name
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.parallel.framework_ref import read_settings
 from perfmodel.parallel.knobs import Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.plan_file import read_model
+from perfmodel.parallel.model_fields import read_model
 from perfmodel.workload.config import MAX_SIZE
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.routing import routing_of
@@ -54,10 +54,10 @@ class RuleSetFile(FileModel):
 
     name: Annotated[Any, ReadBy(check_rule_name, {"type": "string"})] = Field(OMITTED, description="name; default: that of the file")
     source: str = Field(OMITTED, description="who wrote it, and from what")
-    rules: dict[Annotated[str, Choice(LOGICAL_NAMES)], list[Annotated[str, Choice(AXIS_PARTS)]]] = Field(
+    rules: dict[Annotated[str, OneOf(LOGICAL_NAMES)], list[Annotated[str, OneOf(AXIS_PARTS)]]] = Field(
         description="axes of each dim, by its logical name; a dim that is not named is not sharded"
     )
-    operators: dict[str, dict[Annotated[str, Choice(LOGICAL_NAMES)], list[Annotated[str, Choice(AXIS_PARTS)]]]] = Field(
+    operators: dict[str, dict[Annotated[str, OneOf(LOGICAL_NAMES)], list[Annotated[str, OneOf(AXIS_PARTS)]]]] = Field(
         OMITTED, description="axes of dims of single operators, in place of `rules`"
     )
 
@@ -98,8 +98,8 @@ class JobFile(PlanRecord):
     )
     global_batch: _Whole = Field(description="sequences of a step over all ranks; samples of a network")
     seq_len: _Whole = Field(description="tokens of a sequence")
-    precision: Annotated[str, Choice(Precision)] = Field(str(Precision.BF16_MIXED), description="number formats of the step")
-    optimizer: Annotated[str, Choice(Optimizer)] = Field(str(Optimizer.ADAMW), description="the optimizer")
+    precision: Annotated[str, OneOf(Precision)] = Field(str(Precision.BF16_MIXED), description="number formats of the step")
+    optimizer: Annotated[str, OneOf(Optimizer)] = Field(str(Optimizer.ADAMW), description="the optimizer")
     train: Annotated[Any, ReadBy(training_of, {"type": "string", "examples": ["lora:16"]})] = Field(
         "full", description="full, or the adapters that are trained"
     )
@@ -118,7 +118,7 @@ def _knob(name: str, knob: Word) -> tuple[Any, Any]:
         return list[str], Field(list(knob.in_files), description=about)
     kind: Any = {int: _Whole, bool: bool}.get(knob.kind, _Name)
     if knob.choices is not None:
-        kind = Annotated[str, Choice(knob.choices)]
+        kind = Annotated[str, OneOf(knob.choices)]
     return kind, Field(False if knob.kind is bool else knob.in_files, description=about)
 
 

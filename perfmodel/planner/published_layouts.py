@@ -40,6 +40,4 @@ def makers_degrees(model: str) -> MakersDegrees | None:
 def _degrees() -> dict[str, MakersDegrees]:
     path = resource_dir("strategies") / "makers.yaml"
     data: Any = read_yaml(path)
-    return {
-        name: record_from_data(MakersDegrees, told, where=f"{path.name}: {name}", is_shipped=True) for name, told in data["models"].items()
-    }
+    return {name: record_from_data(MakersDegrees, told, where=f"{path.name}: {name}") for name, told in data["models"].items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,19 +16,11 @@ from perfmodel.parallel.algebra.folding import REFINED
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS, FINE_AXES, TENSOR_AXES, Sharding, check_sharding
 from perfmodel.workload.graph import Graph, Operator
 
-#: Logical names of dims that rule sets may speak of (R16). Convolutions bring theirs with their operators.
-LOGICAL_NAMES = (
-    "batch", "s", "s_res", "s_query", "s_key", "hidden", "kv_heads", "q_per_kv", "kv_copies", "attn_kv_heads", "attn_q_per_kv",
-    "head_dim", "ffn", "vocab_in", "vocab_out", "positions",
-    "experts", "expert_ffn", "expert_batch", "expert_s", "expert_s_res", "experts_route", "shared_ffn",
-    "s_scan", "state_groups", "scan_groups",
-)  # fmt: skip
 #: The dim whose cuts deal experts out: axes of a graph that has it are finer (`folding.py`).
 EXPERTS = "experts"
 #: Names that rule sets of old plan files and the sequence-parallel switch stand for.
 MEGATRON, MEGATRON_SP = "megatron", "megatron-sp"
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,39}", re.ASCII)
 #: The operator that stands where a layer begins, and a pipeline may cut.
 _BOUNDARY = "block_input"
 
@@ -139,12 +130,6 @@ def rule_set_from_dict(data: Any, *, where: str = "rule set", default_name: str 
     operators = {operator: _fine_cuts(cuts, f"{where}: operators.{operator}") for operator, cuts in data.get("operators", {}).items()}
     rules = _fine_cuts(data["rules"], f"{where}: rules")
     return RuleSet(name=data.get("name", default_name), rules=rules, source=data.get("source", ""), operators=operators)
-
-
-def check_rule_name(name: Any, field: str) -> None:
-    """Raise InputError for what cannot be the name of a rule set."""
-    if not isinstance(name, str) or (name and not _NAME.fullmatch(name)):
-        raise bad_field(field, shown(name), "must be letters, digits and . _ + - alone, 40 at most", "give it a short name")
 
 
 def _fine_cuts(cuts: Mapping[str, list[str]], where: str) -> dict[str, tuple[str, ...]]:
