@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -17,19 +16,18 @@ from perfmodel.report.table import Table
 
 @command(output=options.PLAIN_OUTPUT)
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="chip, cluster, calibration, profile or engine.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="chip, cluster, calibration, profile, engine, plan or rule-set.")],
     *,
     output: Output,
 ) -> None:
     """Print the fields of a kind of input file: types, units and meaning; with --json its JSON Schema."""
-    from perfmodel.foundation.schemas import field_rows, json_schema
-    from perfmodel.verbs.schemas import model_of_kind
+    from perfmodel.verbs.schemas import field_rows, schema_of
 
-    model = model_of_kind(kind)
+    rows = list(field_rows(kind))
 
     def blocks() -> Iterator[Block]:
-        rows = tuple((row.name, row.kind, "yes" if row.is_needed else "", row.says) for row in field_rows(model))
-        headers = ("field", "type", "required", "meaning")
-        yield Table(title=f"Fields of a {kind} file", headers=headers, rows=rows, fold=("type", "meaning"))
+        headers = ("field", "value", "required", "meaning")
+        cells = tuple((row["field"], row["value"], "yes" if row["required"] else "", row["meaning"]) for row in rows)
+        yield Table(title=f"Fields of a {kind} file", headers=headers, rows=cells, fold=("value", "meaning"))
 
-    show(Document(content=lambda: json_schema(model), blocks=blocks, rows=lambda: map(asdict, field_rows(model))), output)
+    show(Document(content=lambda: schema_of(kind), blocks=blocks, rows=lambda: rows), output)

@@ -1,4 +1,4 @@
-"""The edge of the program: YAML files become plain data, or an `InputError`. `foundation/shapes.py` checks what they hold.
+"""The edge of the program: YAML files become plain data, or an `InputError`. `foundation/schema.py` checks what they hold.
 
 PyYAML is imported when the first file is read.
 """

@@ -1,7 +1,7 @@
 """Frozen records of parameters (a calibration) as plain data with units, and back: the dataclass itself is the description of the file.
 
 A field's name carries its quantity (STYLE: `*_time`, `*_bytes`, `bandwidth`, ...), so it decides the unit in the file too; any other number
-is dimensionless and written bare. A round trip is exact. What a user wrote is checked before (`foundation/schemas.py`).
+is dimensionless and written bare. A round trip is exact.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.units import exact_quantity, parse_quantity, quantity_of
@@ -17,14 +17,9 @@ from perfmodel.foundation.units import exact_quantity, parse_quantity, quantity_
 Record = TypeVar("Record")
 
 
-def record_from_data(cls: type[Record], data: Mapping[str, Any], *, where: str) -> Record:
-    """A frozen dataclass from plain data of its form. Raises InputError for values that the record itself refuses."""
-    hints = _hints(cast(Any, cls))
-    values = {name: _value(hints[name], item, name=name, where=f"{where}.{name}") for name, item in data.items()}
-    try:
-        return cls(**values)
-    except InputError as error:
-        raise InputError(f"{where}: {error.full}") from error
+def record_from_data(cls: type[Record], data: Any, *, where: str) -> Record:
+    """A frozen dataclass from data that has its schema: what we ship, or what `schema.checked_record` has checked."""
+    return typing.cast(Record, _value(cls, data, where=where, name=""))
 
 
 def record_to_data(value: Any, *, name: str = "") -> Any:
@@ -36,7 +31,7 @@ def record_to_data(value: Any, *, name: str = "") -> Any:
             if not _is_default(field, getattr(value, field.name))
         }
     if isinstance(value, Mapping):
-        return {str(key): record_to_data(item, name=item_name(name, str(key))) for key, item in value.items()}
+        return {str(key): record_to_data(item, name=_item_name(name, str(key))) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [record_to_data(item, name=name) for item in value]
     if isinstance(value, StrEnum):
@@ -48,7 +43,7 @@ def record_to_data(value: Any, *, name: str = "") -> Any:
     return exact_quantity(number, kind) if kind else number
 
 
-def item_name(name: str, key: str) -> str:
+def _item_name(name: str, key: str) -> str:
     """What an entry of a mapping is measured as: as the mapping's name says (`host_times`), but `peaks` by its keys."""
     return key if name == "peaks" else name
 
@@ -66,21 +61,24 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _value(hint: Any, value: Any, *, name: str, where: str) -> Any:
-    """`value` as the annotation `hint` wants it."""
+def _value(hint: Any, value: Any, *, where: str, name: str) -> Any:
+    """`value`, which has the schema of its file, as the annotation `hint` wants it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):
+        key_hint, item_hint = arguments
         return {
-            _value(arguments[0], key, name="", where=where): _value(
-                arguments[1], item, name=item_name(name, str(key)), where=f"{where}.{key}"
-            )
+            _value(key_hint, key, where=where, name=""): _value(item_hint, item, where=f"{where}.{key}", name=_item_name(name, str(key)))
             for key, item in value.items()
         }
     if origin is tuple:
-        hints = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
-        return tuple(_value(each, item, name=name, where=where) for each, item in zip(hints, value, strict=True))
+        return tuple(_value(arguments[0], item, where=f"{where}.{index}", name=name) for index, item in enumerate(value))
     if dataclasses.is_dataclass(hint):
-        return record_from_data(cast(type, hint), value, where=where)
+        hints = _hints(typing.cast(type, hint))
+        values = {field: _value(hints[field], item, where=f"{where}.{field}", name=field) for field, item in value.items()}
+        try:
+            return typing.cast(type, hint)(**values)
+        except InputError as error:
+            raise InputError(f"{where}: {error.full}") from error
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return hint(value)
     if hint is float:

@@ -27,9 +27,10 @@ GENERIC_ENGINE = "generic"
 class EngineVersions:
     """What some versions of an engine do otherwise.
 
-    since, before   the first version, and the one from which it is as the engine's again
-    sampler_bytes   of `EngineMemory`
-    graph_bytes     of `EngineMemory`
+    since          the first of these versions
+    before         the first version after them
+    sampler_bytes  as of the engine's memory, in these versions
+    graph_bytes    as of the engine's memory, in these versions
     """
 
     since: str
@@ -61,7 +62,7 @@ def _check_share(name: str, value: float) -> None:
 class EngineMemory:
     """Memory of a rank (inference.md's `u C - W - A - G - N`, or `u (C - W - A - G - N)`).
 
-    memory_fraction           u
+    memory_fraction           u: share of the memory that the engine may fill
     fraction_of_free          u is of what is free once the engine is loaded, not of all
     activation_factor         A = 2 T n d x factor, by tensor-parallel degree 1, 2, 4, 8; of models with experts `expert_activation_factor`
     expert_activation_factor  the same of models with experts
@@ -234,14 +235,14 @@ class EngineKernels:
         return 0.0 if self.fuses_casts else 1.0
 
 
-_GROUPS: Mapping[str, Any] = {
+ENGINE_GROUPS: Mapping[str, Any] = {
     "memory": EngineMemory,
     "scheduling": EngineScheduling,
     "runs": EngineRuns,
     "host": EngineHost,
     "kernels": EngineKernels,
 }
-ENGINE_GROUP_OF: Mapping[str, str] = group_of(_GROUPS)
+ENGINE_GROUP_OF: Mapping[str, str] = group_of(ENGINE_GROUPS)
 """Option of an engine -> its group."""
 
 
@@ -249,8 +250,11 @@ ENGINE_GROUP_OF: Mapping[str, str] = group_of(_GROUPS)
 class Engine(Grouped):
     """A serving engine: options in groups.
 
-    versions   what other versions than the last do otherwise
-    notes      where single options were read, by name
+    name      of `--engine` and in tables
+    version   that the options describe
+    source    source code, documentation or measurements, with their version
+    versions  what other versions than the last do otherwise
+    notes     source of single options, by their name
     """
 
     GROUP_OF: ClassVar[Mapping[str, str]] = ENGINE_GROUP_OF
@@ -302,20 +306,14 @@ def _load(name: str, state: tuple[int, ...]) -> Engine:
     data: Any = read_yaml(path)
     if isinstance(data, dict) and "base" in data:
         data = {**_data_of_base(data["base"], path.name), **{key: value for key, value in data.items() if key != "base"}}
-    if state:
-        from perfmodel.foundation.schemas import check_file
-        from perfmodel.frameworks.schemas import engine_model
-
-        check_file(data, engine_model(Engine), where="", within=path.name)
-    else:
+    if not state and isinstance(data, dict):
         data = {**data, **{number: told["value"] for number, told in fitted_numbers().get(name, {}).items()}}
-    return _engine_from_data(data, where=path.name)
+    if state:
+        from perfmodel.foundation.schema import check, model_of
 
-
-def _engine_from_data(data: Mapping[str, Any], *, where: str) -> Engine:
-    """The engine of a file, whose options stand without their groups."""
+        check(model_of(Engine, inline=tuple(ENGINE_GROUPS)), data, where=path.name)
     own, groups = in_groups(data, ENGINE_GROUP_OF)
-    return record_from_data(Engine, {"memory": {}, **own, **groups}, where=where)
+    return record_from_data(Engine, {"memory": {}, **own, **groups}, where=path.name)
 
 
 def _data_of_base(name: object, where: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class EngineFormat:
     """One format on one kind of chip.
 
     format    of the checkpoint
-    units     what the chip multiplies in hardware
+    units     dtypes that the chip multiplies in hardware
     vendors   whose chips it is for; none: any
     runs_as   the format that the engine's kernels make of it; empty: the same
     """

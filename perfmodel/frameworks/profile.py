@@ -163,10 +163,10 @@ def _with_base(data: dict[str, Any], path: Path, below: tuple[str, ...] = ()) ->
 
 def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
     """The profile of a file's contents. Raises InputError naming every field that is wrong."""
-    from perfmodel.foundation.schemas import check_file
+    from perfmodel.foundation.schema import check
     from perfmodel.frameworks.schemas import profile_model
 
-    check_file(data, profile_model(ExecutionProfile), where=where)
+    check(profile_model(ExecutionProfile), data, where=where)
     missing = [key for key in [*_OWN_KINDS, *KIND_OF] if key not in data and key not in _OPTIONAL]
     if missing:
         rule = "is missing; give it, or a `base:` to take it from (`perfmodel fit` and docs/files.md show one)"

@@ -1,97 +1,106 @@
-"""Schemas of files that say what a framework does: execution profiles and serving engines."""
+"""The schema of profile files. An engine file has the fields of `Engine` without their groups."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from functools import cache
-from typing import Any, get_type_hints
+from functools import cache, partial
+from typing import Annotated, Any
 
-from perfmodel.foundation.schemas import (
-    Fields,
-    FileModel,
-    descriptions,
-    file_model,
-    list_of,
-    model_of,
-    number,
-    one_of,
-    quantity_or_number,
-    text,
-    yes_or_some_of,
-)
+from pydantic import Field, create_model
+
+from perfmodel.foundation.errors import bad_field, one_line, shown, suggest
+from perfmodel.foundation.schema import OMITTED, FileModel, OneOf, ReadBy, Text, descriptions, model_of
+from perfmodel.foundation.units import QuantityKind, parse_quantity
 from perfmodel.frameworks.fitted import FittedTo
 from perfmodel.frameworks.options import GRAPH_SCOPES, GROUP_OF, GROUPS, KIND_OF, bounds_of
-from perfmodel.frameworks.runnable import MAY_BE_LEFT_OUT, RUNS_CHOICES, Runs
+from perfmodel.frameworks.runnable import RUNS_CHOICES, Runs
 from perfmodel.frameworks.shipped import FILE_GROUPS, unit_of
 from perfmodel.parallel.algebra.rules import list_rule_sets
 from perfmodel.parallel.layout import ZERO_STAGES
 
-_MOST = 64
-_NAMED = {"name": (text(), "what options and files call it"), "source": (text(), "where this was read or measured")}
-_BASE = (text(), "what gives all fields that the file leaves out: a shipped name, or a file in the same folder")
+_SOURCE = (Text, Field(OMITTED, description="where this was read or measured"))
+_EXAMPLES = {QuantityKind.TIME: "15 us", QuantityKind.BYTES: "25 MB"}
+_JSON = {"float": "number", "bool": "boolean", "str": "string"}
 
 
 @cache
 def profile_model(record: type) -> type[FileModel]:
-    """A profile's file, of `ExecutionProfile`: its options with or without their groups; those of its `base` may be left out."""
-    says = {name: text for group in GROUPS.values() for name, text in descriptions(group).items()}
-    own = descriptions(record)
-    options = {name: (_option(name), says.get(name, "")) for name in GROUP_OF}
-    groups = {
-        group: (
-            file_model(group.capitalize(), {}, {"source": _NAMED["source"], **{name: options[name] for name in sorted(names)}}),
-            "options in a group, with a source of their own",
-        )
-        for group, names in FILE_GROUPS.items()
+    """The model of a profile's file, of `ExecutionProfile`: options with or without their groups; `base` gives what it leaves out."""
+    about = descriptions(record) | {name: text for group in GROUPS.values() for name, text in descriptions(group).items()}
+    options: dict[str, Any] = {name: (_option(name), Field(OMITTED, description=about.get(name, ""))) for name in GROUP_OF}
+    groups: dict[str, Any] = {}
+    for group, names in FILE_GROUPS.items():
+        fields: dict[str, Any] = {"source": _SOURCE, **{name: options[name] for name in sorted(names)}}
+        made = create_model(f"{group.capitalize()}Group", __base__=FileModel, __doc__="Options in a group, with their source.", **fields)
+        groups[group] = (made, Field(OMITTED, description="options in a group, with a source of their own"))
+    own: dict[str, Any] = {
+        "name": (Text, Field(description="what options and files call it")),
+        "source": (Text, Field(description="where this was read or measured")),
+        "base": (
+            Text,
+            Field(OMITTED, description="profile that gives what the file leaves out: a shipped name, or a file in the same folder"),
+        ),
+        "release": (str, Field(OMITTED, description=about["release"])),
+        "family": (str, Field(OMITTED, description=about["family"])),
+        "unknown": (list[Annotated[Any, ReadBy(_read_number_name, {"type": "string"})]], Field(OMITTED, description=about["unknown"])),
+        "runs": (runs_model(), Field(OMITTED, description=about["runs"])),
+        "fitted": (model_of(FittedTo), Field(OMITTED, description=about["fitted"])),
     }
-    numbers = [name for name, kind in KIND_OF.items() if kind == "float"]
-    more: Fields = {
-        "base": _BASE,
-        "release": (text(may_be_empty=True), own["release"]),
-        "family": (text(may_be_empty=True), own["family"]),
-        "unknown": (list_of(one_of(numbers), most=len(numbers)), own["unknown"]),
-        "runs": (runs_model(), own["runs"]),
-        "fitted": (model_of(FittedTo), own["fitted"]),
-    }
-    return file_model("Profile", _NAMED, options | more | groups)
-
-
-def _option(name: str) -> Any:
-    if name == "overlaps_gradients":
-        return yes_or_some_of(ZERO_STAGES)
-    if name == "graph_scope":
-        return list_of(one_of(GRAPH_SCOPES), most=len(GRAPH_SCOPES))
-    if KIND_OF[name] == "float":
-        return quantity_or_number(unit_of(name), *bounds_of(name)) if "time" in name or name.endswith("bytes") else number(*bounds_of(name))
-    return bool if KIND_OF[name] == "bool" else text(may_be_empty=True)
+    return create_model("ProfileFile", __base__=FileModel, __doc__="What a framework does with a plan.", **own, **options, **groups)
 
 
 @cache
 def runs_model() -> type[FileModel]:
-    choices = {**RUNS_CHOICES, "rules": tuple(list_rule_sets())}
-    says = descriptions(Runs)
-    made: Fields = {}
-    for each in fields(Runs):
-        name = each.name
-        kind: Any = text() if name == "source" else bool
-        if name in choices:
-            kind = list_of(one_of(choices[name]), most=_MOST)
-        elif name == "flex":
-            kind = list_of(text(), most=_MOST)
-        made[name] = (kind, says[name])
-    return file_model(
-        "Runs",
-        {name: each for name, each in made.items() if name not in MAY_BE_LEFT_OUT},
-        {name: each for name, each in made.items() if name in MAY_BE_LEFT_OUT},
-    )
+    """The model of the group `runs`: what a framework can run."""
+    return model_of(Runs, types=_choices)
 
 
-@cache
-def engine_model(record: Any) -> type[FileModel]:
-    """An engine's file, of `Engine`: its options without their groups; those of its `base`, or with a usual value, may be left out."""
-    hints, groups = get_type_hints(record), set(record.GROUP_OF.values())
-    parts = [model_of(record), *(model_of(hints[group]) for group in sorted(groups))]
-    every = {name: each for part in parts for name, each in part.model_fields.items() if name not in groups}
-    needed: Fields = {name: (each.rebuild_annotation(), each.description or "") for name, each in every.items() if each.is_required()}
-    others: Fields = {name: (each.rebuild_annotation(), each.description or "") for name, each in every.items() if name not in needed}
-    return file_model("Engine", needed, {"base": _BASE, **others})
+def _choices(name: str, hint: Any) -> Any:
+    choices: tuple[Any, ...] | None = (*list_rule_sets(),) if name == "rules" else RUNS_CHOICES.get(name)
+    if choices is None:
+        return list[Text] if name == "flex" else None
+    if isinstance(choices[0], int):
+        return list[Annotated[Any, ReadBy(partial(_read_choice, choices), {"enum": list(choices)})]]
+    return list[Annotated[str, OneOf(choices)]]  # type: ignore[misc]
+
+
+def _read_choice(choices: tuple[Any, ...], value: Any, field: str) -> None:
+    if isinstance(value, bool) or value not in choices:
+        raise bad_field(field, shown(value), f"must be one of {', '.join(map(str, choices))}", "use one of these")
+
+
+def _option(name: str) -> Any:
+    """The type of an option in a file."""
+    if name == "overlaps_gradients":
+        items = {"type": "array", "items": {"enum": list(ZERO_STAGES)}}
+        return Annotated[Any, ReadBy(_read_stages, {"anyOf": [{"type": "boolean"}, items]})]
+    if name == "graph_scope":
+        return list[Annotated[str, OneOf(GRAPH_SCOPES)]]
+    if KIND_OF[name] != "float":
+        return bool if KIND_OF[name] == "bool" else str
+    has_unit = "time" in name or name.endswith("bytes")
+    least, most = bounds_of(name)
+    schema: dict[str, Any] = {"type": "number", "minimum": least, "maximum": most}
+    if has_unit:
+        schema = {"type": ["string", "number"], "quantity": unit_of(name), "examples": [_EXAMPLES[QuantityKind(unit_of(name))]]}
+    return Annotated[Any, ReadBy(partial(_read_option, name, has_unit), schema)]
+
+
+def _read_option(name: str, has_unit: bool, value: Any, field: str) -> None:
+    least, most = bounds_of(name)
+    number = parse_quantity(value, unit_of(name), field=field) if has_unit and isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= most:
+        raise bad_field(field, shown(value), f"must be a number from {least:g} to {most:g}", "correct it")
+
+
+def _read_stages(value: Any, field: str) -> None:
+    """ZeRO stages as a list, or yes or no for all of them."""
+    if not isinstance(value, bool | list) or (
+        isinstance(value, list) and any(isinstance(each, bool) or each not in ZERO_STAGES for each in value)
+    ):
+        raise bad_field(field, shown(value), f"must be true, false or a list of {', '.join(map(str, ZERO_STAGES))}", "correct it")
+
+
+def _read_number_name(value: Any, field: str) -> None:
+    known = [option for option, kind in KIND_OF.items() if kind == "float"]
+    if value not in known:
+        raise bad_field(field, shown(value), f"is no number of a profile{suggest(one_line(value), known)}", "correct it")

@@ -286,9 +286,9 @@ class CollectiveModel:
     own_share           g   of the chunk that a rank keeps, which costs as much as if it were sent too (the copy beside the transfer)
     step_share          l   by how much of itself the latency rises where a chunk (the buffer over the ranks) outgrows one packet of the
                         low-latency protocol; half-way at chunks of `step_bytes`
-    step_bytes              chunk at which half of `step_share` shows   [byte]
+    step_bytes          size of a chunk at which half of `step_share` is added
     bulk_time           J   [s] more where chunks are so large that the library changes to its bulk protocol; half-way at `bulk_bytes`
-    bulk_bytes              chunk at which half of `bulk_time` shows   [byte]
+    bulk_bytes          size of a chunk at which half of `bulk_time` is added
     ramp_time, ramp_exponent  c, x  [s] c * (wire bytes / RAMP_BYTES)^x: the slow rise between a small and a large message, where the
                         protocols were not told apart
     tree_hop_time       [s] for each level of a tree, instead of the ring's hops where that is quicker; 0: the library has no tree
@@ -362,8 +362,13 @@ ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "cudnn")
 class Calibration:
     """Everything measured of one software stack on one chip, and how well it fits.
 
+    name                in tables and of `--calibration`
+    source              how it was measured
+    date                when it was measured, such as '2026-01-15'
+    provenance          basis of its numbers for the chips in `chips`
+    notes               free text
     chips               the chips that it was measured on; for them a prediction is `calibrated`
-    relatives           chips that are near enough to borrow it; for them a prediction rests on a `prior`
+    relatives           chips that are near enough to borrow it; a prediction for them is based on a `prior`
     borrowed            parts that were measured on another chip, or hardly (matmul, streaming, attention, scale_up, scale_out): a
                         `partial calibration`
     software            libraries and their versions
@@ -373,7 +378,6 @@ class Calibration:
     grouped_matmul      parameters by dtype; where there are none a grouped product runs as plain ones do
     decode_attention    parameters by kernel
     serving             kernels of serving alone
-    provenance          how far predictions of the chips rest on it
     peaks               data-sheet figures that are replaced (PEAK_NAMES; flop rates as `flop_rate.bf16`); empty on a chip with a data sheet
     sustained_clock_fraction   matmul rate in a training run over that in a burst on a cool chip (power limit)
     clock_fractions     the same by dtype, where it differs (fp8: products of 8 bits)
@@ -383,11 +387,10 @@ class Calibration:
     long_attention             by generation, what its kernel sustains over many keys; one that is not named runs as over few
     exposed_floor_fraction     share of a kernel's floor that still shows when kernels follow one another
     launch_time         [s] host time for each operator where nothing hides it (CPUs; 0 on GPUs)
-    host_times          [s] by name: `dtensor_op` an operator pass on distributed tensors, beyond the launch; `redistribution` a collective
-                        of activations, its issue and copies beside the transfer; `gather_unit`, `reduce_unit` bookkeeping around
-                        the collective of a parameter unit; `pipeline_send` one pass of a microbatch through a stage; `step` once
-                        a step; and for copies of buffers, each MiB of them: `redistribution_mebibyte`, `gather_mebibyte`,
-                        `reduce_mebibyte`, `gradient_mebibyte`
+    host_times          [s] by name. `dtensor_op`: an operator pass on distributed tensors, beyond the launch. `redistribution`: issue and
+                        copies of a collective of activations. `gather_unit`, `reduce_unit`: bookkeeping of the collective of a
+                        parameter unit. `pipeline_send`: one pass of a microbatch through a stage. `step`: once a step. Copies of
+                        buffers, for each MiB: `redistribution_mebibyte`, `gather_mebibyte`, `reduce_mebibyte`, `gradient_mebibyte`
     context_bytes       memory that the driver's context and libraries take on a chip
     channel_bytes       memory of the buffers of one channel of a communicator (NCCL, RCCL)
     allocator_factor    memory reserved over memory allocated

@@ -11,6 +11,12 @@ from perfmodel.hardware.fabric import NetworkTier, check_tiers
 
 PROVENANCES = ("read", "recalled", "mixed", "measured")
 
+# Groups of a chip's numbers; each has a provenance and a source of its own (a network tier states its own beside its numbers).
+FACT_GROUPS = (
+    "launch_year", "peak_flop_rate", "memory_capacity", "memory_usable", "memory_bandwidth", "on_chip", "node", "tdp", "host_link",
+    "matmul_fraction",
+)  # fmt: skip
+
 #: Share of its capacity that a chip offers a program where its file does not say: the least of the maker's shipped chips that do. Drivers,
 #: ECC and XLA keep the rest.
 USABLE_FRACTIONS: Mapping[str, float] = MappingProxyType({"nvidia": 0.97, "amd": 0.998, "google": 0.935, "intel": 0.985})

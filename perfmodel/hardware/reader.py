@@ -4,7 +4,8 @@ Shipped: `hardware_specs/chips/*.yaml`, `clusters/*.yaml`, `calibrations/*.yaml`
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.foundation.files import parse_yaml, read_bytes, read_text, read_yaml
+from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.units import parse_quantity
 from perfmodel.foundation.values import check_name, check_path, is_path
@@ -35,12 +37,6 @@ if TYPE_CHECKING:
 LOCALHOST = "localhost"
 """The cluster that is this machine, found at run time."""
 
-# Groups of a chip's numbers; each has a provenance and a source of its own (a network tier states its own beside its numbers).
-FACT_GROUPS = (
-    "launch_year", "peak_flop_rate", "memory_capacity", "memory_usable", "memory_bandwidth", "on_chip", "node", "tdp", "host_link",
-    "matmul_fraction",
-)  # fmt: skip
-
 
 def list_chips() -> tuple[str, ...]:
     """Names of the shipped chips, sorted."""
@@ -61,7 +57,7 @@ def load_chip(name_or_path: str | Path) -> Chip:
     """A shipped chip by its name or the start of it (`h20` for `h20-96gb`), or any chip file by its path."""
     check_path(name_or_path, "chip")
     path = _find(chip_called(str(name_or_path)) or name_or_path, "chips", "chip", list_chips)
-    return _chip_of(read_text(path, "YAML file"), str(path), _ships(path))
+    return _chip_of(read_text(path, "YAML file"), str(path), is_shipped(path))
 
 
 def chip_called(text: str) -> str:
@@ -123,10 +119,7 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
     content = read_yaml(path)
     if "peak_flop_rate" in content and "tiers" not in content:
         return _around_chip(state_chip_cluster(path), num_chips)
-    if not _ships(path):
-        _check(content, "cluster", str(path))
-    chip = load_chip(_relative_chip(content["chip"], path))
-    cluster = _located(path, lambda: _cluster(content, chip))
+    cluster = _cluster_of(content, str(path), is_shipped(path), path.parent)
     return cluster if num_chips is None else cluster.with_chips(num_chips)
 
 
@@ -341,25 +334,24 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _relative_chip(chip: str, cluster_path: Path) -> str | Path:
-    return cluster_path.parent / chip if is_path(chip) else chip
-
-
-def _located(path: Path, build: Any) -> Any:
-    """Run `build`; an error in a value names the file."""
+@contextmanager
+def _located(where: str | Path) -> Iterator[None]:
+    """An error in a value names the file."""
     try:
-        return build()
+        yield
     except InputError as error:
-        raise InputError(f"{path}: {error.full}") from error
+        raise InputError(f"{where}: {error.full}") from error
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether a hardware file is one of ours, which the tests hold against its schema: that is not loaded for it."""
+    return path.parent.parent == resource_dir("hardware_specs")
 
 
 def _chip(data: Mapping[str, Any]) -> Chip:
     memory, on_chip, facts = data["memory"], data.get("on_chip", {}), data["facts"]
     scale_up = [_tier(tier, f"scale_up.{number}") for number, tier in enumerate(data.get("scale_up", ()))]
     scale_out = [_tier(data["scale_out"], "scale_out")] if "scale_out" in data else []
-    for group in facts:
-        if group not in FACT_GROUPS:
-            raise bad_field("facts", group, f"unknown group of facts{suggest(group, FACT_GROUPS)}")
     for group in _stated_groups(data):
         if group not in facts:
             raise bad_field("facts", group, "every number has a provenance and a source", f"add facts.{group}")
@@ -369,7 +361,9 @@ def _chip(data: Mapping[str, Any]) -> Chip:
         title=data.get("title", ""),
         vendor=data["vendor"],
         launch_year=data["launch_year"],
-        peak_flop_rate={_dtype(name): _flop_rate(name, rate) for name, rate in data["peak_flop_rate"].items()},
+        peak_flop_rate={
+            Dtype(name): parse_quantity(rate, "flop_rate", field=f"peak_flop_rate.{name}") for name, rate in data["peak_flop_rate"].items()
+        },
         memory=_memory(memory, data["vendor"]),
         on_chip_bytes=parse_quantity(on_chip.get("capacity", "0 B"), "bytes", field="on_chip.capacity"),
         compute_units=on_chip["compute_units"],
@@ -462,59 +456,52 @@ def _tier(data: Mapping[str, Any], where: str) -> NetworkTier:
     )
 
 
-def _flop_rate(name: str, rate: str) -> float:
-    return parse_quantity(rate, "flop_rate", field=f"peak_flop_rate.{name}")
-
-
-def _dtype(name: str) -> Dtype:
-    try:
-        return Dtype(name)
-    except ValueError:
-        raise bad_field("peak_flop_rate", name, f"unknown dtype{suggest(name, Dtype)}") from None
-
-
 def _read_calibration(path: Path) -> "Calibration":
     return _calibration_of(read_text(path, "YAML file"), path)
 
 
 @lru_cache(maxsize=64)
 def _calibration_of(text: str, path: Path) -> "Calibration":
-    from perfmodel.foundation.records import record_from_data
     from perfmodel.hardware.calibration import Calibration
 
     data = parse_yaml(text, where=str(path))
-    if not _ships(path):
-        _check(data, "calibration", str(path), within="calibration")
-    return _located(path, lambda: record_from_data(Calibration, data, where="calibration"))
+    with _located(path):
+        if is_shipped(path):
+            return record_from_data(Calibration, data, where="calibration")
+        from perfmodel.foundation.schema import checked_record
+
+        return checked_record(Calibration, data, where="calibration")
 
 
 def parse_cluster(text: str, *, where: str = "cluster") -> Cluster:
     """A cluster from the text of a cluster file whose chip is a shipped one."""
-    data = _check(parse_yaml(text, where=where), "cluster", where)
-    return _located(Path(where), lambda: _cluster(data, load_chip(data["chip"])))
+    return _cluster_of(parse_yaml(text, where=where), where)
+
+
+def _cluster_of(data: Mapping[str, Any], where: str, is_shipped: bool = False, folder: Path | None = None) -> Cluster:
+    """folder: where the path of a chip file begins; None: the chip is named."""
+    if not is_shipped:
+        from perfmodel.foundation.schema import check
+        from perfmodel.hardware.schemas import ClusterFile
+
+        check(ClusterFile, data, where=where)
+    chip = load_chip(folder / data["chip"] if folder is not None and is_path(data["chip"]) else data["chip"])
+    with _located(where):
+        return _cluster(data, chip)
 
 
 def parse_chip(text: str, *, where: str = "chip") -> Chip:
     """A chip from the text of a chip file."""
-    return _chip_of(text, where, is_shipped=False)
+    return _chip_of(text, where, False)
 
 
 @lru_cache(maxsize=64)
 def _chip_of(text: str, where: str, is_shipped: bool) -> Chip:
     data = parse_yaml(text, where=where)
     if not is_shipped:
-        _check(data, "chip", where)
-    return _located(Path(where), lambda: _chip(data))
+        from perfmodel.foundation.schema import check
+        from perfmodel.hardware.schemas import ChipFile
 
-
-def _check(data: Any, kind: str, where: str, *, within: str = "") -> Any:
-    """A file of a user against its schema."""
-    from perfmodel.foundation.schemas import check_file
-    from perfmodel.hardware.schemas import hardware_model
-
-    return check_file(data, hardware_model(kind), where=where, within=within)
-
-
-def _ships(path: Path) -> bool:
-    """Whether a file is one of ours, which the tests have checked."""
-    return path.is_relative_to(resource_dir("hardware_specs"))
+        check(ChipFile, data, where=where)
+    with _located(where):
+        return _chip(data)

@@ -1,106 +1,97 @@
-"""Schemas of hardware files: chips, clusters and calibrations."""
+"""Schemas of chip and cluster files. A calibration file has the fields of `Calibration`."""
 
-from __future__ import annotations
+from typing import Annotated
 
-from functools import cache
+from pydantic import Field
 
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.foundation.schemas import FileModel, count, file_model, list_of, map_of, model_of, number, one_of, quantity, text
-from perfmodel.hardware.calibration import Calibration
-from perfmodel.hardware.chip import MAX_MATMUL_FRACTION, PROVENANCES
+from perfmodel.foundation.schema import OMITTED, Bandwidth, Bytes, Count, FileModel, OneOf, Text, Time, quantity
+from perfmodel.hardware.chip import FACT_GROUPS, MAX_MATMUL_FRACTION, PROVENANCES
 from perfmodel.hardware.fabric import Topology
 
-_PROVENANCE = (one_of(PROVENANCES), "how the numbers are known")
-_SOURCE = (text(), "where the numbers are from")
-_NOTES = (text(may_be_empty=True), "anything else")
-_TITLE = (text(), "its name as people write it")
-
-TIER = file_model(
-    "Tier",
-    {
-        "name": (text(), "what the links are called, such as nvlink"),
-        "topology": (one_of([str(member) for member in Topology]), "how chips are connected"),
-        "size": (count(), "chips, or groups of the tier inside it, that the tier connects"),
-        "bandwidth": (quantity("bandwidth"), "one direction of one chip, to all peers together"),
-        "latency": (quantity("time"), "from one chip to another"),
-        "provenance": _PROVENANCE,
-        "source": _SOURCE,
-    },
-    {
-        "pair_bandwidth": (quantity("bandwidth"), "one direction of one chip to one peer; the whole bandwidth if left out"),
-        "torus_shape": (list_of(count(), least=1, most=6), "of a torus: chips along each dimension"),
-        "wrap_multiple": (count(), "of a torus: a dimension whose size is a multiple of it wraps around"),
-        "oversubscription": (number(1, 1000), "how many times slower the shared links are than those of all chips together"),
-        "peer_to_peer": (bool, "false: transfers are staged through host memory"),
-    },
-)
-
-CHIP = file_model(
-    "Chip",
-    {
-        "name": (text(), "what options and files call it"),
-        "vendor": (text(), "who makes it, such as nvidia: decides the share of the memory that programs can use"),
-        "launch_year": (count(), "when it was launched"),
-        "peak_flop_rate": (map_of(quantity("flop_rate")), f"dense rate of each dtype ({', '.join(Dtype)}) that the whole chip multiplies"),
-        "memory": (
-            file_model(
-                "Memory",
-                {
-                    "name": (text(), "its kind, such as hbm"),
-                    "capacity": (quantity("bytes"), "as the driver reports it, all devices of the chip together"),
-                    "bandwidth": (quantity("bandwidth"), "of reads or writes"),
-                },
-                {"usable_capacity": (quantity("bytes"), "what the runtime offers a program; a share of the capacity if left out")},
-            ),
-            "the memory of the chip",
-        ),
-        "on_chip": (
-            file_model(
-                "OnChip",
-                {
-                    "compute_units": (count(), "SMs, CUs or TensorCores"),
-                    "unit_kind": (text(), "what these are called"),
-                },
-                {"capacity": (quantity("bytes"), "last-level cache or scratchpad")},
-            ),
-            "what lies on the chip",
-        ),
-        "facts": (
-            map_of(file_model("Fact", {"provenance": _PROVENANCE, "source": _SOURCE}), may_be_empty=True),
-            "provenance and source of each group of numbers that the file states",
-        ),
-    },
-    {
-        "title": _TITLE,
-        "aliases": (list_of(text(), most=16), "other names that options take"),
-        "devices_per_chip": (count(), "devices that torch or JAX sees; 1 if left out"),
-        "any_operand_order": (bool, "products in 8 bits take operands in either order; false if left out"),
-        "tdp": (quantity("power"), "thermal design power"),
-        "host_link": (quantity("bandwidth"), "to the memory of the host, one direction"),
-        "matmul_fraction": (number(0, MAX_MATMUL_FRACTION), "share of the dense 16-bit peak that the best measured products reach"),
-        "chips_per_node": (count(), "chips of a usual node"),
-        "scale_up": (list_of(TIER, most=8), "the usual links inside a node, innermost first"),
-        "scale_out": (TIER, "the usual links between nodes"),
-        "notes": _NOTES,
-    },
-)
-
-CLUSTER = file_model(
-    "Cluster",
-    {
-        "name": (text(), "what options and files call it"),
-        "chip": (text(), "a chip's name, or the path of its file relative to this one"),
-        "num_chips": (count(), "chips of the cluster"),
-        "chips_per_node": (count(), "chips of a node"),
-        "tiers": (list_of(TIER, least=1, most=8), "network tiers, innermost first; the last one covers the cluster"),
-        "source": _SOURCE,
-        "provenance": _PROVENANCE,
-    },
-    {"title": _TITLE, "notes": _NOTES, "largest_job": (count(), "chips of the largest job that may run")},
-)
+_PROVENANCE = Annotated[str, OneOf(PROVENANCES)]
 
 
-@cache
-def hardware_model(kind: str) -> type[FileModel]:
-    """The model of a chip's, a cluster's or a calibration's file."""
-    return {"chip": CHIP, "cluster": CLUSTER, "calibration": model_of(Calibration)}[kind]
+class TierFile(FileModel):
+    """One network tier; links are one direction of one chip."""
+
+    name: Text = Field(description="name of the tier, as tables print it")
+    topology: Annotated[str, OneOf(Topology)] = Field(description="how the chips, or the domains of the tier inside, are wired")
+    size: Count = Field(description="chips in one domain, inner tiers included")
+    bandwidth: Bandwidth = Field(description="one direction of one chip, to all peers together")
+    latency: Time = Field(description="one hop")
+    provenance: _PROVENANCE = Field(description="where the numbers are from")
+    source: Text = Field(description="data sheet, page or measurement, with its date")
+    pair_bandwidth: Bandwidth = Field(OMITTED, description="one direction of one chip, to one peer; default: `bandwidth`")
+    torus_shape: list[Count] = Field(OMITTED, min_length=1, max_length=6, description="members along each dimension of a torus")
+    wrap_multiple: Count = Field(OMITTED, description="a torus dimension wraps around if its size is a multiple of this; default: never")
+    oversubscription: Annotated[float, Field(ge=1, le=1000)] = Field(
+        1.0, description="factor by which the shared links of a fat tree are slower than the sum of the chips' links"
+    )
+    peer_to_peer: bool = Field(True, description="false: a PCIe tree stages transfers through host memory")
+
+
+class MemoryFile(FileModel):
+    """The memory of a chip."""
+
+    name: Text = Field(description="kind of memory, such as hbm")
+    capacity: Bytes = Field(description="as the driver reports it, all devices of the chip together")
+    bandwidth: Bandwidth = Field(description="reads or writes")
+    usable_capacity: Bytes = Field(OMITTED, description="what the runtime offers of the capacity; default: a share by the vendor")
+
+
+class OnChipFile(FileModel):
+    """Compute units and on-chip memory."""
+
+    compute_units: Count = Field(description="number of SMs, CUs, TensorCores, ...")
+    unit_kind: Text = Field(description="what a compute unit is called, such as SM")
+    capacity: Bytes = Field(OMITTED, description="last-level cache or scratchpad; default: not published")
+
+
+class FactFile(FileModel):
+    """Where one group of numbers is from."""
+
+    provenance: _PROVENANCE = Field(description="read in a source, recalled, mixed or measured")
+    source: Text = Field(description="data sheet, page or measurement, with its date")
+
+
+class ChipFile(FileModel):
+    """One accelerator as its data sheet describes it."""
+
+    name: Text = Field(description="name in tables and plan files")
+    vendor: Text = Field(description="nvidia, amd, google, aws, intel or another; decides the default framework and the prior")
+    launch_year: Count = Field(description="year of its announcement")
+    peak_flop_rate: dict[Annotated[str, OneOf(Dtype)], Annotated[str, quantity("flop_rate")]] = Field(
+        min_length=1, description="dense rate of each dtype that it multiplies in hardware, whole chip"
+    )
+    memory: MemoryFile = Field(description="its memory")
+    on_chip: OnChipFile = Field(description="compute units and on-chip memory")
+    facts: dict[Annotated[str, OneOf(FACT_GROUPS)], FactFile] = Field(description="provenance and source of each group of numbers")
+    title: Text = Field(OMITTED, description="full name")
+    aliases: list[Text] = Field([], max_length=16, description="other names that people type for it")
+    devices_per_chip: Count = Field(1, description="devices that torch or JAX shows for one chip")
+    any_operand_order: bool = Field(False, description="products in 8 bits take operands in either order, without transposed copies")
+    tdp: Annotated[str, quantity("power")] = Field(OMITTED, description="power limit; default: not published")
+    host_link: Bandwidth = Field("25 GB/s", description="one direction between chip and pinned memory of the host")
+    matmul_fraction: Annotated[float, Field(ge=0, le=MAX_MATMUL_FRACTION)] = Field(
+        OMITTED, description="share of the dense 16-bit peak that the best of many measured products reached; default: not measured"
+    )
+    chips_per_node: Count = Field(1, description="chips of one host")
+    scale_up: list[TierFile] = Field([], max_length=8, description="usual links inside a node, innermost first")
+    scale_out: TierFile = Field(OMITTED, description="usual fabric between nodes")
+    notes: str = Field("", description="free text")
+
+
+class ClusterFile(FileModel):
+    """Chips of one type and their network tiers."""
+
+    name: Text = Field(description="name in tables and plan files")
+    chip: Text = Field(description="name of a chip, or the path of a chip file relative to this file")
+    num_chips: Count = Field(description="chips of the cluster where `--chips` is not given")
+    chips_per_node: Count = Field(description="chips of one host")
+    tiers: list[TierFile] = Field(min_length=1, max_length=8, description="innermost first; the last covers the whole cluster")
+    source: Text = Field(description="data sheet, page or measurement, with its date")
+    provenance: _PROVENANCE = Field(description="where the numbers are from")
+    title: Text = Field(OMITTED, description="full name")
+    notes: str = Field("", description="free text")
+    largest_job: Count = Field(OMITTED, description="most chips of one job; a prediction for more prints a warning; default: no limit")

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from perfmodel.foundation.errors import bad_field, one_line, suggest
-from perfmodel.foundation.schemas import FileModel, json_schema
+from perfmodel.foundation.schema import FileModel, model_of
 
 
-def _hardware(kind: str) -> type[FileModel]:
-    from perfmodel.hardware.schemas import hardware_model
+def _chip() -> type[FileModel]:
+    from perfmodel.hardware.schemas import ChipFile
 
-    return hardware_model(kind)
+    return ChipFile
+
+
+def _cluster() -> type[FileModel]:
+    from perfmodel.hardware.schemas import ClusterFile
+
+    return ClusterFile
+
+
+def _calibration() -> type[FileModel]:
+    from perfmodel.hardware.calibration import Calibration
+
+    return model_of(Calibration)
 
 
 def _profile() -> type[FileModel]:
@@ -24,19 +35,32 @@ def _profile() -> type[FileModel]:
 
 
 def _engine() -> type[FileModel]:
-    from perfmodel.frameworks.engine import Engine
-    from perfmodel.frameworks.schemas import engine_model
+    from perfmodel.frameworks.engine import ENGINE_GROUPS, Engine
 
-    return engine_model(Engine)
+    return model_of(Engine, inline=tuple(ENGINE_GROUPS))
+
+
+def _plan() -> type[FileModel]:
+    from perfmodel.parallel.schemas import PlanFile
+
+    return PlanFile
+
+
+def _rule_set() -> type[FileModel]:
+    from perfmodel.parallel.schemas import RuleSetFile
+
+    return RuleSetFile
 
 
 #: Kind of file -> what makes its model.
 KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
-    "chip": partial(_hardware, "chip"),
-    "cluster": partial(_hardware, "cluster"),
-    "calibration": partial(_hardware, "calibration"),
+    "chip": _chip,
+    "cluster": _cluster,
+    "calibration": _calibration,
     "profile": _profile,
     "engine": _engine,
+    "plan": _plan,
+    "rule-set": _rule_set,
 }
 
 
@@ -48,5 +72,62 @@ def model_of_kind(kind: str) -> type[FileModel]:
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a kind of file: chip, cluster, calibration, profile or engine. Raises InputError."""
-    return json_schema(model_of_kind(kind))
+    """The JSON Schema (draft 2020-12) of a kind of file (`KINDS`). A field that may be left out and has no default has none in the schema.
+
+    Raises InputError.
+    """
+    schema = model_of_kind(kind).model_json_schema()
+    for fields in (record.get("properties", {}) for record in (schema, *schema.get("$defs", {}).values())):
+        for field in fields.values():
+            if field.get("default", 0) is None:
+                del field["default"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def field_rows(kind: str) -> Iterator[dict[str, Any]]:
+    """Field, value, whether it is required, and meaning, of every field of a kind of file; those of a mapping follow it. Raises InputError."""
+    schema = schema_of(kind)
+    yield from _rows(schema, schema.get("$defs", {}), "")
+
+
+def _rows(record: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> Iterator[dict[str, Any]]:
+    for name, field in record.get("properties", {}).items():
+        required = name in record.get("required", ())
+        yield {"field": prefix + name, "value": value_words(field, known), "required": required, "meaning": field.get("description", "")}
+        inner, mark = field, ""
+        while "$ref" not in inner and ("items" in inner or isinstance(inner.get("additionalProperties"), dict)):
+            mark += "[]" if "items" in inner else ".*"
+            inner = inner.get("items") or inner["additionalProperties"]
+        if "$ref" in inner:
+            yield from _rows(known[inner["$ref"].rpartition("/")[2]], known, f"{prefix}{name}{mark}.")
+
+
+def value_words(field: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    """What a field holds, in words. known: the records of its schema."""
+    if "$ref" in field:
+        return "mapping"
+    if "enum" in field:
+        choices = [str(value) for value in field["enum"]]
+        return ", ".join(choices[:7]) + (f" and {len(choices) - 7} more" if len(choices) > 7 else "")
+    if "quantity" in field:
+        return f"{field['quantity'].replace('_', ' ')}, such as {field['examples'][0]}"
+    if field.get("type") == "array":
+        return f"list of {value_words(field['items'], known)}"
+    if field.get("type") == "object" and isinstance(field.get("additionalProperties"), dict):
+        return f"{value_words(field['additionalProperties'], known)}, by name"
+    if "anyOf" in field:
+        return " or ".join(value_words(part, known) for part in field["anyOf"] if part.get("type") != "null")
+    kinds = [field["type"]] if isinstance(field.get("type"), str) else field.get("type", ["anything"])
+    words = " or ".join(_WORDS.get(kind, kind) for kind in kinds)
+    least, most = field.get("minimum"), field.get("maximum")
+    return f"{words}, {least:g} to {most:g}" if kinds == ["number"] and most is not None and most < 1e9 else words
+
+
+_WORDS = {
+    "string": "text",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true or false",
+    "array": "list",
+    "object": "mapping",
+}

@@ -11,9 +11,9 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.units import QuantityKind, parse_quantity
-from perfmodel.hardware.chip import PROVENANCES, USABLE_FRACTIONS
+from perfmodel.hardware.chip import FACT_GROUPS, PROVENANCES, USABLE_FRACTIONS
 from perfmodel.hardware.fabric import Topology
-from perfmodel.hardware.reader import FACT_GROUPS, LOCALHOST, list_chips, list_clusters, load_chip, load_cluster, load_prices
+from perfmodel.hardware.reader import LOCALHOST, list_chips, list_clusters, load_chip, load_cluster, load_prices
 from tests.hardware.domains import scale_up_size
 
 SPECS = resource_dir("hardware_specs")

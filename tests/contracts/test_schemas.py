@@ -1,4 +1,4 @@
-"""Every shipped file passes the schema that files of users have to pass; every field has a type and a meaning."""
+"""Shipped files have the schemas of user files; the JSON Schemas and the tables of docs/files.md are current; every field is described."""
 
 from pathlib import Path
 
@@ -6,41 +6,49 @@ import pytest
 
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
-from perfmodel.foundation.schemas import check_file, field_rows, json_schema
+from perfmodel.foundation.schema import check
 from perfmodel.frameworks.shipped import flattened, framework_names, shipped_fields
-from perfmodel.verbs.schemas import KINDS, model_of_kind
+from perfmodel.verbs.schemas import KINDS, model_of_kind, schema_of
+from tests.schemas import PAGE, SCHEMAS, fields_of, page_text, schema_text
 
-_HARDWARE = {"chips": "chip", "clusters": "cluster", "calibrations": "calibration"}
-FILES = [
-    *((path, kind) for folder, kind in _HARDWARE.items() for path in sorted((resource_dir("hardware_specs") / folder).glob("*.yaml"))),
-    *((path, "engine") for path in sorted((resource_dir("strategies") / "engines").glob("*.yaml"))),
-]
+FOLDERS = {
+    "chip": resource_dir("hardware_specs") / "chips",
+    "cluster": resource_dir("hardware_specs") / "clusters",
+    "calibration": resource_dir("hardware_specs") / "calibrations",
+    "engine": resource_dir("strategies") / "engines",
+    "plan": resource_dir("strategies") / "plans",
+    "rule-set": resource_dir("strategies") / "rules",
+}
+FILES = [(kind, path) for kind, folder in FOLDERS.items() for path in sorted(folder.glob("*.yaml"))]
 
 
-@pytest.mark.parametrize(("path", "kind"), FILES, ids=lambda each: each.stem if isinstance(each, Path) else each)
-def test_a_shipped_file_passes(path, kind):
+@pytest.mark.parametrize(("kind", "path"), FILES, ids=lambda value: value.stem if isinstance(value, Path) else value)
+def test_a_shipped_file_has_the_schema_of_its_kind(kind: str, path: Path) -> None:
     data = read_yaml(path)
-    if "base" in data:  # of an engine: the rest is its base's
-        data = read_yaml(path.with_name(f"{data['base']}.yaml")) | data
-    check_file(data, model_of_kind(kind), where=path.name)
+    if kind == "engine" and "base" in data:
+        data = read_yaml(path.parent / f"{data.pop('base')}.yaml") | data
+    check(model_of_kind(kind), data, where=str(path))
 
 
 @pytest.mark.parametrize("name", framework_names())
-def test_a_shipped_framework_passes(name):
-    fields = flattened(shipped_fields(name), where=name)
-    check_file({key: value for key, value in fields.items() if key != "base"}, model_of_kind("profile"), where=name)
+def test_a_shipped_framework_has_the_schema_of_a_profile(name: str) -> None:
+    fields = flattened(shipped_fields(name) or {}, where=name)
+    check(model_of_kind("profile"), fields, where=name)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_field_has_a_type_and_a_meaning(kind):
-    rows = list(field_rows(model_of_kind(kind)))
-    assert rows
-    assert [row.name for row in rows if not row.says] == []
-    assert [row.name for row in rows if row.kind in ("", "anything", "object")] == []
+def test_every_field_has_a_type_and_a_description(kind: str) -> None:
+    fields = list(fields_of(schema_of(kind)))
+    assert fields
+    assert [name for name, field in fields if not field.get("description")] == []
+    assert [name for name, field in fields if not field.keys() & {"type", "enum", "$ref", "anyOf"}] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_schema_refuses_fields_that_it_does_not_know(kind):
-    schema = json_schema(model_of_kind(kind))
-    assert schema["additionalProperties"] is False
-    assert all(each.get("additionalProperties") is False for each in schema.get("$defs", {}).values() if each.get("type") == "object")
+def test_the_json_schema_is_current(kind: str) -> None:
+    assert (SCHEMAS / f"{kind}.json").read_text(encoding="utf-8") == schema_text(kind), "run `python -m tests.schemas`"
+
+
+def test_the_tables_of_fields_are_current() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert page_text(text) == text, "run `python -m tests.schemas`"

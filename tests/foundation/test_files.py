@@ -330,8 +330,8 @@ def test_a_config_and_a_plan_with_several_faults_say_them_all(tmp_path):
     plan.write_text("schema_version: 1\njob: {model: gpt2, global_batch: x, seq_len: 8}\nlayout: {tp: [2]}\nnum_chips: 8\nzro: 1\n")
     with pytest.raises(InputError) as error:
         read_plan(plan)
-    for part in ("zro: unknown field", "did you mean", "job: global_batch='x'", "layout: tp=[2]", "cluster=None: must be a text"):
-        assert part.replace("zro: unknown field", "unknown field 'zro'") in str(error.value)
+    for part in ("zro: unknown field", "did you mean", "job.global_batch='x'", "layout.tp=[2]", "cluster: required field is missing"):
+        assert part in str(error.value)
 
 
 def test_fields_with_one_fault_are_named_together(tmp_path):

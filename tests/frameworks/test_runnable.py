@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.schemas import check_file
+from perfmodel.foundation.schema import check
 from perfmodel.frameworks.options import HEAD_TAIL
 from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
 from perfmodel.frameworks.runnable import ANYTHING, not_runnable_reason
@@ -80,7 +80,7 @@ def test_a_library_for_rows_in_copies_is_of_a_framework_and_of_chips():
 
 
 def check_runs(data):
-    return check_file(data, runs_model(), where="mine.yaml", within="runs")
+    return check(runs_model(), data, where="mine.yaml", within="runs")
 
 
 def test_a_ring_that_is_balanced_halves_the_chunks():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,21 +16,11 @@ from perfmodel.parallel.algebra.folding import REFINED
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS, FINE_AXES, TENSOR_AXES, Sharding, check_sharding
 from perfmodel.workload.graph import Graph, Operator
 
-#: Logical names of dims that rule sets may speak of (R16). Convolutions bring theirs with their operators.
-LOGICAL_NAMES = (
-    "batch", "s", "s_res", "s_query", "s_key", "hidden", "kv_heads", "q_per_kv", "kv_copies", "attn_kv_heads", "attn_q_per_kv",
-    "head_dim", "ffn", "vocab_in", "vocab_out", "positions",
-    "experts", "expert_ffn", "expert_batch", "expert_s", "expert_s_res", "experts_route", "shared_ffn",
-    "s_scan", "state_groups", "scan_groups",
-)  # fmt: skip
 #: The dim whose cuts deal experts out: axes of a graph that has it are finer (`folding.py`).
 EXPERTS = "experts"
-#: Fields of a rule set's file.
-_FIELDS = ("name", "source", "rules", "operators")
 #: Names that rule sets of old plan files and the sequence-parallel switch stand for.
 MEGATRON, MEGATRON_SP = "megatron", "megatron-sp"
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,39}", re.ASCII)
 #: The operator that stands where a layer begins, and a pipeline may cut.
 _BOUNDARY = "block_input"
 
@@ -131,61 +120,30 @@ def _whole_axes(axes: tuple[str, ...]) -> list[str]:
     return list(axes)
 
 
-def rule_set_from_dict(
-    data: Any, *, where: str = "rule set", known_names: tuple[str, ...] = LOGICAL_NAMES, default_name: str = ""
-) -> RuleSet:
+def rule_set_from_dict(data: Any, *, where: str = "rule set", default_name: str = "", is_shipped: bool = False) -> RuleSet:
     """The rule set of a file's contents. Raises InputError with everything that is wrong with it."""
-    from perfmodel.foundation.files import listed
+    if not is_shipped:
+        from perfmodel.foundation.schema import check
+        from perfmodel.parallel.schemas import RuleSetFile
 
-    if not isinstance(data, Mapping) or not isinstance(data.get("rules"), Mapping):
-        raise InputError(f"{where}: must be a mapping with name, source and rules; see strategies/rules for examples")
-    faults = [f"unknown field {shown(key)}; use {', '.join(_FIELDS)}" for key in data if key not in _FIELDS]
-    for key in ("name", "source"):
-        if not isinstance(data.get(key, ""), str):
-            faults.append(f"{key}={shown(data[key])}: must be a text; write one")
-    name = data.get("name", default_name)
-    if isinstance(name, str) and name and not _NAME.fullmatch(name):
-        faults.append(f"name={shown(name)}: must be letters, digits and . _ + - alone, 40 at most; give it a short name")
-    rules = _read_cuts(data["rules"], known_names, faults)
-    operators: dict[str, dict[str, tuple[str, ...]]] = {}
-    given = data.get("operators", {})
-    if not isinstance(given, Mapping) or not all(isinstance(own, Mapping) for own in given.values()):
-        faults.append("operators: must be a map from operators to dims and their axes; write operators: {o_proj: {hidden: [tp]}}")
-    else:
-        operators = {str(operator): _read_cuts(own, known_names, faults, f"{one_line(operator)}.") for operator, own in given.items()}
-    if faults:
-        raise InputError(f"{where}: {listed(faults)}")
-    return RuleSet(name=name, rules=rules, source=data.get("source", ""), operators=operators)
+        check(RuleSetFile, data, where=where)
+    operators = {operator: _fine_cuts(cuts, f"{where}: operators.{operator}") for operator, cuts in data.get("operators", {}).items()}
+    rules = _fine_cuts(data["rules"], f"{where}: rules")
+    return RuleSet(name=data.get("name", default_name), rules=rules, source=data.get("source", ""), operators=operators)
 
 
-def _read_cuts(data: Mapping[Any, Any], known_names: tuple[str, ...], faults: list[str], within: str = "") -> dict[str, tuple[str, ...]]:
-    cuts: dict[str, tuple[str, ...]] = {}
-    for dim, axes in data.items():
-        if dim not in known_names:
-            faults.append(f"{within}unknown dim {shown(dim)}{_near(dim, known_names)}; use one of {', '.join(known_names)}")
-        elif not isinstance(axes, list):
-            faults.append(f"{within}{dim}={shown(axes)}: must be a list of axes, outermost cut first; write [tp]")
-        else:
-            cuts[dim] = _fine_axes(f"{within}{dim}", axes, faults)
-    return cuts
+def _fine_cuts(cuts: Mapping[str, list[str]], where: str) -> dict[str, tuple[str, ...]]:
+    found = {dim: tuple(part for axis in axes for part in AXIS_PARTS[axis]) for dim, axes in cuts.items()}
+    for dim, fine in found.items():
+        if len(set(fine)) != len(fine):
+            raise InputError(f"{where}.{dim}={shown(cuts[dim])}: an axis may occur once; remove the repetition")
+    return found
 
 
 def _near(value: object, known: Collection[str]) -> str:
     """`suggest`, unless all that it could do is to list the names, which follow anyhow."""
     found = suggest(one_line(value), known)
     return found.rstrip("?") + "?" if "did you mean" in found else ""
-
-
-def _fine_axes(dim: str, axes: list[Any], faults: list[str]) -> tuple[str, ...]:
-    fine: list[str] = []
-    for axis in axes:
-        if not isinstance(axis, str) or axis not in AXIS_PARTS:
-            faults.append(f"{dim}: axis {shown(axis)} is not known{_near(axis, AXIS_PARTS)}; use one of {', '.join(AXIS_PARTS)}")
-        else:
-            fine.extend(AXIS_PARTS[axis])
-    if len(set(fine)) != len(fine):
-        faults.append(f"{dim}={shown(axes)}: an axis may occur once; remove the repetition")
-    return tuple(fine)
 
 
 def list_rule_sets() -> list[str]:
@@ -203,7 +161,7 @@ def _shipped(name: str) -> RuleSet:
     from perfmodel.foundation.files import read_yaml
 
     path = resource_dir("strategies") / "rules" / f"{name}.yaml"
-    return rule_set_from_dict(read_yaml(path), where=str(path))
+    return rule_set_from_dict(read_yaml(path), where=str(path), is_shipped=True)
 
 
 def load_rule_set(name: str | Path) -> RuleSet:

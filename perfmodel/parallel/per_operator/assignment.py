@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from math import gcd, prod
 from typing import Any
 
-from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.parallel.algebra.sharding import FINE_AXES, Held, Sharding
 from perfmodel.parallel.per_operator.mesh import MeshAxis
-from perfmodel.workload.config import MAX_SIZE
 from perfmodel.workload.graph import Graph, Operator
 
 
@@ -128,71 +127,14 @@ def divides(operator: Operator, network: Graph, dim: str, parts: int) -> bool:
     return gcd(*cut_sizes(operator, network, dim)) % parts == 0
 
 
-def assignment_from_dict(data: object, *, where: str = "assignment") -> Assignment:
-    """The assignment of a file's contents. Raises InputError naming the field."""
-    if not isinstance(data, Mapping):
-        raise InputError(f"{where}: must be a mapping; {_REMEDY}")
-    for key in data:
-        if key not in _KEYS:
-            raise InputError(f"{where}: unknown field {shown(key)}{suggest(one_line(key), _KEYS)}; remove it or correct it")
-    within = f"{where}: axes"
+def assignment_from_dict(data: Mapping[str, Any]) -> Assignment:
+    """The assignment of a plan file, which has its schema (`parallel/schemas.py`)."""
     return Assignment(
-        axes=tuple(
-            MeshAxis(
-                name=_of(axis, "name", str, within),
-                size=_count(axis, "size", within, least=1),
-                tier=_count(axis, "tier", within, least=0),
-            )
-            for axis in _list(data, "axes", where)
-        ),
-        shardings={
-            str(name): {str(dim): _names(cut, f"{where}: shardings.{name}.{dim}") for dim, cut in _map(cuts, "", where).items()}
-            for name, cuts in _map(data, "shardings", where).items()
-        },
+        axes=tuple(MeshAxis(name=axis["name"], size=axis["size"], tier=axis["tier"]) for axis in data["axes"]),
+        shardings={name: {dim: tuple(axes) for dim, axes in cuts.items()} for name, cuts in data["shardings"].items()},
         held={
-            str(name): Held(
-                cuts=tuple(_names(cut, f"{where}: held.{name}.cuts") for cut in _list(held, "cuts", f"{where}: held.{name}")),
-                partial=frozenset(_names(held.get("partial", []), f"{where}: held.{name}.partial")),
-            )
-            for name, held in _map(data.get("held", {}), "", where).items()
+            name: Held(cuts=tuple(tuple(cut) for cut in held["cuts"]), partial=frozenset(held.get("partial", ())))
+            for name, held in data.get("held", {}).items()
         },
-        stages=_names(data.get("stages", []), f"{where}: stages"),
+        stages=tuple(data.get("stages", ())),
     )
-
-
-_KEYS = ("axes", "shardings", "held", "stages")
-_REMEDY = "write it with `perfmodel shard ... --save`"
-
-
-def _map(data: object, key: str, where: str) -> Mapping[Any, Any]:
-    value = data.get(key) if key and isinstance(data, Mapping) else data
-    if not isinstance(value, Mapping):
-        raise InputError(f"{where}: {key or 'entry'}={shown(value)}: must be a mapping; {_REMEDY}")
-    return value
-
-
-def _list(data: object, key: str, where: str) -> list[Any]:
-    value = data.get(key) if isinstance(data, Mapping) else None
-    if not isinstance(value, list):
-        raise InputError(f"{where}: {key}={shown(value)}: must be a list; {_REMEDY}")
-    return value
-
-
-def _of(data: object, key: str, kind: type, where: str) -> Any:
-    value = data.get(key) if isinstance(data, Mapping) else None
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InputError(f"{where}: {key}={shown(value)}: must be a {'whole number' if kind is int else 'text'}; correct it")
-    return value
-
-
-def _count(data: object, key: str, where: str, *, least: int) -> int:
-    value: int = _of(data, key, int, where)
-    if not least <= value <= MAX_SIZE:
-        raise InputError(f"{where}: {key}={shown(value)}: must be {least} to {MAX_SIZE}; correct it")
-    return value
-
-
-def _names(value: object, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise InputError(f"{where}={shown(value)}: must be a list of names; write it as [a, b]")
-    return tuple(value)

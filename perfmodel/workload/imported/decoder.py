@@ -15,7 +15,6 @@ from itertools import pairwise
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, shown
-from perfmodel.foundation.records import record_from_data
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.config_fields import Values, made_of
 from perfmodel.workload.imported.attentions import find_attentions
@@ -46,10 +45,9 @@ def read_graph(data: Mapping[str, Any], *, where: str) -> ImportedGraph:
     plain = _with_unit({name: value for name, value in data.items() if name != "schema_version"}, "buffer_bytes")
     if isinstance(plain["vertices"], list):
         plain["vertices"] = [_with_unit(each, "activation_bytes") for each in plain["vertices"]]
-    from perfmodel.foundation.schemas import check_file, model_of
+    from perfmodel.foundation.schema import checked_record
 
-    check_file(plain, model_of(ImportedGraph), where="", within=where)
-    return record_from_data(ImportedGraph, plain, where=where)
+    return checked_record(ImportedGraph, plain, where=where)
 
 
 def _with_unit(data: Any, name: str) -> Any:

@@ -1,0 +1,251 @@
+"""The schema of a user's file as a pydantic model: its faults as sentences, its JSON Schema, its table of fields.
+
+Imported only when a user's file is read: loading pydantic takes as long as a prediction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from functools import cache
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
+
+from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.foundation.files import listed
+from perfmodel.foundation.records import Record, record_from_data, record_to_data
+from perfmodel.foundation.units import QuantityKind, example_of, parse_quantity, quantity_of
+
+MAX_COUNT = 2**31
+MAX_NUMBER = 1e15
+
+
+class FileModel(BaseModel):
+    """A mapping with exactly these fields: unknown fields, other types and infinite numbers are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+    #: Remedy of a field that is missing.
+    ADD: ClassVar[str] = "add it"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReadBy:
+    """Annotation of a value that a function of ours reads.
+
+    read     takes value and field, raises InputError
+    schema   JSON Schema of the value
+    """
+
+    read: Callable[[Any, str], Any]
+    schema: Mapping[str, Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._validate)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return dict(self.schema)
+
+    def _validate(self, value: Any) -> Any:
+        try:
+            self.read(value, "")
+        except InputError:
+            raise PydanticCustomError("sentence", "refused", {"read": self.read}) from None
+        return value
+
+
+def quantity(kind: str) -> ReadBy:
+    """Annotation of a text that holds a quantity with its unit."""
+    schema = {"type": "string", "quantity": str(kind), "examples": [example_of(kind).split("'")[1]]}
+    return ReadBy(lambda value, field: parse_quantity(value, kind, field=field), schema)
+
+
+class OneOf:
+    """Annotation of a text that is one of these."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        self.values = [str(value) for value in values]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.literal_schema(self.values)
+
+
+#: Default of a field that means nothing when it is left out.
+OMITTED: Any = None
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+Bytes = Annotated[str, quantity(QuantityKind.BYTES)]
+Bandwidth = Annotated[str, quantity(QuantityKind.BANDWIDTH)]
+Time = Annotated[str, quantity(QuantityKind.TIME)]
+
+
+@cache
+def model_of(
+    record: type, *, inline: tuple[str, ...] = (), types: Callable[[str, Any], Any] | None = None, base: type[FileModel] = FileModel
+) -> type[FileModel]:
+    """The model of files that hold a frozen dataclass; its docstring describes the fields, their names give the units.
+
+    inline   fields that are records whose fields stand in the file without a group of their own
+    types    of a field by name and annotation, where a file holds it in another form; None: as usual
+    base     the model that has the remedies
+    """
+    found: dict[str, Any] = {}
+    _add_fields(found, record, inline, types)
+    doc = (record.__doc__ or record.__name__).partition("\n\n")[0]
+    return create_model(record.__name__, __base__=base, __doc__=doc, **found)
+
+
+def _add_fields(found: dict[str, Any], record: type, inline: tuple[str, ...], types: Callable[[str, Any], Any] | None) -> None:
+    hints, about = typing.get_type_hints(record), descriptions(record)
+    for field in dataclasses.fields(record):
+        name, hint = field.name, hints[field.name]
+        if name in inline:
+            _add_fields(found, hint, (), types)
+            continue
+        more: dict[str, Any] = {}
+        if field.default is not dataclasses.MISSING:
+            more["default"] = record_to_data(field.default, name=name)
+        elif field.default_factory is not dataclasses.MISSING:
+            more["default"] = record_to_data(field.default_factory(), name=name)
+        kind = types(name, hint) if types else None
+        found[name] = (_type_of(hint, name) if kind is None else kind, Field(description=about.get(name, ""), **more))
+
+
+def _type_of(hint: Any, name: str) -> Any:
+    """The type of a file's value that becomes `hint` in a field of this name (`records.record_from_data`)."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        item: Any = Text if name == "peaks" else _type_of(arguments[1], name)  # each peak has the unit of its own name
+        return dict[_type_of(arguments[0], ""), item]  # type: ignore[misc]
+    if origin is tuple:
+        item = list[_type_of(arguments[0], name)]  # type: ignore[misc]
+        return item if arguments[-1] is Ellipsis else Annotated[item, Field(min_length=len(arguments), max_length=len(arguments))]
+    if dataclasses.is_dataclass(hint):
+        return model_of(typing.cast(type, hint))
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return Annotated[str, OneOf(hint)]
+    if hint is float:
+        kind = quantity_of(name)
+        return Annotated[str, quantity(kind)] if kind else Number
+    if hint in (str, int, bool):
+        return hint
+    raise TypeError(f"{name}: no file holds {hint}")
+
+
+#: `name, other_name   description`
+_ROW = re.compile(r" *([a-z][a-z0-9_]*(?:, [a-z][a-z0-9_]*)*)  +(\S.*)")
+
+
+def descriptions(record: type) -> dict[str, str]:
+    """The fields of a record as the table in its docstring describes them; a row may name several."""
+    names = {field.name for field in dataclasses.fields(record)}
+    found: dict[str, str] = {}
+    current: list[str] = []
+    for line in (record.__doc__ or "").splitlines():
+        row = _ROW.fullmatch(line)
+        if row and set(row[1].split(", ")) <= names:
+            current = row[1].split(", ")
+            found.update(dict.fromkeys(current, row[2]))
+        elif current and line.startswith("     "):
+            found.update({name: f"{found[name]} {line.strip()}" for name in current})
+        else:
+            current = []
+    return {name: re.sub(" +", " ", text) for name, text in found.items()}
+
+
+def check(model: type[BaseModel], data: Any, *, where: str = "", within: str = "") -> Any:
+    """Return `data` if the model accepts it. Raises InputError that names every fault.
+
+    where    the file; "" where the caller names it
+    within   what its fields belong to
+    """
+    try:
+        model.model_validate(data)
+    except ValidationError as error:
+        faults = sorted(
+            error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden"
+        )  # before the one it should be
+        sentences = list(dict.fromkeys(_sentence(fault, model, within) for fault in faults))
+        raise InputError(f"{where}: {listed(sentences)}" if where else listed(sentences)) from None
+    return data
+
+
+def checked_record(cls: type[Record], data: Any, *, where: str) -> Record:
+    """A frozen dataclass from what a user's file holds. Raises InputError that names every fault; where: what its fields belong to."""
+    return record_from_data(cls, check(model_of(typing.cast(type, cls)), data, within=where), where=where)
+
+
+#: Remedies of required fields whose name alone does not say what they take.
+_WHAT_TO_WRITE = {
+    "source": "say where the numbers are from, such as source: 'data sheet, read 2026-01-15'",
+    "provenance": "write read, recalled, mixed or measured",
+}
+
+#: Rule and remedy of each type of pydantic's errors; braces hold values of its context.
+_RULES = {
+    "string_type": ("must be a text", "write one text"),
+    "string_too_short": ("must not be empty", "write a text"),
+    "int_type": ("must be a whole number", "write a number without quotes or unit"),
+    "float_type": ("must be a number without a unit", "write a number without quotes or unit"),
+    "finite_number": ("must be a finite number", "correct it"),
+    "bool_type": ("must be true or false", "write true or false"),
+    "greater_than_equal": ("must be at least {ge}", "correct it"),
+    "less_than_equal": ("must be at most {le}", "correct it"),
+    "list_type": ("must be a list", "write a list: [a, b], or a line '- a' for each"),
+    "too_short": ("must have at least {min_length} entries, not {actual_length}", "add what is missing"),
+    "too_long": ("must have at most {max_length} entries, not {actual_length}", "take out the others"),
+    "dict_type": ("must be a mapping", "write a line 'name: value' for each entry"),
+    "model_type": ("must be a mapping", "write a line 'name: value' for each entry"),
+}
+
+
+def _sentence(fault: ErrorDetails, model: type[BaseModel], within: str) -> str:
+    """One of pydantic's errors as field, value, rule and remedy."""
+    path, kind, value = fault["loc"], fault["type"], fault["input"]
+    is_key = bool(path) and path[-1] == "[key]"
+    path = path[:-1] if is_key else path
+    steps = ([within] if within else []) + [one_line(step, 60) for step in path]
+    field = ".".join(steps)
+    if kind in ("extra_forbidden", "invalid_key"):
+        of = _type_at(model, path[:-1])
+        return f"{field}: unknown field{suggest(steps[-1], of.model_fields if of else ()) or '; take it out'}"
+    if kind == "missing":
+        of = _type_at(model, path[:-1]) or FileModel
+        return f"{field}: required field is missing; {_WHAT_TO_WRITE.get(steps[-1], of.ADD)}"
+    if kind == "sentence":
+        try:
+            fault["ctx"]["read"](value, field)
+        except InputError as error:
+            return str(error)
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", fault["ctx"]["expected"])
+        near = suggest(value, choices) if isinstance(value, str) else f"; use one of {', '.join(choices)}"
+        if is_key:
+            return f"{field}: unknown name{near}"
+        return str(
+            bad_field(field, shown(value), f"must be one of {', '.join(choices)}", near[2:] if "mean" in near else "use one of these")
+        )
+    rule, remedy = _RULES.get(kind, (fault["msg"], "correct it"))
+    if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
+        remedy = f"write '{shown(value)}' in quotes"
+    return str(bad_field(field or "file", shown(value), rule.format_map(fault.get("ctx", {})), remedy))
+
+
+def _type_at(kind: Any, path: tuple[int | str, ...]) -> Any:
+    """The model that the value at a path must have; None where it has none."""
+    for step in path:
+        while kind is not None and typing.get_origin(kind) in (typing.Union, types.UnionType, Annotated):
+            kind = typing.get_args(kind)[0]
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            kind = kind.model_fields[str(step)].annotation if step in kind.model_fields else None
+        else:
+            kind = (typing.get_args(kind) or (None,))[-1]
+    while typing.get_origin(kind) in (typing.Union, types.UnionType, Annotated):
+        kind = typing.get_args(kind)[0]
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

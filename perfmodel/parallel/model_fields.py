@@ -1,0 +1,58 @@
+"""The model of a plan file: a name, all of its fields, or a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.foundation.files import listed
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.layer_specs import PARTS, part_from_plain
+from perfmodel.workload.network_model import NetworkModel
+
+
+def read_model(value: Any, field: str) -> TransformerConfig | NetworkModel:
+    """A shipped model by its name, or all of its fields, or a network. Raises InputError with everything that is wrong."""
+    if isinstance(value, str):
+        from perfmodel.workload.models import load_model
+
+        return load_model(value)
+    if not isinstance(value, Mapping):
+        raise bad_field(field, shown(value), "must be a model's name or its fields", "see `perfmodel models`")
+    is_network = "network" in value
+    known = ("network", "sizes", "inputs") if is_network else tuple(each.name for each in fields(TransformerConfig))
+    faults = [
+        f"unknown field {shown(name)}{suggest(one_line(name), known)}; remove it or correct it" for name in value if name not in known
+    ]
+    if is_network:
+        name, sizes, inputs = value["network"], value.get("sizes", {}), value.get("inputs", [])
+        if not isinstance(name, str):
+            faults.append(f"network={shown(name)}: must be a text; give one")
+        if not isinstance(sizes, Mapping):
+            faults.append(f"sizes={shown(sizes)}: must be a mapping; write {{name: value}}")
+        if not isinstance(inputs, list) or not all(isinstance(each, str) for each in inputs):
+            faults.append(f"inputs={shown(inputs)}: must be a list of names; write it as [a, b]")
+        _refuse(faults, field)
+        plain = {str(size): tuple(each) if isinstance(each, list) else each for size, each in sizes.items()}
+        return NetworkModel(name=name, sizes=plain, inputs=tuple(inputs))
+    values: dict[str, Any] = dict(value)
+    for name, entry in value.items():
+        if name in PARTS or name == "kinds":
+            try:
+                values[name] = part_from_plain(name, entry)
+            except InputError as error:
+                faults.append(str(error))
+        elif not isinstance(entry, (str, int, float, bool)):
+            faults.append(f"{one_line(name)}={shown(entry)}: must be a single value; correct it")
+    for each in fields(TransformerConfig):
+        if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
+            faults.append(f"{each.name}: is missing; give every field of the model, or its name")
+    _refuse(faults, field)
+    return TransformerConfig(**values)
+
+
+def _refuse(faults: list[str], field: str) -> None:
+    if faults:
+        raise InputError(f"{field}: {listed(faults)}")
