@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_sc
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.files import listed
 from perfmodel.foundation.records import Record, record_from_data, record_to_data
-from perfmodel.foundation.units import QuantityKind, example_of, parse_quantity, quantity_of
+from perfmodel.foundation.units import SI_UNITS, QuantityKind, example_of, parse_quantity, quantity_of
 
 MAX_COUNT = 2**31
 MAX_NUMBER = 1e15
@@ -61,7 +61,7 @@ class ReadBy:
 
 def quantity(kind: str) -> ReadBy:
     """Annotation of a text that holds a quantity with its unit."""
-    schema = {"type": "string", "quantity": str(kind), "examples": [example_of(kind).split("'")[1]]}
+    schema = {"type": "string", "quantity": str(kind), "unit": SI_UNITS[kind], "examples": [example_of(kind).split("'")[1]]}
     return ReadBy(lambda value, field: parse_quantity(value, kind, field=field), schema)
 
 

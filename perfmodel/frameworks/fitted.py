@@ -30,6 +30,7 @@ class FittedTo:
     """Runs that a profile was fitted to; none of a profile that ships.
 
     base            the profile that the fit started from
+    date            of the fit
     num_runs        runs of the fit
     noise           |log(measured / predicted)| of a further run with the best of constants
     left_out_error  mean of |predicted / measured - 1| of each run by the others

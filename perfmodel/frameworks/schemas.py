@@ -9,7 +9,7 @@ from pydantic import Field, create_model
 
 from perfmodel.foundation.errors import bad_field, one_line, shown, suggest
 from perfmodel.foundation.schema import OMITTED, FileModel, OneOf, ReadBy, Text, descriptions, model_of
-from perfmodel.foundation.units import QuantityKind, parse_quantity
+from perfmodel.foundation.units import SI_UNITS, QuantityKind, parse_quantity
 from perfmodel.frameworks.fitted import FittedTo
 from perfmodel.frameworks.options import GRAPH_SCOPES, GROUP_OF, GROUPS, KIND_OF, bounds_of
 from perfmodel.frameworks.runnable import RUNS_CHOICES, Runs
@@ -81,7 +81,12 @@ def _option(name: str) -> Any:
     least, most = bounds_of(name)
     schema: dict[str, Any] = {"type": "number", "minimum": least, "maximum": most}
     if has_unit:
-        schema = {"type": ["string", "number"], "quantity": unit_of(name), "examples": [_EXAMPLES[QuantityKind(unit_of(name))]]}
+        schema = {
+            "type": ["string", "number"],
+            "quantity": unit_of(name),
+            "unit": SI_UNITS[unit_of(name)],
+            "examples": [_EXAMPLES[QuantityKind(unit_of(name))]],
+        }
     return Annotated[Any, ReadBy(partial(_read_option, name, has_unit), schema)]
 
 
@@ -94,9 +99,8 @@ def _read_option(name: str, has_unit: bool, value: Any, field: str) -> None:
 
 def _read_stages(value: Any, field: str) -> None:
     """ZeRO stages as a list, or yes or no for all of them."""
-    if not isinstance(value, bool | list) or (
-        isinstance(value, list) and any(isinstance(each, bool) or each not in ZERO_STAGES for each in value)
-    ):
+    stages = value if isinstance(value, list) else [] if isinstance(value, bool) else [None]
+    if any(isinstance(each, bool) or each not in ZERO_STAGES for each in stages):
         raise bad_field(field, shown(value), f"must be true, false or a list of {', '.join(map(str, ZERO_STAGES))}", "correct it")
 
 

@@ -85,7 +85,10 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 
 def field_rows(kind: str) -> Iterator[dict[str, Any]]:
-    """Field, value, whether it is required, and meaning, of every field of a kind of file; those of a mapping follow it. Raises InputError."""
+    """Field, value, whether it is required, and meaning, of each field of a kind of file; those of a mapping follow it.
+
+    Raises InputError.
+    """
     schema = schema_of(kind)
     yield from _rows(schema, schema.get("$defs", {}), "")
 
