@@ -146,7 +146,11 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
         program=program,
         grid=grid,
         micro=once(program, (*once.microbatch, first.micro_batch), lambda: microbatch_cost(program, machine, grid, micro_batch)),
-        stages=stage_columns([stages_of(program.regions, blocks, plan.layout.pp) for plan, blocks in zip(plans, dealt, strict=True)]),
+        stages=once(
+            program,
+            ("stages", dealt[0], first.layout.pp),
+            lambda: stage_columns([stages_of(program.regions, blocks, plan.layout.pp) for plan, blocks in zip(plans, dealt, strict=True)]),
+        ),
         stage_layers=dealt[0],
         is_scattered=first.rules.scatters_residual if first.assignment is None else is_scattered(program),
         terms=once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))),
@@ -159,13 +163,18 @@ def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, li
     first, tiers = plans[0], estimator.machine.tier_sizes
     if first.assignment is not None:
         return assigned_grid(first.assignment, first.layout.pp, tiers), [estimator.programs.stage_layers(first)]
-    grid = make_grid(
-        {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
-        [first.order],
-        tier_sizes=tiers,
-        num_key_value_heads=first.job.transformer.num_key_value_heads,
-        folding=[plan.folding for plan in plans],
-    )
+
+    def make() -> LayoutGrid:
+        return make_grid(
+            {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
+            [first.order],
+            tier_sizes=tiers,
+            num_key_value_heads=first.job.transformer.num_key_value_heads,
+            folding=[plan.folding for plan in plans],
+        )
+
+    # one plan's layout is placed once, however often its batch or its micro-batch changes
+    grid = estimator.once(estimator.machine, (first.layout, first.order, first.folding), make) if len(plans) == 1 else make()
     return grid, [plan.stage_layers for plan in plans]
 
 

@@ -163,7 +163,8 @@ class MemoryRow:
 def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *, estimator: Estimator) -> MemoryRow:
     """The formulas of a search on numbers instead of columns of one, which is the same arithmetic in less time."""
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
-    terms, stages = terms_as(columns.terms, scalar), columns.stages
+    once, stages = columns.once.estimator.once, columns.stages
+    terms = once(columns.terms, ("scalars",), lambda: terms_as(columns.terms, scalar))
     live = three_live_layers(
         live_table(plan.schedule, columns.stage_layers, plan.layout.pp),
         schedule=plan.schedule,
@@ -173,7 +174,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
     )
     num_replicas = scalar(replicas(columns.grid))
     of = Holding(
-        activations=activations_as(activations, scalar),
+        activations=once(activations, ("scalars",), lambda: activations_as(activations, scalar)),
         terms=terms,
         stages=stages,
         static=static_memory(terms, stages, sizes, num_replicas=num_replicas),
@@ -185,7 +186,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         profile=profile,
         sizes=sizes,
         factor=reserve_factor(profile, machine),
-        outside=scalar(outside_bytes(profile, machine, columns.grid)),
+        outside=once(columns.grid, ("outside",), lambda: scalar(outside_bytes(profile, machine, columns.grid))),
     )
     pipelining = Pipelining(
         schedule=plan.schedule,
@@ -259,7 +260,8 @@ def adding_up(parts: Mapping[str, float], total: float) -> dict[str, float]:
 
 
 def scalar(value: Column) -> float:
-    return float(np.asarray(value).reshape(-1)[0])
+    """The value of a column of one plan."""
+    return float(value) if isinstance(value, float) else float(np.asarray(value).reshape(-1)[0])
 
 
 def memory_by_class(rank: RankHolding, kept: Kept) -> tuple[str, dict[str, float]]:
