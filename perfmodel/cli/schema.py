@@ -27,7 +27,13 @@ def schema(
 
     def blocks() -> Iterator[Block]:
         headers = ("field", "value", "required", "meaning")
-        cells = tuple((row["field"], row["value"], "yes" if row["required"] else "", row["meaning"]) for row in rows)
+        cells = tuple((_indented(row["field"]), row["value"], "yes" if row["required"] else "", row["meaning"]) for row in rows)
         yield Table(title=f"Fields of a {kind} file", headers=headers, rows=cells, fold=("value", "meaning"))
 
     show(Document(content=lambda: schema_of(kind), blocks=blocks, rows=lambda: rows), output)
+
+
+def _indented(path: str) -> str:
+    """A field below the mapping that it is in."""
+    above, _, name = path.replace(".*", "").rpartition(".")
+    return "  " * (above.count(".") + bool(above)) + name

@@ -115,7 +115,8 @@ def value_words(field: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     if "quantity" in field:
         return f"{field['quantity'].replace('_', ' ')}, such as {field['examples'][0]}"
     if field.get("type") == "array":
-        return f"list of {value_words(field['items'], known)}"
+        items = value_words(field["items"], known)
+        return f"list of {items}{'s' * (items in ('text', 'whole number', 'number', 'mapping'))}"
     if field.get("type") == "object" and isinstance(field.get("additionalProperties"), dict):
         return f"{value_words(field['additionalProperties'], known)}, by name"
     if "anyOf" in field:
