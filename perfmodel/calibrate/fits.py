@@ -46,7 +46,7 @@ _Table = TypeVar("_Table", bound=Any)
 
 
 def chosen_rows(table: _Table, chosen: Any) -> _Table:
-    """Of a table whose fields are columns of one length, the rows that `chosen` indexes."""
+    """The rows of a table that `chosen` indexes; its fields are columns of one length."""
     return replace(table, **{column.name: getattr(table, column.name)[chosen] for column in fields(table)})
 
 
@@ -96,7 +96,7 @@ class CollectiveTable:
 
     @property
     def link_scales(self) -> Array:
-        """Of every row."""
+        """The link scale of every row."""
         return np.broadcast_to(self.link_scale, self.time.shape)
 
 

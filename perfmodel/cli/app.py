@@ -97,7 +97,7 @@ def command_of(verb: str) -> Any:
 
 
 def _plainly(parameter: Any) -> Callable[[Any, Any], Any]:
-    """What an option does with its value: a text is itself, digits are a whole number, and of one that nobody gave there is none to check.
+    """The function that converts an option's value: text stays text, digits become a whole number, a missing value is not checked.
 
     Anything else, what is wrong included, typer checks: with all of pydantic, whose import takes as long as a prediction.
     """
@@ -279,7 +279,7 @@ _ELSEWHERE = {
 
 
 def _meant(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
-    """Of an unknown flag that other tools have: what it is called here. Of one that a plan's file says: how to get such a file."""
+    """Remedy for an unknown flag: its name here if another tool has it, or how to write a plan file that holds it."""
     asked = getattr(error, "option_name", "")
     known = {name for parameter in parameters for name in parameter.opts}
     meant = [name for name in _ELSEWHERE.get(asked, ()) if name in known]

@@ -163,7 +163,7 @@ def _blocks(result: Audit, own: Prediction, num_differences: int, tolerance: flo
 
 
 def _profile_line(result: Audit, own: Prediction) -> str:
-    """What is counted runs as the executor does, whatever framework the plan is for."""
+    """The profile of the audited program, which runs as the executor does, whatever framework the plan is for."""
     from perfmodel.foundation.units import format_bytes
 
     if own.plan.profile == result.profile:

@@ -48,7 +48,7 @@ def engines(
 
 
 def supported(engine: Engine) -> dict[str, Any]:
-    """What an engine runs in addition to tensor and pipeline parallelism, which all do."""
+    """Features of an engine in addition to tensor and pipeline parallelism, which all engines have."""
     from perfmodel.planner.serving.launch import can_launch
 
     return {

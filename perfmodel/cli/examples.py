@@ -1,4 +1,4 @@
-"""What the help of each verb ends with: two command lines, and the words that need a sentence."""
+"""Last part of the help of each verb: two command lines, and terms that need an explanation."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _file = partial(word, kind=Path)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Files:
-    """What a verb writes beside what it prints."""
+    """Files that a verb writes in addition to its output."""
 
     csv: Path | None = _file("Also write one line for each prediction; - for standard output alone", metavar="FILE.csv")
     plot: Path | None = _file("Also draw a figure (PNG, SVG or PDF)", metavar="FILE.png")
@@ -68,7 +68,7 @@ class Files:
             write_atomically(self.csv, csv_of(document))
 
     def written(self, output: Output, **others: Path | None) -> Iterator[Block]:
-        """What was written and where, for people."""
+        """Lines that name each written file."""
         paths = {"figure": self.plot, "table": self.csv, "plan": self.save, **others}
         for what, path in paths.items():
             if path is not None and output.is_text:

@@ -195,7 +195,7 @@ def _is_unicode(encoding: str | None) -> bool:
 
 
 def printable(text: str) -> str:
-    """What a file holds, without what would steer a terminal."""
+    """The text without characters that control a terminal."""
     return text if text.isprintable() else "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 

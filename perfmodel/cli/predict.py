@@ -186,7 +186,7 @@ def _one_blocks(
 
 
 def _changes_lines(changes: Sequence[Change]) -> list[str]:
-    """What the flags changed in the plan's file, and what had to follow."""
+    """Values that flags changed in the plan's file, and values that changed with them."""
 
     def named(follows: bool) -> str:
         return ", ".join(f"{each.knob} {_text(each.after)} (the file: {_text(each.before)})" for each in changes if each.follows is follows)

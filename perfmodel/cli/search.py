@@ -183,7 +183,7 @@ def _search_once(
 
 
 def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> dict[str, Path]:
-    """What was written and where; nothing where no plan fits."""
+    """Write the best plan and the figure; returns the written files. Nothing is written if no plan fits."""
     with_plans = [result for _, result in found if result.plans]
     written: dict[str, Path] = {}
     if save is not None and with_plans:
@@ -251,7 +251,7 @@ def _blocks(
 
 
 def setting_words(setting: Setting) -> dict[str, str]:
-    """What distinguishes one search of a table from another."""
+    """Values that distinguish one search of a table from another, as text."""
     return {name: f"{value:,} {_COUNTED[name]}" if name in _COUNTED else value for name, value in setting.described().items()}
 
 

@@ -25,7 +25,7 @@ EXIT_NOTHING_FITS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class WantedWords:
-    """What is wanted of a service: limits, and what a search makes best."""
+    """Limits of a service, and the objective of a search."""
 
     ttft: str = word("Limit of the time to the first token, such as 500ms", metavar="TIME", default="")
     tpot: str = word("Limit of the time of each token, such as 30ms", metavar="TIME", default="")
@@ -324,7 +324,7 @@ def _search(asked: ServingRequest, wanted: WantedWords, *, p99: bool, disaggrega
 
 
 def _how(wanted: WantedWords, *, p99: bool, disaggregated: bool) -> dict[str, Any]:
-    """What a search is asked for beside its request."""
+    """Arguments of a search in addition to its request."""
     return {
         "limits": wanted.limits(),
         "p99": p99,

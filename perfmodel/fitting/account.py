@@ -85,7 +85,7 @@ def _with_plans(files: Sequence[RunFile], plans: Sequence[Plan]) -> Sequence[Run
 
 
 def _notes(files: Sequence[RunFile], rows: Sequence[Row], timed: Sequence[Row], runs: Sequence[OwnRun], fit: OwnFit) -> Iterator[str]:
-    """What a person should know of how the runs were read."""
+    """Notes on how the runs were read."""
     unread = list(dict.fromkeys(column for each in files for column in each.unread))
     if unread:
         yield f"not read, for they mean nothing here: {', '.join(unread[:12])}{' ...' if len(unread) > 12 else ''}"

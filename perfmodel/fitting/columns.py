@@ -1,4 +1,4 @@
-"""What a file of measured runs may say of one, under which names, and how each value is written.
+"""Columns of files of measured runs: names, aliases and forms of values.
 
 A name is compared in lower case, with `_` for every other sign. Names that mean nothing here are passed over and told.
 """
@@ -71,7 +71,7 @@ MEASURED = ("step_time", "step_time_ms", "step_times", "tokens_per_s", "tokens_p
 
 
 def name_of(column: str) -> str:
-    """What a column is called here; empty for one that means nothing."""
+    """Standard name of a column; empty for an unknown one."""
     plain = _plain(column)
     if plain in _NAMES:
         return _NAMES[plain]

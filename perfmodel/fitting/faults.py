@@ -56,7 +56,7 @@ def check_times(runs: Sequence[OwnRun], log_errors: Array) -> None:
 
 
 def _of_chips(run: OwnRun) -> tuple[tuple[float, str, str], ...]:
-    """Of rates: tokens of all chips taken for those of one, and the other way round."""
+    """Faults of rates: tokens of all chips taken for those of one, and the reverse."""
     chips = float(run.planned.plan.num_chips)
     if chips < _FAR:
         return ()

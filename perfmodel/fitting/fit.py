@@ -89,13 +89,13 @@ class LogTimes:
         return {constant.name: constant.prior for constant in self.constants}
 
     def at(self, values: Mapping[str, float], chosen: Sequence[int] | None = None) -> Array:
-        """Of all runs, or of some."""
+        """log(predicted time) of all runs, or of some."""
         chosen = range(len(self.runs)) if chosen is None else chosen
         below, above, share = self._between(values, chosen)
         return np.log(np.maximum(below + (above - below) * share, below * 0.1))
 
     def slopes(self, values: Mapping[str, float], chosen: Sequence[int] | None = None, wanted: Mask | None = None) -> Array:
-        """Of each run in each constant, a spread of its prior: difference quotients, at the nearer traffic  [runs, constants].
+        """Derivative of each run's log(predicted time) by each constant, per standard deviation of its prior  [runs, constants].
 
         wanted   constants; 0 for the others
         """
@@ -147,7 +147,7 @@ def moved_constant(constant: Constant, value: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Posterior:
-    """What is known of constants after a fit, to first order about it.
+    """Posterior of the constants after a fit, to first order.
 
     slopes      of each run's log(predicted time) in each constant, a spread of its prior  [runs, constants]
     weights     of each run: 1, less for one that lies far off
@@ -159,13 +159,13 @@ class Posterior:
     covariance: Array
 
     def variance(self, slopes: Array) -> Array:
-        """Of log(predicted time) of plans with these slopes, which the constants leave open  [plans]."""
+        """Variance of log(predicted time) of plans with these slopes, from the constants  [plans]."""
         return np.asarray(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnFit:
-    """What runs say of a profile.
+    """Result of a fit of a profile to runs.
 
     values      of the habits, by name          noise  |log(predicted / measured)| of a further run with these habits
     before      log(predicted / measured) of each run with the base profile       after  the same as fitted
@@ -301,6 +301,6 @@ def _left_out(errors: Array, known: Posterior, noise: float) -> Array:
 
 
 def _scatter(left_out: Array, known: Posterior) -> float:
-    """Of a further run: the expectation, and what the runs by the fits without them scatter beyond what the habits leave open."""
+    """Scatter of a further run: its prior, and the scatter of left-out runs beyond the variance of the constants."""
     beyond = np.maximum(left_out**2 * known.weights - known.variance(known.slopes), 0.0)
     return math.sqrt((_SCATTER_RUNS * SCATTER**2 + float(beyond.sum())) / (_SCATTER_RUNS + len(left_out)))

@@ -127,7 +127,7 @@ def row_of_log(lines: Iterable[bytes], name: str) -> tuple[Row, str] | None:
 
 @dataclass(slots=True, kw_only=True)
 class _Steps:
-    """Of one format. steps: by number what each rank printed, in `unit`; batch: sequences of a step as last said, 0: nowhere."""
+    """Steps of a log of one format. steps: values of each rank by step, in `unit`; batch: last stated sequences of a step, 0: none."""
 
     unit: str
     batch: int = 0
@@ -152,7 +152,7 @@ def _steps(lines: Iterable[bytes], name: str) -> dict[str, _Steps]:
 
 
 def _lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
-    """Those that may print a step, as a terminal shows them: a progress bar writes over itself."""
+    """Lines that may print a step, as a terminal shows them: a progress bar writes over itself."""
     for number, line in enumerate(lines):
         if number == _MOST_LINES:
             raise InputError(f"{name}: has more than {_MOST_LINES:,} lines; give those of the first few hundred steps")

@@ -84,7 +84,7 @@ def _run(row: Row, profile: str, calibration: str) -> OwnRun:
 
 
 def _stated(framework: str) -> dict[str, Any]:
-    """What a framework's name says of its setup, where it is that of a profile: `torchtitan+compile`."""
+    """Settings in a framework's name, if it is the name of a profile: `torchtitan+compile`."""
     return dict(FrameworkRef.parse(framework).settings) if framework_named(framework) in list_profiles() else {}
 
 
@@ -232,7 +232,7 @@ def _cluster_as_of(place: str, chips: int, stamp: tuple[int, ...]) -> Cluster:
 
 
 def _stamp(name: str) -> tuple[int, ...]:
-    """What changes when the file of this name is edited; nothing of what is no file."""
+    """Cache key of a file, which changes when it is edited; empty if there is no such file."""
     try:
         found = Path(name).stat()
     except (OSError, ValueError):
@@ -307,7 +307,7 @@ def _flash(row: Row) -> bool | None:
 
 
 def _check_logged(row: Row, plan: Plan) -> None:
-    """What a log or a trace says of its run must be what the plan beside it says."""
+    """Raise InputError if a log or a trace contradicts its plan."""
     for name, own, value in (("logged_batch", "global_batch", plan.job.global_batch), ("logged_chips", "chips", plan.num_chips)):
         said = row.values.get(name)
         if said is not None and said != value:

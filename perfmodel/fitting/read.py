@@ -37,7 +37,7 @@ _MOST_RUNS, _MOST_LINES = 10_000, 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
-    """What a file holds.
+    """Contents of a file of runs.
 
     unread      columns that mean nothing here
     needs_plan  it gives times only, as logs and traces do
@@ -157,7 +157,7 @@ def rows_of(values: Mapping[str, Any], place: str) -> RunFile:
 
 
 def _bare(row: Row, told: str) -> RunFile:
-    """Of a file that gives times only."""
+    """Contents of a file that gives times only."""
     return RunFile(rows=(row,), needs_plan=True, notes=(told,))
 
 

@@ -1,4 +1,4 @@
-"""What a fit to one's own runs found, in words and numbers: constants, runs, errors, and the run that would tell most."""
+"""Result of a fit to the user's runs: constants, runs, errors, and the most informative next run."""
 
 from __future__ import annotations
 

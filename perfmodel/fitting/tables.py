@@ -1,4 +1,4 @@
-"""What `perfmodel fit` prints."""
+"""Tables of `perfmodel fit`."""
 
 from __future__ import annotations
 

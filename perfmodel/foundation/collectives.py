@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class CollectiveKind(StrEnum):
-    """What a group of ranks does together; the order gives each kind its integer code (`hardware.calibration.COLLECTIVE_CODE`)."""
+    """Kinds of collectives; the order gives each its integer code (`hardware.calibration.COLLECTIVE_CODE`)."""
 
     ALL_REDUCE = "all_reduce"
     REDUCE_SCATTER = "reduce_scatter"

@@ -35,5 +35,5 @@ class DisjointSets(Generic[Item]):
         return item in self._above
 
     def representatives(self) -> dict[Item, Item]:
-        """Of every item."""
+        """The representative of every item."""
         return {item: self.find(item) for item in self._above}

@@ -1,4 +1,4 @@
-"""What perfmodel raises: one sentence that names the field, the value, the rule and the way out."""
+"""Exceptions of perfmodel: one sentence that names field, value, rule and remedy."""
 
 import re
 from collections.abc import Iterable
@@ -167,7 +167,7 @@ def _fewer_faults(sentence: str, longest: int) -> str:
 
 
 def one_line(value: object, width: int = 80) -> str:
-    """What somebody wrote, fit for a message: white space collapsed, no control characters, cut at `width`."""
+    """The value as a message can quote it: white space collapsed, no control characters, cut at `width`."""
     text = "".join(char if char.isprintable() else " " for char in plain_text(value)[: 4 * width])
     text = " ".join(text.split())
     return text if len(text) <= width else text[: width - 3] + "..."

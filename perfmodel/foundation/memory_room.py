@@ -66,7 +66,7 @@ class MemoryDoubt:
         return 1.0 / (1.0 + math.exp(-distance)) if distance > -_FARTHEST else 0.0
 
     def ratio_at(self, probability: float) -> float:
-        """What needed / predicted does not exceed with that probability."""
+        """Quantile of needed / predicted memory."""
         return math.exp(self.centre + self.scale * math.log(probability / (1.0 - probability)))
 
 
@@ -76,7 +76,7 @@ _FARTHEST = 700.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankNeed:
-    """What a pipeline rank needs, as numbers or as columns. [byte]
+    """Memory that a pipeline rank needs, as numbers or columns. [byte]
 
     sure      of that what stays all through a step: to the byte
     outside   of what is not sure: what does not grow with the layers
@@ -91,7 +91,7 @@ class RankNeed:
     beside: Column = 0.0
 
     def room(self, usable: float, ratio: float) -> Any:
-        """What may be predicted of it so that it fits though all that is not sure is `ratio` times that. [byte]"""
+        """Largest prediction that still fits if the uncertain part is `ratio` times as large. [byte]"""
         return self.sure + (self._usable(usable) - self.sure) / ratio
 
     def log_room(self, usable: float) -> float:
@@ -102,7 +102,7 @@ class RankNeed:
         return math.log(left / (self.total - self.sure)) if self.total > self.sure else math.inf
 
     def at_least(self, ratio: float) -> float:
-        """What it needs if all that is not sure is `ratio` times what was predicted. [byte]"""
+        """Memory needed if the uncertain part is `ratio` times as large as predicted. [byte]"""
         return float(self.sure + (self.total - self.sure) * ratio)
 
     def at_most(self, ratio: float) -> float:
@@ -129,11 +129,11 @@ class MemoryRule:
     risk: float
 
     def room(self, usable: float) -> float:
-        """What a plan that fits may be predicted to need, whatever of that is sure. [byte]"""
+        """Largest prediction of a plan that fits, certain and uncertain parts together. [byte]"""
         return usable * (1.0 - self.headroom)
 
     def ratio(self, doubt: MemoryDoubt) -> float | None:
-        """What is not sure of a plan that fits may be so many times what is predicted; None: any number of times."""
+        """Factor by which the uncertain part of a plan that fits may exceed its prediction; None: any factor."""
         return doubt.ratio_at(1.0 - self.risk) if self.risk < 1.0 else None
 
     def verdict(self, ranks: Sequence[RankNeed], usable: float, doubt: MemoryDoubt) -> Verdict:

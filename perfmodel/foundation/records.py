@@ -44,7 +44,7 @@ def record_to_data(value: Any, *, name: str = "") -> Any:
 
 
 def _item_name(name: str, key: str) -> str:
-    """What an entry of a mapping is measured as: as the mapping's name says (`host_times`), but `peaks` by its keys."""
+    """Name that decides the unit of a mapping's entry: the mapping's (`host_times`), but for `peaks` the key."""
     return key if name == "peaks" else name
 
 

@@ -12,7 +12,7 @@ from perfmodel.foundation.errors import InputError, bad_field, shown, suggest
 
 
 class QuantityKind(StrEnum):
-    """What a number measures; it decides which units are allowed."""
+    """Kinds of quantities; each allows its own units."""
 
     TIME = "time"
     BYTES = "bytes"

@@ -30,7 +30,7 @@ _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Word:
-    """What is known of a word beside its name.
+    """Description of an option (a word) of a verb.
 
     help, otherwise   what it means, and what holds where it is left out
     metavar           what stands for its value in help
@@ -77,7 +77,7 @@ class Word:
         return self.is_searched and self.kind is not bool
 
     def values(self, given: Any, name: str) -> list[Any]:
-        """What was given, one value or several, not yet read."""
+        """The given values, one or several, before they are read."""
         from perfmodel.foundation.values import several, several_numbers
 
         if self.split is not None:
@@ -85,7 +85,7 @@ class Word:
         return several_numbers(given, name) if self.kind is int else several(given)
 
     def value(self, given: Any, name: str) -> Any:
-        """What was given, read; InputError where it cannot be."""
+        """The given value after reading. Raises InputError."""
         if self.read is not None:
             return self.read(given, name)
         whole, yes_or_no, text_of = _readers()

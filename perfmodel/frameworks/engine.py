@@ -1,4 +1,4 @@
-"""What a serving engine does with a plan: a profile as data, `strategies/engines/*.yaml`, each number with version and source."""
+"""Serving engines as data (`strategies/engines/*.yaml`): memory, scheduling, kernels and host, each with version and source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GENERIC_ENGINE = "generic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineVersions:
-    """What some versions of an engine do otherwise.
+    """Options that differ in some versions of an engine.
 
     since          the first of these versions
     before         the first version after them
@@ -328,7 +328,7 @@ def _data_of_base(name: object, where: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def fitted_numbers() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """What published runs say of shipped engines: engine -> number -> its value, range and what it was heard from.
+    """Numbers of shipped engines fitted to published runs: engine -> number -> value, range and runs.
 
     Written by `python -m lab.serving.engines`.
     """

@@ -41,7 +41,7 @@ class EngineFormat:
 
 
 def format_on(formats: Sequence[EngineFormat], chip: Chip, quantization: Quantization) -> Quantization | None:
-    """What an engine with these formats runs a checkpoint as; None where it does not. Without formats the chip's units decide."""
+    """The format in which an engine runs a checkpoint; None where it cannot. Without formats the chip's units decide."""
     if not formats or quantization.name in PLAIN_FORMATS:
         return quantization if has_units(quantization, chip.peak_flop_rate) else None
     found = next((each for each in formats if each.format == quantization.name and each.is_for(chip)), None)

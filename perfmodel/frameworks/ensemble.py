@@ -1,4 +1,4 @@
-"""What a framework may be that is not known for sure: profiles with weights, over which a step's time is expected.
+"""Framework ensembles: weighted profiles that an unknown framework may be, over which a step time is averaged.
 
 A plan that needs what some frameworks have and others lack is a bet: at the mean of their habits it may be the fastest, and on average over
 them it is not. So of an unknown framework plans are chosen by their mean time over the known families, each weighing one; of a profile that
@@ -55,8 +55,8 @@ class Likely:
 
 
 def likely_profiles(profile: ExecutionProfile) -> tuple[Likely, ...]:
-    """Of an unknown framework the known ones, with the settings that are stated; of a fitted profile what lies a standard deviation about
-    it; none of a framework that is named."""
+    """Profiles over which a step time is averaged: the known frameworks for an unknown one, with the stated settings; points one standard
+    deviation around a fitted profile; none for a named framework."""
     if profile.fitted.num_runs:
         return tuple(_about(profile))
     return tuple(_known(profile)) if framework_named(profile.name) == GENERIC else ()

@@ -79,7 +79,7 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
 
 
 def _who_can(families: Iterable[Sequence[ExecutionProfile]], name: str) -> list[Sequence[ExecutionProfile]]:
-    """Of each family those that can run what the field concerns; all of all where nobody can."""
+    """The profiles of each family that can run what the field concerns; all profiles if none can."""
     every = list(families)
     able = [[profile for profile in profiles if can_have(profile, name)] for profiles in every]
     return [profiles for profiles in able if profiles] or every
@@ -117,8 +117,10 @@ def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
 
 
 def _told(profile: ExecutionProfile, name: str) -> float | None:
-    """What a profile says of it; no time at all (C without a host that anybody waits for) says nothing of how long others take. Of the
-    ZeRO stages that it runs, all of a reduction shows in those that wait for the end of backward."""
+    """The value of a field in a profile; None if it is not informative: a host time of zero says nothing about others.
+
+    In ZeRO stages that wait for the end of backward the whole reduction is exposed.
+    """
     value = float(profile.option(name))
     if name == "exposed_gradient_fraction":
         stages = profile.runs.zero

@@ -39,7 +39,7 @@ def _mean_layer(model: TransformerConfig) -> int:
 
 
 def crowding(model: TransformerConfig, num_stages: int, held: Sequence[float]) -> tuple[float, ...]:
-    """Of each rank told apart the layers that it would hold by cost over those that it holds, 1 at least.
+    """Ratio of the layers that each distinct rank would hold if layers were placed by cost to those that it holds, at least 1.
 
     held   layers of each of the ranks that are told apart
     """

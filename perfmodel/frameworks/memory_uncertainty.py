@@ -1,4 +1,4 @@
-"""How far the memory that a job needs lies from its prediction, by whether its framework is known.
+"""Distribution of needed over predicted memory, for known and unknown frameworks.
 
 Only two numbers of each kind ship (`strategies/memory_doubts.yaml`, written by `python -m lab.residuals`).
 """
@@ -19,7 +19,7 @@ KNOWN, UNKNOWN = "known", "unknown"
 
 
 def memory_doubt(profile: ExecutionProfile) -> MemoryDoubt:
-    """Of a framework. Runs of one's own give times, which say nothing of memory: a fitted profile is doubted as what it started from."""
+    """Memory uncertainty of a framework. A profile fitted to step times has that of the profile it started from."""
     name = framework_named(profile.fitted.base or profile.name)
     return load_memory_doubts()[UNKNOWN if name == GENERIC else KNOWN]
 

@@ -23,7 +23,7 @@ CONTEXT_CHUNKS = HEAD_TAIL, CONTIGUOUS = ("head_tail", "contiguous")
 
 
 def bounds_of(key: str) -> tuple[float, float]:
-    """What a number of a profile may be: shares lie in 0..1, the rest where no time or size leaves what can be counted."""
+    """Bounds of a number of a profile: 0 to 1 for shares, wide limits for times and sizes."""
     if key in _SHARES:
         return 0.0, 1.0
     if "rate_fraction" in key:
@@ -122,7 +122,7 @@ class KernelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationOptions:
-    """What a forward pass keeps for backward.
+    """Tensors that the forward pass saves for backward.
 
     saved_input_layout        where a redistributed input of a matmul or of attention is saved: consumer (gathered) or producer (gathered
                               again)
@@ -204,7 +204,7 @@ class StateOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorOptions:
-    """What is reserved beyond the tensors that a step needs.
+    """Memory that is reserved in addition to the tensors of a step.
 
     waiting_gradient_fraction  gradients as produced wait for the end of their microbatch before they are added: the share of them that the
                                allocator holds beside the peak

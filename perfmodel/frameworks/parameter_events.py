@@ -1,4 +1,4 @@
-"""What a framework does with each parameter in a step, by its options (`parallel/algebra/parameters.py` has the possible events)."""
+"""Parameter events of a framework in a step, by its options (`parallel/algebra/parameters.py` has the possible events)."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ GENERIC = "generic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionProfile(Grouped):
-    """What a framework does with a plan: options in groups. Nothing in the cost model asks for the name.
+    """Options of a training framework in groups. Nothing in the cost model depends on the name.
 
     release   of the framework, whose recipes set more for models with experts; "": not stated
     family    frameworks of one family share code, and weigh as one among frameworks (`frameworks/generic.py`); "": none
@@ -77,7 +77,7 @@ class ExecutionProfile(Grouped):
 
     @property
     def compiled(self) -> tuple[Any, ...]:
-        """What compiled programs and memory depend on: profiles that agree in it share their programs."""
+        """Cache key of compiled programs: profiles with the same key share their programs."""
         return self.kernels, self.activations, self.state, self.allocator, self.communication, self.stages, self.release
 
     def not_runnable_reason(self, plan: Plan) -> str:
@@ -92,12 +92,12 @@ class ExecutionProfile(Grouped):
         return self.kernels.pads_expert_rows and not is_exchanged and not self.kernels.fuses_experts
 
     def exposed_share(self, zero: int) -> float:
-        """Of a gradient reduction once a step what could hide and does not: of whole gradients at ZeRO stage 0, of scattered ones above.
-        Those of stage 3 leave with their unit of parameters, wherever it lies in backward."""
+        """Exposed share of a gradient reduction that runs once a step: of whole gradients at ZeRO stage 0, of scattered gradients above.
+        Gradients of stage 3 are reduced with their parameter unit, wherever it lies in backward."""
         return 0.0 if zero == ZeroStage.PARAMETERS else min(self.timing.exposed_gradient_fraction + self.late_share(zero), 1.0)
 
     def late_share(self, zero: int) -> float:
-        """Of scattered gradients that could hide what waits for the end of backward."""
+        """Share of scattered gradients whose reduction waits for the end of backward."""
         return self.timing.exposed_scatter_fraction if zero in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS) else 0.0
 
     @property

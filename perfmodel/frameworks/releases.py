@@ -1,4 +1,4 @@
-"""What a framework's own recipes set for models with experts, by release: `strategies/releases/FRAMEWORK.yaml`.
+"""Recipes of framework releases for mixture-of-experts models: `strategies/releases/FRAMEWORK.yaml`.
 
 A release turns features on and off (dispatcher, CUDA graphs, overlap, fused kernels), so runs of one plan differ by up to 1.6 times.
 """
@@ -146,7 +146,7 @@ def at_release(profile: ExecutionProfile, job: TrainingJob, chip: str) -> Execut
 
 
 def unlike_recipe(profile: ExecutionProfile, plan: Plan, chip: str) -> str:
-    """What the plan has otherwise than the recipe of its profile's release; empty where nothing is."""
+    """Differences between the plan and the recipe of its profile's release; empty if there are none."""
     found = _stated_recipe(profile, plan.job, chip)
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a framework makes of a sharded graph: a rewrite of operators that describe themselves, by the habits of its profile.
+"""Rewrites of a sharded graph by the options of a framework: fused operators, casts, saved tensors.
 
 The kinds of `workload/kinds/` say what an operator does as a kernel of its own. A framework adds biases inside the product before them,
 runs chains of elementwise operators as one kernel, keeps a softmax in float32, writes the loss's gradient over the logits. Each such habit
@@ -71,7 +71,7 @@ def all_fused(graph: Graph, profile: ExecutionProfile) -> Fusions:
 
 
 def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
-    """What it makes of each operator by itself, by name."""
+    """Rewritten operators by name, each on its own."""
     operators = {op.name: _OF_KIND[op.kind](op, graph, profile) if op.kind in _OF_KIND else op for op in graph.operators}
     if profile.kernels.fused_cross_entropy:
         operators |= _gradient_in_logits(graph, operators)
@@ -96,7 +96,7 @@ def _has_tiles(profile: ExecutionProfile) -> bool:
 
 
 def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Operator], epilogues: set[str], internal: set[str]) -> Graph:
-    """What it makes of neighbours.
+    """The graph with neighbouring operators fused.
 
     epilogues   biases that the product before them adds; internal: tensors between operators of one kernel, if there are such kernels
     """

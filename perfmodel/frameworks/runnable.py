@@ -1,4 +1,4 @@
-"""What a framework can run, as data of its profile: a plan beyond it is predicted all the same, and marked with the reason."""
+"""Plans that a framework can run, as data of its profile. Other plans are predicted too, and marked with the reason."""
 
 from __future__ import annotations
 

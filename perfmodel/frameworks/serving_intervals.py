@@ -1,4 +1,4 @@
-"""How far published runs of serving were from their predictions: what an interval of each metric is made from.
+"""Prediction intervals of serving metrics, from the errors of published runs.
 
 Factors are quantiles of measured / predicted of runs whose model no fit saw, by whether the engine is one that somebody fitted, whether
 the chip has kernels of its own measured, and whether the model has experts (`strategies/serving_residuals.yaml`, written by
@@ -21,7 +21,7 @@ METRICS = ("ttft", "tpot", "request_latency", "tokens_per_second")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingFooting:
-    """What a prediction of serving stands on."""
+    """Basis of a serving prediction: the calibration and fit that it uses."""
 
     engine_known: bool
     chip_measured: bool

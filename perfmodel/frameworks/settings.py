@@ -1,4 +1,4 @@
-"""What a run states of how it was set up, and what that changes about its framework's habits.
+"""Settings of a run, and the options of its framework that each of them changes.
 
 A setting that is read is worth more than a framework's name. How people state them: `parallel/framework_ref.py`.
 """
@@ -201,7 +201,7 @@ def _loss_traffic(profile: ExecutionProfile, value: object) -> ExecutionProfile:
 
 
 def _loss_memory(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """Of which the saved float32 log-probabilities and the 16-bit logits are counted with the activations."""
+    """Peak memory of the loss. Saved float32 log-probabilities and 16-bit logits count as activations."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return profile
     return profile.having(fused_cross_entropy=False, loss_peak_bytes=max(float(value) - _COUNTED_LOGIT_BYTES, 0.0))

@@ -1,4 +1,4 @@
-"""What ships of a framework: `strategies/frameworks/NAME/habits.yaml` and, beside it, `fitted.yaml`.
+"""Shipped files of a framework: `strategies/frameworks/NAME/habits.yaml` and `fitted.yaml` in the same folder.
 
 habits.yaml   what its source code does, in groups by kind, each with its source; `base:` takes over another framework's habits
 fitted.yaml   what its runs say: written by `python -m lab.fitted` and by nothing else; no other framework inherits it
@@ -193,12 +193,12 @@ def flattened(data: Mapping[str, Any], *, where: str) -> dict[str, Any]:
 
 
 def unit_of(constant: str) -> str:
-    """Of a profile's number that a file holds as a text: bytes or a time."""
+    """Kind of quantity of a profile's number that a file holds as text: bytes or time."""
     return "bytes" if constant.endswith("bytes") else "time"
 
 
 def fitted_numbers(name: str) -> dict[str, FittedNumber]:
-    """What the runs of that framework say, by constant; empty where none are known."""
+    """Constants fitted to the framework's runs, by name; empty if no runs are known."""
     from perfmodel.foundation.units import parse_quantity
 
     def number(constant: str, value: Any) -> float:

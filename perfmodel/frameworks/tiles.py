@@ -32,7 +32,7 @@ class Tiled:
 
 
 def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionProfile) -> Tiled:
-    """What of the operators runs piece by piece under this profile."""
+    """Operators that this profile runs in tiles."""
     found, shares = dict[str, Operator](), dict[str, float]()
     if profile.kernels.loss_form not in (WHOLE_LOSS, UPCAST_LOSS):
         for op in graph.operators:
@@ -54,7 +54,7 @@ def logit_share(graph: Graph, profile: ExecutionProfile) -> float:
 
 
 def _loss_share(graph: Graph, loss: Operator, form: str) -> float:
-    """Of chunks of so many tokens; of a fused loss, whose pieces are as large as the hidden states are.
+    """Share of the logits that lives at a time: one chunk of tokens, or for a fused loss a piece as large as the hidden states.
 
     Source: Liger-Kernel 0.6, `ops/fused_linear_cross_entropy.py`: the number of chunks is the power of two from ceil(V / H) on.
     """

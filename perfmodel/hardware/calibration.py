@@ -67,7 +67,7 @@ PEAK_NAMES = ("flop_rate", "memory_bandwidth", "memory_capacity", f"{SCALE_UP}_b
 
 
 class Provenance(StrEnum):
-    """What a number rests on; printed beside every prediction."""
+    """Basis of a number; printed with every prediction."""
 
     SPEC_SHEET = "spec sheet"
     PRIOR = "prior"
@@ -208,7 +208,7 @@ class AttentionModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongAttention:
-    """What a generation of fused attention sustains over many keys (`cost/compute.py`), as shares of the dense peak.
+    """Sustained rate of a generation of fused attention over many keys (`cost/compute.py`), as shares of the dense peak.
 
     forward, backward   heads of 128 entries, long sequences
     """

@@ -43,7 +43,7 @@ def generations(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[t
 
 
 def other_generations(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
-    """Those of another FLOP rate: what would be known if the chip's own generation had not been measured."""
+    """Calibrations of chips with another FLOP rate: what would be known without the chip's own generation."""
     return [pair for pair in known if matrix_rate(pair[1]) != matrix_rate(chip)]
 
 
@@ -122,7 +122,7 @@ def as_measured(mean: Calibration, chip: Chip) -> Calibration:
 
 
 def _long_attention(calibration: Calibration, source: Chip, chip: Chip) -> Mapping[str, LongAttention]:
-    """Of the same silicon. On another one softmax takes another share of the time: what is known of few keys holds for many too."""
+    """Rates over many keys from a chip of the same silicon. On others softmax takes another share of the time: none."""
     if matrix_rate(chip) != matrix_rate(source):
         return {}
     clock = min(1.0, power_clock_ratio(chip, source))
@@ -138,7 +138,7 @@ def _rescaled(model: AttentionModel, growth: float) -> AttentionModel:
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """Of numbers the geometric mean (the plain one where one is 0); of records and mappings field by field, of anything else the first."""
+    """Mean of values: geometric for numbers (arithmetic if one is 0), by field for records and mappings, else the first value."""
     first = values[0]
     if len(values) == 1 or isinstance(first, (bool, str)):
         return first

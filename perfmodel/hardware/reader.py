@@ -209,7 +209,7 @@ def calibrations_for(chip: Chip | str, folders: Sequence[Path] = ()) -> "tuple[C
 
 
 def prior_for(chip: Chip) -> "Calibration | None":
-    """What the shipped calibrations of its maker's other chips let expect of a chip; None where the maker has none of its kind."""
+    """Prior of a chip from the shipped calibrations of its vendor's other chips; None if the vendor has none of its kind."""
     from perfmodel.hardware.prior import prior_calibration
 
     return prior_calibration(chip, measured_chips())

@@ -1,4 +1,4 @@
-"""What numbers of a calibration must be; what they are not is the calibration's mistake. All raise InputError."""
+"""Checks of the numbers of a calibration. All raise InputError."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What microbenchmarks measure: one record for each timed call. A fit turns a list of them into a `Calibration`."""
+"""Samples of microbenchmarks: one record for each timed call. A fit turns a list of them into a `Calibration`."""
 
 from dataclasses import dataclass
 

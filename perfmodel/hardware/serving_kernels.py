@@ -148,7 +148,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingKernels:
-    """What was measured of serving's kernels on a chip; what is missing is taken from `TYPICAL`.
+    """Measured serving kernels of a chip; missing ones are taken from `TYPICAL`.
 
     small_all_reduce   by algorithm (`ALL_REDUCE_KERNELS`)
     weight_product     by format (`WEIGHT_FORMATS`)

@@ -1,4 +1,4 @@
-"""What the plans that the assumed framework cannot run would gain."""
+"""Gain of plans that the assumed framework cannot run."""
 
 from __future__ import annotations
 

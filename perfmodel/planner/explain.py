@@ -121,7 +121,7 @@ def plan_knobs(plan: Plan) -> dict[str, int | str | bool]:
 
 
 def _rules_to_try(plan: Plan, knobs: Mapping[str, int | str | bool]) -> tuple[RuleSet, ...]:
-    """Those that were asked for, else the usual ones and the plan's own."""
+    """The given rule sets, else the default ones and the plan's own."""
     if "rules" in knobs:
         return (rule_set_of(knobs["rules"]),)
     return tuple(dict.fromkeys((*default_rule_sets(), plan.rules)))
@@ -147,7 +147,7 @@ def changed_knobs(plan: Plan, other: Plan) -> dict[str, int | str | bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Comparison:
-    """What other plans are compared with, and how.
+    """The plan that others are compared with, and how.
 
     own             the plan in question
     any_framework   the other plans may be ones that the framework cannot run
@@ -184,7 +184,7 @@ def explain(
     risk: float | None = None,
     any_framework: bool = False,
 ) -> Explanation:
-    """What decides this plan's time and memory, what turning one knob would do, and why a plan with other knobs was not chosen."""
+    """Explanation of a plan: parts of time and memory, the effect of each knob, and why a plan with other knobs was not chosen."""
     own = estimator.predict(plan, memory_headroom=memory_headroom, risk=risk)
     if plan.assignment is not None and why_not:
         rule = "asks for knobs, which a plan whose operators have shardings of their own does not have"

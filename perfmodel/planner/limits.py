@@ -1,4 +1,4 @@
-"""How far a job can be stretched before nothing fits: the largest micro-batch and global batch, the longest sequence, the fewest chips.
+"""Limits of a job: the largest micro-batch and global batch, the longest sequence, the fewest chips that fit.
 
 Each question holds what was given and asks over one quantity; knobs that were not given are searched. Memory rises with the quantity, so a
 bisection over its legal values finds the last that some plan fits with; each probe is one pass over the space (`sweep`).
@@ -171,7 +171,7 @@ class Prober:
 
 
 def largest_micro_batch(prober: Prober) -> Limit:
-    """Of sequences in one pass of a rank. Without a global batch each rank has as many microbatches as its replica has chips."""
+    """Largest micro-batch. Without a global batch each rank has as many microbatches as its replica has chips."""
     batch = prober.global_batch
     values: Sequence[int] = divisors(batch) if batch else range(1, _LARGEST_BATCH + 1)
 
@@ -188,8 +188,8 @@ def largest_micro_batch(prober: Prober) -> Limit:
 
 
 def largest_global_batch(prober: Prober) -> Limit:
-    """Of sequences that a step holds at once: a microbatch on every rank, in a pipeline as many as it has stages. What is more than that
-    is accumulated one after the other and has no limit."""
+    """Largest batch that a step holds at once: a microbatch on every rank, in a pipeline one for each stage. More than that is accumulated
+    and has no limit."""
     fixed = prober.fixed
     chips, given = prober.chips, int(fixed.get("micro_batch", 0))
     best, found, cause = 0, None, ("divisibility", "no degrees that were left divide the chips", "")
@@ -257,7 +257,7 @@ def longest_sequence(prober: Prober) -> Limit:
 
 
 def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
-    """Of the numbers of chips that the cluster can have, smallest first: the first with a plan that fits.
+    """Smallest number of chips, of those that the cluster can have, with a plan that fits.
 
     Degrees that do not divide the model make some numbers useless, so they are tried one by one from the least that could hold the
     weights and the optimizer's state; where that takes too long, doubled and bisected.

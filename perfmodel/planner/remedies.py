@@ -41,7 +41,7 @@ _STEPS: tuple[tuple[tuple[str, ...], ...], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a remedy has to keep.
+    """Conditions that a remedy must keep.
 
     make            the estimator of so many tokens a sequence on so many chips
     with_setting    the estimator of the job with a setting more; None where another one contradicts it

@@ -1,4 +1,4 @@
-"""What a search found: the best plans, the baselines, the front, and why the others were rejected."""
+"""Search results: best plans, baselines, Pareto front, and reasons of rejected plans."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def num_forms(plan: Plan) -> int:
 
 
 def preference(plan: Plan, other_cost: float) -> tuple[int, float]:
-    """What comes first among ties: the simpler, then the smaller (of a search for little memory: the faster)."""
+    """Sort key of ties: the simpler plan first, then the smaller (in a search for memory: the faster)."""
     return num_forms(plan), other_cost
 
 
@@ -44,7 +44,7 @@ def shared_places(costs: Sequence[float], ties: float) -> tuple[int, ...]:
 
 
 def kind_of(plan: Plan) -> tuple[object, ...]:
-    """What plans that are nearly the same share; they may differ in how the data axes are cut, in ZeRO, in virtual stages and in order."""
+    """Key of nearly equal plans, which may differ in the split of the data axes, ZeRO, virtual stages and order."""
     layout = plan.layout
     schedule = plan.schedule if layout.pp > 1 else ""
     rules = (plan.sequence_parallel, told_rules(plan.rules))

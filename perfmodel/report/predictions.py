@@ -87,7 +87,7 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
 
 
 def confidence_object(prediction: Prediction, interval: StepInterval, named: Sequence[Sensitivity]) -> dict[str, Any]:
-    """What `--interval` adds to `--json`: the interval [s], how far it is to be trusted, the parameters that the step hangs on most."""
+    """Fields that `--interval` adds to `--json`: the interval [s], its trust, and the most sensitive parameters."""
     return {
         "trust": grade_object(interval.trust),
         "step_time_low": prediction.step_time * interval.low,
@@ -191,7 +191,7 @@ def fits_text(probability: float) -> str:
 
 
 def room_words(headroom: float, risk: float | None) -> str:
-    """What a plan that fits leaves free, and how sure it is."""
+    """Headroom and risk of a plan that fits."""
     at_risk = f"at a risk of {percent(risk)} of running out of memory" if risk is not None else ""
     free = f"less {percent(headroom)} kept free" if headroom or not at_risk else ""
     return " and ".join(text for text in (free, at_risk) if text)
@@ -289,7 +289,7 @@ def _utilisation(prediction: Prediction, *, verbose: bool) -> list[tuple[str, st
 
 
 def rests_on_lines(prediction: Prediction) -> list[str]:
-    """What most of the step's time is based on, then `part: source` for the others; parts that take no time are left out."""
+    """Basis of most of the step time, then `part: source` for the others; parts that take no time are left out."""
     by_source: dict[str, list[str]] = {}
     for part, source in prediction.rests_on.items():
         if prediction.parts.get(part, 1.0):
@@ -415,7 +415,7 @@ def _varying(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def settings_title(predictions: Sequence[Prediction]) -> str:
-    """What all lines of a table share, and the framework that is assumed."""
+    """Values that all rows of a table share, and the assumed framework."""
     job, varying = predictions[0].plan.job, _varying(predictions)
     shared = {
         "model": model_text(job.model),

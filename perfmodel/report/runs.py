@@ -23,7 +23,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
 
 
 def _uncalibrated(comparison: Comparison) -> list[tuple[str, str]]:
-    """What to do first where the prediction of this machine rests on no measurement of it."""
+    """Advice to calibrate, if the prediction of this machine is based on no measurement of it."""
     if not any(source.startswith("spec sheet") for source in comparison.prediction.rests_on.values()):
         return []
     machine = f"no calibration of {comparison.measurement.chip}: the prediction is based on a spec sheet and may be many times too fast"

@@ -1,4 +1,4 @@
-"""What a search found, as people read it and as `--json` has it."""
+"""Search results as tables, lines and `--json`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _certainty_object(each: Certainty) -> dict[str, Any]:
 
 
 def certainty_table(result: SearchResult) -> Table:
-    """What more certainty costs in time."""
+    """Step time at each risk of running out of memory."""
     best = [each.prediction[0].step_time for each in result.certainty if each.prediction]
     step = times_like(min(best, default=1.0))
 
@@ -252,7 +252,7 @@ def _alike_cells(plan: Plan) -> dict[str, str]:
 
 
 def ties_line(result: SearchResult) -> str:
-    """What a shared place means, where there is one, or why the plan to prefer is not of the first."""
+    """Explanation of ties, or of why the preferred plan is not the fastest."""
     if (told := result.expectation) is not None:
         is_unknown = result.plans[0].plan.framework.name == GENERIC
         known = "the known frameworks" if is_unknown else "the profiles that agree with your runs"
@@ -288,7 +288,7 @@ def marked_lines(result: SearchResult) -> list[str]:
 
 
 def any_framework_line(result: SearchResult) -> str:
-    """What a search without the framework's limits would gain; empty where that is nothing."""
+    """Gain of a search without the framework's limits; empty if there is none."""
     if not result.any_framework:
         return ""
     other = result.any_framework[0]
@@ -305,7 +305,7 @@ def any_framework_line(result: SearchResult) -> str:
 
 
 def search_notes(result: SearchResult) -> list[str]:
-    """What to know beside the tables, the most important first."""
+    """Notes on the tables, the most important first."""
     table = plans_table(result)
     legend = "; ".join(f"{header}: {meaning}" for header, meaning in PLAN_LEGEND.items() if header in table.headers)
     return [line for line in (*marked_lines(result), any_framework_line(result), ties_line(result), legend) if line]
@@ -317,7 +317,7 @@ def search_details(result: SearchResult) -> list[str]:
 
 
 def baselines_lines(result: SearchResult) -> list[str]:
-    """What the baselines are."""
+    """Meaning of each baseline."""
     return [f"{each.name}: {MEANINGS[each.name]}" for each in result.baselines if each.prediction]
 
 

@@ -1,4 +1,4 @@
-"""What is said of a served load: for people as lines and tables, for programs as one object."""
+"""Serving predictions as lines, tables and one object."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class ServiceLine:
 
     @property
     def cost(self) -> float | None:
-        """Of a million output tokens. [USD]"""
+        """Cost of a million output tokens. [USD]"""
         if self.ranked is not None:
             return self.ranked.cost_per_million
         return None if self.prediction is None else self.prediction.cost_per_million
@@ -129,7 +129,7 @@ class ServiceLine:
 
 
 def predicted_line(asked: Mapping[str, Any], prediction: ServingPrediction | None, limits: Mapping[str, float]) -> ServiceLine:
-    """Of one request of several; without a prediction where it cannot be."""
+    """Row of one request of several; without a prediction if there is none."""
     verdict = "not predicted" if prediction is None else short_verdict(prediction, limits)
     return ServiceLine(asked=asked, prediction=prediction, verdict=verdict)
 

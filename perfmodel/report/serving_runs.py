@@ -1,4 +1,4 @@
-"""What is said of serving steps that ran here beside their prediction."""
+"""Measured serving steps next to their predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search among plans of serving says: for people as tables, for programs as one object."""
+"""Serving searches as tables and one object."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def pools_tables(found: ServingSearchResult) -> list[Table]:
 
 
 def baselines_table(found: ServingSearchResult) -> Table:
-    """What one would take without a search."""
+    """Table of baselines: plans that one would take without a search."""
     rows = [
         (each.name, short_plan(each.found[0].plan), *_figures(each.found[0])) if each.found else (each.name, "none", *("",) * 6)
         for each in found.baselines

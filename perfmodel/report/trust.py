@@ -1,4 +1,4 @@
-"""What carries the uncertainty of a step time, as people read it and as `--json` has it."""
+"""Sources of uncertainty of a step time, as tables and lines."""
 
 from __future__ import annotations
 

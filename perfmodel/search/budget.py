@@ -28,7 +28,7 @@ class OutOfBudget(InputError):
 
 
 class Budget:
-    """Of one search, or of several that share it. `done`: entries so far; `most`: how many there may be."""
+    """Work budget of one search, or of several that share it. `done`: entries so far; `most`: the limit."""
 
     __slots__ = ("deadline", "done", "most", "whole")
 

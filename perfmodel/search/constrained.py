@@ -77,7 +77,7 @@ class ConstrainedSolution:
 
     @property
     def gap(self) -> float:
-        """How far the cost may be from the least, as a share of it."""
+        """Gap between the cost and its lower bound, as a share of the cost."""
         if self.is_proved or self.cost == self.lower_bound:
             return 0.0
         return (self.cost - self.lower_bound) / abs(self.cost) if self.cost else math.inf

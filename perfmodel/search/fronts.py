@@ -46,7 +46,7 @@ _LEAST_HISTORY = 1e6
 
 
 class ReducedCosts:
-    """What a configuration adds to the bound of a label, at one price. `bound`: no choice has less; `scopes`: vertices in order."""
+    """Amount that a configuration adds to a label's bound, at one price. `bound`: least of all choices; `scopes`: vertices in order."""
 
     __slots__ = ("bound", "factors", "scopes", "sizes", "tables")
 
@@ -296,7 +296,7 @@ def _drop_columns(labels: Labels, i: int, last_use: dict[int, int]) -> Labels:
 
 
 def _undominated(labels: Labels) -> Labels:
-    """Of labels with equal columns those that no other undercuts in cost and weight; of equals one."""
+    """Labels that no other label with equal columns dominates in cost and weight; one of equal labels."""
     count = len(labels.costs)
     if count < 2:
         return labels

@@ -1,4 +1,4 @@
-"""What the kernel is given, checked and brought into one form: vectors, and one matrix for each pair of vertices."""
+"""Input of the search kernel, checked and in one form: vectors, and one matrix for each pair of vertices."""
 
 from __future__ import annotations
 

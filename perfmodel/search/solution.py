@@ -1,4 +1,4 @@
-"""What a search returns."""
+"""Results of a search."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """How far the cost may be from the least, as a share of it."""
+        """Gap between the cost and its lower bound, as a share of the cost."""
         if self.is_proved or self.cost == self.lower_bound:
             return 0.0
         return (self.cost - self.lower_bound) / abs(self.cost) if self.cost else math.inf

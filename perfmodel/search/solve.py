@@ -324,7 +324,7 @@ class _Search:
 
 
 def sweep_effort(problem: Problem) -> float:
-    """Of one sweep of a relaxation, in entries."""
+    """Work of one sweep of a relaxation, in entries."""
     return math.fsum(matrix.size + _ENTRIES_OF_AN_EDGE for _, _, matrix in problem.edges)
 
 

@@ -63,7 +63,7 @@ class StagePartition:
 
     @property
     def gap(self) -> float:
-        """How far the cost may be from the least, as a share of it."""
+        """Gap between the cost and its lower bound, as a share of the cost."""
         if self.is_proved or self.cost == self.lower_bound:
             return 0.0
         return (self.cost - self.lower_bound) / self.cost
@@ -224,7 +224,7 @@ class _Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Path:
-    """What the dynamic program found: for each stage its blocks and the layouts at its ends."""
+    """Result of the dynamic program: for each stage its blocks and the layouts at its ends."""
 
     total: float
     stages: tuple[tuple[int, int, int, int], ...]

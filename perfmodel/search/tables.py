@@ -39,7 +39,7 @@ def solve_by_tables(problem: Problem, order: EliminationOrder) -> list[int]:
 
 
 def make_tables(problem: Problem, order: EliminationOrder) -> tuple[list[list[Factor]], dict[int, Array]]:
-    """What mentions each vertex when its turn has come, and the table that its elimination leaves over its dependent set, if there is one.
+    """Factors that mention each vertex at its elimination, and the table that is left over its dependent set, if it has one.
 
     Vertices with one configuration are in no dependent set; their matrices are part of the vectors of the others.
     """

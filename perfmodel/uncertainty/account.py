@@ -59,7 +59,7 @@ def trust_account(
     is_known: bool,
     stated: Collection[str] = (),
 ) -> TrustAccount:
-    """Of a plan whose interval is `found`.
+    """Sources of uncertainty of a plan whose interval is `found`.
 
     is_known   the framework has published runs of its own
     stated     fields of the profile that settings tell
@@ -110,7 +110,7 @@ def _width(habit: Habit) -> str:
 
 
 def _open_constants(estimator: Estimator, plan: Plan) -> Iterator[Carrier]:
-    """What one's own runs leave open of each."""
+    """Variance that the user's runs leave in each fitted constant."""
     fitted, says = estimator.profile.fitted, {name: habit for habit in HABITS for name in habit.fields}
     slopes = fitted_slopes(estimator, plan)
     for i, constant in enumerate(fitted.constants):

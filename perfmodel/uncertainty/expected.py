@@ -30,7 +30,7 @@ def expected_times(estimator: Estimator, plans: Sequence[Plan], likely: Sequence
 
 
 def _shared(plan: Plan) -> Hashable:
-    """What plans share that are columns of one program."""
+    """Key of plans that are columns of one program."""
     return (
         plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1, plan.schedule,
         plan.order, plan.ep, plan.etp, plan.dispatcher,

@@ -1,4 +1,4 @@
-"""How far a prediction is from what it was ever held against, in words: by framework, by chip, and by the size of the model."""
+"""Grades of trust: how far the framework, the chip and the model are from the runs that the model was validated on."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _runs(models: Iterable[ModelResiduals]) -> str:
 
 
 def _far(model: TransformerConfig, shapes: Sequence[str]) -> list[str]:
-    """What of the model's size lies far beyond all of the shapes."""
+    """Sizes of the model that lie far outside all of the shapes."""
     sizes = [tuple(map(int, match.groups())) for match in map(_SHAPE.search, shapes) if match]
     if not sizes or shape_of(model) in shapes:
         return []

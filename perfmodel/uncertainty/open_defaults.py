@@ -1,4 +1,4 @@
-"""What is not known of a framework's habits leaves a step open: each habit a spread up and a spread down, and how far the step then moves.
+"""Variance of the step time from unknown options of a framework: each option is moved by one standard deviation up and down.
 
 Over so much a step is no straight line: a host that is slower by half holds up a step that does not wait for it now.
 """
@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 def habit_changes(
     profile: ExecutionProfile, habits: Sequence[Habit], log_change: Callable[[Mapping[str, float]], Any]
 ) -> Iterator[tuple[Habit, Array]]:
-    """Of log(step time), with each habit a spread higher and a spread lower, as far as its bounds leave room  [2, runs].
+    """Change of log(step time) with each option one standard deviation higher and lower, within its bounds  [2, runs].
 
     log_change   of fields of the profile that are moved
     """
@@ -36,7 +36,7 @@ def habit_changes(
 def open_variance(
     profile: ExecutionProfile, habits: Sequence[Habit], log_change: Callable[[Mapping[str, float]], Any]
 ) -> tuple[Array, Array]:
-    """Of log(step time), what all of them leave open: towards faster steps, and towards slower ones  [runs]."""
+    """Variance of log(step time) from all of them, towards faster and towards slower steps  [runs]."""
     below, above = np.zeros(()), np.zeros(())
     for _, changes in habit_changes(profile, habits, log_change):
         below = below + np.maximum(-changes, 0.0).max(axis=0) ** 2

@@ -90,7 +90,7 @@ class Habit:
         return self.fields[0]
 
     def constant(self, base: ExecutionProfile) -> Constant:
-        """What a fit moves. A value of the base outside of the bounds moves them; a ratio of nothing starts from the least there is."""
+        """The constant that a fit moves. A base value outside the bounds widens them; a ratio of zero starts from the lower bound."""
         prior = float(base.option(self.name)) or (self.lower if self.is_ratio else 0.0)
         lower, upper = min(self.lower, prior), max(self.upper, prior)
         return Constant(name=self.name, prior=prior, spread=self.spread, lower=lower, upper=upper, is_ratio=self.is_ratio)
@@ -218,5 +218,5 @@ def moved_fields(habits: Sequence[Habit], base: ExecutionProfile, values: Mappin
 
 
 def noise_of(num_runs: int) -> float:
-    """Of each run, so that what they share is not taken for a habit before many of them say the same."""
+    """Standard deviation of each run's error: runs share a part of it, which only many runs average out."""
     return math.sqrt((_SHARED**2 + max(num_runs - 1, 0) * _OWN**2) / max(num_runs, 1))

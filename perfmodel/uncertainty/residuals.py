@@ -1,4 +1,4 @@
-"""How far published runs were from their predictions: what an interval of a step time is made from.
+"""Prediction intervals of step times, from the errors of published runs.
 
 A family is an execution profile. It keeps, of each model that was published with it, quantiles of r = log(measured / predicted), by
 chip, scale and bits of the products. Only these ship, not the runs (`strategies/residuals.yaml`, written by
@@ -239,8 +239,7 @@ def stranger_interval(
 
 
 def with_experts(found: StepInterval, experts: Sequence[StrangerResiduals]) -> StepInterval:
-    """Of a model with experts: at least as wide as runs of such models lie, their sources each weighing one, however well dense ones are
-    known."""
+    """Interval of a mixture-of-experts model: at least as wide as the errors of such runs, each source with the same weight."""
     if not experts:
         return found
     low, high = stranger_interval(experts)
@@ -289,7 +288,7 @@ def _count(models: Iterable[ModelResiduals]) -> int:
 
 
 def _quantile(models: Sequence[ModelResiduals], share: float) -> float:
-    """Of the pooled runs. As many of n + 1 equally likely places lie below it as `share` says: a further run is one of them."""
+    """Quantile of the pooled runs. A further run falls into each of n + 1 places with the same probability; `share` of them lie below."""
     points = sorted((point, each.num_runs / len(each.quantiles)) for each in models for point in each.quantiles)
     return _place(points, share * (sum(weight for _, weight in points) + 1.0) - 0.5)
 

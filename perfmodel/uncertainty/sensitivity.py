@@ -58,7 +58,7 @@ _NOTHING = 1e-6
 
 
 def log_change(estimator: Estimator, plan: Plan, profile: ExecutionProfile) -> float:
-    """Of the step time, with another profile in place of the estimator's."""
+    """Change of log(step time) with another profile in place of the estimator's."""
     return math.log(_step_time(at_profile(estimator, profile), plan) / _step_time(estimator, plan))
 
 
@@ -68,7 +68,7 @@ def _step_time(estimator: Estimator, plan: Plan) -> float:
 
 
 def fitted_slopes(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
-    """Of log(step time) in each constant that the profile was fitted in, a spread of its prior; none of a profile that ships."""
+    """Derivative of log(step time) by each fitted constant, per standard deviation of its prior; none for shipped profiles."""
     slopes = []
     for constant in estimator.profile.fitted.constants:
         moved, taken = _moved(estimator.profile, constant)
@@ -160,7 +160,7 @@ def _faster_attention(machine: Machine, _: Cluster) -> Machine:
 
 
 def _faster_memory(machine: Machine, _: Cluster) -> Machine:
-    """Of every kernel: streaming, the operands of matrix multiplies and of attention."""
+    """Faster memory for every kernel: streaming, operands of matrix multiplies and of attention."""
     kernels = {name: replace(rates, bandwidth=rates.bandwidth * (1.0 + STEP)) for name, rates in machine.attention.items()}
     return replace(
         machine,

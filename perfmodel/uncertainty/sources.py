@@ -84,7 +84,7 @@ REST, SMALLER = "residual error of runs", "smaller sources"
 
 
 def variance_of(interval: StepInterval) -> float:
-    """Of log(step time), as if the interval were that of a normal distribution."""
+    """Variance of log(step time), with the interval taken as that of a normal distribution."""
     return (math.log(interval.high / interval.low) / (2.0 * NORMAL)) ** 2
 
 

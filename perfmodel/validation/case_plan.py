@@ -55,7 +55,7 @@ PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareOfCase:
-    """What a cluster is built from; hashable, for the runs of one source share clusters.
+    """Parameters of a case's cluster; hashable, as the runs of one source share clusters.
 
     cluster, calibration   of a run of one's own: a cluster's name or file, with whose chips the others agree, and what was measured of
                            it; empty: the best that is known

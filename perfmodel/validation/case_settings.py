@@ -13,7 +13,7 @@ from perfmodel.parallel.loss_forms import CHUNKED_LOSS, FUSED_LOSS, WHOLE_LOSS
 
 
 def _offloaded(value: object) -> object:
-    """Of gradient checkpointing: `offloaded to host`, or nothing of it."""
+    """Whether checkpoints are offloaded to the host; None if not stated."""
     return True if isinstance(value, str) and re.search("offload|host|cpu", value.lower()) else None
 
 

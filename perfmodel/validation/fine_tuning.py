@@ -74,7 +74,7 @@ def trains_adapters(inputs: Mapping[str, Any]) -> bool:
 
 
 def stated_training(inputs: Mapping[str, Any], default_targets: tuple[str, ...] = ()) -> Training:
-    """What `method`, `lora` and `settings.base_weights` say. Raises InputError for what is not predicted.
+    """Training of `method`, `lora` and `settings.base_weights`. Raises InputError if it is not predicted.
 
     default_targets   of adapters, where the run does not list them
     """

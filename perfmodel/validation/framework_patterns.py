@@ -1,4 +1,4 @@
-"""What the name of a training framework says of a published run that does not say it itself."""
+"""Defaults of published runs by the name of their framework."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Framework:
     sharded: str = ""
 
     def setup(self, stated: object, method: object = None) -> dict[str, Any]:
-        """What is known of the setup of a run that states this."""
+        """Settings of a run that states this."""
         found = dict(self.settings)
         for word in re.findall(r"[a-z0-9]+", method.lower()) if isinstance(method, str) else ():
             found |= self.of_method.get(word, {})
@@ -118,7 +118,7 @@ def framework_of(name: object) -> Framework:
 
 
 def assumed_virtual_stages(framework: Framework, num_layers: int, pp: int) -> int:
-    """Of a pipeline whose run does not state them: the most that the framework interleaves and that cut the layers evenly."""
+    """Virtual stages of a run that does not state them: the most that the framework interleaves and that divide the layers."""
     for stages in range(framework.interleaves, 1, -1):
         if num_layers % (pp * stages) == 0 or stage_layers_with_ends(num_layers, pp * stages) is not None:
             return stages

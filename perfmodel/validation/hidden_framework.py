@@ -62,6 +62,6 @@ class HiddenFrameworks:
         return known_families(without=alike)
 
     def planned(self, case: Case) -> tuple[str, PlannedCase]:
-        """Whose run it is, and the run as a stranger predicts it. Raises InputError where it cannot be predicted."""
+        """The hidden profile of a run, and the run planned with the profile of an unknown framework. Raises InputError."""
         run = hidden(case)
         return run.profile, replace(run.planned, profile=with_settings(self.profile_without(run.profile), run.settings))

@@ -1,4 +1,4 @@
-"""How far off predictions are: errors of time and memory by label, fit or no fit, the choice of plans, why rows were not predicted."""
+"""Errors of predictions: time and memory by label, verdicts, choice of plans, reasons of rows without a prediction."""
 
 from __future__ import annotations
 
@@ -182,12 +182,12 @@ class FitCounts:
 
     @property
     def false_fit_fraction(self) -> float:
-        """Of the runs that ran out of memory, the share that was predicted to fit."""
+        """Share of the runs out of memory that were predicted to fit."""
         return _share_of(self.out_but_predicted_fits, self.num_out)
 
     @property
     def false_out_fraction(self) -> float:
-        """Of the runs that ran, the share that was predicted not to fit."""
+        """Share of the completed runs that were predicted not to fit."""
         return _share_of(self.ran_but_predicted_out, self.num_ran)
 
 
@@ -308,7 +308,7 @@ EXPERT_FIELDS = ("source", "chip", "precision", "dispatcher")
 
 
 def expert_figures(rows: Sequence[ValidationRow], by: Sequence[str] = ()) -> ExpertFigures:
-    """Of those of the rows that are of models with experts. by: more fields than `EXPERT_FIELDS`."""
+    """Errors of runs of mixture-of-experts models. by: fields in addition to `EXPERT_FIELDS`."""
     found = [replace(row, measured_step_time=math.nan) if row.group in NO_TIMES else row for row in rows if row.has_experts]
     best = best_releases(found)
     return ExpertFigures(
@@ -320,8 +320,8 @@ def expert_figures(rows: Sequence[ValidationRow], by: Sequence[str] = ()) -> Exp
 
 
 def best_releases(rows: Sequence[ValidationRow]) -> list[ValidationRow]:
-    """Of runs that differ in the release of their framework alone the fastest, in the order of the first of them; a run without a time
-    stands for itself."""
+    """The fastest of runs that differ only in their framework's release, in the order of the first of them. A run without a time is
+    kept."""
     best: dict[str, ValidationRow] = {}
     for row in rows:
         key = row.id if math.isnan(row.measured_step_time) or not row.setting else row.setting
@@ -357,7 +357,7 @@ def _choice(row: ValidationRow) -> Choice:
 
 
 def fit_counts(name: str, judged: Iterable[ValidationRow]) -> FitCounts:
-    """Of rows that were predicted and of which it is known whether they ran."""
+    """Counts of predicted verdicts of rows of which it is known whether they ran."""
     pairs = [(bool(row.ran), bool(row.predicted_fits)) for row in judged]
     return FitCounts(
         name=name,

@@ -39,7 +39,7 @@ class Choice:
 
 
 def choice_of(case: Case, planned: PlannedCase) -> Choice:
-    """Of a published run, whatever is predicted to fit; its prediction is to be filled in."""
+    """The choice of a published run; its prediction is filled in later."""
     return Choice(
         group=plan_group(case),
         plan=plan_of(case, planned),

@@ -1,4 +1,4 @@
-"""What a published run is counted under: its chip, framework, size and the like. Labels judge predictions, they never enter one."""
+"""Labels of published runs: chip, framework, size and others. Labels group errors; they never enter a prediction."""
 
 from __future__ import annotations
 

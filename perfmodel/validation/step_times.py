@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 
 class PlannedRun(Protocol):
-    """What a fit needs of a run. profile: the name of the one that it is predicted with."""
+    """A run as a fit needs it. profile: name of the profile that predicts it."""
 
     @property
     def planned(self) -> PlannedCase: ...
@@ -67,7 +67,7 @@ class StepTimes:
     _columns: dict[tuple[int, tuple[int, ...]], PlanColumns] = field(default_factory=dict)
 
     def share_programs(self, other: StepTimes) -> None:
-        """What either compiles is the other's too; their profiles must be of the same names."""
+        """Share compiled programs with another of the same profile names."""
         self._compiled = other._compiled
 
     def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:

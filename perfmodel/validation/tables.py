@@ -14,7 +14,7 @@ _NONE = "-"
 
 
 def headline(result: ValidationResult) -> str:
-    """What was predicted, and how far off the scored runs are."""
+    """Number of predicted runs, and errors of the scored ones."""
     counts = {**result.kinds, **({"inference": result.serving.num_rows} if result.serving is not None else {})}
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
     lines = [f"{result.num_predicted:,} of {result.num_rows:,} cases predicted ({kinds or 'no cases'})."]
@@ -109,7 +109,7 @@ def fit_table(result: ValidationResult) -> Table:
 
 
 def fit_lines(counts: FitCounts) -> list[str]:
-    """What `fits` means there, and which kind of mistake these files cannot show."""
+    """Meaning of `fits`, and mistakes that these files cannot show."""
     if not (counts.num_ran or counts.num_out):
         return []
     lines = [
@@ -153,7 +153,7 @@ def choice_table(choices: PlanChoices, *, of: str = "") -> Table:
 
 
 def choice_lines(choices: PlanChoices) -> list[str]:
-    """What the table of choices counts and leaves out."""
+    """Runs that the table of choices counts and leaves out."""
     lines = []
     if choices.groups:
         lines = [

@@ -245,7 +245,7 @@ class CasePredictor:
 
 
 def memory_figure(estimator: Estimator, planned: PlannedCase, columns: PlanColumns | None = None) -> float:
-    """What the framework's own figure would be: it counts its allocator's memory, neither the driver's context nor NCCL's buffers."""
+    """Memory as the framework reports it: that of its allocator, without the driver's context and NCCL's buffers."""
     ranks = rank_memories(estimator, planned.plan, columns)
     match planned.framework.memory_rank:
         case "first":

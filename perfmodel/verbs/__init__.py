@@ -1,1 +1,1 @@
-"""What a user can ask: request in, result out."""
+"""Verbs of perfmodel: a request in, a result out."""

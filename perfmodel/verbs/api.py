@@ -315,7 +315,7 @@ def check_calibration_place(save: Name | None) -> None:
 def measure_calibration(
     *, ranks: int | None, brief: bool, device: str, progress: Callable[[float, str], None] | None = None
 ) -> Calibration:
-    """What `calibrate_machine` saves."""
+    """The calibration that `calibrate_machine` saves."""
     require_torch("calibrate this machine")
     ranks = None if ranks is None else whole(ranks, "ranks")
     from perfmodel.calibrate.fit_host import fit_measurement

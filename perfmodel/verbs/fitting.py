@@ -91,7 +91,7 @@ def _profile(asked: Any) -> ExecutionProfile | None:
 
 
 def _defaults(asked: Request, knobs: Knobs) -> dict[str, Any]:
-    """What is said of all runs, under the names of columns."""
+    """Values that apply to all runs, under the names of columns."""
     said = {name: getattr(asked, name) for name in ASKED.words() if name not in ("profile", "settings", "calibration")}
     found = {name: str(value) if isinstance(value, Path) else value for name, value in said.items() if value is not None}
     found |= {f"settings.{name}": value for name, value in read_settings(asked.settings).items()}

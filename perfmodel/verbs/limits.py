@@ -67,7 +67,7 @@ def find_limits(*, asked: Request, knobs: Knobs, any_framework: bool = False, pr
 
 
 def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, progress: Callable[[float], None] | None = None) -> Limits:
-    """What `find_limits` answers."""
+    """The result of `find_limits`."""
     from perfmodel.cost.resolve import choose_calibration, resolve_estimator
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.planner.limits import Prober, chip_counts, fewest_chips, largest_global_batch, largest_micro_batch, longest_sequence

@@ -71,7 +71,7 @@ class ShardResult:
 
     @property
     def lower_bound(self) -> float:
-        """Of the step time of any plan with one of the ZeRO stages that were tried. [s]"""
+        """Lower bound of the step time of any plan with one of the ZeRO stages that were tried. [s]"""
         return min(search.lower_bound for search in self.searches.values())
 
     @property
@@ -136,7 +136,7 @@ def find_network(
 
 
 def default_precision(cluster: Cluster, asked: str | None = None) -> Precision:
-    """What is asked for; else bf16-mixed where an accelerator has bf16, else fp32."""
+    """The given precision; else bf16-mixed on accelerators with bf16, else fp32."""
     from perfmodel.foundation.dtypes import Dtype
     from perfmodel.foundation.values import choice_of
 
@@ -262,7 +262,7 @@ def shard_network(
 
 
 def _best(found: Prediction, strategies: Iterable[Prediction], limit: float) -> Prediction:
-    """What a search found, or a strategy of the same space that the whole prediction likes better than the search's additive costs did."""
+    """The plan of a search, or a strategy of the same space if its whole prediction is faster."""
     fitting = [each for each in strategies if each.memory["total"] <= limit]
     return min([found, *fitting], key=lambda each: each.step_time)
 
@@ -296,7 +296,7 @@ def _as_run_by(profile: ExecutionProfile, network: Name | Graph, sizes: Sizes | 
 
 
 def _budget(time_limit: float | str | None) -> Budget:
-    """Of a verb: seconds where its user says so; work is limited in each of its searches."""
+    """Budget of a verb: seconds if the user gives them; the work is limited in each of its searches."""
     from perfmodel.search import Budget
 
     return Budget(math.inf, time_limit=math.inf if time_limit is None else seconds(time_limit, "time_limit"))
@@ -442,7 +442,7 @@ def setting_of_network_plan(
     settings: Stated = None,
     calibration: Name | Calibration | None = None,
 ) -> Setting:
-    """What predicts a plan of a network: a built-in one, or a module that the caller names too, as a plan file alone starts no code."""
+    """Setting of a plan of a network: a built-in one, or a module that the caller names, as a plan file alone starts no code."""
     from perfmodel.verbs.setting import setting_of_plan
 
     check_network(plan, network)

@@ -1,4 +1,4 @@
-"""What is asked for: one value or several of the job, the cluster and the framework. Every combination is one request.
+"""Requests: one or several values of the job, the cluster and the framework. Every combination is one request.
 
 The verbs take single values, lists, and texts such as `64,128`; the command line hands on what was typed.
 """
@@ -248,7 +248,7 @@ def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting
 
 
 def _routing(request: Request, own: Routing) -> Routing:
-    """What is said of it, beside what the plan says."""
+    """The routing of a request over that of its plan."""
     routing = own if request.routing is None else request.routing.with_capacity(own.capacity_factor)
     return routing if request.capacity_factor is None else routing.with_capacity(request.capacity_factor)
 

@@ -106,7 +106,7 @@ def _rows(record: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> I
 
 
 def value_words(field: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """What a field holds, in words. known: the records of its schema."""
+    """The type of a field in words. known: the records of its schema."""
     if "$ref" in field:
         return "mapping"
     if "enum" in field:

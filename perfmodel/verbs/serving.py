@@ -85,7 +85,7 @@ def serve(*, asked: ServingRequest) -> ServingPrediction:
 
 
 def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction]:
-    """What `serve` answers, with its setting; of a plan that does not fit also the smallest changes that would."""
+    """The result of `serve` with its setting; for a plan that does not fit also the smallest changes that fit."""
     setting, prediction = _served(asked)
     return setting, prediction if prediction.fits else replace(prediction, remedies=_remedies(setting, prediction, asked))
 
@@ -227,7 +227,7 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
 def _format_that_runs(
     engine: Engine, chip: Chip, quantization: Quantization, model: str, *, is_given: bool
 ) -> tuple[Quantization, list[str]]:
-    """What a format runs as, with what to know. One that was not given and does not run is widened, or the model is taken in 16 bits."""
+    """The format that an engine runs, with notes. A format that was not given and does not run is widened, or the model runs in 16 bits."""
     notes: list[str] = []
     if not is_given and not quantization.is_plain:
         notes.append(f"quantization: not given, and {model} is published in {quantization.name}")
@@ -258,7 +258,7 @@ def _speculation(asked: ServingRequest, model: TransformerConfig) -> Speculation
 
 
 def _read(asked: ServingRequest, *names: str) -> dict[str, Any]:
-    """What these words were given, as values; without those that nobody gave. Raises InputError."""
+    """Given values of these words, without those that were left out. Raises InputError."""
     words = words_of(ServingRequest)
     return {name: words[name].value(getattr(asked, name), name) for name in names if getattr(asked, name) is not None}
 
@@ -433,7 +433,7 @@ def search_asked(
     quantizations: Sequence[str] = (),
     disaggregated: bool = False,
 ) -> tuple[ServingSetting, ServingSearchResult]:
-    """What `find_serving` answers, with its setting."""
+    """The result of `find_serving` with its setting."""
     from perfmodel.foundation.values import choice_of, several, share
     from perfmodel.planner.serving.result import LIMIT_HEADROOM, ServingLimits, ServingObjective
     from perfmodel.planner.serving.search import NothingFoundError, find_serving_plans

@@ -1,4 +1,4 @@
-"""What the verbs start from: a job, a cluster, its calibration and a profile, the knobs that a person set, and the plan that they name."""
+"""Settings of the verbs: job, cluster, calibration, profile, given knobs, and the plan that they name."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Setting:
         return self.estimator.job
 
     def described(self) -> dict[str, Any]:
-        """What a search was made for, as plain values."""
+        """Job, cluster and profile as plain values."""
         job = self.job
         return {
             "cluster": self.reference,
@@ -137,13 +137,13 @@ def make_setting(
 
 
 def _profile_reference(profile: Name | ExecutionProfile | None, habits: ExecutionProfile) -> str:
-    """What a plan calls the profile that was asked for, which with its settings became `habits`."""
+    """Name that a plan file gives the profile, with its settings."""
     file = framework_named(str(profile)) if isinstance(profile, Name) else ""
     return stated(file_reference(file), FrameworkRef.parse(habits.name).settings) if is_path(file) else habits.name
 
 
 def _without_effect(profile: str) -> list[str]:
-    """What is stated with a profile and changes nothing about it."""
+    """Notes on settings that change nothing about their profile."""
     ref = FrameworkRef.parse(profile)
     if not ref.settings:
         return []
@@ -162,7 +162,7 @@ def _without_effect(profile: str) -> list[str]:
 
 
 def _network_at(job: TrainingJob) -> Callable[[int], Graph] | None:
-    """Of a job that trains a built-in network."""
+    """The graph at each batch of a job that trains a built-in network; None for other jobs."""
     model = job.model
     if not isinstance(model, NetworkModel):
         return None
@@ -317,7 +317,7 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
 
 
 def _beyond_model(job: TrainingJob, model: TransformerConfig) -> Iterator[str]:
-    """What a job asks of a model beyond what it is."""
+    """Notes on values of a job that exceed the model's limits."""
     if job.seq_len > model.max_position_embeddings:
         yield (
             f"seq_len={job.seq_len} is beyond the {model.max_position_embeddings} positions of {model.name} "
@@ -384,7 +384,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
 
 
 def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
-    """What carries the uncertainty of the plan's step time, and the cheapest things that would take it away."""
+    """Sources of uncertainty of the plan's step time, and the cheapest measurements that reduce it."""
     from perfmodel.uncertainty.account import trust_account
     from perfmodel.uncertainty.residuals import load_residuals
 

@@ -98,7 +98,7 @@ class PipelineSearch:
 
     @property
     def gap(self) -> float:
-        """How far the time may be from the least of as many stages and microbatches, as a share of it."""
+        """Gap between the time and its lower bound for these stages and microbatches, as a share of the time."""
         return 1.0 - self.lower_bound / self.step_time
 
 

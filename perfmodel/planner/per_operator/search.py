@@ -36,7 +36,7 @@ Array = NDArray[np.float64]
 
 
 class HasTotals(Protocol):
-    """What a search asks of a plan that it has found: a `Prediction`, or what a paper's tables say."""
+    """Totals of a plan that a search needs: a `Prediction`, or the tables of a paper."""
 
     @property
     def step_time(self) -> float: ...
@@ -64,7 +64,7 @@ Priced = TypeVar("Priced", bound=HasTotals)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSearch(Generic[Priced]):
-    """What a search found.
+    """Result of a search of a network's plan.
 
     lower_bound          of the step time of any plan of the space that fits, by its additive part; of a folded search, of any plan whose
                          layers choose alike  [s]
@@ -254,7 +254,7 @@ class NetworkPlanner(Generic[Priced]):
         return self.price(choice), _Found(choice=choice, cost=cost, lower_bound=0.0, is_proved=False, price=0.0, cut_off="memory limit")
 
     def _cost(self, choice: Sequence[int], costs: Sequence[Array]) -> float:
-        """Of a choice, the additive cost of a mixture. [s]"""
+        """Additive cost of a choice. [s]"""
         own = sum(float(cost[index]) for cost, index in zip(costs, choice, strict=True))
         return own + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edges)
 
@@ -369,7 +369,7 @@ def _too_large(memory_limit: float, least: float) -> InputError:
 
 
 def _least_host_time(run: Graph, estimator: Estimator, num_microbatches: int) -> float:
-    """What the host needs, whatever the choice: to launch `run`, in which all that can be one kernel is, and its constant. [s]"""
+    """Least host time of any choice: launches of `run`, in which everything that can be one kernel is, and the step constant. [s]"""
     profile = estimator.profile
     return num_microbatches * profile.timing.host_launch_time * graph_launches(run, profile) + profile.timing.step_time_constant
 

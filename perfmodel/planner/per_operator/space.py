@@ -64,7 +64,7 @@ class NetworkSpace:
         return axes_mask(self.axes, names)
 
     def assignment(self, choice: Sequence[int], *, stages: tuple[str, ...] = ()) -> Assignment:
-        """What a choice of configurations says; `stages` as `Assignment` has them."""
+        """The assignment of a choice of configurations; `stages` as `Assignment` has them."""
         shardings: dict[str, Sharding] = {}
         for operator, space, index in zip(self.network.operators, self.operators, choice, strict=False):
             masks = space.masks[index]

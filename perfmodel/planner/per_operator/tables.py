@@ -58,7 +58,7 @@ class VertexColumns:
     saved_bytes: Array
 
     def cost(self, share: float, setting: StepSetting) -> Array:
-        """What the operator adds to the step, parameter collectives as `cost.network_overlap` mixes them. [s]"""
+        """Time that the operator adds to the step, parameter collectives as `cost.network_overlap` mixes them. [s]"""
         shown = mixed_exposure(
             reductions=self.reductions,
             gathers=self.gathers,
@@ -96,7 +96,7 @@ class NetworkTables:
         return [known[id(vertex)] for vertex in self.vertices]
 
     def step_time(self, choice: Sequence[int], setting: StepSetting) -> float:
-        """What a choice takes by these tables alone, parameter collectives as far as they show in the whole. [s]"""
+        """Step time of a choice by these tables alone, with the exposed part of parameter collectives. [s]"""
         columns = [(vertex, index) for vertex, index in zip(self.vertices, choice, strict=True)]
 
         def total(name: str) -> float:
@@ -165,7 +165,7 @@ class TableMaker:
         self.kept = [saved_inputs(operator) for operator in self.network.operators]
 
     def build(self, setting: StepSetting) -> NetworkTables:
-        """Those of `setting`, which has the ZeRO stage."""
+        """Tables of `setting`, which has the ZeRO stage."""
         self.setting, self.known_vertices = setting, {}
         vertices = self._vertices()
         edges: list[tuple[int, int, Array]] = []
@@ -187,7 +187,7 @@ class TableMaker:
         return NetworkTables(space=self.space, vertices=tuple(vertices), edges=tuple(edges), edge_bytes=tuple(saved))
 
     def reductions_at(self, prices: MeshPrices) -> list[Array]:
-        """What reducing the gradients of each vertex takes at other prices; all else as it is. [s]"""
+        """Time of reducing the gradients of each vertex at other prices. [s]"""
         own = self.prices, self.known_vertices
         self.prices, self.known_vertices = prices, {}
         found = [vertex.reductions for vertex in self._vertices()]
@@ -276,7 +276,7 @@ class TableMaker:
         return tensor in self.producers and saves_output(self.network.operators[self.producers[tensor]])
 
     def saved_beside(self, index: int) -> list[Data]:
-        """What the operator keeps beside its inputs that are kept before."""
+        """Data that the operator saves, without inputs that earlier operators save."""
         operator = self.network.operators[index]
         before = {position for position in self.kept[index] if self.is_kept_before(operator.inputs[position].tensor)}
         return [data for data in operator.saved if data.of not in before]
@@ -351,7 +351,7 @@ class TableMaker:
         return self.known_edges[key]
 
     def bias_apart(self, index: int) -> tuple[object, Array]:
-        """What a bias takes more after a reduction than as part of a product, with the operator that reads it alone and lies alike. [s]"""
+        """Extra time of a bias after a reduction over that in a product, with its only reader of the same layout. [s]"""
         operator = self.run.operators[index]
         if operator.forward or not self.apart.operators[index].forward:
             return None, np.zeros(0)
@@ -396,7 +396,7 @@ class TableMaker:
         return found
 
     def reductions(self, tensor: Tensor, cuts: Masks, partial: Masks, share: float) -> Array:
-        """Of a parameter that lies so, its gradient partial so. [s]"""
+        """Reduction time of a parameter's gradient by layout and partial axes. [s]"""
         axes = [*map(str, range(len(tensor.shape))), "partial"]
         masks = dict(zip(axes, (*cuts.T, partial), strict=True))
         inside = [{axis: tier[mask] for axis, mask in masks.items()} for tier in self.prices.inside]

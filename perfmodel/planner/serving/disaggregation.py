@@ -154,7 +154,7 @@ class _Workers:
     capacity: Array
 
     def splits(self, under: Sequence[ServingLimits], *, most: int = MOST_SPLITS) -> list[list[_Split]]:
-        """Of each of the limits those with the highest rates, of all pairs of layouts and all numbers of workers that fit on the chips."""
+        """Splits with the highest rates under each of the limits, of all pairs of layouts and numbers of workers that fit on the chips."""
         aims = [limits.aims() for limits in under]
         answers, batches = self._answers(np.array([each.get("tpot", np.inf) for each in aims]))
         ttft = [each.get("ttft", np.inf) for each in aims]
@@ -191,7 +191,7 @@ class _Workers:
         return np.where(batch >= 1.0, most, 0.0), batch
 
     def _steps(self, columns: ServingColumns) -> tuple[ServingTimes, Requests, Scheduling]:
-        """What workers that answer take for a step."""
+        """Step times of decode workers."""
         of, drafts = self.estimator, self.job.speculation
         return of.with_drafts(of.times(columns), columns, drafts), Requests.of_job(self.job), of.scheduling(columns, drafts)
 
@@ -199,7 +199,7 @@ class _Workers:
 def _workers(
     estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, answering: ServingColumns | None, num_chips: int
 ) -> _Workers | None:
-    """Those that leave chips for the other kind; None where there are none."""
+    """Workers that leave chips for the other kind; None if there are none."""
     columns, answering = (_of_one_worker(each, num_chips) for each in (columns, columns if answering is None else answering))
     answering = answering.take(answering.pcp == 1)  # no prompts to share
     memory = estimator.memory(answering, job.input_len.mean + job.output_len.mean, job.speculation)
@@ -257,7 +257,7 @@ def _of_one_worker(columns: ServingColumns, num_chips: int) -> ServingColumns:
 
 
 def _best_shares(columns: ServingColumns, most: Array) -> NDArray[np.int64]:
-    """Of layouts that differ in dcp alone the one that answers most, the smaller of those that answer as many."""
+    """The layout with the highest rate of those that differ only in dcp; the smaller of equal ones."""
     kinds = np.stack([columns.tp, columns.pp, columns.attention_dp, columns.ep])
     order = np.lexsort((columns.dcp, -most, *kinds))
     is_first = np.any(np.diff(kinds[:, order], axis=1, prepend=-1) != 0, axis=0)
@@ -278,7 +278,7 @@ def _prompts(estimator: ServingEstimator, job: ServingJob, workers: list[Serving
 def _best_loads(
     estimator: ServingEstimator, job: ServingJob, splits: list[_Split], limits: ServingLimits, objective: ServingObjective
 ) -> tuple[Array, NDArray[np.int64]]:
-    """Of each split what is made small (infinite where no load meets the limits) and the clients there; 0 clients: those of the job."""
+    """Objective of each split at its best load (infinite if no load meets the limits) and the clients; 0 clients: those of the job."""
     if job.concurrency is not None or job.rate is not None:
         return _badness(estimator, job, splits, None, limits, objective)[:, 0], np.zeros(len(splits), dtype=np.int64)
     if objective is ServingObjective.LATENCY:

@@ -74,14 +74,14 @@ class LoadTable:
             return np.where(self.tpot > 0, 1.0 / self.tpot, 0.0)
 
     def distance(self, limits: ServingLimits) -> Array:
-        """How far a row is from what may be reached under the limits: the largest of its times over that."""
+        """Distance of a row from the limits: the largest ratio of a time to its limit."""
         worst = np.zeros(len(self))
         for name, limit in limits.aims().items():
             worst = np.maximum(worst, self.limited[name] / limit)
         return worst
 
     def badness(self, objective: ServingObjective) -> Array:
-        """What is made small. The chips are given and all paid for, so that a token's cost goes with the tokens of a second."""
+        """Objective to minimise. All chips are paid for, so the cost of a token follows from the tokens per second."""
         if objective is ServingObjective.LATENCY:
             return self.latency
         return -self.per_chip

@@ -54,7 +54,7 @@ class LaunchLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Server:
-    """What one kind of server is started with. role: prefill or decode, of two pools; else empty"""
+    """Launch options of one kind of server. role: prefill or decode of two pools; else empty"""
 
     plan: ServingPlan
     job: ServingJob

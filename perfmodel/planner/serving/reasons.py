@@ -21,7 +21,7 @@ _WORSE = {ServingObjective.LATENCY: "slower", ServingObjective.COST: "dearer"}
 
 
 def terms(plan: RankedPlan, objective: ServingObjective) -> dict[str, float]:
-    """What is minimised as a sum over the parts of decode steps, and what is not decoding: prompts, the engine's front, waiting.
+    """The objective as a sum over the parts of decode steps and over prompts, the engine's front end and waiting.
 
     latency       a request's: its decode steps, and the rest                                        [s]
     throughput    chip-seconds of an output token: the latency of a request over its tokens and those that run beside it, times the chips

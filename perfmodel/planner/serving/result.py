@@ -1,4 +1,4 @@
-"""What a search among plans of serving found."""
+"""Results of a search of serving plans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ServingObjective(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLimits:
-    """What every plan must meet; None: whatever. [s]
+    """Limits that every plan must meet; None: no limit. [s]
 
     ttft, tpot, request_latency
     is_p99   of ttft and tpot the 99th percentile over requests, by the closed forms, else the mean
@@ -63,12 +63,12 @@ class ServingLimits:
         return {name: value * (1.0 - self.headroom) for name, value in self.given().items()}
 
     def times_of(self, load: ServedLoad) -> dict[str, Array]:
-        """Of a load the times that the limits are about."""
+        """Times of a load that the limits apply to."""
         ttft, tpot = (load.ttft_p99, load.tpot_p99) if self.is_p99 else (load.ttft, load.tpot)
         return {"ttft": ttft, "tpot": tpot, "request_latency": load.request_latency}
 
     def seen(self, prediction: ServingPrediction) -> dict[str, float]:
-        """Of a prediction the times that the limits are about."""
+        """Times of a prediction that the limits apply to."""
         times = {"ttft": prediction.ttft, "tpot": prediction.tpot}
         limited = {name: each.p99 if self.is_p99 and each.p99 is not None else each.mean for name, each in times.items()}
         return {**limited, "request_latency": prediction.request_latency.mean}
@@ -103,13 +103,13 @@ class RankedPlan:
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Those of the prediction; of tokens per second per chip over all chips given, idle ones too."""
+        """Intervals of the prediction; tokens per second per chip count idle chips too."""
         serving = self.plan.num_chips / (self.plan.num_chips + self.idle_chips)
         share = {name: serving if name == "tokens_per_second" else 1.0 for name in self.prediction.intervals}
         return {name: (low * share[name], high * share[name]) for name, (low, high) in self.prediction.intervals.items()}
 
     def badness(self, objective: ServingObjective) -> float:
-        """What a search makes small. All chips are paid for, so that the cost of a token goes with the tokens per second."""
+        """Objective that a search minimises. All chips are paid for, so the cost of a token follows from the tokens per second."""
         if objective is ServingObjective.LATENCY:
             return self.prediction.request_latency.mean
         return -self.tokens_per_second_per_chip
@@ -149,7 +149,7 @@ class FrontPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingBaseline:
-    """What people would use without a search, at the best load that it holds the limits under, or at the nearest to them.
+    """A plan that one would use without a search, at its best load within the limits, or the nearest to them.
 
     found    empty where there is no such plan; reason says why, or what it breaks
     """

@@ -301,7 +301,7 @@ class _Search:
         return tuple(found)
 
     def front(self, table: LoadTable, columns: ServingColumns) -> tuple[FrontPoint, ...]:
-        """Of tokens a user against tokens a chip, over plans and loads. With a load that is given the others are tried for it."""
+        """Pareto front of tokens/s a user and tokens/s a chip, over plans and loads, also with a given load."""
         if not self.evaluator.is_load_searched:
             job = replace(self.evaluator.job, concurrency=None, rate=None, is_static=False)
             other = replace(self, evaluator=replace(self.evaluator, job=job), objective=ServingObjective.LATENCY)
@@ -405,7 +405,7 @@ class _Search:
         return NothingFoundError(f"{said}; {nearest}", remedy, remedies=tuple(remedies))
 
     def _nothing_fits(self, table: LoadTable, cluster: Cluster) -> str:
-        """What takes the memory of the row that leaves most."""
+        """Parts of the memory of the row with the most room."""
         job = self.evaluator.job
         mean = job.input_len.mean + job.output_len.mean
         of = [each.memory(table.columns, mean, job.speculation) for each in self.evaluator.estimators]

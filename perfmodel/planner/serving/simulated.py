@@ -1,4 +1,4 @@
-"""What a search chooses, as `serve` would print it: simulated, and only what keeps the limits then.
+"""Results of a search as `serve` prints them: simulated, and only plans that then keep the limits.
 
 The space is ranked by formulas (`evaluate.py`), which are some percent off in TTFT; the plans that are shown are simulated. One that
 breaks a limit so stands at fewer clients where the load is searched, and is left out where the load is given.
@@ -40,7 +40,7 @@ class Chosen:
 
     @property
     def simulates(self) -> bool:
-        """Of a load that is searched without limits the figures are those of the formulas: each plan has as many clients as it holds."""
+        """Whether plans are simulated. A load that is searched without limits uses the formulas: each plan has as many clients as fit."""
         job = self.evaluator.job
         has_load = job.concurrency is not None or job.rate is not None
         return not job.is_static and (has_load or bool(self.evaluator.limits.given()))
@@ -112,6 +112,6 @@ class Chosen:
         return replace(table, verdict=verdict, limited=limited)
 
     def tried(self, table: LoadTable) -> LoadTable:
-        """Of a table whose rows keep the limits by the formulas alone: those that were simulated; else all of it."""
+        """The simulated rows of a table whose rows keep the limits only by the formulas; else all rows."""
         rows = np.array(sorted(self.broken), dtype=np.int64)
         return self.as_simulated(table).take(rows) if len(rows) and not (table.verdict[rows] == NO_ROOM).any() else table

@@ -161,7 +161,7 @@ def _all_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, 
 def _prompt_degrees(
     model: TransformerConfig, engine: Engine, space: ServingSpace, sizes: Sequence[int], pp: int, attention_dp: int
 ) -> Sequence[int]:
-    """Of prefill context parallelism beside others: the one that was given, or all where the engine's version has it."""
+    """Degrees of prefill context parallelism: the given one, or all if the engine's version has it."""
     if "pcp" in space.fixed:
         return (space.fixed["pcp"],)
     is_searched = not engine.runs.prefill_context_since and not why_not_shared(model, engine, pp=pp, attention_dp=attention_dp)
@@ -169,7 +169,7 @@ def _prompt_degrees(
 
 
 def _shared_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, tp: int, pcp: int) -> tuple[int, ...]:
-    """Of decode context parallelism: the one that was given, or the divisors of the copies of the cache. Beside pcp none, all its ranks, or
+    """Degrees of decode context parallelism: the given one, or the divisors of the copies of the cache. With pcp: none, all its ranks, or
     those of tp as well."""
     if "dcp" in space.fixed:
         return (space.fixed["dcp"],)

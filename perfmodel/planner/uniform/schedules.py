@@ -1,4 +1,4 @@
-"""What schedules make of a block of plans: the memory that microbatches under way keep, and the time of the pipeline."""
+"""Schedules over a block of plans: memory of microbatches in flight, and time of the pipeline."""
 
 from __future__ import annotations
 

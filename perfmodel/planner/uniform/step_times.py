@@ -35,7 +35,7 @@ def step_times(
     hop: Array,
     choices: tuple[PipelineChoice, ...],
 ) -> Array:
-    """What `cost/assemble.py` adds up for one plan, in its order.
+    """The sum of `cost/assemble.py` for one plan, in the same order.
 
     pipeline  [layouts, micro-batches, recompute, schedules], of which `choices` are the last dim    [s]
 

@@ -407,7 +407,7 @@ def _evaluate_block(state: Sweep, tables: _Tables, block: int, rows: LayoutRows,
 
 
 def _of_cells(cells: Cells) -> list[Index]:
-    """Of each dim where there is any cell."""
+    """Indices of each dim that has any cell."""
     dims = range(cells.ndim)
     return [np.flatnonzero(cells.any(axis=tuple(other for other in dims if other != dim))) for dim in dims]
 

@@ -1,4 +1,4 @@
-"""How far off predictions of serving are: errors of each metric by label, fits, and why rows were not predicted."""
+"""Errors of serving predictions: each metric by label, verdicts, reasons of rows without a prediction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfmodel.validation.serving.rows import ServingRow, label_order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricErrors:
-    """Of |predicted / measured - 1|.
+    """Statistics of |predicted / measured - 1|.
 
     bias      the median of predicted / measured - 1
     coverage  share of the measured values that lie in their 80 % interval
@@ -31,7 +31,7 @@ class MetricErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingErrors:
-    """Of the runs under one label: errors of each metric, and how many that ran are predicted not to fit."""
+    """Errors of each metric over the runs of one label, and how many completed runs are predicted not to fit."""
 
     name: str
     num_rows: int

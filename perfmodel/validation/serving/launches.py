@@ -27,7 +27,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Script:
-    """What scripts say of an engine, a model (the beginning of its name) and chips (of theirs; "" for any).
+    """Options of launch scripts for an engine, a model (the beginning of its name) and chips (likewise; "" for any).
 
     of_clients   they pass the number of clients as `max_batch` (--max-num-seqs=$CONC)
     """
@@ -59,7 +59,7 @@ _SCRIPTS = (
 
 
 def launch_of(inputs: Mapping[str, Any], engine: str, chip: str, version: tuple[int, ...]) -> Launch:
-    """Of the run that `inputs` describe."""
+    """Launch options of the run that `inputs` describe."""
     model = inputs.get("model")
     name = model.get("name") if isinstance(model, Mapping) else None
     if inputs.get("input_len_mean") is None or not isinstance(name, str):

@@ -49,7 +49,7 @@ def is_serving(data: Mapping[str, Any]) -> bool:
 
 
 def served_of(data: Mapping[str, Any]) -> Served:
-    """What was measured; what follows from it by the definitions (latency = TTFT + (O - 1) TPOT, tokens/s = batch O / latency) too."""
+    """Measured metrics, and those that follow by definition (latency = TTFT + (O - 1) TPOT, tokens/s = batch O / latency)."""
     measured = data.get("measured")
     measured = measured if isinstance(measured, Mapping) else {}
     ttft, tpot, latency = (positive(measured.get(field)) * 1e-3 for field in MEASURED_FIELDS[:3])

@@ -186,7 +186,7 @@ def _delta(delta: Any, name: str) -> DeltaNet | None:
 
 
 def _kinds(model: Mapping[str, Any], layers: int, is_latent: bool, has_experts: bool) -> tuple[LayerSpec, ...]:
-    """What each layer is made of, where not all are alike."""
+    """Kinds of the layers, if they are not all alike."""
     feeds: Sequence[FeedForward] = ["experts" if has_experts else "dense"] * layers
     pattern, every = model.get("layer_pattern"), model.get("full_attention_interval")
     if isinstance(pattern, str):

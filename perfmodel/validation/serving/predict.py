@@ -93,7 +93,7 @@ def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRo
 
 
 def metrics_of(planned: PlannedServing, prediction: ServingPrediction) -> dict[str, float]:
-    """What the figures of a run of this kind are compared with."""
+    """Predicted metrics that a run of this kind is compared with."""
     rate = prediction.tokens_per_second_per_chip * planned.plan.num_chips
     latency = prediction.request_latency.mean
     match planned.kind:

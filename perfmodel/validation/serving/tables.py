@@ -51,7 +51,7 @@ def serving_tables(result: ServingResult) -> list[Table]:
 
 
 def serving_error_table(title: str, field: str, summaries: Sequence[ServingErrors], overall: ServingErrors | None = None) -> Table:
-    """Of each metric that any row has: how many, the median and the 90th percentile of the error, the bias."""
+    """Table of errors by metric: count, median, 90th percentile and bias."""
     every = [*summaries, *([] if overall is None or len(summaries) < 2 else [overall])]
     metrics = [metric for metric in METRICS if any(each.metrics[metric].count for each in every)]
     headers = [field, "cases", *(f"{WORDS[metric]}: {word}" for metric in metrics for word in ("runs", "median", "p90", "bias")), "no fit"]
