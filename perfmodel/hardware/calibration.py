@@ -529,7 +529,7 @@ SPEC_SHEET = Calibration(
 
 
 def typical_fractions() -> str:
-    """What `SPEC_SHEET` assumes of matrix products, in words."""
+    """Assumptions of `SPEC_SHEET` about matrix products, in words."""
     matmul = SPEC_SHEET.matmul[Dtype.BF16]
     return f"{matmul.peak_fraction:.0%} of the data sheet's FLOP rate and {matmul.memory_fraction:.0%} of its memory bandwidth are assumed"
 

@@ -35,7 +35,7 @@ class ChipCluster:
 
     @property
     def text(self) -> str:
-        """What a plan file calls this cluster; `chip_cluster` reads it back."""
+        """Text of this cluster in plan files; `chip_cluster` reads it back."""
         stated = [self.chip]
         if self.per_node is not None:
             stated.append(f"per-node={self.per_node}")
@@ -61,7 +61,7 @@ def state_chip_cluster(
 
 
 def chip_cluster(text: str) -> ChipCluster | None:
-    """What `ChipCluster.text` says; None for a text that states nothing of a chip (it may still be a chip's bare name)."""
+    """The cluster that `ChipCluster.text` wrote; None for a text without such options (it may still be a chip's name)."""
     found = _STATED.fullmatch(text.strip())
     if found is None:
         return None
@@ -101,7 +101,7 @@ def _count(value: int | str) -> int:
 
 
 def short_name(reference: str) -> str:
-    """What to call a cluster in a table: a file by its name alone, anything else as it is."""
+    """Name of a cluster in tables: file name for a file, anything else as it is."""
     stated = chip_cluster(reference)
     if stated is not None:
         return replace(stated, chip=short_name(stated.chip)).text

@@ -28,7 +28,7 @@ STAGED_FRACTION = 0.5
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Link:
-    """What one chip has towards the rest of its tier.
+    """Link of one chip to the rest of its tier.
 
     bandwidth       one direction, to all peers together                 [byte/s]
     pair_bandwidth  one direction, to one peer (a mesh: one link's)      [byte/s]

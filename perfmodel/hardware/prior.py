@@ -1,4 +1,4 @@
-"""What to expect of a chip that nobody measured, from the calibrations of its maker's neighbouring generations.
+"""Prior of an unmeasured chip from the calibrations of its vendor's neighbouring generations.
 
 Parameters are fractions of the chip's own peaks, lengths and latencies: the mean of the last generation before and the first one after
 carries over. The latencies of collectives differ by a factor of 1.7 between machines, with no trend over the generations: there the mean
@@ -23,7 +23,7 @@ from perfmodel.hardware.power import matrix_rate, power_clock_ratio
 
 
 def neighbours(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
-    """Of (calibration, chip that it was measured on): the same maker's latest generation launched no later, and the first one later."""
+    """Neighbours among (calibration, measured chip): the vendor's latest generation launched no later, and the first one later."""
     found = sorted(generations(chip, known), key=lambda pair: (pair[1].launch_year, pair[0].name))
     before = [pair for pair in found if pair[1].launch_year <= chip.launch_year][-1:]
     after = [pair for pair in found if pair[1].launch_year > chip.launch_year][:1]

@@ -23,7 +23,7 @@ def cuts_as(names: Iterable[str], rules: RuleSet, model: TransformerConfig, atte
 
 
 def _left_of_model(rules: RuleSet, model: TransformerConfig, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
-    """What the rules cut of this model, without those of single operators and of layers that it has not."""
+    """Cuts of the rules for this model, without those of single operators and of layers that the model lacks."""
     lacking = {name for names, has in _OF_SOME_MODELS if not has(model) for name in names}
     return {name: cut for name, cut in rules.among(axes).items() if name not in lacking}
 

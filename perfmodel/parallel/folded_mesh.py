@@ -34,7 +34,7 @@ class FoldedMesh:
         return found
 
     def group_name(self, places: Sequence[Mapping[str, int]], kind: str) -> str:
-        """Of ranks at these places on the axes of the layout; "none" of a single rank."""
+        """Name of the group of ranks at these places on the axes of the layout; "none" for a single rank."""
         whole = {axis for axis in self.parts if len({place[axis] for place in places}) > 1}
         if any(len(self.parts[axis]) > 1 for axis in whole):
             finer = [self.place(place) for place in places]
@@ -42,7 +42,7 @@ class FoldedMesh:
         return "+".join(axis for axis in self.parts if axis in whole) or "none"
 
     def name(self, axes: Collection[str], kind: str) -> str:
-        """What a person calls the group over these finer axes: axes of the layout joined by +, outermost first, or those of experts.
+        """Name of the group over these finer axes: axes of the layout joined by +, outermost first, or those of experts.
 
         The same ranks may be both: what experts send is named by their axes, all else by the layout's.
         """
@@ -85,7 +85,7 @@ def expert_rank(plan: Plan, place: Mapping[str, int]) -> int:
 
 
 def folded_mesh(plan: Plan) -> FoldedMesh:
-    """Of a plan with or without experts."""
+    """The mesh of a plan with or without experts."""
     layout = plan.layout
     degrees = tuple((axis, layout.degree(axis)) for axis in reversed(DEFAULT_ORDER))
     fine = fine_sizes(plan.job.transformer, cp=layout.cp, tp=layout.tp)

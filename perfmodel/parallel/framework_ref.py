@@ -275,7 +275,7 @@ def stated(profile: str, settings: Mapping[str, Value]) -> str:
 
 
 def passed_over(settings: object) -> list[str]:
-    """What of the settings of a run that was measured is not read: those that are not known, and values that are not."""
+    """Settings of a measured run that are not read: unknown names, and unknown values."""
     given = settings.items() if isinstance(settings, Mapping) else ()
     return [told for name, value in given if value is not None and (told := unread(name, value))]
 

@@ -71,7 +71,7 @@ _choice = partial(word, metavar="NAME")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """What a person may say of a plan; None leaves it to the default, or to the search.
+    """Knobs of a plan; None leaves a knob to its default, or to the search.
 
     rules  rule sets, names or files of them: one, of which a search takes several
     dp     ranks that see different sequences, however their state is kept: dp_replicate * dp_shard
@@ -168,7 +168,7 @@ def searched_knobs(record: type = Knobs) -> tuple[str, ...]:
 
 
 def bounded_knobs(record: type = Knobs) -> tuple[str, ...]:
-    """Those of them that have a largest value."""
+    """Knobs that take a largest value in a search."""
     return tuple(name for name, each in words_of(record).items() if each.is_searched and each.kind is int)
 
 

@@ -13,7 +13,7 @@ DEFAULT_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 
 
 class ZeroStage(IntEnum):
-    """What is sharded over the data axes: 1 optimizer state, 2 also gradients, 3 also parameters (FSDP)."""
+    """Shards over the data axes: 1 optimizer state, 2 also gradients, 3 also parameters (FSDP)."""
 
     NONE = 0
     OPTIMIZER = 1
@@ -25,7 +25,7 @@ ZERO_STAGES = tuple(map(int, ZeroStage))
 
 
 class Recompute(StrEnum):
-    """What of a layer's forward pass backward computes again instead of keeping it: nothing, a set of operators, all."""
+    """Part of a layer's forward pass that backward recomputes: nothing, a set of operators, all."""
 
     NONE = "none"
     SELECTIVE = "selective"

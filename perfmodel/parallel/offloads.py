@@ -1,4 +1,4 @@
-"""What may lie in the host's memory, as one word: `--offload checkpoints,optimizer`."""
+"""Offloads to host memory, as one option: `--offload checkpoints,optimizer`."""
 
 from __future__ import annotations
 

@@ -382,7 +382,7 @@ _ASSIGNED = RuleSet(name="assignment", rules={}, source="each operator has a sha
 
 
 def _check_degrees(plan: Plan) -> None:
-    """What the rules cut divides, and every axis cuts something."""
+    """Check that degrees divide the dims that the rules cut, and that every axis cuts something."""
     rules, layout, model, seq_len = plan.rules, plan.layout, plan.job.transformer, plan.job.seq_len
     degrees = {"cp": layout.cp, "tp": layout.tp}
     axis = unused_axis(rules, model, **degrees)

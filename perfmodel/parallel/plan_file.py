@@ -141,7 +141,7 @@ _OF_ASSIGNED = (
 
 
 def _check_rules_agree(plan: Plan, data: Mapping[str, Any]) -> None:
-    """What else a file says of its rules must be so."""
+    """Raise InputError if other fields of a file contradict its rules."""
     name = data.get("rule_set", plan.rule_set)
     if name != plan.rule_set:
         raise InputError(f"rule_set={shown(name)}: rules={plan.rule_set} say another; leave out rule_set")

@@ -1,4 +1,4 @@
-"""What is predicted of a plan: step time and its parts, utilisation, memory, traffic, and what each number rests on."""
+"""Prediction of a plan: step time and its parts, utilisation, memory, traffic, and the basis of each number."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def summary(prediction: Prediction) -> list[tuple[str, str]]:
 
 
 def notes(prediction: Prediction) -> list[str]:
-    """What a person should know beside the numbers."""
+    """Notes on a prediction."""
     unable = [f"not a plan for this framework: {prediction.not_runnable}"] if prediction.not_runnable else []
     return [*prediction.warnings, *unable, *_logits_note(prediction)]
 
@@ -201,14 +201,14 @@ def _logits_note(prediction: Prediction) -> list[str]:
 
 
 def batch_text(job: TrainingJob) -> str:
-    """What a step trains on."""
+    """The batch of a step as text."""
     if isinstance(job.model, NetworkModel):
         return f"{job.global_batch:,} {job.unit}"
     return f"{job.global_batch:,} sequence{'s' * (job.global_batch > 1)} of {job.seq_len:,} tokens"
 
 
 def trained_text(job: TrainingJob) -> str:
-    """What of the model is trained, where that is not all of it: `, lora:16 (40.0M of 6.78G parameters trained)`."""
+    """Trained part of the model, if not all of it: `, lora:16 (40.0M of 6.78G parameters trained)`."""
     if job.train.is_full:
         return ""
     trained = num_trained_parameters(job.transformer, job.train)

@@ -1,4 +1,4 @@
-"""What can be recomputed by name, as Megatron-LM's --recompute-modules has it, and which operators of a layer that is."""
+"""Modules that can be recomputed by name, as in Megatron-LM's --recompute-modules, and their operators."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def useful_lists(model: TransformerConfig) -> tuple[tuple[str, ...], ...]:
 
 
 def recompute_words(recompute: str, operators: Sequence[str]) -> str:
-    """What runs again, for people: the modules by name, where they are others than the core of attention."""
+    """Recomputation as text: the modules by name, if they are not only the core of attention."""
     names = [name for name, own in MODULES.items() if set(own) <= set(operators)]
     return "+".join(names) if recompute == "selective" and names != ["core_attn"] and names else recompute
 

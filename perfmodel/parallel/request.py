@@ -1,4 +1,4 @@
-"""What a verb is asked about, written once: the job, where it runs and what is assumed, as a program or a command line gives them.
+"""Requests of verbs: job, cluster and assumptions, as a program or a command line gives them.
 
 What reads a value is imported when there is one: `perfmodel predict --help` reads none.
 """
@@ -160,7 +160,7 @@ class Request:
     )  # fmt: skip
 
     def stated(self) -> dict[str, Any]:
-        """What is known of the setup, in the words of settings."""
+        """Stated settings of the setup."""
         from perfmodel.parallel.framework_ref import read_settings
         from perfmodel.parallel.offloads import OFFLOADS, read_offloads
 
@@ -177,7 +177,7 @@ class Request:
         return any(is_list(getattr(self, name)) for name, each in words_of(type(self)).items() if each.several)
 
     def described(self) -> dict[str, Any]:
-        """What was asked for, as plain values; what was left out is not in it."""
+        """Given values as plain data, without those that were left out."""
         named = {
             name: getattr(getattr(self, name), "name", getattr(self, name)) for name, each in words_of(type(self)).items() if each.several
         }

@@ -1,4 +1,4 @@
-"""What a run measured: a frozen record, appended to a file of JSON lines and never edited."""
+"""Measurements of runs: frozen records, appended to a file of JSON lines and never edited."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEASUREMENT_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCount:
-    """What one rank issued in a step, of one kind on one axis (or product of axes, joined by `+`).
+    """Collectives that one rank issued in a step, of one kind on one axis (or product of axes, joined by `+`).
 
     num_bytes counts full buffers, as the algebra does: the gathered tensor of an all-gather, the whole input of a
     reduce-scatter, the local buffer of an all-to-all, the message of a send or a receive.
@@ -127,7 +127,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineMeasurement:
-    """What microbenchmarks saw of one machine: everything that a calibration of it is fitted to.
+    """Microbenchmarks of one machine: everything that a calibration of it is fitted to.
 
     samples    kernels, collectives and contention
     programs   tiny training programs and the processor time of a step in the busiest rank's main thread [s], for the overhead of the

@@ -91,7 +91,7 @@ class AssignmentFile(_Saved):
 
 
 class JobFile(PlanRecord):
-    """What is trained."""
+    """The job of a plan."""
 
     model: Annotated[Any, ReadBy(lambda value, field: read_model(value, field), {"type": ["string", "object"]})] = Field(
         description="name of a model, path of a config.json, all fields of a model, or `network`, `sizes` and `inputs`"

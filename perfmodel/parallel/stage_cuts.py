@@ -33,7 +33,7 @@ its optimizer states along, so that a longer sequence could come out faster."""
 
 
 def default_stage_layers(job: TrainingJob, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
-    """Of each virtual stage, in model order: stage k is on rank k % num_ranks."""
+    """Layers of each virtual stage, in model order: stage k is on rank k % num_ranks."""
     model, num_stages = job.transformer, num_ranks * virtual_stages
     even = even_stage_layers(model.num_hidden_layers, num_stages)
     if num_ranks == 1 or are_alike(model):
@@ -49,8 +49,7 @@ def are_alike(model: TransformerConfig) -> bool:
 
 @lru_cache(maxsize=4096)
 def _by_cost(model: TransformerConfig, seq_len: int, precision: Precision, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
-    """Of the two ways the one whose slowest rank takes less. Every stage but the first and the last has a layer: it would have nothing to
-    run."""
+    """Layers of each stage by cost, of two ways the one with the faster slowest rank. Stages other than the first and last have a layer."""
     costs = _costs(model, seq_len, precision)
     until = np.cumsum([0.0, *(costs[name] for name in layer_order(model.layer_kinds))])
     beside = np.zeros(num_ranks)
@@ -116,7 +115,7 @@ def _balanced_ranks(until: Array, beside: Array, virtual_stages: int) -> tuple[i
 
 @lru_cache(maxsize=64)
 def _costs(model: TransformerConfig, seq_len: int, precision: Precision) -> Mapping[str, float]:
-    """What a sequence takes in each region, forward and backward. [FLOP in 16 bits]"""
+    """Cost of a sequence in each region, forward and backward. [FLOP in 16 bits]"""
     graph = build_graph(
         model, seq_len=seq_len, attention=AttentionKernel.FLASH, dropout=False, activation_bytes=2.0, parameter_bytes=2.0
     )  # fmt: skip

@@ -25,7 +25,7 @@ class MakersDegrees:
 
 
 def makers_degrees(model: str) -> MakersDegrees | None:
-    """Of a shipped model by its name; None where its makers published nothing, or nobody read it."""
+    """Published degrees of a shipped model by name; None if none are known."""
     told = _degrees().get(model)
     if told is not None or model not in list_plans():
         return told

@@ -1,5 +1,5 @@
-"""What carries the uncertainty of a step time: constants of the framework and of the chip, each by its spread and by how much this step
-hangs on it; and what the cheapest things that tell more of them would leave."""
+"""Sources of uncertainty of a step time: constants of the framework and of the chip, by their spread and the sensitivity of the step,
+and the variance that the cheapest measurements of them would leave."""
 
 from __future__ import annotations
 

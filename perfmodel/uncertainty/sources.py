@@ -1,4 +1,4 @@
-"""What carries the uncertainty of a predicted step time, and what would take it away, cheapest first."""
+"""Sources of uncertainty of a predicted step time, and measurements that reduce it, the cheapest first."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is to be computed: the model's shape, the job, and the operators that follow from them."""
+"""Workloads: model shapes, jobs, and the graphs of operators that follow from them."""

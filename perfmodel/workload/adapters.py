@@ -98,7 +98,7 @@ def _end(operator: Operator, graph: Graph) -> Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Adapter:
-    """What stands beside a linear operator. end: what its output is added to."""
+    """Adapter of a linear operator. end: the tensor that its output is added to."""
 
     graph: Graph
     operator: Operator
@@ -231,7 +231,7 @@ def _with_quantized_base(graph: Graph, bytes_per_weight: float) -> Graph:
 
 
 def _input_kept(operator: Operator, graph: Graph) -> Data:
-    """Of attention's output, whose heads come first, a copy."""
+    """The saved input of an adapter; of attention's output, whose heads come first, a copy."""
     maker = graph.producer(operator.inputs[0].tensor)
     extent = operator.extent(operator.inputs[0].dims)
     is_copy = maker is not None and maker.is_attention

@@ -63,8 +63,8 @@ ALL_BEFORE = CausalMask()
 
 
 def windowed_mask(keys: int, window: int, share: float = 1.0, *, chunked: bool = False) -> CausalMask:
-    """Of a sequence of so many keys, of which a query sees the last `window` (0: all before it) in that share of the layers; `chunked`:
-    those of its chunk of so many."""
+    """Mask of a sequence of so many keys; in that share of the layers a query sees the last `window` of them (0: all before it), or with
+    `chunked` those of its chunk."""
     if not 0 < window < keys:
         return ALL_BEFORE
     return CausalMask(window_fraction=window / keys, windowed_fraction=share, is_chunked=chunked)

@@ -255,7 +255,7 @@ class TransformerConfig:
 
     @property
     def num_active_parameters(self) -> int:
-        """Those that a token runs through: of the experts among which it chooses, only as many as it chooses."""
+        """Parameters that a token uses: of the routed experts only its top k."""
         return self.num_parameters - sum(kind.count * self._num_passed_over(kind) for kind in self.layer_kinds)
 
     @property
@@ -265,7 +265,7 @@ class TransformerConfig:
 
     @property
     def num_mtp_parameters(self) -> int:
-        """Of the modules that predict further tokens, all of them; they share the token table and the output matrix."""
+        """Parameters of all multi-token-prediction modules; they share the token table and the output matrix."""
         return self.num_mtp_layers * sum(shape.num_elements for shape in self.mtp_shapes())
 
     @property
@@ -274,7 +274,7 @@ class TransformerConfig:
 
     @property
     def num_routed_parameters(self) -> int:
-        """Those of the experts among which tokens choose."""
+        """Parameters of the routed experts."""
         return sum(kind.count * self._num_routed(kind) for kind in self.layer_kinds)
 
     def _num_routed(self, kind: LayerSpec) -> int:
@@ -317,7 +317,7 @@ class TransformerConfig:
 
     @property
     def mtp_kind(self) -> LayerSpec:
-        """What the layer of a module that predicts further tokens is: as the last."""
+        """Layer kind of multi-token-prediction modules: that of the last layer."""
         return self.layer_kinds[-1]
 
     def mtp_shapes(self) -> tuple[ParameterShape, ...]:
@@ -357,7 +357,7 @@ def _check_count(field: str, value: object, least: int) -> None:
 
 
 def printable(value: object) -> object:
-    """What a message can show of any value: Python refuses to turn an integer of over 4300 digits into text."""
+    """The value as a message can show it: Python refuses to print integers of over 4300 digits."""
     if isinstance(value, int):
         return value if abs(value) < 10**20 else "a number of over 20 digits"
     if isinstance(value, (list, tuple, dict)):

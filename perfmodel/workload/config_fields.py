@@ -23,7 +23,7 @@ _Value = TypeVar("_Value")
 def _noted(
     placeholder: _Value,
 ) -> Callable[[Callable[Concatenate[ConfigFields, _Given], _Value]], Callable[Concatenate[ConfigFields, _Given], _Value]]:
-    """What is wrong with a key goes to `faults`, and reading goes on with a placeholder, so that all faults are told at once."""
+    """Decorator that notes a key's fault and goes on with a placeholder, so that all faults are reported at once."""
 
     def wrap(read: Callable[Concatenate[ConfigFields, _Given], _Value]) -> Callable[Concatenate[ConfigFields, _Given], _Value]:
         @wraps(read)
@@ -64,7 +64,7 @@ class ConfigFields:
         return ConfigFields(data=inside if isinstance(inside, Mapping) else {}, model_type=self.model_type, defaults={}, faults=self.faults)
 
     def record(self, make: Callable[..., _Value], **values: Any) -> _Value | None:
-        """Whose own rules may be broken by what the keys say."""
+        """A record of these values; a broken rule is noted as a fault."""
         try:
             return make(**values)
         except InputError as error:
@@ -97,12 +97,12 @@ class ConfigFields:
         return tuple(numbers)
 
     def entries(self, key: str) -> Sequence[object]:
-        """Of a list, whatever they are; none where there is no list."""
+        """Entries of a list, of any kind; none if there is no list."""
         value = self.data.get(key)
         return value if isinstance(value, (list, tuple)) else ()
 
     def refuse(self, key: str, rule: str, remedy: str) -> None:
-        """What a key's value asks for is not modelled."""
+        """Note that a key's value is not modelled."""
         self.faults.append(str(bad_field(key, printable(self.data.get(key)), rule, remedy)))
 
     def num_layers(self) -> int:

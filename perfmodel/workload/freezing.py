@@ -45,7 +45,7 @@ def _without_gradients(operator: Operator, has: Mapping[str, bool], trained: Col
 
 
 def _work(work: Work, num_inputs: int, without: Collection[int]) -> Work | None:
-    """What is left of it; nothing where it only made gradients that nobody needs."""
+    """Work that is left; None if it only made unneeded gradients."""
     match work:
         case Product():
             return None if work.gradient_of in without else work

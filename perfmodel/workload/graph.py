@@ -148,7 +148,7 @@ class FusedAttention:
 
     @property
     def visible_fraction(self) -> float:
-        """Of the keys those that a query may see, before it or not."""
+        """Share of the keys that a query may see, before it or not."""
         return 1.0 if self.mask is None else self.mask.visible
 
     def extents(self) -> Iterator[Extent]:
@@ -294,7 +294,7 @@ class Operator:
 
     @property
     def name_in_layer(self) -> str:
-        """Of `layer3.q_proj` q_proj: what operators of every layer are called alike."""
+        """Name without the layer: q_proj of `layer3.q_proj`."""
         return self.name.removeprefix(f"{self.layer}.")
 
     def logical_name(self, dim: str) -> str:
@@ -320,7 +320,7 @@ class Operator:
 
 
 def flops_of(work: Work, *, causal: bool = True) -> float:
-    """Of products, a multiply-add as 2. [FLOP]"""
+    """FLOPs of products, a multiply-add counted as 2. [FLOP]"""
     match work:
         case Product():
             return 2.0 * work.repeats * count_of(work.batch) * count_of(work.m) * count_of(work.n) * count_of(work.k)
@@ -340,7 +340,7 @@ def count_of(extent: Extent) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightCasts:
-    """What making copies of a weight in fewer bits moves to and from memory, of an element. [byte]
+    """Memory traffic of low-precision copies of a weight, for each element. [byte]
 
     all_copies   one pass that writes every copy
     one_copy     one that writes the copy of one order alone, as a forward pass needs it
@@ -559,7 +559,7 @@ class Graph:
 
     @property
     def activation_bytes(self) -> float:
-        """Of an element, where nothing else is said."""
+        """Bytes of an activation's element, unless a tensor says otherwise."""
         return self.compute_bytes or self.tensors[self.boundary or self.operators[-1].output.tensor].itemsize
 
     def itemsize(self, operator: Operator, data: Data) -> float:
@@ -605,12 +605,12 @@ class Graph:
 
     @property
     def num_trained_parameters(self) -> int:
-        """Those of which a gradient is made."""
+        """Parameters with gradients."""
         return self._number_of(tensor for tensor in self.parameters if tensor.has_gradient)
 
     @property
     def num_frozen_in_products(self) -> int:
-        """Those that are multiplied with, and of which no gradient is made."""
+        """Frozen parameters that products read."""
         frozen = (tensor for tensor in self.parameters if not tensor.has_gradient)
         return self._number_of(tensor for tensor in frozen if any(reader.is_product for reader, _ in self.consumers(tensor.name)))
 
@@ -619,7 +619,7 @@ class Graph:
 
     @property
     def flops(self) -> float:
-        """Of one forward pass. [FLOP]"""
+        """FLOPs of one forward pass. [FLOP]"""
         return sum(self.count(operator.layer) * operator.flops for operator in self.operators)
 
     @property

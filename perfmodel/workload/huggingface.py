@@ -70,7 +70,7 @@ def _model_of(data: Any, origin: str, name: str) -> TransformerConfig:
 
 
 def _left_out(data: Mapping[str, Any]) -> str:
-    """What stands beside the language model: "its vision tower"."""
+    """Parts other than the language model: "its vision tower"."""
     found = [part for key, part in _TOWERS.items() if isinstance(data.get(key), Mapping) and data[key]]
     return " and ".join(found)
 

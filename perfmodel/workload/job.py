@@ -130,7 +130,7 @@ PRECISION_POLICIES: Mapping[Precision, PrecisionPolicy] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """What is to be trained, whatever the cluster and the plan. Gradient accumulation follows from the plan's micro-batch.
+    """A training job, whatever the cluster and the plan. Gradient accumulation follows from the plan's micro-batch.
 
     A network has the sizes of its samples in itself: of these the batch counts, and `seq_len` is 1.
     """
@@ -187,7 +187,7 @@ class TrainingJob:
 
     @property
     def unit(self) -> str:
-        """What its throughput counts."""
+        """Unit of its throughput."""
         return "samples" if isinstance(self.model, NetworkModel) else "tokens"
 
     @property

@@ -26,7 +26,7 @@ class ParameterShape(NamedTuple):
 
 
 def shapes_of_layer(model: TransformerConfig, kind: LayerSpec) -> tuple[ParameterShape, ...]:
-    """Of one layer of a kind."""
+    """Parameter shapes of one layer of a kind."""
     h = model.hidden_size
     shapes: list[ParameterShape] = []
     if kind.mixer != "none":
@@ -51,7 +51,7 @@ def norm_shapes(model: TransformerConfig, name: str, size: int | tuple[int, ...]
 
 
 def is_routed(shape: ParameterShape) -> bool:
-    """Of the experts among which each token chooses: dim 0 is the expert."""
+    """Whether a parameter belongs to routed experts: dim 0 is the expert."""
     return shape.name.startswith("experts_")
 
 
@@ -140,7 +140,7 @@ def _dense(model: TransformerConfig) -> list[ParameterShape]:
 
 
 def _experts(model: TransformerConfig) -> list[ParameterShape]:
-    """Of the routed ones gate and up are one tensor of two halves, as grouped products read them."""
+    """Parameters of experts; of routed ones gate and up are one tensor of two halves, as grouped products read them."""
     experts = model.experts
     assert experts is not None
     h, e, f = model.hidden_size, experts.num_experts, experts.width

@@ -1,4 +1,4 @@
-"""What the layers of a transformer may be made of besides dense attention and a dense MLP: frozen records, read from a config."""
+"""Parts of transformer layers other than dense attention and a dense MLP: frozen records, read from a config."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Mamba:
 
     @property
     def state_shape(self) -> tuple[int, int, int, int]:
-        """Of a sequence: groups, heads of each, and of each head its entries and their states."""
+        """State of a sequence: groups, heads of each, and of each head its entries and their states."""
         return self.num_groups, self.num_heads // self.num_groups, self.head_dim, self.state_size
 
     @property
@@ -141,7 +141,7 @@ class DeltaNet:
 
     @property
     def state_shape(self) -> tuple[int, int, int, int]:
-        """Of a sequence: key heads, value heads of each, and of each value head keys and values."""
+        """State of a sequence: key heads, value heads of each, and of each value head keys and values."""
         return self.num_key_heads, self.num_value_heads // self.num_key_heads, self.key_head_dim, self.value_head_dim
 
     @property

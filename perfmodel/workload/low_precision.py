@@ -117,7 +117,7 @@ def _with_padding(op: Operator, graph: Graph) -> Operator:
 
 
 def _sent_low(graph: Graph, recipe: Recipe) -> Iterator[Tensor]:
-    """Of rows on their way to experts the rows, of those on their way back the gradients, which travel the other way."""
+    """Tensors that travel in low precision: rows on their way to experts, and gradients of rows on their way back."""
     for op in graph.operators:
         rows = graph.tensors[op.output.tensor]
         if op.kind != "permute" or not rows.is_set:

@@ -1,4 +1,4 @@
-"""What a job trains where it is no decoder of one configuration: a built-in network by name and sizes, or a module of one's own."""
+"""Model of a job that is no configured decoder: a built-in network by name and sizes, or the user's module."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Optimizer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStates:
-    """What one optimizer keeps.
+    """States of one optimizer.
 
     num_states       tensors of the parameter's shape
     bytes_per_state  of one entry, with the scales of its blocks; 0: in the dtype of the precision policy   [byte]

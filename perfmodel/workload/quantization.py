@@ -56,7 +56,7 @@ class Quantization:
         return self.weight_bytes == 2.0
 
     def parts(self, *, beside_experts: bool) -> frozenset[WeightPart]:
-        """Whose weights are held so, all others in 16 bits. beside_experts: the model has experts."""
+        """Weights that are held in this format, all others in 16 bits. beside_experts: the model has experts."""
         if self.is_plain:
             return frozenset()
         if self.experts_only:
@@ -145,7 +145,7 @@ def has_units(quantization: Quantization, peak_flop_rate: Mapping[Dtype, float])
 
 
 def published_format(architecture: str) -> Quantization:
-    """Of a family, as its makers publish it: in 16 bits unless they say otherwise."""
+    """Format in which the makers of a model family publish it: 16 bits unless they say otherwise."""
     return QUANTIZATIONS[PUBLISHED.get(architecture, "bf16")]
 
 

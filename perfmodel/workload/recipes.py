@@ -93,5 +93,5 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 
 def recipe_named(name: str) -> Recipe | None:
-    """Of a precision; None where products are in its own dtype."""
+    """Recipe of a precision; None if products use its own dtype."""
     return RECIPES.get(name)

@@ -22,7 +22,7 @@ _MOST = 4096.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Once:
-    """Of tokens that travel once to each rank that has experts of their choice, known one by one: over the mean rows of a rank.
+    """Counted tokens that travel once to each rank with chosen experts, over the mean rows of a rank.
 
     sent, received   tokens that the rank sends, and that come to it
     weights          that arrive in an all-to-all of the weights of all choices, or of their gradients, on the mean of all of these
@@ -57,7 +57,7 @@ EVEN = RankRows()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """What the fullest rank has to do, which sets the time of a layer and its memory.
+    """Load of the fullest rank, which sets a layer's time and memory.
 
     skew              rows of the fullest rank over the mean, where none are dropped (dropless)
     capacity_factor   rows that each expert has room for over the mean: buffers are so large, and padded to it, whatever comes; what has no
@@ -84,7 +84,7 @@ class Routing:
 
     @property
     def rows(self) -> RankRows:
-        """What sets the pace and the memory of a layer, of one rank or another.
+        """Rows that set the time and the memory of a layer.
 
         computed    of the rank whose experts get the most: it computes the longest, on as many rows for each of its experts, and its
                     buffers are the largest

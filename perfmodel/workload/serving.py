@@ -36,7 +36,7 @@ class Lengths:
 
     @property
     def variance(self) -> float:
-        """Of whole numbers, each as likely: ((n^2 - 1) / 12 of n values. [token^2]"""
+        """Variance of equally likely whole numbers: (n^2 - 1) / 12 of n values. [token^2]"""
         return ((self.most - self.least + 1) ** 2 - 1) / 12.0
 
 
@@ -85,7 +85,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingJob:
-    """What is served, whatever the cluster and the plan.
+    """A served load, whatever the cluster and the plan.
 
     concurrency  requests in flight of all replicas together (closed loop: each answer is followed by the next request)
     rate         requests a second of all replicas together (open loop, Poisson); neither: as many at once as fit
@@ -129,7 +129,7 @@ class ServingJob:
 
     @property
     def new_tokens(self) -> float:
-        """Of a prompt those that are computed, on average."""
+        """Tokens of a prompt that are computed, on average."""
         return self.input_len.mean * (1.0 - self.prefix_hit)
 
     @property

@@ -1,4 +1,4 @@
-"""What of a model is trained: all of it, or low-rank adapters next to linear operators whose weights are frozen."""
+"""Trained part of a model: all of it, or low-rank adapters of linear operators whose weights are frozen."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ FULL_TRAINING = Training()
 
 
 def training_of(value: object, field: str = "train") -> Training:
-    """What a text such as `lora:16` means."""
+    """The training of a text such as `lora:16`."""
     if isinstance(value, Training):
         return value
     text = value.strip() if isinstance(value, str) else ""

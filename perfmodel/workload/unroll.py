@@ -146,7 +146,7 @@ def _is_only_of(graph: Graph, layer: str, tensor: str) -> bool:
 
 
 def _handed_on(graph: Graph, layer: str) -> str:
-    """What a repeated layer hands to the next run and to what follows."""
+    """Tensor that a repeated layer hands to its next run and to what follows."""
     made = (operator.output.tensor for operator in graph.operators_of(layer))
     return next(tensor for tensor in made if any(reader.layer != layer for reader, _ in graph.consumers(tensor)))
 

@@ -68,7 +68,7 @@ class Condition:
 
 @lru_cache(maxsize=1024)
 def conditions(rules: RuleSet, model: TransformerConfig, seq_len: int) -> tuple[Condition, ...]:
-    """What the rule set asks of the degrees of cp and tp for this model, heads first."""
+    """Conditions of the rule set on the degrees of cp and tp for this model, heads first."""
 
     def cuts(names: tuple[str, ...], axes: tuple[str, ...]) -> bool:
         return any(axis in cut for name, cut in rules.cuts() if name in names for axis in axes)

@@ -188,7 +188,7 @@ class ShardedGraph:
 
     @cached_property
     def handed(self) -> Mapping[str, list[Operand]]:
-        """Of these the inputs of the group that the operator is of, which is one function: it holds them until it ends."""
+        """Activations that enter the operator's group, which is one function and holds them until it ends."""
         group = {op.output.tensor: op.group for op in self.graph.operators}
         return {
             op.name: [o for o in self.activations[op.name] if op.group and group.get(o.tensor) != op.group] for op in self.graph.operators
@@ -196,8 +196,8 @@ class ShardedGraph:
 
     @cached_property
     def entering(self) -> Mapping[str, frozenset[str]]:
-        """What each region is given, and all that full recomputation keeps of it, by the name of what hands it on as it is if something
-        does."""
+        """Inputs of each region, which are all that full recomputation keeps of it, under the name of the operator that hands them on
+        unchanged, if there is one."""
         made = {op.output.tensor: op.layer for op in self.graph.operators}
         found: dict[str, frozenset[str]] = {}
         for region in self.graph.regions:
@@ -400,7 +400,7 @@ def _moves_by_way_of(held: Held | None, producer: Operator, left: Layout, readin
 
 
 def _check_edges(graph: Graph, needed: Mapping[tuple[str, int], Layout], left: Mapping[str, Layout]) -> None:
-    """What the algebra does not express is refused, not priced wrong.
+    """Refuse graphs that the algebra does not express, in place of a wrong price.
 
     Blocks follow one another as they follow what comes before them, so all edges between regions of a graph with blocks have one layout.
     The copies of a stretched dim are there for the axes that cut it: nothing may be redistributed at its position.

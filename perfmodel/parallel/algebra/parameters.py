@@ -1,4 +1,4 @@
-"""What happens to a parameter in a step: gathers, gradient reductions, publishing (ZeRO, FSDP and HSDP, and nothing else).
+"""Collectives of a parameter in a step: gathers, gradient reductions, publishing (ZeRO, FSDP and HSDP).
 
 A parameter has three layouts, as stored Lp, as accumulated gradient La, as optimizer state Lo, and two lifetimes: how long
 it stays gathered and how long its gradient accumulates before it is reduced. Adding partial sums to partial sums is free, so
@@ -63,7 +63,7 @@ def zero_axes(parameter: ParameterLayout) -> frozenset[str]:
 
 
 def shard_axes(axes: frozenset[str]) -> frozenset[str]:
-    """Of the axes on which a gradient is partial those over which ZeRO cuts its parameter; over the others a shard is added up."""
+    """Axes over which ZeRO shards a parameter, of those on which its gradient is partial. Over the others a shard is all-reduced."""
     return axes - _UNSHARDED_AXES
 
 

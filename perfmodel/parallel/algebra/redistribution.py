@@ -25,7 +25,7 @@ class MaskedStep(NamedTuple):
 
 
 def differing(have: Mask, want: Mask) -> Mask:
-    """What lies inside the cuts that two positions share from the outermost one inwards, where lower bits are outer axes."""
+    """Axes inside the cuts that two positions share, from the outermost axis inwards; lower bits are outer axes."""
     differ = have ^ want
     return -(differ & -differ)
 

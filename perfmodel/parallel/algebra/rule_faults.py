@@ -1,4 +1,4 @@
-"""What a rule set asks for that no operator can do: found by applying it to models of every form, whatever the job is."""
+"""Faults of rule sets: shardings that no operator supports, found by applying a rule set to models of every form."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _graphs() -> tuple[Graph, ...]:
 
 @lru_cache(maxsize=1)
 def _known() -> dict[str, set[str]]:
-    """Of every operator that some model has the names of its dims."""
+    """Names of the dims of every operator that some model has."""
     found: dict[str, set[str]] = {}
     others = (build_graph(load_model(name), attention="flash", **_SIZES) for name in _FURTHER)  # type: ignore[arg-type]
     for graph in (*_graphs(), *others):

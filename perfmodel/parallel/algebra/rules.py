@@ -87,7 +87,7 @@ class RuleSet:
         return "cp" in self._anywhere("attn_kv_heads")
 
     def among(self, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
-        """What is left of it where only these fine axes have more than one rank: rule sets that leave the same are one plan."""
+        """The rules over these fine axes, the only ones with more than one rank: rule sets with the same result are one plan."""
         return _among(self, axes)
 
     def to_dict(self) -> dict[str, Any]:

@@ -115,12 +115,12 @@ def check_sharding(operator: Operator, sharding: Sharding, known: Collection[str
 
 
 def input_layout(sharding: Sharding, operand: Operand) -> Layout:
-    """What the operator needs: cut where it cuts a dim that the operand has, else whole (R3)."""
+    """Layout that the operator needs of an input: cut where it cuts a dim of the operand, else whole (R3)."""
     return _layout(sharding, operand.dims)
 
 
 def output_layout(operator: Operator, sharding: Sharding) -> Layout:
-    """What the operator leaves: partial on axes that cut a dim which it sums plainly (R3).
+    """Layout of the operator's output: partial on axes that cut a dim which it sums (R3).
 
     The loss reduces over a cut vocabulary itself (own traffic), so its output is whole.
     """
@@ -136,7 +136,7 @@ def gradient_layout(sharding: Sharding, operand: Operand) -> Layout:
 
 
 def lacking(operand: Operand, dims: Iterable[str]) -> tuple[str, ...]:
-    """Of an operator's dims those that an input lacks: over them its gradient is summed."""
+    """Dims of an operator that an input lacks; its gradient is summed over them."""
     return tuple([dim for dim in dims if dim not in operand.dims])
 
 
@@ -184,7 +184,7 @@ def _common_prefix(have: tuple[str, ...], want: tuple[str, ...]) -> int:
 
 
 class Chunks(NamedTuple):
-    """What a chip holds of a position: of a cut over `axes` the chunks of all chips along `free`, and of these its part of a cut
+    """Chunks of a position that a chip holds: with a cut over `axes` those of all chips along `free`, and of these its part of a cut
     over `further`."""
 
     axes: tuple[str, ...]
@@ -193,7 +193,7 @@ class Chunks(NamedTuple):
 
 
 def chunks_between(source: Layout, target: Layout, steps: Sequence[Step]) -> tuple[tuple[Chunks, Chunks], ...]:
-    """What a chip holds of each position after the slices and the reduce-scatter of a redistribution, and after its all-to-all.
+    """Chunks of each position that a chip holds after the slices and the reduce-scatter of a redistribution, and after its all-to-all.
 
     Inside the cuts that two layouts share, a position that only loses cuts holds the chunks of axes already gone; one that only gets new
     ones those of axes still to come. One that does both (R10) takes the new cuts that cost nothing innermost, trades its chunks, and loses

@@ -1,4 +1,4 @@
-"""Whose communication a collective of activations is: told by the axes that it rides on."""
+"""Classes of collectives of activations, by the mesh axes of their group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SEQUENCES_APART = frozenset(("dp_ep",))
 
 
 def comm_class(axes: frozenset[str]) -> str:
-    """What rides on any tp axis is tensor-parallel; what leaves a sequence goes to experts."""
+    """Class of a collective: tensor-parallel with any tp axis, expert-parallel where it leaves a sequence, else context-parallel."""
     if axes & _SEQUENCES_APART:
         return "expert_parallel"
     return "tensor_parallel" if axes & TENSOR_AXES else "context_parallel"

@@ -43,7 +43,7 @@ class Assignment:
 
     @property
     def num_chips(self) -> int:
-        """Of one stage."""
+        """Number of chips of one stage."""
         return prod(axis.size for axis in self.axes)
 
     def size(self, names: frozenset[str] | tuple[str, ...]) -> int:
@@ -63,7 +63,7 @@ class Assignment:
         return f"{len(self.stages)} stages of {chips}" if self.stages else chips
 
     def to_dict(self) -> dict[str, Any]:
-        """What a plan's file holds; an operator that nothing cuts has an empty map."""
+        """Contents of a plan's file; an operator without cuts has an empty map."""
         return {
             "axes": [{"name": axis.name, "size": axis.size, "tier": axis.tier} for axis in self.axes],
             "stages": list(self.stages),

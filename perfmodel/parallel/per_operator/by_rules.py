@@ -25,7 +25,7 @@ from perfmodel.workload.training import FULL_TRAINING
 
 
 def interpreter_reason(plan: Plan) -> str:
-    """What keeps the interpreter from a plan of a decoder, as what it runs and what to use instead; empty if nothing does."""
+    """Why the interpreter cannot run a plan of a decoder, with what it runs and a remedy; empty if it can."""
     layout, model = plan.layout, plan.job.transformer
     for is_so, only, remedy in (
         (plan.job.precision is Precision.FP16_MIXED, "without the loss scaling that fp16-mixed needs", "precision=bf16-mixed"),

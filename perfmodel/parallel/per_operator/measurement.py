@@ -1,4 +1,4 @@
-"""What a run of a network plan found: whether it computes what one process does and issues what the plan says, and how long it takes."""
+"""Measurement of a run of a network plan: gradients against one process, collectives against the plan, step times."""
 
 from __future__ import annotations
 

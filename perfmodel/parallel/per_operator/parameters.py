@@ -1,4 +1,4 @@
-"""What parameters send in a step: gradients as each rank leaves them, and weights where ZeRO keeps shards.
+"""Collectives of parameters in a step: gradients, and weights where ZeRO keeps shards.
 
 A unit is gathered and reduced in one collective: the parameters of one layer whose gradients are partial on the same axes. Their shards lie
 over those axes but for `dp_replicate` and the parts of `tp`, over which the gradient of a shard is added up once a step. Without ZeRO a

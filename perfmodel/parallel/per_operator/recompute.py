@@ -1,4 +1,4 @@
-"""What of a plan's operators runs again in backward passes, and which of their collectives are issued again.
+"""Operators of a plan that backward passes recompute, and collectives that are issued again.
 
 Under full recomputation each block is a function whose inputs alone are kept; under selective recomputation each run of operators of the
 groups that the plan names, with its inputs as it reads them. Such a function runs again up to the last of its operators that keeps

@@ -59,7 +59,7 @@ def traffic_on(plan: Plan, derivation: ShardedGraph) -> tuple[NetworkTraffic, ..
     size = cache(plan.cuts.size)
 
     def turn(row: Traffic) -> tuple[bool, int, int]:
-        """Of an operator its inputs come first, then what it does itself, then its output goes to the layout that holds it."""
+        """Order of an operator's traffic: its inputs, then its own, then its output's change to the layout that is held."""
         at = place[row.operator]
         then = 1 if row.is_own else 2 if made[row.tensor] == at else 0
         return (True, -at, -then) if row.phase is Pass.BACKWARD else (False, at, then)

@@ -33,7 +33,7 @@ class ServingColumns:
 
     @classmethod
     def of(cls, plans: Sequence[ServingPlan]) -> ServingColumns:
-        """Those of plans of one engine."""
+        """Columns of plans of one engine."""
         columns: dict[str, Any] = {name: np.array([getattr(plan, name) for plan in plans], dtype=np.int64) for name in COLUMNS}
         return cls(engine=plans[0].engine if plans else "", **columns)
 
@@ -58,6 +58,6 @@ class ServingColumns:
         return ServingPlan(engine=self.engine, **sizes)
 
     def take(self, which: NDArray[Any]) -> ServingColumns:
-        """Those of some indices, or where a mask holds."""
+        """Columns of some indices, or where a mask holds."""
         columns: dict[str, Any] = {name: getattr(self, name)[which] for name in COLUMNS}
         return ServingColumns(engine=self.engine, **columns)

@@ -1,4 +1,4 @@
-"""What a run of serving steps measured, and what torch counted of them."""
+"""Measurements of serving steps, and torch's counts of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """What one rank does in a step, as torch counts it.
+    """Work of one rank in a step, as torch counts it.
 
     flops             of products and attention, all keys of a sequence for each of its queries, seen or not
     parameter_bytes   of weights, as often as they are read                           [byte]
@@ -87,7 +87,7 @@ class MeasuredStep:
 
     @cached_property
     def undisturbed(self) -> float:
-        """What the step takes where nothing else runs: its processor time where that was taken, its time else."""
+        """Step time on a quiet machine: processor time if it was measured, else wall time."""
         return statistics.median(self.processor_times or self.times)
 
     @cached_property

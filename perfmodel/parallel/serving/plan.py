@@ -28,7 +28,7 @@ class Pools:
 
     @property
     def text(self) -> str:
-        """What `parse_workers` reads back: 1x8,tp=2,ep=8:1x8,tp=8."""
+        """Text that `parse_workers` reads back: 1x8,tp=2,ep=8:1x8,tp=8."""
         groups = ((self.prefill_workers, self.prefill), (self.decode_workers, self.decode))
         return ":".join(f"{count}x{plan.chips_per_replica}{plan.degrees_text()}" for count, plan in groups)
 

@@ -1,4 +1,4 @@
-"""What is predicted of a plan of serving under a load."""
+"""Prediction of a serving plan under a load."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ class ServingPrediction:
 
     @property
     def tokens_per_second_per_user(self) -> float:
-        """What one user sees: 1 / TPOT."""
+        """Output rate of one user: 1 / TPOT."""
         return 1.0 / self.tpot.mean if self.tpot.mean > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What `serve` is asked about, written once: the model, its load and formats, where it runs, and the knobs of a plan."""
+"""Requests of `serve`: model, load, formats, cluster and the knobs of a plan."""
 
 from __future__ import annotations
 

@@ -453,7 +453,7 @@ def _block_of(
 
 
 def _evaluate_promising(state: Sweep, tables: _Tables, block: _Block, rows: LayoutRows, pipelines: PipelineGroup) -> None:
-    """Of a block the plans that may be the best by the one criterion that counts: where its other cost is not known yet."""
+    """Evaluate the plans of a block that may be the best by the objective, before their other cost is known."""
     legal = legal_choices(pipelines.choices, block.num_microbatches, block.rows.pp, _least_microbatches(state, block.rows.pp))
     possible = np.broadcast_to(legal[None, :, None, :], (len(block.index), len(block.micro), len(block.recomputes), len(pipelines.choices)))
     if state.slowest < inf:
@@ -542,7 +542,7 @@ def _least_microbatches(state: Sweep, pp: int) -> int:
 
 
 def _zero_parts(state: Sweep, tables: _Tables, block: _Block, zeros: Iterable[int]) -> Iterator[tuple[int, slice]]:
-    """Those of these ZeRO stages that the block has, and which of its layouts have each."""
+    """ZeRO stages of the block, and the layouts that have each."""
     runs, pp = state.space.runs, block.rows.pp
     of_first = {axis: int(getattr(block.rows, axis)[0]) for axis in ("tp", "cp")}  # all of a block are alike in this
     for zero in zeros:
@@ -691,7 +691,7 @@ def _offer_times(
 
 
 def _surely(state: Sweep, sure: Any, outside: Any, crowding: float, beside: Any) -> Any:
-    """What may be predicted of a rank so that it fits but for the risk, as columns; None where the headroom asks for more. [byte]"""
+    """Largest prediction of a rank that fits at the risk, as columns; None if the headroom is stricter. [byte]"""
     if state.ratio is None:
         return None
     usable = state.estimator.machine.memory_usable

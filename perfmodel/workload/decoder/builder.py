@@ -134,7 +134,7 @@ class DecoderBuilder:
     prefix: str = ""
 
     def begin(self, region: str, *, prefix: str = "") -> None:
-        """What follows belongs to this region."""
+        """Start a region: operators from here on belong to it."""
         self.region, self.prefix = region, prefix
 
     def parameter(self, name: str, dims: str, num_rows: int, *, bias_of: str = "") -> str:
@@ -255,7 +255,7 @@ class DecoderBuilder:
         return self.add(rms_norm(name, x_operand, weight, output, self.of(dims), over=normalised), dims)
 
     def qk_norm(self, name: str, x: str, dims: str, heads: str) -> str:
-        """Of queries or keys. One over all heads together needs them whole, whatever rule set cuts them."""
+        """Norm of queries or keys. A norm over all heads together needs them whole, whatever the rule set."""
         match self.model.qk_norm_scope:
             case "head":
                 return self.norm(name, x, dims, dims, "d")
@@ -269,7 +269,7 @@ class DecoderBuilder:
                 return self.norm(name, x, whole, dims, f"{heads} d", rows=len(heads.split()) + 1)
 
     def rotary(self, name: str, x: str, dims: str, *, tensor_dims: str = "", head_dim: int = 0, start: int | None = None) -> str:
-        """Of the whole head, else of the `head_dim` entries from `start`."""
+        """Rotary embedding of the whole head, or of `head_dim` entries from `start`."""
         tensor_dims = tensor_dims or dims
         x_operand, output = operand(x, tensor_dims), operand(f"{name}.out", tensor_dims)
         return self.add(rotary(name, x_operand, output, self.of(dims), head_dim=head_dim or self.model.head_dim, start=start), dims)

@@ -6,7 +6,7 @@ from perfmodel.workload.decoder.builder import DecoderBuilder
 
 
 def branch_end(b: DecoderBuilder, name: str, x: str, *, bias: str) -> str:
-    """What follows the last projection of a branch: bias, post-norm, dropout; all on the residual stream's layout."""
+    """End of a branch after its last projection: bias, post-norm, dropout; all in the residual stream's layout."""
     if bias:
         x = b.bias(bias, x, "b s_res h", "b s h", "h")
     if b.model.sandwich_norm:

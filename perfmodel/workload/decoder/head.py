@@ -1,4 +1,4 @@
-"""What follows the layers: a norm, the output matrix and the loss, and modules that predict further tokens (DeepSeek-V3, arXiv 2412.19437).
+"""Head of a decoder: norm, output matrix, loss, and multi-token-prediction modules (DeepSeek-V3, arXiv 2412.19437).
 
 A module has its own norms, a projection and a layer, and reads the token table and the output matrix of the model. All are part of the
 region of the head, on the last stage of a pipeline, and nothing of them is recomputed; the projection is made of each rank's own tokens.

@@ -37,7 +37,7 @@ def latent_mixer(b: DecoderBuilder, x: str) -> str:
 
 
 def _latents(b: DecoderBuilder, x: str) -> tuple[str, str]:
-    """Of each token what keys and values are made of, and the rotary key that all heads share."""
+    """Latent of each token, from which keys and values are made, and the rotary key that all heads share."""
     latent = b.model.latent
     assert latent is not None
     compressed = _from_stream(b, "kv_a_proj", x, "kva")
@@ -49,7 +49,7 @@ def _latents(b: DecoderBuilder, x: str) -> tuple[str, str]:
 
 
 def _keys_and_values(b: DecoderBuilder, x: str) -> tuple[str, str]:
-    """What attention reads: of each head a key, part of which all heads share, and a value."""
+    """Keys and values of attention: a key for each head, part of which all heads share, and a value."""
     latent = b.model.latent
     assert latent is not None
     tokens, shared = _latents(b, x)

@@ -1,4 +1,4 @@
-"""What each Hugging Face family writes into its `config.json`, and what it leaves to its code.
+"""Hugging Face model families: keys of their `config.json`, and values that their code fixes.
 
 One function for each family says which keys it reads and what the family fixes. A size that the file leaves out is an error; the
 one exception is the `text_config` of a vision-language model, which Hugging Face writes without the values that equal its class's defaults.

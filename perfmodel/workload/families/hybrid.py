@@ -119,7 +119,7 @@ _BLOCK_OF_WORD = {"mamba": "M", "linear_attention": "M", "attention": "*", "full
 
 
 def _blocks(fields: ConfigFields) -> list[tuple[Mixer, FeedForward]]:
-    """What each layer is: by one letter, or by one word of `layers_block_type`, which newer files have and no number of layers with it."""
+    """Kind of each layer: one letter each, or one word of `layers_block_type`, which newer files have without a number of layers."""
     pattern = fields.data.get("hybrid_override_pattern")
     if pattern is None:
         listed = fields.entries("layers_block_type")

@@ -216,7 +216,7 @@ def _last_position(call: Call) -> IterationSpace:
 
 
 def _along(kind: ImportedKind, axes_of: Callable[[Call, int], tuple[int, ...]], operand: str = "") -> Rule:
-    """Of the first operand's shape, with some dims reduced that stay in the output; scales and shifts are aligned with those."""
+    """Rule of operators with the first operand's shape that reduce some dims, which stay in the output; scales and shifts have these."""
 
     def rule(call: Call) -> IterationSpace:
         first = operand or next(iter(call.tensors))

@@ -39,7 +39,7 @@ def is_saved_graph(data: Mapping[str, Any]) -> bool:
 
 
 def read_graph(data: Mapping[str, Any], *, where: str) -> ImportedGraph:
-    """What `graph_to_dict` wrote. Raises InputError."""
+    """The graph that `graph_to_dict` wrote. Raises InputError."""
     if data.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"{where}: schema_version={shown(data.get('schema_version'))}: must be {SCHEMA_VERSION}; import the module again")
     plain = _with_unit({name: value for name, value in data.items() if name != "schema_version"}, "buffer_bytes")
@@ -70,7 +70,7 @@ def decoder_of(graph: ImportedGraph, *, name: str = "") -> TransformerConfig:
 
 
 def told_of(model: TransformerConfig) -> str:
-    """What a module was read as, in a line: "48 layers, 32 heads of 128 over 4 of keys, 8 of 128 experts of width 768"."""
+    """Summary of the recognised model: "48 layers, 32 heads of 128 over 4 of keys, 8 of 128 experts of width 768"."""
     words, heads = [f"{model.num_hidden_layers} layers"], f"{model.num_attention_heads} heads of {model.head_dim}"
     if model.latent is not None:
         words.append(f"{heads} of a latent of {model.latent.key_value_rank} and {model.latent.rope_head_dim} with positions")
@@ -204,7 +204,7 @@ def _checked(wiring: Wiring, name: str, layers: Sequence[_Layer], head: int) -> 
 
 
 def _parts(layers: Sequence[_Layer]) -> Values:
-    """What layers are made of, and which is which; a model of experts alone has their width for that of its feed-forward."""
+    """Parts and kinds of the layers; a model of experts alone has their width as that of its feed-forward."""
     mixer: Mixer = "latent" if layers[0].mixer.widths.latent is not None else "attention"
     found = [layer.feed_forward for layer in layers]
     experts = next((each.experts for each in found if each.experts is not None), None)

@@ -142,7 +142,7 @@ class Pieces:
         return True
 
     def _carry(self, link: _Link, place: Place, cut: int) -> None:
-        """What a cut of one side of a link is on the other."""
+        """Carry a cut of one side of a link to the other."""
         if link.is_broken or not link.second:
             return
         ends = (link.first, link.first_inner), (link.second, link.second_inner)

@@ -52,7 +52,7 @@ class _Choice:
 
 
 def read_feed_forward(wiring: Wiring, own: Sequence[int], hidden: int, attention: int, end: int) -> ImportedFeedForward:
-    """Of the products of a layer that are not its attention's, which end before vertex `end`. Raises InputError."""
+    """Feed-forward of a layer's products that are not its attention's and end before vertex `end`. Raises InputError."""
     activation = _activation(wiring, own)
     if not own:
         raise wiring.refused(attention, "is in a layer with 0 products in addition to its own; a feed-forward has two or three")

@@ -189,7 +189,7 @@ class ImportedParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindTotals:
-    """What the operators of one kind have in all. A parameter counts where it is read first."""
+    """Totals of the operators of one kind. A parameter counts where it is read first."""
 
     kind: ImportedKind
     num_operators: int
@@ -273,7 +273,7 @@ class ImportedGraph:
         return tuple(rows)
 
     def unrecognised(self) -> tuple[Unrecognised, ...]:
-        """What has no rule, by torch name."""
+        """Operators without a rule, by torch name."""
         modules: dict[str, list[str]] = {}
         for vertex in self.vertices:
             if vertex.kind is ImportedKind.UNRECOGNISED:

@@ -53,7 +53,7 @@ def written_into(call: Call) -> IterationSpace:
 
 
 def moved_whole(call: Call) -> IterationSpace:
-    """What each entry is depends on all of them: places of what is not zero, counts of values."""
+    """Rule of operators whose every entry depends on all inputs: places of nonzeros, counts of values."""
     return IterationSpace(kind=ImportedKind.REARRANGE, dims={}, reads={}, writes=tuple(("",) * len(output) for output in call.outputs))
 
 

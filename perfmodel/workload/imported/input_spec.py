@@ -1,4 +1,4 @@
-"""What a module is called with: `tokens=int64[1,2048]`, or `float32[8,3,224,224]` for the next argument without a name."""
+"""Arguments of a module: `tokens=int64[1,2048]`, or `float32[8,3,224,224]` for the next positional argument."""
 
 from __future__ import annotations
 

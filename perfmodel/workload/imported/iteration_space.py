@@ -1,4 +1,4 @@
-"""What a torch operator computes over, as `aten_rules.py` and `index_rules.py` say: dims, which tensor has which, and the work."""
+"""Iteration spaces of torch operators (`aten_rules.py`, `index_rules.py`): dims, the tensors that have them, and the work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationSpace:
-    """What a rule makes of a call: dims of each tensor argument that has any, by the names of `Call.tensors`, and of each output."""
+    """Iteration space of a call: dims of each tensor argument, by the names of `Call.tensors`, and of each output."""
 
     kind: ImportedKind
     dims: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""What each kind of imported operator is in a training `Graph`: one function for each, in `KINDS`.
+"""Imported operators as operators of a training `Graph`: one function for each kind, in `KINDS`.
 
 The kinds of `workload/kinds/` describe them (`Seen.of_kind`); here are what an export leaves open (dims in pieces, operands that are read
 whole, what gets no gradient) and the kinds that only exports have: chains of elementwise operators, windows whose strides are not known,
@@ -72,11 +72,11 @@ class Seen:
         return tuple((self.dims[name], name) for name in names)
 
     def operands(self, reads: Sequence[Read]) -> list[Operand]:
-        """Of reads, as a kind takes them: the dims that run along them."""
+        """Operands of reads: the dims that run along them."""
         return [Operand(tensor=each.operand.tensor, dims=each.dims) for each in reads]
 
     def of_kind(self, made: Operator, reads: Sequence[Read], *further: Read) -> Operator:
-        """What a kind made of these reads, and of those that it does not ask for, as the network has it.
+        """Operator of a kind from these reads and those that the kind does not take, as the network has it.
 
         Elements of a tensor are those that lie in memory. Parameters and buffers are kept anyway; nothing is made or kept for a gradient
         that nobody needs. A dim that the output lacks, and that is neither summed nor has traffic of its own, is whole.
@@ -483,7 +483,7 @@ def _elementwise(seen: Seen) -> Operator:
 
 
 def bias(seen: Seen) -> Operator:
-    """What is added to a product: an operator of its own, as parts of the product may be sums that are not complete."""
+    """Bias of a product: an operator of its own, as parts of the product may be partial sums."""
     product, added = seen.inputs
     if added.is_parameter:
         *inputs, output = seen.operands((*seen.inputs, seen.output))

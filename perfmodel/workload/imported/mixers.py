@@ -22,7 +22,7 @@ NORMS = (ImportedKind.NORM, ImportedKind.REDUCTION)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixerWidths:
-    """What all layers have alike; `head_dim` of keys."""
+    """Widths that all layers share; `head_dim` is that of keys."""
 
     heads: int
     kv_heads: int
@@ -125,7 +125,7 @@ def _norm_of(wiring: Wiring, attention: ImportedAttention, heads: int, head_dim:
 
 
 def _latent(wiring: Wiring, attention: ImportedAttention, queries: int, keys: set[int], values: int, output: int) -> ImportedMixer:
-    """Of heads n: kv_a makes latent and positions of the stream, kv_b n (nope + value) entries of the latent; queries n (nope + rope)."""
+    """Latent attention of n heads: kv_a makes latent and positions, kv_b n (nope + value) entries of it; queries n (nope + rope)."""
     heads, head_dim = attention.heads, attention.key_dim
     up = {product for product in keys | {values} if wiring.weights(product).taken == wiring.weights(values).taken and product != queries}
     down = {before for product in up for before in wiring.products_into(product)}
@@ -168,7 +168,7 @@ def _latent(wiring: Wiring, attention: ImportedAttention, queries: int, keys: se
 
 
 def is_normed_before(wiring: Wiring, mixer: ImportedMixer) -> bool:
-    """Of the first layer: whether a norm stands between the tables and what its first product reads."""
+    """Whether a norm lies between the tables and the first product of the first layer."""
     return any(wiring.vertex(at).kind in NORMS for at in wiring.between(wiring.source(mixer.first)))
 
 

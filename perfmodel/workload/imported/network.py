@@ -429,7 +429,7 @@ def _sizes(positions: Sequence[tuple[Piece | None, ...]]) -> Shape:
 
 
 def _depend_on_inputs(graph: ImportedGraph) -> list[bool]:
-    """Of each vertex, whether floats that the caller gives reach it."""
+    """Whether each vertex depends on floats that the caller gives."""
     found = [vertex.kind is ImportedKind.INPUT and not vertex.outputs[0].is_index if vertex.outputs else False for vertex in graph.vertices]
     for edge in sorted(graph.edges, key=lambda each: each.consumer):
         found[edge.consumer] |= found[edge.producer]

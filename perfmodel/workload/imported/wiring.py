@@ -15,7 +15,7 @@ _HANDS_ON = (ImportedKind.ELEMENTWISE, ImportedKind.SPLIT, ImportedKind.REARRANG
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrices:
-    """What a product multiplies with: `number` matrices of `taken` rows and `made` columns, of which each entry meets one.
+    """Weights of a product: `number` matrices of `taken` rows and `made` columns, of which each entry meets one.
 
     parameter  the parameter that they are, or are parts of
     lead       entries of its first position, and what these are: "number", "taken" or "made"; 0 of a plain matrix
@@ -114,7 +114,7 @@ class Wiring:
         return min(found, default=None)
 
     def given(self, product: int) -> list[int]:
-        """What makes the tensors that a product multiplies with its weights."""
+        """Producers of the tensors that a product multiplies with its weights."""
         inputs = self.vertex(product).inputs
         found = self.into.get(product, {}).items()
         return [at for number, at in found if not inputs[number].is_index and self._stored(product, number) is None]
@@ -132,7 +132,7 @@ class Wiring:
         return self._matrices[product]
 
     def weights(self, product: int) -> Matrices:
-        """Of a product that has some."""
+        """Weights of a product that has some."""
         found = self.matrices(product)
         assert found is not None
         return found
@@ -200,7 +200,7 @@ def is_choice(vertex: ImportedVertex) -> bool:
 
 
 def difference(one: Any, other: Any) -> list[str]:
-    """Of two records, and of the records in them, what differs: "width 128, not 96"."""
+    """Differences of two records and of the records in them: "width 128, not 96"."""
     told: list[str] = []
     for each in fields(one):
         name, old, new = each.name, getattr(one, each.name), getattr(other, each.name)

@@ -32,7 +32,7 @@ class Causal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionDims:
-    """What the dims of fused attention are called, where they have other names or are several."""
+    """Names of the dims of fused attention, if they have other names or are several."""
 
     batch: tuple[str, ...] = ("b",)
     queries: tuple[str, ...] = ("q",)
@@ -120,7 +120,7 @@ def attention(
 
 
 def _entries(dims: Mapping[str, int], operand: Operand, last: int) -> Extent:
-    """Of an operand whose last position has so many entries, by a dim or by none."""
+    """Extent of an operand whose last position has so many entries, with a dim or without."""
     return (*extent(dims, operand.dims[:-1]), (last, operand.dims[-1]))
 
 

@@ -1,4 +1,4 @@
-"""What a sparse attention attends to: a small score of every query with every key before it, and the best keys of each query."""
+"""Indexer of sparse attention: a small score of every query with every key before it, and the best keys of each query."""
 
 from __future__ import annotations
 

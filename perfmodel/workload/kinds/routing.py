@@ -1,4 +1,4 @@
-"""What sends tokens to experts and brings them back: choosing, copying rows in the order of their experts, adding them up."""
+"""Routing operators: choice of experts, permutation of rows to expert order, and their weighted sum."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def delta_scan(
 
 
 class _Chunks:
-    """Of the positions of x (b, s, ...): how many chunks a sequence has, as a batch of products; the length of one, and half of it."""
+    """Chunks of the positions of x (b, s, ...): their number as a batch of products, the length of one, and half of it."""
 
     def __init__(self, x: Operand, dims: Mapping[str, int], chunk: int) -> None:
         batch, positions = x.dims[:2]
@@ -177,7 +177,7 @@ class _Chunks:
 
 
 def _product(batch: Extent, m: int, n: int, k: int) -> Product:
-    """Of sizes that nothing cuts."""
+    """A product of sizes that no axis cuts."""
     return Product(batch=batch, m=((m, ""),), n=((n, ""),), k=((k, ""),))
 
 

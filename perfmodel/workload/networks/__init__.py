@@ -56,7 +56,7 @@ def load_network(name: str, /, *, batch: int = 0, **sizes: Size) -> Graph:
 
 
 def network_sizes(name: str) -> dict[str, Size]:
-    """What `load_network` takes for a network beside its batch, with the defaults."""
+    """Sizes that `load_network` takes for a network in addition to its batch, with defaults."""
     return {key: default for key, default in _builder(name)[1].items() if key != "batch"}
 
 
@@ -77,7 +77,7 @@ def _builder(name: str) -> tuple[Callable[..., Graph], dict[str, Size]]:
 
 
 def _check_size(field: str, value: Size, default: Size) -> None:
-    """Of the kind that the default is of: a flag, a size, or one size a layer."""
+    """Check that a size is of its default's kind: a flag, a size, or one size a layer."""
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise bad_field(field, printable(value), "must be true or false", "write one of them")

@@ -1,4 +1,4 @@
-"""What networks for images have in common: their data and their end."""
+"""Common parts of networks for images: data and head."""
 
 from __future__ import annotations
 
