@@ -138,3 +138,13 @@ def test_the_check_exits_with_one_where_it_finds_something(tmp_path, monkeypatch
     assert capsys.readouterr().out.startswith("README.md:1: dealt -> ")
     (tmp_path / "README.md").write_text("ranks are assigned\n", encoding="utf-8")
     assert vocabulary.main([]) == 0
+
+
+@pytest.mark.parametrize(
+    "opening", ["Of one layer.", "What a step takes.", "Those of a plan.", "Whose weights these are.", "How far it is off."]
+)
+def test_a_docstring_names_what_it_describes(opening):
+    text = f'def f():\n    """{opening}"""\n\n\nclass C:\n    """Costs. What they are follows."""\n'
+    (found,) = vocabulary.opening_findings(text, "a.py")
+    assert found.line == 2
+    assert found.text.startswith("docstring begins with")

@@ -6,7 +6,7 @@
 Checked are the prose of README.md, ARCHITECTURE.md, the Unreleased section of CHANGELOG.md and docs/*.md, the markdown cells of the
 notebooks, the texts of YAML files (words only: a citation may be long), and the string literals of the package that contain a space: help,
 messages, notes and reports. Of the docstrings, those of commands are checked, because `--help` prints them. Text in backticks is exempt: it
-names keys, flags, columns and files.
+names keys, flags, columns and files. No docstring of the package begins with a word of `OPENINGS`: it names the thing that it describes.
 """
 
 from __future__ import annotations
@@ -238,9 +238,28 @@ def checked_files() -> list[str]:
     ]
 
 
+OPENINGS = re.compile(r"(?:Of|What|Those|Whose|How far)\b")
+
+
+def opening_findings(text: str, file: str) -> Iterator[Finding]:
+    """Yield the docstrings that begin without the thing that they describe."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            opening = OPENINGS.match(ast.get_docstring(node, clean=False) or "")
+            if opening:
+                yield Finding(
+                    file=file,
+                    line=node.body[0].lineno,
+                    text=f'docstring begins with "{opening[0]}"',
+                    replacement="begin with the noun or the verb",
+                )
+
+
 def check(files: Sequence[str]) -> list[Finding]:
     """Return the findings in the files."""
-    return [finding for file in files for passage in passages_of(file) for finding in findings_of(passage, file)]
+    found = [finding for file in files for passage in passages_of(file) for finding in findings_of(passage, file)]
+    code = [file for file in files if file.endswith(".py")]
+    return found + [finding for file in code for finding in opening_findings((ROOT / file).read_text(encoding="utf-8"), file)]
 
 
 def main(arguments: Sequence[str]) -> int:

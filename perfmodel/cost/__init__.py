@@ -1,1 +1,1 @@
-"""What a step costs: operators, collectives, memory, pipeline, overlap. Pure array formulas; no file, no torch."""
+"""Cost of a step: operators, collectives, memory, pipeline, overlap. Pure array formulas; no file, no torch."""

@@ -48,7 +48,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Beside:
-    """What a step takes beside its pipeline, whatever the schedule. [s]"""
+    """Time of a step outside its pipeline, whatever the schedule. [s]"""
 
     gather: Column
     reduction: Column
@@ -93,7 +93,7 @@ def beside_pipeline(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanColumns:
-    """What the steps of plans and their memory are both made of, one entry a plan.
+    """Common terms of the step time and the memory of plans, one entry a plan.
 
     stage_layers   blocks of the first plan's virtual stages
     is_scattered   whether what stages hand on is cut over tp
@@ -130,7 +130,7 @@ class StepColumns:
 
 
 def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
-    """Of plans of the estimator's job that differ in degrees, micro-batch and stages alone.
+    """Columns of plans of the estimator's job that differ only in degrees, micro-batch and stages.
 
     They share rules, attention, what is recomputed, ZeRO stage, schedule, order, and whether they are pipelined.
     """

@@ -1,4 +1,4 @@
-"""What a plan with a sharding of each operator is evaluated on: its graph with the blocks of each stage, its layouts, its mesh as a grid.
+"""Inputs of a plan with a sharding for each operator: its graph with the blocks of each stage, its layouts, its mesh as a grid.
 
 From there on it goes the way of every plan: rows (`cost/program.py`), terms on columns, one assembly (`cost/assemble.py`), one memory.
 """

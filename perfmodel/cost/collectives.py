@@ -145,7 +145,7 @@ def _nested_time(
 
 
 def _protocol_time(chunk: Column, crossed: Column, latency: Column, steps: Sequence[Any]) -> Any:
-    """What the steps of one tier add: l L s(chunk / v_l) + J s(chunk / v_J). [s]"""
+    """Protocol steps of one tier: l L s(chunk / v_l) + J s(chunk / v_J). [s]"""
     _, step, step_square, bulk, bulk_square = steps
     square = chunk * chunk
     return latency * step * (square / (square + step_square)) + crossed * bulk * (square / (square + bulk_square))

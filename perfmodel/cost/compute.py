@@ -154,8 +154,8 @@ def _tile_work(
     weight: Column,
     rates: MatmulRates,
 ) -> Any:
-    """What each compute unit pays for, with one tile or a stack of tiles (tile sides are powers of two: exact): multiplies, or output
-    elements where it does not matter how few tiles there are.
+    """Work of each compute unit with one tile or a stack of tiles (tile sides are powers of two: exact): multiplies, or output
+    elements if the number of tiles does not matter.
 
     depths  contraction lengths: k / w0, k, and the shortest that a split leaves; none where few tiles cost no more
     """

@@ -1,4 +1,4 @@
-"""What one rank does in one step, counted instead of timed: FLOPs by operator, collectives by kind and axes, bytes held.
+"""Counts of one rank in one step: FLOPs by operator, collectives by kind and axes, bytes held.
 
 The same rows that `cost/microbatch.py` and `cost/parameters.py` turn into seconds, for one rank of a plan and as the executor of
 this package runs them, so that an audit can lay them beside what torch really issues.
@@ -145,7 +145,7 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int],
 
 
 def _once(plan: Plan, routing: RoutingCounts, rank: int, mean: float) -> Once:
-    """What that rank sends and receives where tokens travel once to each rank."""
+    """Tokens that the rank sends and receives if they travel once to each rank."""
     experts = plan.job.transformer.experts
     assert experts is not None
     travel = routing.tokens_to_ranks(experts.top_k)
@@ -192,7 +192,7 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copies:
-    """What attention copies before it reads it, and keeps: queries, keys and values; `beside`: what it was handed is kept too."""
+    """Copies that attention makes and saves: queries, keys and values; `beside`: its inputs are saved too."""
 
     queries: bool
     keys: bool
@@ -374,7 +374,7 @@ class _Parameters:
         return ways, index
 
     def _unit(self, members: Sequence[ParameterLayout], number: int, *, is_tied: bool = False) -> list[_Unit]:
-        """Of members that travel together, one for each way in which ZeRO cuts them: experts lie on fewer ranks."""
+        """Units of parameters that are gathered together, one for each ZeRO sharding: experts lie on fewer ranks."""
         together: dict[frozenset[str], list[ParameterLayout]] = {}
         for parameter in members:
             axes = frozenset(axis for axis in parameter.gradient_axes - TENSOR_AXES if self.mesh.sizes[axis] > 1)
@@ -394,7 +394,7 @@ class _Parameters:
         return ceil(rows / unit.ways) * columns
 
     def _own_shard(self, parameter: ParameterLayout, unit: _Unit) -> int:
-        """What is really there of this rank's shard: the last ones may be short, or empty."""
+        """Elements of this rank's shard: the last shards may be short or empty."""
         rows, columns = self._local(parameter)
         each = ceil(rows / unit.ways)
         return max(0, min(each, rows - unit.index * each)) * columns

@@ -77,7 +77,7 @@ class Estimator:
     _made: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
-        """What `make` makes of `of`, made once for plans that agree in what it depends on. All go where there are many."""
+        """Cached result of `make` for `of` and the values that it depends on. The cache is cleared when it is full."""
         key = (id(of), *depends_on)
         if key not in self._made:
             if len(self._made) >= _MOST_MADE:
@@ -396,7 +396,7 @@ def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
 
 
 def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
-    """Of that pipeline rank: activations under way when its first backward begins, the moment of its peak, and the bytes by class."""
+    """Memory of a pipeline rank: activations in flight when its first backward begins, the moment of its peak, and the bytes by class."""
     found = evaluate_memory(estimator, plan)
     of, p = found.of, plan.layout.pp
     stages = of.stages

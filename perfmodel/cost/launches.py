@@ -1,4 +1,4 @@
-"""What the host launches for a pass of a region: kernels of its operators, as a framework runs the graph, and collectives.
+"""Host launches of a pass of a region: kernels of its operators, as a framework runs the graph, and collectives.
 
 The host runs ahead of the chip, so a pass takes what the chip needs or what its launches need, whichever is more (`cost/step.py`).
 """
@@ -91,7 +91,7 @@ masked, and cast to float32 and back by so many kernels more, in each pass (NVID
 
 
 def score_matrices(op: Operator, sharding: Sharding, profile: ExecutionProfile) -> Amount | None:
-    """What must be a multiple of `FUSED_MATRICES`; None of anything but a causal softmax that Megatron's kernel may do."""
+    """Number of score matrices, a multiple of `FUSED_MATRICES` for Megatron's fused causal softmax; None for other operators."""
     if op.kind != "softmax" or not op.settings["causal_queries"] or profile.activations.softmax_keeps_float32:
         return None
     rows = {op.settings["over"], op.settings["causal_queries"]}

@@ -1,4 +1,4 @@
-"""What the links of a cluster give its collectives: floats by parameter, tier and collective, measured where there are models."""
+"""Rates of a cluster's links: floats by parameter, tier and collective, measured if there are models."""
 
 from __future__ import annotations
 

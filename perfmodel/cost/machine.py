@@ -147,7 +147,7 @@ class DecodeAttentionRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Machine:
-    """What a cost needs to know of the hardware and its software, for one compute dtype. Made by `resolve_machine`.
+    """Rates of the hardware and its software for one compute dtype. Made by `resolve_machine`.
 
     rests_on: for matmul, streaming, attention and the kinds of tier that are there (scale_up, scale_out): `spec sheet`, `prior: NAME`,
         `partial calibration: NAME` or `calibrated: NAME`.
@@ -332,7 +332,7 @@ def _convolution_rates(
 def _grouped_rates(
     calibration: Calibration, plain: MatmulModel, dtype: Dtype, flop_rate: float, memory_bandwidth: float, units: float, factor: float
 ) -> GroupedMatmulRates:
-    """Of the dtype's own model or of the nearest dtype's; without one, plain products and the floors of two.
+    """Rates of grouped products from the dtype's model or the nearest dtype's; without one those of plain products and two floors.
 
     flop_rate  peak at the sustained clock    factor  slow-down by contention
     """

@@ -1,4 +1,4 @@
-"""What one microbatch costs on one chip: time of operators and of redistributions, and bytes kept for backward, by region."""
+"""Cost of one microbatch on one chip: time of operators and redistributions, and bytes saved for backward, by region."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shows of parameter gathers and gradient reductions beside a pipeline's compute, and of sends beside them.
+"""Exposed time of parameter gathers and gradient reductions next to a pipeline's compute, and of sends next to them.
 
 What hides under a time hides under all of it, host and waits included, and under what nothing else hides under, less the time in which
 operators' own collectives hold the links between nodes, where parameters go too: then faster hardware is never slower
@@ -20,7 +20,7 @@ from perfmodel.parallel.layout import PipelineSchedule
 
 
 def _exposed_under(communication: Column, compute: Column, *, hides: bool, share: float = 0.0) -> Any:
-    """Of communication that runs beside compute of one unit, what sticks out, and of the rest a share: as much as it slows that compute."""
+    """Exposed time of communication next to compute of one unit, and a share of the hidden part: as much as it slows the compute."""
     if not hides:
         return communication
     exposed = np.maximum(communication - compute, 0.0)
@@ -86,8 +86,8 @@ def waits_each_microbatch(terms: ParameterTerms) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """What every microbatch's gathers, and then its reductions, add to the beat of the pipeline; `own`: of each rank, with none of its
-    compute between. [s]"""
+    """Time that the gathers and reductions of every microbatch add to the pipeline's beat; `own`: of each rank, without its compute
+    between. [s]"""
 
     gather: Column = 0.0
     reduction: Column = 0.0
@@ -107,7 +107,7 @@ def exposed_each_microbatch(
     num_ranks: Column,
     profile: ExecutionProfile,
 ) -> Waits:
-    """What shows of every microbatch's gathers and reductions.
+    """Exposed time of every microbatch's gathers and reductions.
 
     A rank that computes less than the slowest may wait that much longer without being missed.
     """
@@ -158,8 +158,8 @@ def _over_ranks(values: Ranks, num_ranks: Column) -> Any:
 def _exposed_gathers(
     terms: ParameterTerms, regions: RegionTimes, stages: Stages, times: str, profile: ExecutionProfile
 ) -> tuple[Ranks, Ranks]:
-    """What shows of the gathers of one microbatch, or of a step: forward and backward. With the casts of what was gathered each
-    microbatch, which hide under nothing. [s]
+    """Exposed time of the gathers of one microbatch, or of a step: forward and backward, with the casts of gathered weights each
+    microbatch, which nothing hides. [s]
 
     Blocks hide theirs under what runs before them in turn, so what their first gather shows more, under what runs before them all, counts
     with that: with the embedding; with the last region on a rank that begins with blocks.
@@ -219,7 +219,7 @@ def sends_under_parameters(
     hop: Column,
     profile: ExecutionProfile,
 ) -> Any:
-    """Of sends that set the pipeline's pace, what hides under gathers and reductions that show themselves. [s]
+    """Time of pace-setting sends that hides under exposed gathers and reductions. [s]
 
     A stage that waits for its parameters gives its sends that much longer: neither computes, so no compute is counted twice.
 

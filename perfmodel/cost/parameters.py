@@ -1,4 +1,4 @@
-"""What parameters cost: gathers, reductions, publishing and the optimizer step, and the elements that a chip holds of them.
+"""Cost of parameters: gathers, reductions, publishing and the optimizer step, and the elements that a chip holds.
 
 ZeRO is nothing but three layouts and two lifetimes of a parameter (algebra.md R14, `parallel/algebra/parameters.py`); here its events
 become time on columns. A block counts once.

@@ -60,7 +60,7 @@ def pipeline_time(
 def send_delay(
     *, schedule: PipelineSchedule, hop: Column, chunk: Column, num_ranks: Column, num_microbatches: Column, virtual_stages: Column
 ) -> Any:
-    """What sends between ranks add to a step although they run beside compute: a pass waits for what is still under way. [s]
+    """Time that sends between ranks add to a step although they overlap compute: a pass waits for what is in flight. [s]
 
     gpipe        2 h (p - 1) + (m - 1) max(0, 2 h - c)
     1f1b         2 h ((p - 1) + (m - 1) - ceil((m - 1) / p))
@@ -141,7 +141,7 @@ _STEADY_GROUPS = 3
 
 
 def live_layers(*, schedule: PipelineSchedule, chunks: Sequence[int], rank: int, num_ranks: int, num_microbatches: int) -> LiveLayers:
-    """Of one rank, by the layers of each of its virtual stages."""
+    """Live layers of one rank, by the layers of each of its virtual stages."""
     rows = _live_rows(schedule, tuple(chunks), rank, num_ranks)
     return _columns(rows[_live_row(schedule, num_ranks, num_microbatches)], schedule, num_microbatches)
 
@@ -149,8 +149,8 @@ def live_layers(*, schedule: PipelineSchedule, chunks: Sequence[int], rank: int,
 def three_live_layers(
     table: NDArray[np.float64], *, schedule: PipelineSchedule, num_ranks: int, num_microbatches: Column, num_between: int = 1
 ) -> list[LiveLayers]:
-    """Of the first, a middle (so many times) and the last rank, from a `live_table`, or from several side by side [row, schedule, rank,
-    field]: then with a last dim for schedules."""
+    """Live layers of the first, a middle (repeated) and the last rank, from a `live_table`, or from several [row, schedule, rank, field]:
+    then with a last dim for schedules."""
     found = table[_live_row(schedule, num_ranks, num_microbatches)]
     first, middle, last = (_columns(found[..., i, :], schedule, num_microbatches) for i in range(3))
     return [first, *[middle] * num_between, last]

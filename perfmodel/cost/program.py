@@ -38,7 +38,7 @@ NOTHING = Amount(base=0.0)
 
 
 def segment(region: int, phase: str) -> int:
-    """Of the region with that place among the graph's."""
+    """Segment of a phase of the region at that place."""
     return region * len(PHASES) + PHASES.index(phase)
 
 
@@ -65,7 +65,7 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
-    """What one microbatch costs on one chip, by rows.
+    """Rows of the cost of one microbatch on one chip.
 
     beside      of operators that may run beside exchanges, the same once more; None where the framework runs none so
     weight_gradients   of products of blocks, the same once more, where the framework computes them apart; segment = region * 2, of those
@@ -236,7 +236,7 @@ class _Compilation:
         return self.timed(rows, num_phases=2)
 
     def rows_beside_exchanges(self) -> TimedRows:
-        """Of the operators of blocks that neither lead to rows which are exchanged nor come of them, though both are in their block."""
+        """Rows of operators that are independent of the exchanged rows of their block."""
         rows = self._row_compiler()
         for op in self.graph.operators:
             if self.run.exchange_position.get(op.name) is ExchangePosition.BESIDE:
@@ -330,7 +330,7 @@ class _Compilation:
         return plain_rows(rows, ("amount",))
 
     def peaks(self, kept: list[Kept], regathers: set[tuple[str, str]], recomputes: Collection[Recompute]) -> Peaks:
-        """Of backward passes, of a block under each recomputation, and of the forward passes of blocks."""
+        """Peaks of backward passes, of a block under each recomputation, and of the forward passes of blocks."""
         run, profile, terms = self.run, self.profile, Terms(self.run)
         cases: list[list[LiveBytes]] = []
         backward: dict[tuple[int, Recompute], int] = {}

@@ -56,7 +56,7 @@ def compiled_for(job: TrainingJob, compiled: tuple[Any, ...], any_operand_order:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Programs:
-    """What plans of one job compile to under one profile.
+    """Compiled programs of the plans of one job under one profile.
 
     sizes              bytes of an element of weights, gradients and states
     any_operand_order  the chip takes 8-bit operands in either order, which decides whether the graph has transposed copies
@@ -100,7 +100,7 @@ class Programs:
         return self.compiled.programs[key]
 
     def program_of(self, plan: Plan) -> Program:
-        """Of what the plan says of each operator's sharding, by rules or one by one."""
+        """The program of a plan's shardings, by rules or one by one."""
         assignment = plan.assignment
         if assignment is None:
             return self.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)

@@ -48,7 +48,7 @@ def choose_calibration(chip: Chip, name: str | Path = "") -> Calibration:
 
 
 def calibration_reference(chosen: Calibration) -> str:
-    """What a plan file calls a calibration: its name; `prior` where it is no chip's own but made from others'; `spec-sheet` for none."""
+    """Name of a calibration in plan files: its own; `prior` if it is made from other chips' ones; `spec-sheet` for none."""
     if chosen.provenance is Provenance.PRIOR and not chosen.chips:
         return PRIOR_NAME
     return chosen.name or SPEC_SHEET_NAME

@@ -65,7 +65,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TimedRows:
-    """What takes time, by rows. A segment is whatever times are to be told apart by.
+    """Rows that take time. A segment is whatever times are kept apart by.
 
     matmul, grouped, low, low_grouped, convolution   columns batch, m, n, k (amounts), mesh
     attention   columns batch, heads, kv_heads, queries, keys (amounts), head_dim, value_head_dim, habits (which of

@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline run: how often each region of the graph, of the ranks that can be the slowest or the fullest.
+"""Runs of each region of the graph on the ranks of a pipeline that can be the slowest or the fullest.
 
 Regions lie on ranks in the order of the graph: what comes before the first block on the first rank, what follows the last on the last
 one, and blocks as a plan deals them out.
@@ -89,7 +89,7 @@ def inner_regions(regions: Regions) -> range:
 
 
 def mean_block(values: ByRegion, regions: Regions, inner: range, runs: ByRegion) -> Any:
-    """Of a quantity of each region the mean over so many blocks, with what lies between blocks: of one kind as it is, of none nothing."""
+    """Mean of a quantity of each region over the blocks, with what lies between them: the value itself for one kind, 0 for none."""
     if len(inner) < 2:
         return values[inner.start] if inner else 0.0
     number = sum_of([runs[i] for i in inner if regions[i].is_block])
@@ -97,8 +97,8 @@ def mean_block(values: ByRegion, regions: Regions, inner: range, runs: ByRegion)
 
 
 def beside(regions: Regions, region: int, step: int) -> int:
-    """What runs before a region when things go their steady way, forward (step -1) and backward (step 1): itself where it is repeated,
-    its neighbour where both take turns. Out of range where nothing does."""
+    """Region that runs before this one in the steady state, forward (step -1) and backward (step 1): itself if it is repeated, its
+    neighbour if both alternate. Out of range if there is none."""
     it, next_to = regions[region], region + step
     turn = [i for i, other in enumerate(regions) if it.turn and other.turn == it.turn]
     if len(turn) > 1:
@@ -109,7 +109,7 @@ def beside(regions: Regions, region: int, step: int) -> int:
 
 @lru_cache(maxsize=4096)
 def stages_of(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -> Stages:
-    """Of the blocks of each virtual stage, in model order: stage k lives on rank k % num_ranks."""
+    """Stages of the blocks of each virtual stage, in model order: stage k lies on rank k % num_ranks."""
     by_stage = _runs_of_stages(regions, stage_layers)
     per_rank = [tuple(float(sum(runs)) for runs in zip(*by_stage[rank::num_ranks], strict=True)) for rank in range(num_ranks)]
     blocks = [sum(stage_layers[rank::num_ranks]) for rank in range(num_ranks)]
@@ -172,7 +172,7 @@ def _order(regions: Regions) -> list[int]:
 
 
 def stage_columns(found: Sequence[Stages]) -> Stages:
-    """Of several plans as one: arrays with a place for each of them."""
+    """Stages of several plans as one: arrays with a place for each of them."""
     if len(found) == 1:
         return found[0]
     between = max(stages.num_ranks for stages in found) - 2

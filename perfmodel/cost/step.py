@@ -159,7 +159,7 @@ class RegionTimes:
 
     @property
     def under_forward(self) -> tuple[Any, ...]:
-        """What collectives of parameters can hide under."""
+        """Compute that collectives of parameters can overlap."""
         return self.free_forward or self.forward
 
     @property
@@ -285,7 +285,7 @@ TRANSFER_UNITS = 20.0 / 132.0
 
 
 def exchanged_passes(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
-    """What a region exchanges in a forward and a backward pass. [s]"""
+    """Exchange time of a region in a forward and a backward pass. [s]"""
     segments = {phase: (region * len(PHASES) + i) * len(COMM) + COMM.index(EXCHANGED) for i, phase in enumerate(PHASES)}
     sent = {phase: micro.communication[segment] for phase, segment in segments.items()}
     return passes_of(sent | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
@@ -337,8 +337,8 @@ def _alone_with_exchanges(
 
 
 def ends_time(regions: RegionTimes, stages: Stages) -> Any:
-    """What the first microbatch's way forward and the last one's way back take more than the schedule counts, which has each pass beside
-    another one: nothing runs beside them, on no stage. [s]
+    """Extra time of the first microbatch's forward passes and the last one's backward passes. The schedule counts each pass as overlapped
+    by another one, but no stage overlaps these. [s]
 
     1f1b: F + B of these two, (m - 1) pairs between. Interleaved, on the last rank: w = (v - 1) p + 1 chunks forward alone, m v - w pairs, w
     chunks back alone, and p - 1 chunks each way until it has its first and after its last: (p - 1 + w) / v = p whole passes as well.
@@ -349,8 +349,8 @@ def ends_time(regions: RegionTimes, stages: Stages) -> Any:
 
 
 def hidden_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
-    """What hides of exchanges, forward and backward, beside work of the same microbatch that does not wait for them: the shorter of both,
-    less what that work loses with the compute units of the transfer. [s]"""
+    """Overlapped time of exchanges, forward and backward, with independent work of the same microbatch: the shorter of both, less the
+    slow-down of that work by the compute units of the transfer. [s]"""
     assert micro.beside is not None
     work = {phase: micro.beside[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
     passes = passes_of(work | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
@@ -429,7 +429,7 @@ def phase_launches(micro: MicrobatchCost, region: int) -> dict[str, Any]:
 
 
 def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column, region: int) -> tuple[Any, Any]:
-    """What the host needs to launch a region forward, and backward with what is recomputed. [s]"""
+    """Host time to launch a region forward, and backward with recomputation. [s]"""
     it, launches = micro.program.regions[region], phase_launches(micro, region)
     launches |= {name: FORWARD * launches[name] for name in ("core", "rest", "tail")}
     forward, backward = passes_of(launches, it, profile, recompute)
@@ -477,7 +477,7 @@ def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompu
 
 
 def pace(values: Ranks, total: Column, num_ranks: Column, weight: float) -> Any:
-    """What sets the rhythm of a steady pipeline: the slowest stage, or a mean drawn towards it (profile.uneven_stage_weight)."""
+    """Pace of a steady pipeline: the slowest stage, or a mean drawn towards it (profile.uneven_stage_weight)."""
     slowest = slowest_stage(values)
     if weight == 1.0:
         return slowest
@@ -486,7 +486,7 @@ def pace(values: Ranks, total: Column, num_ranks: Column, weight: float) -> Any:
 
 
 def beat_of(regions: RegionTimes, stages: Stages, *, schedule: PipelineSchedule, num_ranks: Column, profile: ExecutionProfile) -> Any:
-    """What each further microbatch adds to a pipeline that is full: the pace of forward and backward, with gpipe of each by itself. [s]"""
+    """Time that each further microbatch adds to a full pipeline: the pace of forward and backward, with gpipe of each by itself. [s]"""
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
     return beat_with(f, b, totals, schedule, num_ranks, profile.timing.uneven_stage_weight)
@@ -567,7 +567,7 @@ def exposed_sends(
     virtual_stages: Column,
     profile: ExecutionProfile,
 ) -> Any:
-    """What sends add to the pipeline: if beside compute, what the schedule does not hide; else each of them, and fill and drain. [s]
+    """Time that sends add to the pipeline: the exposed part if they overlap compute; else each of them, and fill and drain. [s]
 
     chunk  what each further microbatch takes of one virtual stage   [s]
     """

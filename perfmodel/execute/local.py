@@ -1,4 +1,4 @@
-"""What this rank holds of a tensor."""
+"""Local parts of distributed tensors."""
 
 from __future__ import annotations
 

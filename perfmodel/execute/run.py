@@ -61,7 +61,7 @@ def run_plan(
 
 
 def measurement_of(plan: Plan, found: NetworkMeasurement) -> Measurement:
-    """What the interpreter measured of a uniform plan. Collectives by axis, the parts of tp as one."""
+    """The interpreter's measurement of a uniform plan. Collectives by axis, the parts of tp as one."""
     counts: dict[tuple[str, str], tuple[int, float]] = {}
     for row in found.traffic:
         key = (str(row.kind), _whole_axes(row.axes))

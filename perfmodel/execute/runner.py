@@ -112,7 +112,7 @@ def check_room(plan: Plan, device: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What the ranks do with a plan: steps to run and to time, the gradient check, the counted and tracked steps."""
+    """Options of a run: steps to run and to time, the gradient check, counted and tracked steps."""
 
     steps: int
     warmup: int

@@ -1,4 +1,4 @@
-"""What the gradient check lets pass, and its verdict. (No torch here: the parent process judges the ranks' errors.)"""
+"""Tolerance of the gradient check, and its verdict. (No torch here: the parent process judges the ranks' errors.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lives when in the backward pass of a region: from the operators, the moments at which memory may be largest.
+"""Backward walk: moments at which memory may peak in the backward pass of a region, from its operators.
 
 The backward pass runs the operators in reverse. Each needs the gradient of its output and what autograd kept for it, and makes the
 gradients of its inputs; then what it needed is freed, unless an operator before it needs the same. A *moment* is what lives while
@@ -87,7 +87,7 @@ class _Backward:
             self.add(storage.terms, -1.0)
 
     def freed_after(self, op: Operator) -> list[Term]:
-        """What lives for no operator whose backward pass is still to come."""
+        """Terms that no later backward pass needs."""
         freed = [term for term, holders in self.lives if op.name in holders and holders & self.remaining == {op.name}]
         self.remaining.discard(op.name)
         return freed
@@ -122,8 +122,8 @@ class _Backward:
         self.make_weight_gradients()
 
     def set_lives(self, core: Collection[str]) -> None:
-        """Of what a recomputed function hands out and keeps itself, the first lives for its readers, the second for the function. What the
-        function is handed lives for all of it, beside copies that it makes."""
+        """Set how long saved tensors live. The output of a recomputed function lives for its readers, what it saves for the function, and
+        its inputs for all of it, in addition to copies that it makes."""
         inside = [op for op in self.operators if op.name in core]
         made = {op.output.tensor for op in inside}
         for kept in self.held:
@@ -159,7 +159,7 @@ class _Backward:
             self.moments.append({term: self.live.get(term, 0.0) + moment.get(term, 0.0) for term in {**self.live, **moment}})
 
     def make_weight_gradients(self) -> None:
-        """Those that were delayed, one after another: until its turn each keeps its input and the gradient of its output."""
+        """Delayed weight gradients, one after another: until its turn each keeps its input and the gradient of its output."""
         for op, weight_terms, incoming in self.waiting:
             self.note(weight_terms)
             self.add(weight_terms)
@@ -214,7 +214,7 @@ class _Backward:
         return (self.terms.number(self.sharded.operand_bytes(op, operand, itemsize=itemsize, is_expanded=False)),)
 
     def beside(self, op: Operator) -> list[Term]:
-        """What an operator holds for itself while its backward pass runs: inputs gathered again, and what it works with."""
+        """Terms of an operator alone while its backward pass runs: inputs gathered again, and workspaces."""
         sharded, number = self.sharded, self.terms.number
         found = [
             number(self.terms.size(op, operand), sharded.axes_of(operand.tensor, Pass.FORWARD))

@@ -94,7 +94,7 @@ Kept = dict[At, tuple[Any, Any]]
 
 
 def runs_at(rank: int, stages: Stages) -> tuple[At, ...]:
-    """What has passes of its own under way on one of the ranks that are told apart: blocks, and what comes before or follows them."""
+    """Parts with passes of their own in flight on one of the distinct ranks: blocks, and what comes before or after them."""
     first, last = stages.regions[0], stages.regions[-1]
     if rank == 0:
         return (At.BLOCKS,) if first.is_block else (At.BLOCKS, At.FIRST)
@@ -103,7 +103,7 @@ def runs_at(rank: int, stages: Stages) -> tuple[At, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelining:
-    """What a schedule does with microbatches, as columns. live: passes of blocks under way on each of the ranks that are told apart."""
+    """Schedule of microbatches, as columns. live: passes of blocks in flight on each of the distinct ranks."""
 
     schedule: PipelineSchedule
     num_ranks: Column
@@ -268,7 +268,7 @@ def unreduced_gradients(
     activation_bytes: float,
     factor: float = 1.0,
 ) -> Unreduced:
-    """Of one of the ranks told apart, where weights stay gathered; else nothing. `factor`: the allocator's.
+    """Unreduced gradients of one of the distinct ranks, if weights stay gathered; else none. `factor`: the allocator's.
 
     They come to lie beside activations: a rank runs its virtual stages' backward passes from the last to the first.
     """
@@ -379,5 +379,5 @@ def reserved_memory(kept: Column, base: Column, unreduced: Column) -> Any:
 
 
 def base_memory(moment: Column, fixed: Column, waiting: Column, *, factor: float, outside: Column) -> Any:
-    """What does not depend on the schedule: the largest moment with the allocator's gaps, what stays, what waits, what lies outside."""
+    """Memory that does not depend on the schedule: the largest moment with the allocator's gaps, static, waiting and outside memory."""
     return ((moment * factor + fixed) + waiting) + outside

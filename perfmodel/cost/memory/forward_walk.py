@@ -1,4 +1,4 @@
-"""What lives when in a forward pass: from the operators, the moments at which memory may be largest.
+"""Forward walk: moments at which memory may peak in a forward pass, from its operators.
 
 A tensor lives from the operator that makes it to the last that reads it; what is kept for backward stays. A *moment* is what lives while
 one of the operators runs, over all that is kept in the end: of what is kept, less is there while it is still being made.
@@ -66,7 +66,7 @@ class _Forward:
         self.awaited = [(comes, term) for comes, term in self.awaited if comes > place]
 
     def await_all(self, stays: Sequence[Kept]) -> None:
-        """Of a gathered tensor, and of copies, a reader has what it needs before it runs."""
+        """Set when gathered tensors and copies are ready: before their first reader runs."""
         made = {op.output.tensor: place for place, op in enumerate(self.operators)}
         places = {op.name: place for place, op in enumerate(self.operators)}
         for each in stays:
@@ -76,7 +76,7 @@ class _Forward:
             self.awaited.append((comes, self.terms.number(each.amount)))
 
     def set_edges(self) -> None:
-        """What is summed and gathered on the way, which storages tensors share, and how each reader holds them."""
+        """Set the sums and gathers of each tensor, the storages that tensors share, and the layout of each reader."""
         sharded, number = self.sharded, self.terms.number
         self.apart = {*sharded.joined, *sharded.joined.values()}
         for tensor in dict.fromkeys(operand.tensor for op in self.operators for operand in op.operands):

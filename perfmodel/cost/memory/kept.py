@@ -1,4 +1,4 @@
-"""What autograd keeps of a forward pass until the backward pass reads it."""
+"""Tensors that autograd saves in the forward pass for backward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfmodel.parallel.algebra.sharding import gradient_layout
 
 
 def kept_tensors(sharded: ShardedGraph, regathers: Set[tuple[str, str]], core: Set[str], *, alone: Set[str]) -> list[Kept]:
-    """What autograd keeps, each tensor once in each layout.
+    """Saved tensors, each once in each layout.
 
     A recomputed group is a function under a checkpoint: what leaves it is kept, for it is read outside. Operators recomputed one by one
     (`alone`: those named by themselves, torch's selective checkpointing) are run again for whoever needs what they make.

@@ -1,4 +1,4 @@
-"""What the walks forward and backward through a layer share: tensors that are kept, and moments as sums of amounts."""
+"""Common parts of the forward and backward walks: saved tensors, and moments as sums of amounts."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ def keeps_gathered(program: ParameterProgram) -> bool:
 
 
 class At(StrEnum):
-    """What runs at a moment: what comes before the blocks, these, or what follows them. Of virtual stages with unlike numbers of blocks, a
-    schedule has other passes under way while their ends run."""
+    """Part of the model that runs at a moment: before the blocks, the blocks, or after them. If virtual stages differ in their blocks, a
+    schedule has other passes in flight while the ends run."""
 
     BLOCKS = "blocks"
     LAST = "last"
@@ -104,7 +104,7 @@ class At(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What lives at one moment of a step, beside what lives all through it.
+    """Memory at one moment of a step, in addition to static memory.
 
     at        what runs
     freed     of the kept activations of all microbatches under way, what is gone already   (not positive)
@@ -126,7 +126,7 @@ class Moment:
 
 
 def moments_at(moments: list[Moment], at: At, kept: Container[At]) -> list[Moment]:
-    """Those at which what `kept` has for `at` is under way: as while a block runs, where nothing else is said."""
+    """Moments with the passes in flight that `kept` has for `at`; by default those of blocks."""
     return [moment for moment in moments if (moment.at if moment.at in kept else At.BLOCKS) is at]
 
 
@@ -196,13 +196,13 @@ class _Moments:
         return f"a {name}" if self.regions[region].is_block else f"the {name}"
 
     def of_turn(self, region: int, values: Sequence[Any]) -> Any:
-        """Of regions that take turns with this one and follow it, all but the one that runs backward before it."""
+        """Sum over the regions that alternate with this one and follow it, without the one that runs backward before it."""
         turn = self.regions[region].turn
         others = [i for i in range(region + 1, len(self.regions)) if self.regions[i].turn == turn]
         return sum_of([np.maximum(self.runs[i] - 1.0, 0.0) * values[i] for i in others])
 
     def of_round(self, region: int, values: Sequence[Any]) -> Any:
-        """Of regions that take turns with this one, and of it, once each."""
+        """Sum over this region and those that alternate with it, once each."""
         turn = self.regions[region].turn
         return sum_of([values[i] for i, it in enumerate(self.regions) if it.turn == turn])
 
@@ -323,7 +323,7 @@ class _Sharded:
         self.below = self._below()
 
     def _units(self, elements: tuple[Any, ...], twice: Column) -> list[Any]:
-        """Of a unit of each region, on this rank; `twice`: what both ends have of them."""
+        """Sizes of a unit of each region on this rank; `twice`: elements that both ends hold."""
         units = list(elements)
         ends = {0, self.last} if self.has_first and self.has_last else set[int]()
         for i, region in enumerate(self.rank.regions):
@@ -336,7 +336,7 @@ class _Sharded:
         return values[self.last] if self.has_last else 0.0
 
     def _of(self, values: list[Any], region: int) -> Any:
-        """Of a region before this one: of the first its own, where it is no part of a unit that lasts."""
+        """Value of the region before this one; the first region's own if it is no part of a unit that stays."""
         if region < 0:
             return 0.0
         return self.untied * values[0] if region == 0 and self.has_first else values[region]

@@ -1,4 +1,4 @@
-"""What lies in the host's memory: what travels there and back, and what a chip holds of it meanwhile.
+"""Offload to host memory: transfers there and back, and what a chip holds meanwhile.
 
 Transfers run beside compute (pinned buffers, a stream of their own): a layer's pass takes no less than they do. Conditions and figures:
 Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv 2104.07857), section 4.

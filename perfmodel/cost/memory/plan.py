@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Holding:
-    """What the memory of pipeline ranks is made of, as numbers or as columns.
+    """Terms of the memory of pipeline ranks, as numbers or as columns.
 
     static         (weights, gradients, optimizer, gathered parameters) of each of the ranks that `Stages` tells apart
     num_replicas   ranks that the gradient of a weight is reduced over
@@ -71,7 +71,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankHolding:
-    """Of one rank: what stays, the moments at which something comes and goes, gradients that wait beside them, and what waits always."""
+    """Memory of one rank: static memory, moments, gradients that wait, and memory that always waits."""
 
     static: tuple[Any, Any, Any, Any]
     fixed: Column
@@ -82,13 +82,13 @@ class RankHolding:
     outside: Column
 
     def base(self, at: At, times: Container[At]) -> Any:
-        """What it needs while this runs, whatever is under way. times: what has passes of its own under way. [byte]"""
+        """Memory while this part runs, without passes in flight. times: parts with passes of their own in flight. [byte]"""
         most = largest(moments_at(self.moments, at, times))
         return base_memory(most, self.fixed, self.waiting, factor=self.factor, outside=self.outside)
 
 
 def rank_holding(of: Holding, rank: int, live: LiveLayers, *, each: Callable[[Any], Any] | None = None) -> RankHolding:
-    """Of one of the ranks told apart, with these blocks under way.
+    """Memory of one of the distinct ranks, with these blocks in flight.
 
     each   makes a column one that has the last dim of `live`, for gradients that wait beside activations
     """
@@ -150,7 +150,7 @@ class MemoryRow:
     total: tuple[float, ...]
 
     def needs(self, plan: Plan, doubt: MemoryDoubt) -> tuple[RankNeed, ...]:
-        """What the plan fits by."""
+        """Memory needs of the ranks, by which the plan fits or not."""
         num_ranks = plan.layout.pp if plan.assignment is None else 1  # such a plan says what lies where
         more = crowding_of(plan.job.model, num_ranks, self.of.stages, doubt)
         beside = besides_of(self.of, doubt)
@@ -201,21 +201,21 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
 
 
 def crowding_of(model: TransformerConfig | NetworkModel, num_ranks: int, stages: Stages, doubt: MemoryDoubt) -> tuple[float, ...]:
-    """Of the ranks told apart, the layers that each may hold over those that it is predicted with."""
+    """Ratio of the layers that each distinct rank may hold to those that it is predicted with."""
     if doubt.of_stranger and num_ranks > 1 and isinstance(model, TransformerConfig):
         return crowding(model, num_ranks, [scalar(stages.blocks(rank)) for rank in range(stages.num_ranks)])
     return (1.0,) * stages.num_ranks
 
 
 def besides_of(of: Holding, doubt: MemoryDoubt) -> Sequence[Any]:
-    """What may lie beside what is predicted, on each of the ranks told apart. [byte]"""
+    """Memory that may be needed in addition to the prediction, on each of the distinct ranks. [byte]"""
     if not doubt.of_stranger:
         return (0.0,) * of.stages.num_ranks
     return may_lie_beside(of.terms, of.stages, of.sizes, num_replicas=of.num_replicas)
 
 
 def _most(rank: RankHolding, kept: Kept) -> float:
-    """What a rank needs at its fullest moment. [byte]"""
+    """Peak memory of a rank. [byte]"""
     return max(
         float(reserved_memory((activations + received) * rank.factor, rank.base(at, kept), rank.unreduced.at(at)))
         for at, (activations, received) in kept.items()

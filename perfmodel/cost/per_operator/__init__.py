@@ -1,1 +1,1 @@
-"""What such plans take."""
+"""Cost of plans with a sharding for each operator."""

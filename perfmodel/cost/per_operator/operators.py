@@ -1,4 +1,4 @@
-"""What an operator of a network costs under many configurations at once.
+"""Cost of an operator of a network under many configurations at once.
 
 These are rows (`cost/rows.py`) on columns, as a plan's are, but each dim is cut by an axis of its own name, and the columns say how many
 parts the dims have in each configuration. Sets of mesh axes are also bit masks (bit i is axis i of the mesh, outermost first).
@@ -67,7 +67,7 @@ class StepSetting:
 
     @cached_property
     def sizes(self) -> Bytes:
-        """Of an element of each copy of weights and gradients."""
+        """Bytes of an element of each copy of weights and gradients."""
         return element_bytes(self.policy, self.optimizer, self.profile)
 
     @property

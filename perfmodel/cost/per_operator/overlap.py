@@ -1,4 +1,4 @@
-"""What shows of parameter collectives as a maximum of two lines, so that a sum over operators can bound it and a search can minimise it.
+"""Exposed time of parameter collectives as a maximum of two lines, which a sum over operators bounds and a search can minimise.
 
 With R the reductions, G the gathers, F and B forward and backward work (all of one microbatch), s the slow-down of compute beside
 communication, e the share of reductions that never hides and l that of scattered ones which wait for the end of backward:
@@ -23,7 +23,7 @@ from perfmodel.cost.per_operator.operators import StepSetting
 
 
 def exposed_time(*, reductions: Any, gathers: Any, forward: Any, backward: Any, setting: StepSetting) -> Any:
-    """What shows of parameter collectives in a whole plan: for each kind the larger of its two sides. [s]"""
+    """Exposed time of parameter collectives in a whole plan: for each kind the larger of its two sides. [s]"""
     sides = _sides(reductions=reductions, gathers=gathers, forward=forward, backward=backward, setting=setting)
     return sum(np.maximum(first, second) for first, second in sides)
 

@@ -1,1 +1,1 @@
-"""What serving costs: steps of prefill and decode, memory, load. Pure array formulas; no file, no torch."""
+"""Cost of serving: prefill and decode steps, memory, load. Pure array formulas; no file, no torch."""

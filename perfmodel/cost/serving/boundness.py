@@ -57,7 +57,7 @@ class OperatorRow:
 
 
 def operator_rows(costs: StepCosts, *, phase: Phase, sequences: float = 0.0, cached: float = 0.0, tokens: float = 0.0) -> list[OperatorRow]:
-    """Of a step that decodes `sequences` over `cached` tokens, or of one prompt of `tokens` after `cached`; of the first of the plans."""
+    """Operators of a step that decodes `sequences` over `cached` tokens, or of a prompt of `tokens` after `cached`, for the first plan."""
     is_prompt = phase == "prefill"
     program = costs.prompt_program if is_prompt else costs.decode_program
     ranks, met = float(costs.dp[0] * costs.pp[0]), max(sequences / float(costs.pp[0]), 1.0)
@@ -133,7 +133,7 @@ def _ridge(machine: Machine, quantization: Quantization) -> float:
 
 
 def bound_of(flops: float, num_bytes: float, time: float, *, floor: float, ridge: float) -> Bound:
-    """What an operator waits for."""
+    """Bottleneck of an operator: latency, compute or memory."""
     if floor > 0.5 * time:
         return "latency"
     return "compute" if num_bytes and flops / num_bytes > ridge else "memory"
@@ -184,7 +184,7 @@ def _attention(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
 
 
 def _states(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
-    """Of sequences that decode; of prompts the products of a scan are rows of their own."""
+    """State updates of sequences that decode; in prompts the products of a scan are rows of their own."""
     if phase == "prefill":
         return []
     machine, model, b, tp = costs.machine, costs.decode_program.model, float(work.decoding[0]), float(costs.tp[0])

@@ -54,7 +54,7 @@ Exchange = tuple[CollectiveKind, frozenset[str], Array]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ContextTraffic:
-    """Of one layer: collectives of ranks that share a cache, and bytes of the pass that weighs their outputs."""
+    """Traffic of one layer: collectives of ranks that share a cache, and bytes of the pass that weighs their outputs."""
 
     collectives: tuple[Exchange, ...]
     weighted: Array
@@ -91,7 +91,7 @@ def why_not_shared(model: TransformerConfig, engine: Engine, *, pp: int, attenti
 
 
 def cache_cuts(model: TransformerConfig, *, tp: Any, dcp: Any, pcp: Any) -> tuple[Any, Any]:
-    """Of `dcp` ranks that share the tokens of a cache those inside tp, and those of pcp, which come first. [-]"""
+    """Ranks of `dcp` inside tp, and those of pcp, which come first. [-]"""
     of_pcp = np.gcd(dcp, pcp)
     return np.gcd(dcp // of_pcp, cache_copies(model, tp)), of_pcp
 
@@ -99,7 +99,7 @@ def cache_cuts(model: TransformerConfig, *, tp: Any, dcp: Any, pcp: Any) -> tupl
 def context_traffic(
     of: AttentionRow, work: Work, latent: LatentAttention | None, *, dcp: Array, cut: Array, cache_bytes: float
 ) -> ContextTraffic:
-    """What ranks that share the tokens of a cache send in one layer: of sequences that decode, and of prompts whose beginning lies in it.
+    """Traffic in one layer of ranks that share the tokens of a cache, for sequences that decode and prompts whose beginning is cached.
 
     Queries and outputs travel; for prompts latents, and where the ranks share prompts keys and values too, are gathered.
     cut   ranks of pcp that share the cache; 1: each has all of it

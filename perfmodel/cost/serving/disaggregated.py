@@ -53,7 +53,7 @@ class Workers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DisaggregatedLoad:
-    """What all workers serve together, arrays over plans.
+    """Load that all workers serve together, arrays over plans.
 
     load                         of all workers; `running` are those being answered
     prefill_use, decode_use      share of what each kind could do at most [-]
@@ -78,7 +78,7 @@ def transfer_time(num_bytes: Column, *, bandwidth: Column, latency: Column) -> A
 
 
 def exposed_transfer_time(num_bytes: Column, prefill_time: Column, *, bandwidth: Column, latency: Column, layers: Column = 1.0) -> Array:
-    """What shows of it where layers are sent while later ones are computed. [s]
+    """Exposed time of a transfer whose layers are sent while later ones are computed. [s]
 
     t = a + max(V / (L B), V / B - (L - 1) / L t_p)
 

@@ -129,7 +129,7 @@ class ServingEstimator:
         )
 
     def drafting(self, speculation: Speculation) -> TransformerConfig:
-        """What drafts: a model of its own, or one layer of this model with its head."""
+        """The drafting model: a model of its own, or one layer of this model with its head."""
         if speculation.draft is not None:
             return speculation.draft
         kind = replace(self.model.main_kind, count=1, turn="")
@@ -265,7 +265,7 @@ def _divisors(number: int) -> str:
 
 
 def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, served: ServedPlans, at: int) -> ServingPrediction:
-    """Of the column `at`, with all that people read."""
+    """Prediction of the column `at`."""
     load, memory = served.load, served.memory
     full = float(job.input_len.most + job.output_len.most)
     fits = bool(_at(memory.sequences, at) * (job.input_len.mean + job.output_len.mean) >= full)

@@ -99,7 +99,7 @@ def executor_times(
 
 
 def anchor_time(cluster: Cluster, calibration: Calibration, *, dtype: Dtype = Dtype.FP32) -> float:
-    """What the calibration says of the product that tells how fast the machine is at the moment. [s]"""
+    """Time of the anchor product by the calibration, against which the machine's present speed is measured. [s]"""
     rows, outputs, inputs = ANCHOR
     machine = resolve_machine(replace(cluster, num_chips=1), calibration, dtype=dtype)
     bandwidth = calibration.peaks.get(WEIGHT_BANDWIDTH, machine.matmul.bandwidth)

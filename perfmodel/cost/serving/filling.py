@@ -39,7 +39,7 @@ def decode_steps(requests: Requests, scheduling: Scheduling) -> Array:
 
 
 def fill_steps(times: ServingTimes, requests: Requests, scheduling: Scheduling, running: Column) -> Filling:
-    """What `running` sequences and the prompts of their followers make of an engine's steps.
+    """Steps of an engine with `running` sequences and the prompts of their followers.
 
     A cycle of b sequences has b prompts of n steps each and D = (O - 1) / E decode steps of every sequence; it takes
 

@@ -26,7 +26,7 @@ BURST = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServedLoad:
-    """What clients and operators of one replica see, arrays over plans.
+    """Metrics of one replica under a load, arrays over plans.
 
     ttft, ttft_p99         send to first token, its mean and 99th percentile over requests; infinite where the queue only grows   [s]
     tpot, tpot_p99         (latency - ttft) / (O - 1) of a request                                                                 [s]
@@ -55,7 +55,7 @@ class ServedLoad:
 
 
 def marching(requests: Requests, scheduling: Scheduling) -> Array:
-    """How far clients of a closed loop march in step, s: as far as the engine makes them only where their answers have one length.
+    """Share s of clients of a closed loop that run in lockstep: the engine's only if all answers have one length.
 
     Prefill first, answers of one length: who was prefilled together ends together, wave after wave. Answers of n lengths, each as likely:
     of a wave one in n ends in a step, and what comes next is prefilled at once; the burst with which a run begins is left.

@@ -20,7 +20,7 @@ _PLAIN_BYTES = 2.0
 
 
 def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Column, pp: Column, expert_cut: Column) -> Any:
-    """Of the fullest stage's chips. [byte]
+    """Weights of the fullest stage's chips. [byte]
 
     Every weight over the axes that cut it; experts over all `expert_cut` chips of a stage. Layers are even over stages, of which the last
     also has the output matrix and the first the table, whichever is more.
@@ -53,7 +53,7 @@ def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Col
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """What the layers of a model keep of a sequence, in elements of all layers and before any cut.
+    """Cache of a sequence in elements of all layers, before any cut.
 
     growing       of each token, of layers that see all of them; heads are cut by tp as far as there are key-value heads
     windowed      of each token, of layers with a window; of which `window` tokens stay
@@ -81,7 +81,7 @@ class CacheShape:
 
 
 def cache_shape(model: TransformerConfig) -> CacheShape:
-    """Of all layers. A window's share of the layers is the model's."""
+    """Cache shape over all layers. A window's share of the layers is the model's."""
     growing = windowed = latent = index = state = 0.0
     for kind in model.layer_kinds:
         if kind.mixer == "attention":
@@ -185,7 +185,7 @@ def serving_memory(
 
 
 def expert_workspace(model: TransformerConfig, max_tokens: Column, *, expert_tp: Column) -> Any:
-    """Of the experts' products of a step, in 16 bits: one buffer for what goes in and out of both, one between them. [byte]
+    """Workspace of the experts' products of a step, in 16 bits: one buffer for their inputs and outputs, one between them. [byte]
 
     W = 2 T k (max(f, h) + max(2 f, h))     f the width of an expert on a chip
 
@@ -199,7 +199,7 @@ def expert_workspace(model: TransformerConfig, max_tokens: Column, *, expert_tp:
 
 
 def engine_reserve(engine: Engine, *, chips: Column, attention_dp: Column, max_tokens: Column) -> Any:
-    """What an engine holds back on each chip. [byte]
+    """Memory that an engine reserves on each chip. [byte]
 
     R = max(r0 + r_T T + r_g chips + r_a dp [dp > 1], R_least)
 

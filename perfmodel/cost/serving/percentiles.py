@@ -62,7 +62,7 @@ def longer_99(lengths: Lengths) -> float:
 
 
 def met_variance(lengths: Lengths) -> float:
-    """Of how many others end while one answer lasts, a running sequence. [-]
+    """Variance of the number of other sequences that end during one answer, per running sequence. [-]
 
     Of answers that last 1 +- w, evenly, one that lasts 1 sees of each other sequence none or two ends with probability w / 4 each: w / 2.
     """

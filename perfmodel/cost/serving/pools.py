@@ -42,7 +42,7 @@ class ServedPools:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolsInputs:
-    """Of columns of two pools: steps of both kinds of workers (`_times` with those that draft), how they are filled, what joins them.
+    """Inputs of columns of two pools: steps of both kinds of workers (`_times` with drafts), scheduling, and the handover.
 
     capacity   sequences that one decode worker runs at once
     """
@@ -61,7 +61,7 @@ class PoolsInputs:
 
 
 def handover(estimator: ServingEstimator, pools: Sequence[Pools], tokens: float) -> Handover:
-    """Of prompts of so many tokens: one copy of their cache, over the links of as many chips as the smaller worker has.
+    """Handover of prompts of so many tokens: one copy of their cache, over the links of as many chips as the smaller worker has.
 
     The links are those of the innermost tier that holds all workers, at the rate that collectives reach of links nobody measured.
     """
@@ -109,7 +109,7 @@ def serve_pools(
 
 
 def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[Pools], *, distinct_experts: float = 0.0) -> PoolsInputs:
-    """What the load of two pools is computed from, by the closed form or step by step."""
+    """Inputs of the load of two pools, for the closed form and the simulation."""
     prefill_plans, decode_plans = ServingColumns.of([each.prefill for each in pools]), ServingColumns.of([each.decode for each in pools])
     prefill_costs = estimator.times(prefill_plans, distinct_experts=distinct_experts)
     decode_costs = estimator.times(decode_plans, distinct_experts=distinct_experts)

@@ -123,7 +123,7 @@ def _length(is_prompt: bool) -> int:
 
 @lru_cache(maxsize=256)
 def serving_program(model: TransformerConfig, *, is_prompt: bool, fuses: bool = True) -> ServingProgram:
-    """Of steps that decode, or of prompts. fuses: kernels are fused as engines do it, else every operator is one."""
+    """The program of decode steps, or of prompts. fuses: kernels are fused as engines do it, else every operator is one."""
     plain = replace(model, num_mtp_layers=0)
     graph = build_graph(
         plain,
@@ -176,8 +176,8 @@ def serving_program(model: TransformerConfig, *, is_prompt: bool, fuses: bool = 
 
 
 def _as_one_kernel(op: Operator) -> tuple[Work, ...]:
-    """What runs of an operator where nothing is fused: of a layer with a state the convolution and the scan, each by a kernel of its own
-    class, whatever products a scan is made of. A scan's elements are those of the state for each position, its bytes the steps' alone.
+    """Work of an operator without fusion: in a layer with a state the convolution and the scan are kernels of their own classes, whatever
+    products a scan consists of. A scan's elements are those of the state at each position, its bytes those of the steps.
     """
     if op.kind not in (_CONVOLUTION, *_STATE_SCANS):
         return op.forward

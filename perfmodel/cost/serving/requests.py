@@ -1,4 +1,4 @@
-"""What arrives and how an engine takes it: lengths of requests, and the rules by which steps are filled."""
+"""Requests and scheduling: lengths of requests, and the rules by which an engine fills steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def squared_variation(lengths: Lengths) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Requests:
-    """What one request brings.
+    """Lengths of a request.
 
     prompt            I  tokens of its prompt
     output            O  tokens that it is answered with, the first (which prefill yields) included
@@ -40,17 +40,17 @@ class Requests:
 
     @classmethod
     def of_job(cls, job: ServingJob) -> Requests:
-        """Those of a serving job."""
+        """Requests of a serving job."""
         return cls(prompt=job.input_len, output=job.output_len, found_fraction=job.prefix_hit)
 
     @property
     def new_tokens(self) -> Column:
-        """Of a prompt, computed: I (1 - x), at least its last token, without which there is no first answer."""
+        """Tokens of a prompt that are computed: I (1 - x), at least its last token, without which there is no first answer."""
         return np.maximum(self.prompt.mean * (1 - np.asarray(self.found_fraction)), 1.0)
 
     @property
     def found_tokens(self) -> Column:
-        """Of a prompt, in the cache already."""
+        """Tokens of a prompt that are in the cache already."""
         return self.prompt.mean - self.new_tokens
 
     @property

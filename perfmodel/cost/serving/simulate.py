@@ -42,7 +42,7 @@ _LEAST_GROWTH = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedLoad:
-    """What the requests saw that were answered after the warm-up.
+    """Metrics of the requests that were answered after the warm-up.
 
     ttft, tpot, inter_token, request_latency   over requests (inter_token: over all gaps between a sequence's steps) [s]
     running, queue         sequences with a place and requests without, on average over time [-]
@@ -99,7 +99,7 @@ def mean_error(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputLimits:
-    """What a request has to keep to be counted as good. [s]"""
+    """Limits that a request must keep to count as goodput. [s]"""
 
     ttft: float = float("inf")
     tpot: float = float("inf")
@@ -112,7 +112,7 @@ class GoodputLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """What bounds the sequences that run at once.
+    """Limits of the sequences that run at once.
 
     max_sequences    by the engine's own limit
     cache_tokens     of the cache, counted in blocks of `block_tokens`
@@ -556,7 +556,7 @@ def _even(random: np.random.Generator, least: int, most: int, number: int) -> ND
 
 
 def what_was_seen(records: Sequence[tuple[RunRecord, float]], limits: GoodputLimits) -> SimulatedLoad:
-    """What the requests of engines saw, on average over engines: records, and how many engines run alike."""
+    """Metrics of the requests of engines, averaged over engines: records, each with its number of engines."""
     copies = np.array([count for _, count in records], dtype=float)
     paces = np.array([record.pace for record, _ in records])
     weights = np.concatenate([np.full(len(record.answers), count * record.pace / len(record.answers)) for record, count in records])

@@ -36,7 +36,7 @@ from perfmodel.foundation.errors import bad_field
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TwoPools:
-    """What runs: workers of one plan each, as the closed form takes them.
+    """Simulated pools: workers of one plan each, as the closed form takes them.
 
     prefill, decode      steps of a worker of each kind
     scheduling           of decode workers; prefill_scheduling: of the others (tokens and prompts of a step)
@@ -85,7 +85,7 @@ def simulate_pools(
 
 
 def _one(value: Column) -> float:
-    """Of the one plan that is simulated."""
+    """The value of the one plan that is simulated."""
     return float(np.ravel(value)[0])
 
 

@@ -1,4 +1,4 @@
-"""What layers with a state keep of a sequence in place of keys, and what one more token of it takes.
+"""States of recurrent layers, which a sequence keeps in place of keys, and the work of one more token.
 
 Engines keep the recurrent state in float32 and the last inputs of the short convolution in the model's dtype: vLLM takes both dtypes from
 `mamba_cache_dtype` (the model's) and the first from `mamba_ssm_cache_dtype`, SGLang has bfloat16 and float32; checkpoints ask for
@@ -25,7 +25,7 @@ _PRODUCTS = {"mamba": 2.0, "delta": 3.0}
 
 
 def state_elements(model: TransformerConfig, mixer: str) -> float:
-    """Of the states of all heads of one layer: H P N (Mamba-2), or n_v d_k d_v (delta networks); 0 of another mixer."""
+    """Elements of the states of all heads of one layer: H P N (Mamba-2), or n_v d_k d_v (delta networks); 0 for other mixers."""
     spec = model.recurrence_of(mixer)
     return float(prod(spec.state_shape)) if spec is not None else 0.0
 

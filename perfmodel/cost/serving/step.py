@@ -185,7 +185,7 @@ class StepCosts:
 
     @staticmethod
     def _amounts(program: ServingProgram, sizes: Array, rows: Array, work: Work) -> Array:
-        """Of so many rows of this rank. Those of prompts are cut over cp, and the graph is of all of them."""
+        """Amounts of the rows of this rank. Rows of prompts are sharded over cp, and the graph is that of all of them."""
         return program.amounts(sizes, rows * work.sharing if program.is_prompt else rows)
 
     def _axes(self, program: ServingProgram, repeats: int) -> tuple[Array, list[Array]]:
@@ -262,7 +262,7 @@ class StepCosts:
         return list(self._calls(program, *(self._amounts(program, sizes, rows, work) for rows in (work.rows, work.outputs))))
 
     def attention_rows(self, program: ServingProgram, work: Work) -> list[tuple[AttentionRow, float, float]]:
-        """Of a step of one plan: each kind of attention, how many layers have it, and what one of them takes. [s]"""
+        """Attention of a step of one plan: each kind, its number of layers, and the time of one. [s]"""
         sizes, _ = self._axes(program, 1)
         found = self._attention_times(program, self._amounts(program, sizes, work.rows, work), work)
         return [(row, count, float(time[0])) for row, count, time in found]
@@ -284,7 +284,7 @@ class StepCosts:
         return total
 
     def _attention(self, program: ServingProgram, amount: Array, work: Work, repeats: int) -> Array:
-        """Of all layers: sequences that decode over their cache, prompts over what they have so far, states that are read and written."""
+        """Attention time of all layers: sequences that decode over their cache, prompts over their tokens, states read and written."""
         total = np.zeros(amount.shape[1])
         for _, count, time in self._attention_times(program, amount, work):
             total += count * time
@@ -309,7 +309,7 @@ class StepCosts:
             yield one, float(program.regions[segment].count), self._attention_time(one, work, program)
 
     def _attention_time(self, one: AttentionRow, work: Work, program: ServingProgram) -> Array:
-        """Of one layer. [s]"""
+        """Attention time of one layer. [s]"""
         model = program.model
         window = model.sliding_window or model.attention_chunk
         share = model.sliding_layer_fraction if window else 0.0
@@ -365,7 +365,7 @@ class StepCosts:
         return np.asarray(time) / self.engine.kernels.decode_attention_fraction
 
     def _shared_context(self, program: ServingProgram, amount: Array, work: Work, repeats: int) -> Array:
-        """What ranks that share the tokens of a cache tell one another in all layers. [s]"""
+        """Communication of ranks that share the tokens of a cache, in all layers. [s]"""
         total = np.zeros(amount.shape[1])
         if np.max(self.dcp * self.pcp_cut) <= 1:
             return total
@@ -508,7 +508,7 @@ class StepCosts:
         return num * time, num * self._exchange(rows, computed, repeats)
 
     def _exchange(self, rows: Array, tokens: Array, repeats: int) -> Array:
-        """Of one layer. [s]
+        """Exchange of experts in one layer. [s]
 
         By the library: with DeepEP's kernels of low latency, which tables have as quicker, published runs come out worse (20 of
         TensorRT-LLM's: TPOT 9.4 -> 10.2 % off; 20 of SGLang's on GB200: 27 -> 30 %).
@@ -550,7 +550,7 @@ class StepCosts:
         return np.where(pp > 1, (pp - 1.0) * send, 0.0), gathered
 
     def _host(self, program: ServingProgram, device: Array, work: Work, repeats: int) -> Array:
-        """What shows of the host: launches where nothing is replayed, and the engine's own time of a step and of each sequence."""
+        """Exposed host time: launches without CUDA graphs, and the engine's own time of a step and of each sequence."""
         engine, pp = self.engine, np.tile(self.pp, repeats)
         sequences = (work.decoding + work.prompts) * pp
         own = engine.host.step_time + engine.host.sequence_time * sequences
@@ -590,7 +590,7 @@ def _in_order(counts: Array, times: Array) -> Array:
 
 
 def _at_once(number: Array, places: Array) -> Array:
-    """Of so many in as many places, those in the fullest: a share, but no less than the one that there is."""
+    """Number in the fullest of several places: an equal share, but at least 1 if there is any."""
     return np.maximum(number / places, np.minimum(number, 1.0))
 
 

@@ -1,4 +1,4 @@
-"""What a serving step does on one rank: its sequences and prompts, its calls of products, its attention."""
+"""Work of a serving step on one rank: sequences and prompts, calls of products, attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Work:
-    """What one step does on one rank of attention, flat columns.
+    """Work of one step on one rank of attention, as flat columns.
 
     decoding     sequences with `new_tokens` rows each over `cached` tokens, the new ones included
     prompts      of `prompt_tokens` new tokens each after `prompt_cached`
@@ -37,7 +37,7 @@ class Work:
 
     @property
     def own_prompt_rows(self) -> Array:
-        """Of prompts, this rank's."""
+        """This rank's rows of prompts."""
         return self.prompts * self.prompt_tokens / self.sharing
 
     @property

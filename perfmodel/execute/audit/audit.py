@@ -187,7 +187,7 @@ class CountingProcess:
         return Counted(extrapolate(counts, plan.num_microbatches), elapsed, memory)
 
     def ask(self, function: tuple[str, str], *arguments: Any, about: str, program: str) -> tuple[Any, float, float]:
-        """What that function (module, name) gives in a fork of the process, the seconds and the bytes of memory that it took.
+        """Result of a function (module, name) in a fork of the process, with the seconds and the bytes of memory that it took.
 
         about, program   what an error names: who asked, and what could not be built
         """

@@ -72,7 +72,7 @@ class StepCounter(CollectiveCounter):
 
 
 def _shape(packet: Any, args: Any) -> Shape:
-    """Of a matrix product; another operator that torch counts goes by its name."""
+    """Shape of a matrix product; the name of any other operator that torch counts."""
     if packet not in _PRODUCTS:
         return (packet.__name__,)
     left, right = args[_PRODUCTS[packet]], args[_PRODUCTS[packet] + 1]

@@ -26,7 +26,7 @@ from perfmodel.workload.routing import RoutingCounts
 
 
 class _Vote:
-    """What a pipeline stage learns from its neighbours in its first step: that shapes are static."""
+    """Message of a pipeline stage to its neighbours in its first step: shapes are static."""
 
     @staticmethod
     def item() -> int:

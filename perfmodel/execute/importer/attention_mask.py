@@ -21,13 +21,13 @@ _PARTS = frozenset({"slice", "select", "view", "unsqueeze", "squeeze", "expand",
 
 
 class Masks:
-    """Of one exported program; `values` are tensors that are known, by their nodes."""
+    """Masks of one exported program; `values` are known tensors by their nodes."""
 
     def __init__(self) -> None:
         self.values: dict[Any, torch.Tensor | None] = {}
 
     def seen_by(self, node: Node, arguments: Mapping[str, Any]) -> SeenKeys:
-        """Of a call of scaled_dot_product_attention with these arguments."""
+        """Keys seen by a call of scaled_dot_product_attention with these arguments."""
         queries = int(node.args[0].meta["val"].shape[-2])
         if arguments.get("is_causal"):
             return SeenKeys(reach=Reach.CAUSAL)
@@ -39,7 +39,7 @@ class Masks:
             return SeenKeys() if value is None else _read(value)
 
     def under(self, softmax: Any) -> SeenKeys:
-        """Of a softmax of scores: what was added to them, or put where nothing is seen. Not known where nothing says it."""
+        """Keys seen by a softmax of scores, from what was added to them or put in place of masked ones; else not known."""
         with unset_fake_temporarily():
             scores = softmax.args[0]
             while isinstance(scores, torch.fx.Node) and _name(scores) not in _MAKES_SCORES:
@@ -97,7 +97,7 @@ class Masks:
 
 
 def _read(mask: torch.Tensor) -> SeenKeys:
-    """Of a mask [.., s, z] of truth values, or of numbers that are added to the scores."""
+    """Keys seen by a mask [.., s, z] of truth values, or of numbers that are added to the scores."""
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
         return SeenKeys()
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2

@@ -391,7 +391,7 @@ class _Reader:
         self._add(node, vertex, edges)
 
     def _counted_flops(self, node: Node) -> float:
-        """What torch's own counter says of one operator, run on tensors without values."""
+        """FLOPs of one operator by torch's counter, run on tensors without values."""
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
         try:
             # The values carry the fake mode of the export, which is not the one around us.

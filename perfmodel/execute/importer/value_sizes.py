@@ -64,7 +64,7 @@ def _mask(node: Node) -> Any:
 
 
 def _share(node: Node) -> float | None:
-    """Of the entries of a tensor, how many are not zero where all choices are as frequent; None: not known."""
+    """Share of a tensor's entries that are not zero if all choices are equally frequent; None: not known."""
     name = _name(node)
     if name == "getitem" or name in _KEEPS_SHARE:
         is_of_zero = name not in ("ne", "gt", "greater") or node.args[1] == 0

@@ -91,7 +91,7 @@ class Heartbeat:
 
 @dataclass(slots=True)
 class Worker:
-    """What a function that runs on every rank gets as its first argument."""
+    """First argument of a function that runs on every rank."""
 
     rank: int
     world_size: int

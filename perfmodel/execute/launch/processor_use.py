@@ -1,4 +1,4 @@
-"""What other processes take of this machine while something is measured."""
+"""Share of this machine's processors that other processes take during a measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks send back. Imports no torch: the parent process, which unpickles these, would import it too."""
+"""Results that ranks send back. Imports no torch: the parent process, which unpickles these, would import it too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CollectiveTally:
 
 @dataclass(slots=True)
 class RankMeasurement:
-    """What one rank saw."""
+    """Measurements of one rank."""
 
     step_times: list[float]
     parts: list[dict[str, float]]
@@ -55,7 +55,7 @@ class RankCheck:
 
 @dataclass(slots=True)
 class RankTimes:
-    """Of one plan on one rank. `share`: its part of the first loss."""
+    """Step times of one plan on one rank. `share`: its part of the first loss."""
 
     times: list[float]
     share: float

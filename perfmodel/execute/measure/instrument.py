@@ -1,4 +1,4 @@
-"""What a step issues and allocates, seen below DTensor: counted in steps of their own, never in the timed ones."""
+"""Collectives and allocations of a step, seen below DTensor: counted in separate steps, never in timed ones."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class StorageTracker(TorchDispatchMode):
         return result
 
     def see(self, func: Any, args: Any, result: Any) -> None:
-        """What an operator made."""
+        """Note the results of an operator."""
         if func._overloadpacket is _WAIT:
             self._release(args[0], result)
         if isinstance(result, torch.Tensor):

@@ -187,7 +187,7 @@ _PART = {
 
 
 def alone(sample: Sample, contention: Sequence[Sample]) -> Sample:
-    """What the sample would have been without the other ranks at work: `resolve_machine` slows it down again by as many as there are."""
+    """The sample without contention by other ranks; `resolve_machine` applies the contention of the actual number."""
     factors = {item.name: item.factor for item in contention if isinstance(item, ContentionSample)}
     factor = factors.get(_PART.get(type(sample), ""), 1.0)
     match sample:

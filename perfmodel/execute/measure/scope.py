@@ -1,4 +1,4 @@
-"""What the microbenchmarks measure, on CPUs and on GPUs. Imports no torch."""
+"""Scopes of the microbenchmarks on CPUs and GPUs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfmodel.foundation.dtypes import Dtype
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What is measured, and how thoroughly.
+    """Shapes of the microbenchmarks, and their time budget.
 
     budget            [s] for one kernel
     matmuls           (rows, outputs, inputs) of a linear layer: its forward and both backward products are measured

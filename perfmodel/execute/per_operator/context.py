@@ -1,4 +1,4 @@
-"""What the torch function of an operator knows about its place: how its dims are cut, and collectives over the axes that cut them."""
+"""Context of an operator's torch function: how its dims are cut, and collectives over the axes that cut them."""
 
 from __future__ import annotations
 

@@ -319,7 +319,7 @@ def attention_with_sinks(
 
 
 def _chunk_mask(context: OperatorContext, queries: int, keys: int) -> torch.Tensor:
-    """Of the last queries, as a GPU's flash kernels take it. Kept: under a dispatch mode, such as our counters, torch cannot make one."""
+    """Causal mask of the last queries, as flash kernels take it. Cached: under a dispatch mode (our counters) torch cannot make one."""
     key = ("causal mask", queries, keys)
     if key not in context.mesh.shared:
         with _disable_current_modes():
@@ -343,7 +343,7 @@ def _seen(rows: torch.Tensor, columns: torch.Tensor, window: int, *, chunked: bo
 def _alibi(
     like: torch.Tensor, context: OperatorContext, groups: tuple[str, int], shared: tuple[str, int], columns: torch.Tensor
 ) -> torch.Tensor:
-    """What is added to the scores [groups, shared, keys] of the local heads: slopes times the distance to the last key.
+    """ALiBi bias of the scores [groups, shared, keys] of the local heads: slopes times the distance to the last key.
 
     Scores less the same number for all keys have the same softmax: the distance to the query need not be told.
     groups, shared   dim and local size of the heads

@@ -58,7 +58,7 @@ class Interpreter:
         self._compile()
 
     def _compile(self) -> None:
-        """What each input of each operator takes, and what becomes of each tensor before it is read."""
+        """Compile the transitions of each operator's inputs, and of each tensor before it is read."""
         start, end = self.run_of
         self.edges: dict[int, list[Transition | Layout]] = {}
         self.shared: dict[str, Transition] = {}
@@ -102,7 +102,7 @@ class Interpreter:
         )
 
     def enter(self, tensor: str, value: torch.Tensor) -> torch.Tensor:
-        """What was just made, or has come from another stage, as its readers find it."""
+        """A tensor that was just made, or came from another stage, in the layout of its readers."""
         return self.shared[tensor](value) if tensor in self.shared else value
 
     def run(self, start: int, end: int, values: Values, microbatch: int) -> None:

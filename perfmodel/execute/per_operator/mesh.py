@@ -120,7 +120,7 @@ class NetworkMesh:
         return self.worker.cache[self._key(chosen)]  # type: ignore[no-any-return]
 
     def shard_mesh(self, shards: Iterable[str], replicas: Iterable[str]) -> DeviceMesh | None:
-        """Of what is cut over some axes and the same over others, as `fully_shard` takes it: replicas by shards, or shards alone."""
+        """Mesh of shards over some axes and replicas over others, as `fully_shard` takes it: replicas by shards, or shards alone."""
         shards, replicas = frozenset(shards), frozenset(replicas)
         over, of = self.group(replicas), self.group(shards)
         if over is None or of is None:
@@ -173,7 +173,7 @@ class NetworkMesh:
         return self.worker.cache[key]  # type: ignore[no-any-return]
 
     def world_rank(self, rank: int) -> int:
-        """Of a rank of this stage."""
+        """World rank of a rank of this stage."""
         return self.stage * self.num_ranks + rank
 
     def label(self, ranks: Iterable[int], kind: str = "") -> str:

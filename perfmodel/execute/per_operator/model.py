@@ -193,8 +193,8 @@ class NetworkProgram:
     # ------------------------------------------------------------------------------------------------------------- steps
 
     def forward(self, values: Values, microbatch: int = 0, *, stage: NetworkStage | None = None, keep: Values | None = None) -> Values:
-        """What a stage (the first here) leaves for others, or nobody reads. `values`: what comes from the stage before; `keep`: where every
-        output goes."""
+        """Outputs of a stage (the first one here) for other stages, or that nobody reads. `values`: inputs from the stage before; `keep`:
+        receives every output."""
         stage = stage or self.stages[0]
         interpreter = stage.interpreter
         own = {tensor: interpreter.enter(tensor, value) for tensor, value in values.items()}
@@ -205,7 +205,7 @@ class NetworkProgram:
         return own
 
     def loss(self, outputs: Values) -> torch.Tensor:
-        """Of one microbatch: this rank's share of what is differentiated, in which ranks that have the same count each."""
+        """Loss of one microbatch that this rank differentiates; ranks with the same values count each."""
         return torch.stack([wide(outputs[name]).sum() / self._count(name) for name in self.outputs]).sum()
 
     def _count(self, output: str) -> int:
@@ -214,7 +214,7 @@ class NetworkProgram:
 
     @torch.no_grad()
     def share(self, outputs: Values) -> torch.Tensor:
-        """Of the loss of one microbatch: the sum over ranks is the loss."""
+        """This rank's share of the loss of one microbatch; the sum over ranks is the loss."""
         found = torch.zeros((), device=self.worker.device)
         for name in self.outputs:
             left = self.derivation.left[name]

@@ -121,7 +121,7 @@ def softmax(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Of logits [rows..., v] against labels [rows...]: one loss a row. Columns from `size` on only pad."""
+    """Cross-entropy of logits [rows..., v] and labels [rows...]: one loss a row. Columns from `size` on are padding."""
 
     @staticmethod
     def forward(
@@ -251,7 +251,7 @@ class _ToAfter(torch.autograd.Function):
 
 
 def state_before(x: torch.Tensor, shape: tuple[int, ...], *, context: OperatorContext, dim: str) -> torch.Tensor:
-    """Of a recurrence along `dim`: what the share of `x` begins with."""
+    """Initial state of this rank's share of `x` in a recurrence along `dim`."""
     if context.parts(dim) == 1:
         return x.new_zeros(shape)
     return _FromBefore.apply(x, shape, context, dim)  # type: ignore[no-any-return, no-untyped-call]

@@ -101,10 +101,10 @@ class Parameters:
                 self.sums[name] = torch.zeros_like(parameter, dtype=self.dtypes.reduce)
 
     def begin_backward(self, microbatch: int, stage: int) -> None:
-        """Of a microbatch through a stage, where they come in order."""
+        """Called before the backward pass of a microbatch through a stage, in order."""
 
     def finish_gradients(self) -> None:
-        """Of all microbatches together."""
+        """Reduce the gradients of all microbatches."""
         self._reduce()
         for unit in self.units:
             if len(unit.holders) > 1 and not unit.is_frozen:
@@ -168,7 +168,7 @@ class Parameters:
                 yield name, parameter.grad
 
     def stored(self) -> Iterator[torch.Tensor]:
-        """What lives between steps."""
+        """Tensors that live between steps."""
         yield from self.frozen.values()
         yield from self.tensors.values()
         yield from self.masters.values() if self.dtypes.has_master_copy else ()

@@ -35,7 +35,7 @@ class NetworkStage:
 
     @property
     def left(self) -> list[str]:
-        """What it makes for others, or for nobody."""
+        """Tensors that the stage makes for others, or for nobody."""
         return self.interpreter.left_for_others(*self.run)
 
 
@@ -63,7 +63,7 @@ class _StageModule(nn.Module):
 
     @property
     def sent_elements(self) -> int:
-        """Of a microbatch: what it hands on, and the gradient of what it got."""
+        """Elements that the stage sends for a microbatch: outputs, and gradients of its inputs."""
         return (prod(self.first.shape) if self.entering else 0) + (prod(self.last.shape) if self.leaving else 0)
 
     def forward(self, received: torch.Tensor) -> torch.Tensor:

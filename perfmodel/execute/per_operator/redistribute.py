@@ -35,7 +35,7 @@ Selection = tuple["slice | torch.Tensor", ...]
 
 
 def holding(layout: Layout, shape: Sequence[int], mesh: NetworkMesh, rank: int | None = None) -> Holding:
-    """What a rank (this one) has of a tensor in a layout."""
+    """Part of a tensor that a rank (default: this one) holds in a layout."""
     place = mesh.place(mesh.rank if rank is None else rank)
     return tuple(_held(size, Chunks(axes), mesh, place) for size, axes in zip(shape, layout.cuts, strict=True))
 
@@ -75,7 +75,7 @@ def _cut(indices: np.ndarray, axes: Sequence[str], mesh: NetworkMesh, place: dic
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """What a rank holds at first, after slices and the reduce-scatter, after the all-to-all, and in the end."""
+    """Parts that a rank holds at first, after slices and the reduce-scatter, after the all-to-all, and in the end."""
 
     first: Holding
     scattered: Holding

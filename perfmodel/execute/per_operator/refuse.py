@@ -1,4 +1,4 @@
-"""What cannot be run of a network plan, found before anything starts. Without torch."""
+"""Checks of network plans before anything starts. Without torch."""
 
 from __future__ import annotations
 

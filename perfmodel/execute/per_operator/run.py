@@ -42,7 +42,7 @@ TOLERANCES = {"float64": 1e-9, "float32": TOLERANCE, "": 0.1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementBytes:
-    """Of an element that a collective moves, in a run. `says_own`: whether what an operator says of its own collectives holds too."""
+    """Bytes of an element that a collective moves in a run. `says_own`: whether operators' own sizes of their collectives hold too."""
 
     activation: float
     weight: float
@@ -147,7 +147,7 @@ def _worst(errors: Sequence[Mapping[str, float]], what: str, dtype: str) -> floa
 
 
 def expected_traffic(network: Graph, plan: Plan, stage: int = 0) -> Counter[NetworkTraffic]:
-    """What a rank of a pipeline must issue: `step_traffic` of its stages with equal shares, repeats counted, without axes of size one."""
+    """Collectives that a rank of a pipeline must issue: `step_traffic` of its stages with equal shares, without axes of size 1."""
     return _unpriced(_expected(network, plan, stage))
 
 

@@ -1,4 +1,4 @@
-"""What each rank does to check and to time a network plan. Imports torch; the parent process does not import this."""
+"""Work of each rank to check and time a network plan. Imports torch; the parent process does not import this."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def audit_serving(
     dtype: Dtype = Dtype.BF16,
     process: CountingProcess | None = None,
 ) -> list[StepCounts]:
-    """What one of `tp` ranks does in a step of each shape, as torch counts it; experts are chosen in turn.
+    """Torch's counts of one of `tp` ranks in a step of each shape; experts are chosen in turn.
 
     ep        ranks of tp over which experts are dealt; the others cut each of them
     process   one that counts; None: one of its own

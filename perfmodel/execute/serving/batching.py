@@ -31,7 +31,7 @@ class ServedRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What a step was made of: sequences that decode, rows of prompts, bytes of the cache that sequences hold."""
+    """Contents of a step: sequences that decode, rows of prompts, bytes of the cache that sequences hold."""
 
     decoding: int
     prompt_rows: int

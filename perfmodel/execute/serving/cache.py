@@ -34,7 +34,7 @@ def cache_widths(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What of a pool a step reads for `number` sequences, `length` tokens of each.
+    """Places of a pool that a step reads for `number` sequences, `length` tokens of each.
 
     index    [number, length] places; None where the sequences lie `stride` places apart from `first` on: they are read where they are
     """
@@ -83,7 +83,7 @@ class PagedCache:
 
     @property
     def num_bytes(self) -> int:
-        """Of the pools of all layers."""
+        """Bytes of the pools of all layers."""
         return sum(pool.numel() * pool.element_size() for pool in self.all_pools)
 
     @property
@@ -92,13 +92,13 @@ class PagedCache:
 
     @property
     def block_bytes(self) -> int:
-        """Of one block in all layers."""
+        """Bytes of one block in all layers."""
         pools = (pool for pools in self.pools.values() for pool in pools)
         return sum(self.block_tokens * pool[0].numel() * pool.element_size() for pool in pools)
 
     @property
     def bytes_held(self) -> int:
-        """Of the blocks and states that sequences hold."""
+        """Bytes of the blocks and states that sequences hold."""
         return sum(map(len, self.tables.values())) * self.block_bytes + len(self.tables) * self.states.slot_bytes
 
     def blocks_for(self, tokens: int) -> int:
@@ -137,7 +137,7 @@ class PagedCache:
         return [table[token // size] * size + token % size for token in range(start, stop)]
 
     def reads(self, sequences: Sequence[int], lengths: Sequence[int]) -> Reads:
-        """What a step reads of these sequences, each as far as the longest goes."""
+        """Places that a step reads for these sequences, each up to the longest one."""
         number, longest = len(sequences), max(lengths)
         tables = [self.tables[sequence] for sequence in sequences]
         firsts = [table[0] for table in tables]

@@ -1,4 +1,4 @@
-"""What a serving step reads, as torch dispatches it: weights, cache, FLOP and collectives."""
+"""Counter of a serving step's weights, cache, FLOP and collectives, as torch dispatches them."""
 
 from __future__ import annotations
 

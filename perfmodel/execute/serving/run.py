@@ -100,7 +100,7 @@ def run_serving(
 def _check(
     config: TransformerConfig, shapes: Sequence[StepShape], *, tp: int, rounds: int, repeats: int, group: WorkerGroup | None
 ) -> None:
-    """What is wrong with the question whatever the machine. Raises InputError."""
+    """Check the arguments, whatever the machine. Raises InputError."""
     if not shapes:
         raise InputError("shapes: none are given; say how many sequences, cached and new tokens a step has")
     longest = max(shape.cached + shape.new for shape in shapes)

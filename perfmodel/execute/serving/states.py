@@ -14,8 +14,8 @@ from perfmodel.workload.config import TransformerConfig
 
 
 def state_shapes(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[int, ...], ...]:
-    """What a layer keeps of one sequence on one rank: the convolution's last inputs [taps - 1, m, c], and the state of each head
-    [m, heads, ...]; none of a layer without a state."""
+    """Shapes of a layer's state of one sequence on one rank: the convolution's last inputs [taps - 1, m, c], and the state of each head
+    [m, heads, ...]; none for a layer without a state."""
     spec = config.recurrence_of(mixer)
     if spec is None:
         return ()
@@ -39,7 +39,7 @@ class Slots:
         return pool[self.first : self.first + self.number] if self.index is None else pool[self.index]
 
     def put(self, pool: torch.Tensor, values: torch.Tensor) -> None:
-        """What `of` gave, and was changed since."""
+        """Write back values of `of` that have changed."""
         if self.index is not None:
             pool.index_copy_(0, self.index, values)
 
@@ -65,7 +65,7 @@ class StateCache:
 
     @property
     def slot_bytes(self) -> int:
-        """Of one sequence in all layers."""
+        """Bytes of one sequence in all layers."""
         return sum(pool[0].numel() * pool.element_size() for pools in self.pools.values() for pool in pools)
 
     def reserve(self, sequence: int) -> None:

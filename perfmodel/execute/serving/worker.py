@@ -1,4 +1,4 @@
-"""What a rank does of a serving run: check the cache against the uncached forward pass, then time steps and count them."""
+"""Work of a rank in a serving run: check the cache against the uncached forward pass, then time and count steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to weights, gradients and optimizer state on the data axes: ZeRO stages 0 to 3.
+"""ZeRO stages 0 to 3: weights, gradients and optimizer state on the data axes.
 
 Stages 2 and 3 are torch's `fully_shard`. Stages 0 and 1 are flat buffers of ours, one for each unit (a layer, or the
 embedding, final norm and head together): gradients accumulate there and leave once a step in one collective a unit,
@@ -279,7 +279,7 @@ class FlatData:
 
 
 def _of_all_experts(name: str, found: torch.Tensor, model: Transformer) -> torch.Tensor:
-    """What belongs to the matrix of all experts, where this rank has that of its own."""
+    """Tensor of all experts, from this rank's own experts."""
     experts = model.config.experts
     return whole_matrix(found, name, experts, model.sharding.experts) if experts is not None and is_of_experts(name) else found
 

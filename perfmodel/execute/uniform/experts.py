@@ -54,7 +54,7 @@ def _split(name: str, experts: Experts) -> tuple[int, int]:
 
 
 def own_piece(whole: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
-    """Of a matrix of all experts, or of their biases, what a rank holds."""
+    """A rank's part of a matrix of all experts, or of their biases."""
     if name.endswith(_BIASES):
         return whole.chunk(sharding.ep)[sharding.ep_rank]
     blocks, dim = _split(name, experts)
@@ -92,7 +92,7 @@ def holds_all(shape: torch.Size, name: str, config: TransformerConfig) -> bool:
 
 
 def whole_shape(shape: torch.Size, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Size:
-    """Of a matrix of all experts, of that of a rank's piece."""
+    """Shape of a matrix of all experts, from that of a rank's piece."""
     if name.endswith(_BIASES):
         return torch.Size((shape[0] * sharding.ep,))
     rows, columns = shape

@@ -1,4 +1,4 @@
-"""What a sparse attention attends to: a small score of every query with every key before it, and the best keys of each query.
+"""Indexer of sparse attention: a small score of every query with every key before it, and the best keys of each query.
 
 One operator each way, as fused kernels have it: nothing of the square of scores is kept or leaves it. Choosing has no gradient; the indexer
 learns by a loss of its own, whose gradient is made of the scores alone (`workload/kinds/index_scores.py`): the cross-entropy of the
@@ -27,7 +27,7 @@ def scores_of(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, seen: tor
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of whole sequences."""
+    """Scores of whole sequences."""
     seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril_()
     return scores_of(q, k, weights, seen)
 
@@ -58,7 +58,7 @@ def _(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int) -> torc
 def index_scores_backward(
     scale: float, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of `scale` times the sum over queries of log sum exp of the scores less the mean of those chosen."""
+    """Gradients of `scale` times the sum over queries of logsumexp of the scores minus the mean of the chosen ones."""
     scores, products = _scores(q, k, weights)
     chosen = allowed(best(scores, top), k.shape[1])
     for_scores = scale * (scores.softmax(-1) - chosen / chosen.sum(-1, keepdim=True))

@@ -77,8 +77,7 @@ def _(
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, chosen: torch.Tensor | None) -> tuple[bool, torch.Tensor | None]:
-    """What tells the kernel which keys a query sees: that it is none later, or where queries are a later chunk or choose, what is added to
-    scores."""
+    """Causality of attention: a flag, or a mask to add to the scores if queries are a later chunk or choose their keys."""
     queries, keys = q.shape[2], k.shape[2]
     if chosen is not None:
         seen = allowed(chosen, keys).unsqueeze(1)
@@ -145,7 +144,7 @@ class LatentMixer(nn.Module):
         return self._of_heads(self._query_latent(x))
 
     def _query_latent(self, x: torch.Tensor) -> torch.Tensor:
-        """What queries are made of; may be a DTensor."""
+        """Latent of the queries; may be a DTensor."""
         return self.q_a_norm(self.q_a_proj(x)) if self.latent.query_rank else x  # type: ignore[no-any-return]
 
     def _of_heads(self, compressed: torch.Tensor) -> torch.Tensor:
@@ -197,7 +196,7 @@ class LatentMixer(nn.Module):
         return output
 
     def _for_indexer(self, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of all tokens what queries are made of: for heads, which each rank has some of, and for the indexer, of which each has all.
+        """Query latents of all tokens: for heads, of which each rank has some, and for the indexer, which each rank has whole.
 
         Gathered once; what ranks hand back is added up, of what is the same on all ranks each its share.
         """
@@ -234,7 +233,7 @@ class LatentMixer(nn.Module):
         return torch.cat((self._rotate(turned, of_residual=of_residual), plain), dim=-1)
 
     def _for_heads(self, shared: torch.Tensor) -> torch.Tensor:
-        """Of all tokens what a rank's heads read; what each rank's heads make of its gradient is added up."""
+        """Input of a rank's heads for all tokens; its gradient is summed over the ranks' heads."""
         group = self.sharding.tp_group
         if group is None:
             return shared

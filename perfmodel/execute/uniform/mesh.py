@@ -68,7 +68,7 @@ class RunMesh:
         return self.expert_mesh is not None and (self.size("edp_replicate"), self.size("edp_shard")) != ranks
 
     def axis_of(self, members: Sequence[int], kind: str) -> str:
-        """What a group of these ranks is called for this kind of collective; "none" for a single rank."""
+        """Name of the group of these ranks for this kind of collective; "none" for a single rank."""
         return self.folded.group_name([self._place(rank) for rank in members], kind)
 
     def _place(self, rank: int) -> dict[str, int]:

@@ -93,7 +93,7 @@ class CoreAttention(nn.Module):
         return slopes.view(1, -1, 1, 1) * torch.arange(1 - keys, 1, device=like.device).to(like.dtype)
 
     def _bias(self, queries: int, keys: int, heads: int, like: torch.Tensor) -> torch.Tensor | None:
-        """What the fused kernel adds to the scores: None where plain causal masking says it all, or a mask that it knows."""
+        """Bias that the fused kernel adds to the scores; None if causal masking or a mask that it knows is enough."""
         windowed, has_alibi = 0 < self.window < keys, self.config.position == "alibi"
         if self.sharding.is_abstract or (queries == keys and not windowed and not has_alibi):
             return None
@@ -160,7 +160,7 @@ class Attention(nn.Module):
         self.core = CoreAttention(config, sharding, fused=fused, window=window_of(config, index))
 
     def own_sinks(self) -> tuple[torch.Tensor, ...]:
-        """Those of this rank's heads; none of a model without."""
+        """Sinks of this rank's heads; none for a model without sinks."""
         return (local_tensor(self.sinks),) if self.config.attention_sinks else ()
 
     def _rotate(self, x: torch.Tensor) -> torch.Tensor:
@@ -224,13 +224,13 @@ class FeedForward(nn.Module):
 
 
 def kind_of(config: TransformerConfig, index: int) -> LayerSpec:
-    """What layer `index` is made of."""
+    """Kind of layer `index`."""
     kinds = {kind.name: kind for kind in config.layer_kinds}
     return kinds[layer_order(config.layer_kinds)[index]]
 
 
 def feed_forward(config: TransformerConfig, sharding: Sharding, *, index: int, device: str) -> FeedForward | ExpertMixture:
-    """What each token of layer `index` runs."""
+    """Feed-forward of layer `index`."""
     if kind_of(config, index).feed_forward == "dense":
         return FeedForward(config, inner=config.intermediate_size, gated=config.gated_mlp, bias=config.mlp_bias, device=device)
     experts = config.experts
@@ -334,7 +334,7 @@ class Layer(nn.Module):
 
 
 class FurtherToken(Layer):
-    """What predicts one token further: a layer like the last, of the hidden state before it beside the embedding of the next token."""
+    """Multi-token-prediction module: a layer like the last one, on the hidden state and the embedding of the next token."""
 
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, fused: bool, device: str) -> None:
         last = config.num_hidden_layers - 1
@@ -448,7 +448,7 @@ class Transformer(nn.Module):
 
     @property
     def further(self) -> list[FurtherToken]:
-        """What predicts further tokens, one after another."""
+        """Multi-token-prediction modules in order."""
         return [module for module in self.children() if isinstance(module, FurtherToken)]
 
     def tie_weights(self) -> None:

@@ -56,7 +56,7 @@ def sent_once(chosen: torch.Tensor, way: Routes, num_experts: int, ep: dist.Proc
 
 @torch.no_grad()
 def counted_once(chosen: torch.Tensor, way: Routes, counts: RoutingCounts, rank: int) -> SentOnce:
-    """Of tensors without values: as many as counts say, where experts are chosen as `RoutingCounts.choices` has it."""
+    """Tokens sent once, for tensors without values: as many as the counts, with the choices of `RoutingCounts.choices`."""
     travel = counts.tokens_to_ranks(chosen.shape[1])
     sent, received = travel[rank].tolist(), travel[:, rank].tolist()
     assert way.received is not None

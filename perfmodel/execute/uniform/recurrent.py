@@ -38,7 +38,7 @@ _AUTOGRAD = (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.AD
 
 @contextmanager
 def _differentiating() -> Iterator[None]:
-    """What a kernel does inside: gradients are recorded, which an operator of one's own leaves out, and no counter sees it.
+    """Context of a kernel's inside: gradients are recorded, which a custom operator leaves out, and no counter sees it.
 
     (functorch's would leave wrappers behind that nothing frees.)
     """
@@ -136,7 +136,7 @@ def _onward(scan: Recurrence, x: Tensor, steps: Tensor, parameters: Sequence[Ten
 def _backward(
     scan: Recurrence, gradient: Tensor, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int
 ) -> list[Tensor]:
-    """Of x, steps and parameters; the states are made again."""
+    """Gradients of x, steps and parameters; the states are recomputed."""
     _forward(scan, x, steps, parameters, states, chunk)
     given = [wide(each) for each in parameters]
     for_state, for_parameters = torch.zeros_like(states[:, 0]), [torch.zeros_like(each) for each in given]
@@ -313,7 +313,7 @@ class _Scanned(torch.autograd.Function):
 
 @torch.library.custom_op("perfmodel::gated_norm", mutates_args=())
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, width: int, gates_first: bool) -> tuple[Tensor, Tensor]:
-    """What `recurrences.gated_norm` says, and the reciprocal root mean square of each row [b, s, m, rows] in float32 at least."""
+    """`recurrences.gated_norm`, and the reciprocal root mean square of each row [b, s, m, rows] in at least float32."""
     given = wide(x * torch.nn.functional.silu(gate) if gates_first else x)
     scale = given.unflatten(-1, (-1, width)).square().mean(-1).add_(recurrences.EPSILON).rsqrt_()
     return recurrences.gated_norm(x, gate, weight, width=width, gates_first=gates_first).contiguous(), scale
@@ -329,7 +329,7 @@ def _(x: Tensor, gate: Tensor, weight: Tensor, width: int, gates_first: bool) ->
 def gated_norm_backward(
     gradient: Tensor, x: Tensor, gate: Tensor, weight: Tensor, scale: Tensor, width: int, gates_first: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of x, gate and weight. With n = r u the normed rows: du = r (dn - n mean(n dn)), where u is x, or x silu(gate)."""
+    """Gradients of x, gate and weight. With n = r u the normed rows: du = r (dn - n mean(n dn)), where u is x, or x silu(gate)."""
     rows = (-1, width)
     own, opened, wanted = (wide(each).unflatten(-1, rows) for each in (x, gate, gradient))
     factor = wide(weight).unflatten(-1, rows) if weight.dim() > 1 else wide(weight)
@@ -382,7 +382,7 @@ class _Weight(nn.Module):
 
 
 class RecurrentMixer(nn.Module):
-    """What both have: a product, then of each group the convolution, the scan, the gated norm, and a product that ends the branch.
+    """Common recurrent mixer: a product, then for each group the convolution, the scan, the gated norm, and a product that ends the branch.
 
     chunk, groups, heads   positions of a chunk; groups of all ranks; heads of a group
     state                  of one head: two dims, in the order of the scan
@@ -417,7 +417,7 @@ class RecurrentMixer(nn.Module):
         return local_tensor(parameter).unflatten(0, (self.groups // self.sharding.tp, -1))
 
     def _scanned(self, mixed: Tensor, steps: Tensor, names: Sequence[str]) -> Tensor:
-        """What the scan makes [b, s, m, o] of mixed [b, s, m, c] and steps [b, s, m, ...]; names: of the scan's parameters"""
+        """Output [b, s, m, o] of the scan of mixed [b, s, m, c] and steps [b, s, m, ...]; names: of the scan's parameters"""
         conv = [self._by_group(parameter) for parameter in self.conv.parameters()]
         own = [self._by_group(getattr(self, name)) for name in names]
         return self._run(mixed, steps, conv, own)

@@ -1,4 +1,4 @@
-"""What sends tokens to experts and brings them back, one operator each way as a GPU's fused kernels have it (`norm.py` says why)."""
+"""Permutation of tokens to experts and back, one operator each way as in fused GPU kernels (`norm.py` says why)."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def routes(chosen: torch.Tensor, num_experts: int, *, ep: dist.ProcessGroup | No
 
 @torch.no_grad()
 def own_choices(chosen: torch.Tensor, totals: Sequence[int], first: int, number: int) -> torch.Tensor:
-    """Of the choices [t, k] of all tokens, counted one after another, those of `number` experts from `first` on, in the order of experts.
+    """Choices [t, k] of all tokens, as flat indices, of `number` experts from `first` on, in the order of experts.
 
     totals   choices of each expert
     """

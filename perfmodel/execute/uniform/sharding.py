@@ -30,7 +30,7 @@ class ExpertSharding:
 
 @dataclass(slots=True)
 class Sharding:
-    """Of all modules of a rank.
+    """Sharding of all modules of a rank.
 
     exchanges_heads   attention has the whole sequence of some heads, by all-to-alls over cp; else its own queries, and all keys gathered
     tp_group        over which partial sums are added up; None on one rank

@@ -23,7 +23,7 @@ def _heads_of(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _mask(q: torch.Tensor, k: torch.Tensor, window: int) -> torch.Tensor:
-    """What is added to scores; the last query is at the last key."""
+    """Mask that is added to scores; the last query is at the last key."""
     queries, keys = q.shape[2], k.shape[2]
     query = torch.arange(keys - queries, keys, device=q.device).unsqueeze(1)
     key = torch.arange(keys, device=q.device).unsqueeze(0)

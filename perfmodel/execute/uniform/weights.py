@@ -48,7 +48,7 @@ def local_piece(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
 
 
 def initial_piece(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding, device: torch.device) -> torch.Tensor:
-    """What this rank holds of a parameter when training begins."""
+    """This rank's part of a parameter's initial value."""
     if config.experts is None or not is_of_experts(name) or holds_all(parameter.shape, name, config):
         return local_piece(make_weight(config, name, parameter.shape, device), parameter)
     shape = whole_shape(parameter.shape, name, config.experts, sharding.experts)

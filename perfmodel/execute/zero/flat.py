@@ -82,7 +82,7 @@ class FlatUnit:
             dist.all_reduce(self.gradients[self.shard], group=self.replica_group)
 
     def whole_gradients(self) -> torch.Tensor:
-        """Of all shards, once they are reduced."""
+        """Gradients of all shards, after they are reduced."""
         if self.shard_group is None:
             return self.gradients
         whole = torch.empty_like(self.gradients)

@@ -35,7 +35,7 @@ def state_of(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it."""
+    """This rank's part of the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
@@ -48,7 +48,7 @@ class ShardOptimizer:
         self._shards: list[torch.Tensor] = []
 
     def step(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Of the same parameters each time; takes their gradients away."""
+        """Step the same parameters each time, and clear their gradients."""
         pairs = [(p, p.grad) for p in parameters if p.grad is not None]
         if self.optimizer is None:
             # Views of the local shards, so that the optimizer works on plain tensors.
