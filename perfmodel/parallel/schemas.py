@@ -35,7 +35,7 @@ def _read_settings(value: Any, field: str) -> None:
 
 def _read_rules(value: Any, field: str) -> None:
     if not isinstance(value, str | dict):
-        raise bad_field(field, shown(value), "must be the name of a rule set, its file or its fields", "see `perfmodel rules`")
+        raise bad_field(field, shown(value), "must be a name of a rule set, its file or its fields", "write rules: megatron")
 
 
 _Whole = Annotated[int, Field(ge=-MAX_SIZE, le=MAX_SIZE)]

@@ -114,7 +114,7 @@ def test_old_plan_files_mean_the_same(tmp_path):
         ({"rule_set": "megatron-sp", "sequence_parallel": False}, "sequence_parallel=false: the rules megatron-sp cut"),
         ({"rules": "ulyses"}, "did you mean 'ulysses'"),
         ({"rules": {"rules": {"ffn": ["tpp"]}, "zero": 1}}, "2 faults"),
-        ({"rules": ["ddp"]}, r"rules=\['ddp'\]: must be a name"),
+        ({"rules": ["ddp"]}, r"rules=\['ddp'\]: must be a name of a rule set"),
     ],
 )
 def test_a_plan_file_that_contradicts_itself(keys, says, tmp_path):
