@@ -48,7 +48,7 @@ def test_more_chips_than_the_largest_job_are_predicted_with_a_warning(call_json)
     job = ["--model", "llama-3-8b", "--seq-len", "4096", "--cluster", "tpu-v5p", "--zero", "3"]
     few, many = (call_json("predict", *job, "--chips", n, "--global-batch", n)["warnings"] for n in (6144, 8960))
     assert few == ["profile=xla: not given, so assumed for tpu-v5p"]
-    assert many[0].startswith("chips=8960: the largest job of tpu-v5p is 6144 chips")
+    assert any(each.startswith("chips=8960: the largest job of tpu-v5p is 6144 chips") for each in many)
 
 
 def test_engines_say_what_they_run_and_where_that_was_read(call, call_json):
