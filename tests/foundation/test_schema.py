@@ -102,7 +102,7 @@ def test_checked_and_trusted_data_give_equal_records(read):
 
 def test_a_record_is_its_own_schema():
     properties = model_of(Sample).model_json_schema()["properties"]
-    assert properties["floor_time"] == {"type": "string", "quantity": "time", "examples": ["5 us"], "title": "Floor Time",
+    assert properties["floor_time"] == {"type": "string", "quantity": "time", "unit": "s", "examples": ["5 us"], "title": "Floor Time",
                                         "description": "of a kernel at least"}  # fmt: skip
     assert properties["colour"]["default"] == "red"
     with pytest.raises(InputError, match=r"s.pairs.0=\[1\]: must have at least 2 entries, not 1"):

@@ -73,7 +73,7 @@ def test_what_is_wrong_with_an_operators_own_map_is_told_at_once(tmp_path):
     path = tmp_path / "mine.yaml"
     own = "{up_prjo: {ffn: [tp]}, down_proj: {vocab_in: [tp]}, gate_proj: {ffn: [tq]}}"
     path.write_text(f"rules: {{batch: [dp_replicate, dp_shard]}}\noperators: {own}\n")
-    with pytest.raises(perfmodel.InputError, match=r"gate_proj.ffn: axis 'tq' is not known; did you mean"):
+    with pytest.raises(perfmodel.InputError, match=r"operators.gate_proj.ffn.0='tq': must be one of dp_replicate, .*did you mean 'tp_q'"):
         load_rule_set(path)
     path.write_text(path.read_text().replace("tq", "tp"))
     with pytest.raises(perfmodel.InputError) as found:
