@@ -12,7 +12,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import check_headroom, check_risk, fit_probability, memory_rule
 from perfmodel.frameworks.ensemble import Likely
 from perfmodel.frameworks.memory_uncertainty import memory_doubt
-from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.baselines import baselines
@@ -211,12 +211,19 @@ def _by_expectation(
 
 
 def _kinds(ranking: list[tuple[float, Plan]], places: tuple[int, ...], ties: float) -> list[tuple[int, Plan, tuple[Plan, ...]]]:
-    """(place, plan, those that are nearly the same and as good), in the order of the ranking."""
+    """(place, plan, those that are nearly the same and as good), in the order of the ranking.
+
+    A plan that differs from a better one in the order of the axes alone is no row of its own: no column would tell the two apart.
+    """
     found: list[tuple[int, float, Plan, list[Plan]]] = []
+    seen: set[Plan] = set()
     for place, (cost, plan) in zip(places, ranking, strict=True):
+        in_usual_order = replace(plan, order=DEFAULT_ORDER)
+        is_worse_order = bool(ties) and in_usual_order in seen
+        seen.add(in_usual_order)
         like = [row for row in found if ties and kind_of(row[2]) == kind_of(plan) and cost <= row[1] * (1.0 + ties)]
         if like:
             like[0][3].append(plan)
-        else:
+        elif not is_worse_order:
             found.append((place, cost, plan, []))
     return [(place, plan, tuple(alike)) for place, _, plan, alike in found]
