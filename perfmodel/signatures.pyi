@@ -667,7 +667,8 @@ def run_plan(
 ) -> Comparison:
     """Run a plan with torch on this machine, check its gradients against one process, measure it, and predict the same.
 
-    shrink   run the same form of plan with fewer ranks, layers and narrower ones where this machine is too small for it
+    shrink        run the same form of plan with fewer ranks, layers and narrower ones where this machine is too small for it
+    calibration   None: of the CPUs, this machine's own (`perfmodel calibrate`), else one that is measured now, in about a minute
     """
 
 def validate_cases(
@@ -1174,6 +1175,7 @@ def run_network_plan(
     It runs in float32, with the plan's optimizer, ZeRO stage, microbatches and stages, and is predicted so.
 
     with_strategies   data parallelism and, of convolutional networks, one weird trick are measured in the same run, step by step in turn
+    calibration       None: of the CPUs, this machine's own (`perfmodel calibrate`), else one that is measured now, in about a minute
     """
 
 def shard_network(

@@ -45,7 +45,8 @@ def run(
 ) -> None:
     """Run a plan with torch on this machine, check its gradients, and compare time and memory with the prediction.
 
-    Takes plans of `search` (models) and of `shard` (networks, every operator by itself, with or without stages).
+    Takes plans of `search` (models) and of `shard` (networks, every operator by itself, with or without stages). Without a
+    calibration of this machine's CPUs, one is measured with the run (about a minute); `perfmodel calibrate` keeps one.
     """
     from perfmodel.report.runs import comparison_object
     from perfmodel.verbs.api import run_plan

@@ -492,6 +492,8 @@ GPU_TILES = ((256.0, 128.0, 0.0), (128.0, 256.0, 0.0), (128.0, 128.0, 1.0), (64.
 """Output tiles of the matrix-multiply kernels that GPU libraries choose from, with the penalty exponent of the small ones."""
 
 SPEC_SHEET_NAME = "spec-sheet"
+#: Name of a calibration that a run measures for itself and does not keep.
+MEASURED_NOW = "measured with this run"
 """Names the absence of a calibration: typical fractions of the data sheet, whatever was measured."""
 
 PRIOR_NAME = "prior"

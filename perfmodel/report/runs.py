@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfmodel.foundation.units import format_bytes, format_time, format_traffic
-from perfmodel.hardware.calibration import MOST_BUSY
+from perfmodel.hardware.calibration import MEASURED_NOW, MOST_BUSY
 from perfmodel.parallel.results import Comparison, Measurement
 from perfmodel.report.predictions import prediction_object
 from perfmodel.report.table import Table, words
@@ -23,7 +23,9 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
 
 
 def _uncalibrated(comparison: Comparison) -> list[tuple[str, str]]:
-    """Advice to calibrate, if the prediction of this machine is based on no measurement of it."""
+    """Advice to calibrate, if the prediction of this machine is based on no measurement of it, or on one that is not kept."""
+    if any(source.endswith(MEASURED_NOW) for source in comparison.prediction.rests_on.values()):
+        return [("calibration", f"{MEASURED_NOW}; `perfmodel calibrate` keeps one for this machine, and later runs start at once")]
     if not any(source.startswith("spec sheet") for source in comparison.prediction.rests_on.values()):
         return []
     machine = f"no calibration of {comparison.measurement.chip}: the prediction is based on a spec sheet and may be many times too fast"

@@ -204,12 +204,14 @@ def run_plan(
 ) -> Comparison:
     """Run a plan with torch on this machine, check its gradients against one process, measure it, and predict the same.
 
-    shrink   run the same form of plan with fewer ranks, layers and narrower ones where this machine is too small for it
+    shrink        run the same form of plan with fewer ranks, layers and narrower ones where this machine is too small for it
+    calibration   None: of the CPUs, this machine's own (`perfmodel calibrate`), else one that is measured now, in about a minute
     """
     require_torch("run a plan")
     steps, warmup = whole(steps, "steps"), whole(warmup, "warmup", least=0)
     from perfmodel.execute.run import run_plan as run
     from perfmodel.execute.runner import num_devices, num_gpus, pick_device
+    from perfmodel.verbs.own_calibration import own_calibration
 
     wanted = load_plan(plan)
     pick_device(device, 1)
@@ -223,6 +225,8 @@ def run_plan(
         on_cpus = min(num_devices("cpu"), max(local_cluster().num_chips, smallest_ranks(wanted)))
         wanted = smaller(wanted, num_gpus() if on_gpus else min(wanted.num_chips, on_cpus))
     measurement = run(wanted, steps=steps, warmup=warmup, device=device, on_progress=progress)
+    if measurement.device == "cpu":
+        calibration = own_calibration(calibration, ranks=measurement.num_ranks, progress=progress)
     return compare_measurement(measurement, calibration=calibration)
 
 

@@ -518,6 +518,7 @@ def run_network_plan(
     It runs in float32, with the plan's optimizer, ZeRO stage, microbatches and stages, and is predicted so.
 
     with_strategies   data parallelism and, of convolutional networks, one weird trick are measured in the same run, step by step in turn
+    calibration       None: of the CPUs, this machine's own (`perfmodel calibrate`), else one that is measured now, in about a minute
     """
     from perfmodel.foundation.resources import require_torch
 
@@ -525,6 +526,7 @@ def run_network_plan(
     from perfmodel.execute.per_operator.run import measure_network_plans
     from perfmodel.execute.runner import pick_device
     from perfmodel.hardware.reader import LOCALHOST
+    from perfmodel.verbs.own_calibration import own_calibration
 
     found = trained_otherwise(load_network_plan(plan), precision=Precision.FP32)
     model, stages = found.job.model, found.cuts.stages
@@ -536,6 +538,8 @@ def run_network_plan(
     own = network if network is not None else network_of_plan(found)
     device = pick_device(device, found.num_chips)
     where = LOCALHOST if device == "cpu" else found.cluster  # the prediction is of what is measured
+    if device == "cpu":
+        calibration = own_calibration(calibration, ranks=found.num_chips, progress=progress)
     setting = setting_of_network_plan(replace(found, profile=""), network=_dropping_nothing(own), cluster=where, calibration=calibration)
     plans = {"this plan": on_tiers(found, setting)}
     if with_strategies:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,11 @@ from perfmodel.execute.shrink import runnable_model
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.words import words_of
-from perfmodel.hardware.calibration import Calibration, Provenance
+from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.local import local_cluster
 from perfmodel.parallel.serving.measurement import ComparedStep, ServedComparison, StepShape
 from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.verbs.own_calibration import own_calibration
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.models import load_model
 
@@ -73,7 +75,11 @@ def run_served(
     note = progress or (lambda what: None)
     predicts = tp == 1 and place == "cpu"
     with _workers(tp, place, group, note) as workers:
-        found = _calibration(calibration, config, workers, note) if predicts else None
+        found = (
+            own_calibration(calibration, ranks=1, suffices=partial(_has_what_steps_need, config), group=workers, progress=note)
+            if predicts
+            else None
+        )
         measured = run_serving(config, wanted, tp=tp, rounds=rounds, repeats=repeats, group=workers)
     if found is None:
         return ServedComparison(measurement=measured, steps=(), calibration="")
@@ -109,19 +115,7 @@ def _workers(tp: int, device: str, group: WorkerGroup | None, note: Callable[[st
     return nullcontext(group) if group is not None else WorkerGroup(tp, device=device, hang_timeout=60.0, on_progress=note)
 
 
-def _calibration(
-    given: Calibration | str | Path | None, config: TransformerConfig, workers: WorkerGroup, note: Callable[[str], None]
-) -> Calibration:
-    """The one that is named, this machine's own, or one that is measured now."""
-    from perfmodel.cost.resolve import choose_calibration
+def _has_what_steps_need(config: TransformerConfig, calibration: Calibration) -> bool:
     from perfmodel.cost.serving.executor import lacks_states
 
-    if isinstance(given, Calibration):
-        return given
-    own = choose_calibration(local_cluster(num_chips=1).chip, given or "")
-    if given or (own.provenance is Provenance.CALIBRATED and own.decode_attention and not lacks_states(config, own)):
-        return own
-    from perfmodel.calibrate.fit_host import fit_measurement
-    from perfmodel.execute.measure.machine import measure_machine
-
-    return fit_measurement(measure_machine(1, brief=True, group=workers, progress=lambda share, what: note(f"calibrating: {what}")))
+    return bool(calibration.decode_attention) and not lacks_states(config, calibration)

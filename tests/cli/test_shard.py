@@ -291,7 +291,7 @@ def test_networks_are_listed_with_their_sizes(call, call_json):
 def test_a_saved_plan_runs_here_beside_common_strategies(call, call_json, tmp_path):
     path = tmp_path / "plan.yaml"
     call_json("shard", "alexnet", "--cluster", "localhost", "--chips", "2", *SMALL, "--save", str(path))
-    code, out, _ = call("run", str(path), "--strategies", "--steps", "2", "--warmup", "1", "--json")
+    code, out, _ = call("run", str(path), "--strategies", "--steps", "2", "--warmup", "1", "--calibration", "spec-sheet", "--json")
     assert code == 0
     found = json.loads(out)
     assert [plan["name"] for plan in found["plans"]] == ["this plan", "data parallel", "one weird trick"]

@@ -63,7 +63,7 @@ def test_a_network_is_predicted_where_it_is_measured(device, cluster, monkeypatc
     )
     monkeypatch.setattr(runner, "pick_device", lambda *_: device)
     monkeypatch.setattr(network_run, "measure_network_plans", lambda *_, device, **__: measured.append(device))
-    network_verbs.run_network_plan(plan)
+    network_verbs.run_network_plan(plan, calibration="spec-sheet")
     assert (places, measured) == ([cluster], [device])
 
 

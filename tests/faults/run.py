@@ -75,7 +75,11 @@ def start(fault: Fault, folder: Path, mark: str) -> subprocess.Popen[str]:
         (folder / name).mkdir(exist_ok=True)
     write_plan(tiny_plan(fault.num_ranks, zero=3, batch=fault.num_ranks), folder / "work" / "plan.yaml")
     environment = os.environ | {"TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home"), MARK: mark}
-    arguments = ["run", "plan.yaml", "--steps", str(STEPS), "--save", "runs.jsonl"] if fault.verb == "run" else ["audit", "plan.yaml"]
+    arguments = (
+        ["run", "plan.yaml", "--steps", str(STEPS), "--calibration", "spec-sheet", "--save", "runs.jsonl"]
+        if fault.verb == "run"
+        else ["audit", "plan.yaml"]
+    )
     return subprocess.Popen(
         [sys.executable, "-m", "perfmodel", *arguments],
         cwd=folder / "work",

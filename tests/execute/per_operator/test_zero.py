@@ -122,10 +122,10 @@ def test_a_saved_plan_is_run_and_predicted_as_it_says(groups, monkeypatch, tmp_p
     best = shard_pipeline("rnnlm", **job, sizes=sizes).best
     write_plan(best.plan, tmp_path / "plan.yaml")
     monkeypatch.setattr(network_run, "measure_network_plans", partial(measure_network_plans, group=groups(4)))
-    found = run_network_plan(tmp_path / "plan.yaml", steps=2, device="cpu")
+    found = run_network_plan(tmp_path / "plan.yaml", steps=2, device="cpu", calibration="spec-sheet")
     assert found.measurements[0].num_ranks == 4
     assert {str(row.kind) for row in found.measurements[0].traffic} >= {"reduce_scatter", "all_gather"}
-    here = predict_network_plan(best.plan, cluster="localhost", precision="fp32", profile="torch-gloo")
+    here = predict_network_plan(best.plan, cluster="localhost", precision="fp32", profile="torch-gloo", calibration="spec-sheet")
     assert found.predictions[0].step_time == here.step_time
     assert found.predictions[0].plan.cuts.stages == best.plan.cuts.stages
 
