@@ -270,7 +270,7 @@ def _model_object(model: TransformerConfig) -> dict[str, Any]:
     return {"name": model.name, **{count: getattr(model, count) for count in counts}, **fields}
 
 
-def _fact(value: Any) -> str:
+def _fact(value: object) -> str:
     """A record in one line."""
     if isinstance(value, list):
         return "; ".join(map(_fact, value))

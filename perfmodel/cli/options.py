@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 class ChipWords:
     """A chip in place of a cluster, and what its node and links are where they are not the usual ones."""
 
-    chip: Any = word(
+    chip: object = word(
         "In place of --cluster: a chip (`perfmodel chips`) with its usual node and links", metavar="NAME|PATH", default="", several=True
     )  # fmt: skip
     per_node: str = word("With --chip: chips of a node", default="")
-    scale_up: Any = word(
+    scale_up: object = word(
         "With --chip: what a chip sends inside a node, one direction, such as 450GB/s", metavar="RATE", default="", several=True
     )  # fmt: skip
-    scale_out: Any = word(
+    scale_out: object = word(
         "With --chip: what a chip sends between nodes, one direction, such as 400Gbit/s", metavar="RATE", default="", several=True
     )  # fmt: skip
 

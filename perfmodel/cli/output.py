@@ -32,7 +32,7 @@ _COLUMN_GAP = 2
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mun]?s|(?:[KMGT]i?)?B|TFLOP/s|USD|chips?|tokens(?:/s)?)(?!\w))")
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: object) -> Any:
     """`value` as JSON has it: records and mappings become objects, sequences arrays, numpy numbers plain ones; nan and inf become null."""
     if value is None or isinstance(value, (bool, str)):
         return str(value) if isinstance(value, enum.StrEnum) else value

@@ -30,7 +30,7 @@ class WantedWords:
     ttft: str = word("Limit of the time to the first token, such as 500ms", metavar="TIME", default="")
     tpot: str = word("Limit of the time of each token, such as 30ms", metavar="TIME", default="")
     latency: str = word("Limit of a whole request, such as 10s", metavar="TIME", default="")
-    limit_headroom: Any = word(
+    limit_headroom: object = word(
         "With --search: share of each limit that a plan is predicted to stay below it, such as 5%; 0: none",
         metavar="SHARE", otherwise="1.5 % if left out", takes="float | str",
     )  # fmt: skip

@@ -58,7 +58,7 @@ def command(
         home = {option: name for option, name, _ in blocks}
 
         @wraps(function)
-        def call(**given: Any) -> Result:
+        def call(**given: object) -> Result:
             own = {name: value for name, value in given.items() if home[name] not in chosen}
             for name, group in chosen.items():
                 own[name] = group.make({option: value for option, value in given.items() if home[option] == name})

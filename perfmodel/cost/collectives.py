@@ -16,6 +16,8 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.columns import Column
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 
+Array = NDArray[np.float64]
+
 __all__ = ["COLLECTIVE_CODE", "CollectiveKind", "collective_time"]
 
 
@@ -69,7 +71,7 @@ def _code(kind: CollectiveKind | NDArray[np.integer]) -> Any:
     return COLLECTIVE_CODE[kind] if isinstance(kind, str) else kind
 
 
-def _one_tier_time(num_bytes: Column, group_size: Column, coefficients: Any, links: LinkRates, exchanged: Sequence[Column] | None) -> Any:
+def _one_tier_time(num_bytes: Column, group_size: Column, coefficients: Array, links: LinkRates, exchanged: Sequence[Column] | None) -> Any:
     base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, _, in_switch, *protocols = coefficients
     n = group_size
     peers = n - 1.0
@@ -100,7 +102,12 @@ def _one_tier_time(num_bytes: Column, group_size: Column, coefficients: Any, lin
 
 
 def _nested_time(
-    num_bytes: Column, group_size: Column, inside: Sequence[Column], code: Any, links: LinkRates, exchanged: Sequence[Column] | None
+    num_bytes: Column,
+    group_size: Column,
+    inside: Sequence[Column],
+    code: int | NDArray[np.integer],
+    links: LinkRates,
+    exchanged: Sequence[Column] | None,
 ) -> Any:
     n = group_size
     shape = np.broadcast_shapes(np.shape(n), *(np.shape(members) for members in inside))
@@ -151,7 +158,7 @@ def _protocol_time(chunk: Column, crossed: Column, latency: Column, steps: Seque
     return latency * step * (square / (square + step_square)) + crossed * bulk * (square / (square + bulk_square))
 
 
-def _total(by_tier: Any) -> Any:
+def _total(by_tier: Array) -> Array:
     """Sum over the tiers, in order: numpy's own sum orders its terms by the shape."""
     total = by_tier[0]
     for values in by_tier[1:]:
@@ -159,7 +166,7 @@ def _total(by_tier: Any) -> Any:
     return total
 
 
-def _slowest(by_tier: Any) -> Any:
+def _slowest(by_tier: Array) -> Array:
     return by_tier.max(axis=0)  # a maximum is exact in any order
 
 
@@ -179,7 +186,7 @@ def _torus_slowdown(members: Column, links: LinkRates, tier: int) -> tuple[Any, 
     return rings[index], exchanges[index]
 
 
-def _topology_slowdown(branches: Any, pairwise: Any, links: LinkRates) -> Any:
+def _topology_slowdown(branches: Array, pairwise: Array, links: LinkRates) -> Any:
     shape = np.broadcast_shapes(branches.shape, pairwise.shape)
     slowdown = np.ones(shape)
     for tier in range(len(links.mesh)):

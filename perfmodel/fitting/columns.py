@@ -134,7 +134,7 @@ _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
 _DECIMAL_COMMA = re.compile(r"\d+,\d+")
 
 
-def positive(value: Any, name: str, *, is_time: bool = False) -> float:
+def positive(value: object, name: str, *, is_time: bool = False) -> float:
     """A positive number. Commas before three digits part thousands (`12,345.6`), another is a decimal comma (`7,91`).
 
     is_time   a time in seconds, in which `7,912` may be either: it is refused
@@ -159,7 +159,7 @@ def positive(value: Any, name: str, *, is_time: bool = False) -> float:
     return number
 
 
-def flag_of(value: Any, name: str) -> bool | None:
+def flag_of(value: object, name: str) -> bool | None:
     """Yes or no as people write it, or None where it is not said."""
     if value is None or isinstance(value, bool):
         return value
@@ -181,7 +181,7 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**columns, **(given or {})}
 
 
-def _typed(value: Any) -> Any:
+def _typed(value: object) -> Any:
     """A cell of a table as JSON would have it."""
     if not isinstance(value, str):
         return value
@@ -194,7 +194,7 @@ def _typed(value: Any) -> Any:
         return word
 
 
-def time_of(value: Any, name: str) -> float:
+def time_of(value: object, name: str) -> float:
     """A step time: `4.2`, `4.2 s` or `4200 ms`. [s]"""
     if isinstance(value, str) and re.search(r"[a-df-zµ]", value):
         digits, unit = re.match(r"\s*([\d.,]*)(.*)", value, re.DOTALL).groups()  # type: ignore[union-attr]  # matches any text

@@ -341,7 +341,7 @@ def _step_time(row: Row, plan: Plan) -> float:
     raise InputError("step_time: is missing; give it, or tokens_per_s, tokens_per_s_per_chip or samples_per_s")
 
 
-def _times(value: Any) -> list[float]:
+def _times(value: object) -> list[float]:
     if isinstance(value, str):
         value = [each for each in value.replace(";", " ").replace("[", " ").replace("]", " ").replace(",", " ").split() if each]
     if not isinstance(value, (list, tuple)) or not value:

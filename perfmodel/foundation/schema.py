@@ -51,7 +51,7 @@ class ReadBy:
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         return dict(self.schema)
 
-    def _validate(self, value: Any) -> Any:
+    def _validate(self, value: object) -> Any:
         try:
             self.read(value, "")
         except InputError:
@@ -121,7 +121,7 @@ def _type_of(hint: Any, name: str) -> Any:
     """The type of a file's value that becomes `hint` in a field of this name (`records.record_from_data`)."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        item: Any = Text if name == "peaks" else _type_of(arguments[1], name)  # each peak has the unit of its own name
+        item: object = Text if name == "peaks" else _type_of(arguments[1], name)  # each peak has the unit of its own name
         return dict[_type_of(arguments[0], ""), item]  # type: ignore[misc]
     if origin is tuple:
         item = list[_type_of(arguments[0], name)]  # type: ignore[misc]
@@ -159,7 +159,7 @@ def descriptions(record: type) -> dict[str, str]:
     return {name: re.sub(" +", " ", text) for name, text in found.items()}
 
 
-def check(model: type[BaseModel], data: Any, *, where: str = "", within: str = "") -> Any:
+def check(model: type[BaseModel], data: object, *, where: str = "", within: str = "") -> Any:
     """Return `data` if the model accepts it. Raises InputError that names every fault.
 
     where    the file; "" where the caller names it
@@ -176,7 +176,7 @@ def check(model: type[BaseModel], data: Any, *, where: str = "", within: str = "
     return data
 
 
-def checked_record(cls: type[Record], data: Any, *, where: str) -> Record:
+def checked_record(cls: type[Record], data: object, *, where: str) -> Record:
     """A frozen dataclass from what a user's file holds. Raises InputError that names every fault; where: what its fields belong to."""
     return record_from_data(cls, check(model_of(typing.cast(type, cls)), data, within=where), where=where)
 

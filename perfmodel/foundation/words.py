@@ -76,7 +76,7 @@ class Word:
         """Whether a verb that varies knobs takes several values of it."""
         return self.is_searched and self.kind is not bool
 
-    def values(self, given: Any, name: str) -> list[Any]:
+    def values(self, given: object, name: str) -> list[Any]:
         """The given values, one or several, before they are read."""
         from perfmodel.foundation.values import several, several_numbers
 
@@ -84,7 +84,7 @@ class Word:
             return self.split(given, name)
         return several_numbers(given, name) if self.kind is int else several(given)
 
-    def value(self, given: Any, name: str) -> Any:
+    def value(self, given: object, name: str) -> Any:
         """The given value after reading. Raises InputError."""
         if self.read is not None:
             return self.read(given, name)
@@ -128,7 +128,7 @@ class Combinations(tuple[Any, ...]):
     is_list: bool = False
 
 
-def is_list(given: Any) -> bool:
+def is_list(given: object) -> bool:
     """Return whether several values were given as a list, be it of one; a matrix is one value."""
     return isinstance(given, Sequence) and not isinstance(given, str) and not any(isinstance(each, (list, tuple)) for each in given)
 
@@ -187,7 +187,7 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
         needed = [name for words in chosen.values() for name in words.needed.split()]
 
         @wraps(function)
-        def call(*args: Any, **given: Any) -> Result:
+        def call(*args: Any, **given: object) -> Result:
             if len(args) > len(positional):
                 takes_only = (
                     f"takes {len(positional)} without a name ({', '.join(positional)})" if positional else "takes arguments by name"

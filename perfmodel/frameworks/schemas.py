@@ -63,7 +63,7 @@ def _choices(name: str, hint: Any) -> Any:
     return list[Annotated[str, OneOf(choices)]]  # type: ignore[misc]
 
 
-def _read_choice(choices: tuple[Any, ...], value: Any, field: str) -> None:
+def _read_choice(choices: tuple[Any, ...], value: object, field: str) -> None:
     if isinstance(value, bool) or value not in choices:
         raise bad_field(field, shown(value), f"must be one of {', '.join(map(str, choices))}", "use one of these")
 
@@ -90,21 +90,21 @@ def _option(name: str) -> Any:
     return Annotated[Any, ReadBy(partial(_read_option, name, has_unit), schema)]
 
 
-def _read_option(name: str, has_unit: bool, value: Any, field: str) -> None:
+def _read_option(name: str, has_unit: bool, value: object, field: str) -> None:
     least, most = bounds_of(name)
     number = parse_quantity(value, unit_of(name), field=field) if has_unit and isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= most:
         raise bad_field(field, shown(value), f"must be a number from {least:g} to {most:g}", "correct it")
 
 
-def _read_stages(value: Any, field: str) -> None:
+def _read_stages(value: object, field: str) -> None:
     """ZeRO stages as a list, or yes or no for all of them."""
     stages = value if isinstance(value, list) else [] if isinstance(value, bool) else [None]
     if any(isinstance(each, bool) or each not in ZERO_STAGES for each in stages):
         raise bad_field(field, shown(value), f"must be true, false or a list of {', '.join(map(str, ZERO_STAGES))}", "correct it")
 
 
-def _read_number_name(value: Any, field: str) -> None:
+def _read_number_name(value: object, field: str) -> None:
     known = [option for option, kind in KIND_OF.items() if kind == "float"]
     if value not in known:
         raise bad_field(field, shown(value), f"is no number of a profile{suggest(one_line(value), known)}", "correct it")

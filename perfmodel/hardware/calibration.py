@@ -484,7 +484,7 @@ def _frozen(mapping: Mapping[Any, Any]) -> Mapping[Any, Any]:
     return MappingProxyType(dict(mapping))
 
 
-def _thawed(value: Any) -> Any:
+def _thawed(value: object) -> Any:
     return {key: _thawed(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from perfmodel.parallel.algebra.rules import RuleSet
 
 
-def read_rules(value: Any, name: str) -> tuple[RuleSet, ...] | None:
+def read_rules(value: object, name: str) -> tuple[RuleSet, ...] | None:
     """Rule sets, names and files of them, one or several; None where the list is empty."""
     from perfmodel.foundation.values import several
     from perfmodel.parallel.algebra.rules import rule_set_of
@@ -34,7 +34,7 @@ def read_rules(value: Any, name: str) -> tuple[RuleSet, ...] | None:
     return tuple(found) or None
 
 
-def read_order(value: Any, name: str) -> tuple[str, ...]:
+def read_order(value: object, name: str) -> tuple[str, ...]:
     """`tp-cp-dp_shard-dp_replicate-pp`, also with commas and with dp-shard written as the flag is, or a sequence of names."""
     if isinstance(value, str):
         plain = value.replace("dp-shard", "dp_shard").replace("dp-replicate", "dp_replicate").replace(",", "-")
@@ -42,7 +42,7 @@ def read_order(value: Any, name: str) -> tuple[str, ...]:
     return check_order(value)
 
 
-def _zero(value: Any, name: str) -> int:
+def _zero(value: object, name: str) -> int:
     from perfmodel.foundation.values import whole
 
     try:
@@ -52,7 +52,7 @@ def _zero(value: Any, name: str) -> int:
     return found
 
 
-def _modules(value: Any, name: str) -> tuple[str, ...]:
+def _modules(value: object, name: str) -> tuple[str, ...]:
     from perfmodel.parallel.recompute_modules import read_modules
 
     return read_modules(value, name)

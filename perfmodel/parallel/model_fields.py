@@ -13,7 +13,7 @@ from perfmodel.workload.layer_specs import PARTS, part_from_plain
 from perfmodel.workload.network_model import NetworkModel
 
 
-def read_model(value: Any, field: str) -> TransformerConfig | NetworkModel:
+def read_model(value: object, field: str) -> TransformerConfig | NetworkModel:
     """A shipped model by its name, or all of its fields, or a network. Raises InputError with everything that is wrong."""
     if isinstance(value, str):
         from perfmodel.workload.models import load_model

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from perfmodel.foundation.errors import bad_field, one_line, suggest
 
 #: What lies there -> the setting that says so.
@@ -15,7 +13,7 @@ OFFLOADS = {
 }
 
 
-def read_offloads(value: Any, name: str = "offload") -> tuple[str, ...]:
+def read_offloads(value: object, name: str = "offload") -> tuple[str, ...]:
     """Names of what is offloaded, from a text with commas or a list; `none` is nothing."""
     texts = value.split(",") if isinstance(value, str) else value
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):

@@ -34,7 +34,7 @@ _KNOBS = tuple(name for name in plan_keys() if name not in DEFAULT_ORDER)
 _KIND, _NETWORK_KIND = "plan", "network"
 
 
-def plan_from_dict(data: Any, *, where: str = "plan", is_shipped: bool = False) -> Plan:
+def plan_from_dict(data: object, *, where: str = "plan", is_shipped: bool = False) -> Plan:
     """The plan of a file's contents. Raises InputError naming the field."""
     if not isinstance(data, Mapping):
         raise InputError(f"{where}: must be a mapping of fields, not {type(data).__name__}; see strategies/ for examples")

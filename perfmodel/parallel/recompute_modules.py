@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from perfmodel.foundation.errors import bad_field, shown, suggest
 from perfmodel.foundation.values import several
@@ -22,7 +21,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def read_modules(value: Any, name: str) -> tuple[str, ...]:
+def read_modules(value: object, name: str) -> tuple[str, ...]:
     """Names, as a list or with commas."""
     names = several(value) if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not names or not all(isinstance(each, str) for each in names):

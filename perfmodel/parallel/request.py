@@ -14,51 +14,51 @@ from perfmodel.foundation.memory_room import DEFAULT_RISK
 from perfmodel.foundation.words import is_list, word, words_of
 
 
-def _precision(value: Any, name: str) -> Any:
+def _precision(value: str, name: str) -> Any:
     from perfmodel.foundation.values import choice_of
     from perfmodel.workload.job import Precision
 
     return choice_of(Precision, value, name)
 
 
-def _optimizer(value: Any, name: str) -> Any:
+def _optimizer(value: str, name: str) -> Any:
     from perfmodel.foundation.values import choice_of
     from perfmodel.workload.job import Optimizer
 
     return choice_of(Optimizer, value, name)
 
 
-def _train(value: Any, name: str) -> Any:
+def _train(value: object, name: str) -> Any:
     from perfmodel.workload.training import training_of
 
     return training_of(value, name)
 
 
-def _routing(value: Any, name: str) -> Any:
+def _routing(value: object, name: str) -> Any:
     from perfmodel.workload.routing import routing_of
 
     return routing_of(value, name)
 
 
-def _routings(value: Any, name: str) -> list[Any]:
+def _routings(value: object, name: str) -> list[Any]:
     from perfmodel.workload.routing import routings_in
 
     return routings_in(value)
 
 
-def _capacity(value: Any, name: str) -> Any:
+def _capacity(value: object, name: str) -> Any:
     from perfmodel.workload.routing import BALANCED
 
     return BALANCED.with_capacity(value, name).capacity_factor
 
 
-def _context_form(value: Any, name: str) -> Any:
+def _context_form(value: object, name: str) -> Any:
     from perfmodel.parallel.context_forms import read_context_form
 
     return read_context_form(value, name)
 
 
-def _offloads(value: Any, name: str) -> Any:
+def _offloads(value: object, name: str) -> Any:
     from perfmodel.parallel.offloads import read_offloads
 
     return read_offloads(value, name)
@@ -68,14 +68,14 @@ def _offloads(value: Any, name: str) -> Any:
 _several = partial(word, several=True)
 
 
-def _numbers(value: Any, name: str) -> list[Any]:
+def _numbers(value: object, name: str) -> list[Any]:
     from perfmodel.foundation.values import several_numbers
 
     return several_numbers(value, name)
 
 
 def _sizes(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
-    def read(value: Any, name: str) -> int:
+    def read(value: object, name: str) -> int:
         from perfmodel.foundation.values import whole
 
         return whole(value, name, most=most)

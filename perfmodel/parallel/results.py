@@ -164,7 +164,7 @@ _KINDS: dict[str, type] = {
 _LATER = {"busy_fraction"}
 
 
-def measurement_from_dict(data: Any, *, where: str = "measurement") -> Measurement:
+def measurement_from_dict(data: object, *, where: str = "measurement") -> Measurement:
     """The measurement of a file's contents. Raises InputError naming the field."""
     from perfmodel.parallel.plan_file import plan_from_dict
 

@@ -21,19 +21,19 @@ from perfmodel.workload.routing import routing_of
 from perfmodel.workload.training import training_of
 
 
-def _read_text(value: Any, field: str) -> None:
+def _read_text(value: object, field: str) -> None:
     """A text, or a number that is one: `2024` is the name of a file too."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise bad_field(field, shown(value), "must be a text", "give one")
 
 
-def _read_settings(value: Any, field: str) -> None:
+def _read_settings(value: object, field: str) -> None:
     if not isinstance(value, dict):
         raise bad_field(field, shown(value), "must be a mapping of names to values", "write {compile: true}")
     read_settings(value, field)
 
 
-def _read_rules(value: Any, field: str) -> None:
+def _read_rules(value: object, field: str) -> None:
     if not isinstance(value, str | dict):
         raise bad_field(field, shown(value), "must be a name of a rule set, its file or its fields", "write rules: megatron")
 

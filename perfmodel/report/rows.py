@@ -22,7 +22,7 @@ def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> Any:
     """Booleans as JSON has them; nan, where nothing is known, as an empty cell."""
     if isinstance(value, bool):
         return str(value).lower()

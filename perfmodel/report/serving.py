@@ -84,7 +84,7 @@ def remedy_text(change: Mapping[str, Any], renamed: Mapping[str, str] = {}) -> s
     return " ".join(f"--{renamed.get(name, name).replace('_', '-')} {_flag_value(value)}" for name, value in change.items())
 
 
-def _flag_value(value: Any) -> str:
+def _flag_value(value: object) -> str:
     if isinstance(value, Lengths):
         return str(value.most) if value.least == value.most else f"{value.least}:{value.most}"
     return str(value)

@@ -208,7 +208,7 @@ def short_verdict(prediction: ServingPrediction, limits: Mapping[str, float]) ->
     return ("meets" if limits else "fits") + waits
 
 
-def _shown(name: str, value: Any) -> str:
+def _shown(name: str, value: object) -> str:
     if value is None:
         return "as fits" if name in ("concurrency", "rate") else ""
     return short_name(str(value)) if name == "cluster" else str(value)

@@ -92,7 +92,7 @@ def _usual_framework(cluster: Any) -> str:
         return ""
 
 
-def read_risk(given: Any) -> float | None:
+def read_risk(given: object) -> float | None:
     if given is None:
         return None
     found = share(given, "risk")
@@ -100,7 +100,7 @@ def read_risk(given: Any) -> float | None:
     return found
 
 
-def _refuse_millions(given: Any, spelled: Callable[[str], str]) -> None:
+def _refuse_millions(given: object, spelled: Callable[[str], str]) -> None:
     """A batch of millions is one of tokens, whatever the field: taken as sequences it would give days where seconds are meant."""
     for value in several(given):
         if isinstance(value, str) and value.strip()[-1:] in ("m", "M", "g", "G") and value.strip()[:1].isdigit():
@@ -117,7 +117,7 @@ def _once(values: list[Any]) -> list[Any]:
     return [value for index, value in enumerate(values) if not any(value is other or value == other for other in values[:index])]
 
 
-def _names(value: Any) -> list[Any]:
+def _names(value: object) -> list[Any]:
     """Names and paths; a text that is a file's path is one, whatever commas it has."""
     if isinstance(value, str) and "," in value and Path(value).exists():
         return [value]

@@ -127,7 +127,7 @@ def simulated_in(
     return _priced(setting, found)
 
 
-def limit_of(value: Any, name: str) -> float:
+def limit_of(value: object, name: str) -> float:
     """A time, `500ms`, `.5s` or seconds; none where nothing is given."""
     from perfmodel.foundation.units import parse_quantity
 

@@ -39,7 +39,7 @@ def _config_of(text: str, path: str, name: str) -> TransformerConfig:
     return _model_of(data, path, name)
 
 
-def _model_of(data: Any, origin: str, name: str) -> TransformerConfig:
+def _model_of(data: object, origin: str, name: str) -> TransformerConfig:
     if not isinstance(data, Mapping):
         raise InputError(f"{origin}: must be a JSON object of fields, not {type(data).__name__}; give a Hugging Face config.json")
     if is_saved_graph(data):

@@ -20,15 +20,16 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.per_operator.operators import StepSetting
+from perfmodel.foundation.columns import Column
 
 
-def exposed_time(*, reductions: Any, gathers: Any, forward: Any, backward: Any, setting: StepSetting) -> Any:
+def exposed_time(*, reductions: Column, gathers: Column, forward: Column, backward: Column, setting: StepSetting) -> Any:
     """Exposed time of parameter collectives in a whole plan: for each kind the larger of its two sides. [s]"""
     sides = _sides(reductions=reductions, gathers=gathers, forward=forward, backward=backward, setting=setting)
     return sum(np.maximum(first, second) for first, second in sides)
 
 
-def mixed_exposure(*, reductions: Any, gathers: Any, forward: Any, backward: Any, share: float, setting: StepSetting) -> Any:
+def mixed_exposure(*, reductions: Column, gathers: Column, forward: Column, backward: Column, share: float, setting: StepSetting) -> Any:
     """(1 - share) * (the least that shows) + share * (what does not fit under the compute beside it). [s]
 
     Additive over operators, and at most what shows of a whole plan; with the better of share 0 and 1 for each kind it is equal.
@@ -37,7 +38,7 @@ def mixed_exposure(*, reductions: Any, gathers: Any, forward: Any, backward: Any
     return sum((1.0 - share) * first + share * second for first, second in sides)
 
 
-def _sides(*, reductions: Any, gathers: Any, forward: Any, backward: Any, setting: StepSetting) -> list[tuple[Any, Any]]:
+def _sides(*, reductions: Column, gathers: Column, forward: Column, backward: Column, setting: StepSetting) -> list[tuple[Any, Any]]:
     """The two sides of each kind of collective."""
     profile = setting.profile
     hidden = 1.0 - profile.timing.compute_slowdown_under_communication

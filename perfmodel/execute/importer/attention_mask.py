@@ -80,7 +80,7 @@ class Masks:
         if node.op != "call_function" or _entries(node.meta.get("val")) > _MOST_ENTRIES:
             return None
 
-        def known(each: Any) -> Any:
+        def known(each: object) -> Any:
             if _name(node) in _LIKE and each is node.args[0]:
                 return torch.empty(each.meta["val"].shape, dtype=each.meta["val"].dtype)
             found = self.values.get(each)
@@ -125,5 +125,5 @@ def _name(node: Node) -> str:
     return "" if schema is None else str(schema.name.rpartition("::")[2])
 
 
-def _entries(value: Any) -> int:
+def _entries(value: object) -> int:
     return value.numel() if isinstance(value, torch.Tensor) else 0

@@ -437,7 +437,7 @@ def _num_bytes(tensors: Sequence[torch.Tensor]) -> float:
     return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _tensors(value: object) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [each for each in value if isinstance(each, torch.Tensor)] if isinstance(value, (list, tuple)) else []

@@ -60,7 +60,7 @@ def find_factory(reference: str) -> Callable[[], Any]:
         raise bad_field("module", reference, "after the colon must stand a name, or a call with plain numbers and strings", where)
     try:
         with _this_folder_first(), contextlib.redirect_stdout(sys.stderr):
-            found: Any = importlib.import_module(module_name.strip())
+            found: object = importlib.import_module(module_name.strip())
     except ModuleNotFoundError as error:
         if error.name and (module_name.strip() + ".").startswith(error.name + "."):
             remedy = "give a module that is installed or in this folder"

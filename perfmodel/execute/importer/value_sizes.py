@@ -105,7 +105,7 @@ def _name(node: Node) -> str:
     return schema.name.rpartition("::")[2] if schema is not None else str(getattr(node.target, "__name__", ""))
 
 
-def _symbols(value: Any) -> set[Any]:
+def _symbols(value: object) -> set[Any]:
     if isinstance(value, torch.Tensor):
         return {symbol for size in value.shape if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
     if isinstance(value, (list, tuple)):
@@ -113,7 +113,7 @@ def _symbols(value: Any) -> set[Any]:
     return set()
 
 
-def _settled(value: Any, sizes: Mapping[Any, int]) -> Any:
+def _settled(value: object, sizes: Mapping[Any, int]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_settled(each, sizes) for each in value)
     if isinstance(value, torch.SymInt):

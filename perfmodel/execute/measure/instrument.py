@@ -45,7 +45,7 @@ _WAIT = torch.ops._c10d_functional.wait_tensor
 Label = Callable[[list[int], str], str]
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.foundation.columns import Column
+
 #: Parts of axes over which experts are dealt.
 EXPERT_AXES = ("dp_ep", "cp_ep", "tp_kv_ep", "tp_q_ep")
 
@@ -31,7 +33,7 @@ REFINED: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def expert_parts(*, tp_kv: Any, tp_q: Any, cp: Any, ep: Any, etp: Any) -> dict[str, Any]:
+def expert_parts(*, tp_kv: Column, tp_q: Column, cp: Column, ep: Column, etp: Column) -> dict[str, Any]:
     """Size of each of `EXPERT_AXES`, of numbers or columns: etp = tp_q' tp_kv', ep = tp / etp * cp_ep * dp_ep.
 
     etp fills tp_q before tp_kv, as ranks do. Where a size is no whole number the degrees do not fold (`folding_fault`).
@@ -49,7 +51,7 @@ def data_axis(dp_shard: int) -> str:
     return "dp_shard" if dp_shard > 1 else "dp_replicate"
 
 
-def takes_replicas(*, dp_shard: Any, cp: Any, tp: Any, ep: Any, etp: Any) -> Any:
+def takes_replicas(*, dp_shard: Column, cp: Column, tp: Column, ep: Column, etp: Column) -> Any:
     """Whether experts are dealt over replicas, of numbers or columns. ZeRO shards nothing over these, so it cannot be beside it."""
     return (dp_shard == 1) & (ep * etp > tp * cp)
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.words import word
 
+if TYPE_CHECKING:
+    from perfmodel.workload.quantization import Quantization
 
-def _whole(value: Any, name: str) -> int:
+
+def _whole(value: object, name: str) -> int:
     from perfmodel.foundation.values import whole
 
     return whole(value, name, most=2**31 - 1)
 
 
-def _lengths(value: Any, name: str) -> Any:
+def _lengths(value: object, name: str) -> Any:
     from perfmodel.workload.serving import lengths_of
 
     return lengths_of(value, name)
 
 
-def _rate(value: Any, name: str) -> float:
+def _rate(value: object, name: str) -> float:
     from perfmodel.foundation.errors import bad_field
 
     try:
@@ -33,7 +36,7 @@ def _rate(value: Any, name: str) -> float:
     return found
 
 
-def _price(value: Any, name: str) -> float:
+def _price(value: object, name: str) -> float:
     from perfmodel.foundation.errors import bad_field
 
     try:
@@ -45,25 +48,25 @@ def _price(value: Any, name: str) -> float:
     return found
 
 
-def _share(value: Any, name: str) -> float:
+def _share(value: object, name: str) -> float:
     from perfmodel.foundation.values import share
 
     return share(value, name)
 
 
-def _quantization(value: Any, name: str) -> Any:
+def _quantization(value: str | Quantization, name: str) -> Quantization:
     from perfmodel.workload.quantization import quantization_named
 
     return quantization_named(value)
 
 
-def _cache(value: Any, name: str) -> Any:
+def _cache(value: object, name: str) -> Any:
     from perfmodel.workload.serving import cache_dtype
 
     return cache_dtype(value, name)
 
 
-def _workers(value: Any, name: str) -> Any:
+def _workers(value: object, name: str) -> Any:
     from perfmodel.parallel.serving.workers import parse_workers
 
     return parse_workers(value, name)
