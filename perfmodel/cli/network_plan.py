@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli.options import only_one
 from perfmodel.cli.output import Output, show
-from perfmodel.foundation.values import optional_share
 from perfmodel.report.document import Block, Document, Facts, Notes
 
 if TYPE_CHECKING:
@@ -17,17 +15,14 @@ if TYPE_CHECKING:
     from perfmodel.workload.graph import Graph
 
 
-def predict_network_file(plan: Plan, asked: Request, *, network: str, output: Output) -> None:
-    """A prediction for each cluster, or for the plan's own. A profile and a calibration that are asked for stand in for the plan's."""
+def predict_network_file(plan: Plan, asked: Request, *, network: str, output: Output, **others: object) -> None:
+    """Print `predict_requested`; others: flags that such a plan decides."""
     from perfmodel.parallel.rows import table_rows
     from perfmodel.report.predictions import prediction_object
-    from perfmodel.verbs.networks import network_of_plan, predict_network_plan
+    from perfmodel.verbs.networks import network_of_plan, predict_requested
 
     own = network_of_plan(plan, named=network or None)
-    headroom = optional_share(asked.memory_headroom, "memory_headroom")
-    given: dict[str, Any] = {"profile": only_one(asked.profile, "profile"), "settings": asked.settings, "calibration": asked.calibration}
-    every: list[str | None] = [*asked.cluster] or [None]
-    found = [predict_network_plan(plan, network=own, cluster=cluster, memory_headroom=headroom, **given) for cluster in every]
+    found = predict_requested(plan, asked, network=own, **others)
 
     def content() -> dict[str, Any]:
         objects = [prediction_object(each) for each in found]

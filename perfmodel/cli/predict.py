@@ -15,7 +15,7 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Form, Output, Progress, show
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.words import Words, words_of
+from perfmodel.foundation.words import Words
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 from perfmodel.report.document import Block, Document, Facts, Notes, Text
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from perfmodel.verbs.overrides import Change
     from perfmodel.verbs.requests import Answer
     from perfmodel.verbs.setting import Confidence
-
-#: What may be said beside a plan of `perfmodel shard`.
-_OF_NETWORK_PLANS = ("cluster", "profile", "settings", "calibration", "memory_headroom")
 
 
 @command(
@@ -74,10 +71,8 @@ def predict(
     if found is not None and found.assignment is not None:
         from perfmodel.cli.network_plan import predict_network_file
 
-        decided = {name: getattr(asked, name) for name in words_of(Request) if name not in _OF_NETWORK_PLANS}
         others = {"tokens": tokens, "plot": files.plot, "save": files.save, "csv": files.csv, "interval": interval or None}
-        _refuse_beside_a_network_plan(plan, **decided, **others, **knobs[0].given())
-        predict_network_file(found, asked, network=network, output=output)
+        predict_network_file(found, asked, network=network, output=output, **others, **knobs[0].given())
         return
     if network:
         raise InputError("--network: is for plans of `perfmodel shard`; leave it out")
@@ -118,12 +113,6 @@ def _confidences(answers: Sequence[Answer], *, interval: bool) -> list[Confidenc
     if len(settings) < len(answers) or not need_intervals(settings):
         return []
     return [(interval_in(each.setting, each.prediction.plan), ()) for each in answers]
-
-
-def _refuse_beside_a_network_plan(plan: str, **flags: Any) -> None:
-    for name, value in flags.items():
-        if value not in (None, "", []):
-            raise InputError(f"{flag(name)}: is fixed by the plan {plan} of `perfmodel shard`; leave it out")
 
 
 def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path | None) -> None:

@@ -72,8 +72,14 @@ def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: Combinati
     dp, fsdp       the whole data-parallel degree; dp_shard with ZeRO stage 3
     rules          how operators are cut by the axes: a shipped rule set's name, the file of one's own (docs/rules.md)
     """
-    requests = make_requests(asked, of_plan=plan is not None)
-    answers, failures = predict_requests(requests, knobs, plan=None if plan is None else load_plan(plan))
+    own = None if plan is None else load_plan(plan)
+    if own is not None and own.assignment is not None:
+        from perfmodel.verbs.networks import predict_requested
+
+        found = predict_requested(own, asked, **knobs[0].given())
+        return Predictions(predictions=found, not_predicted=()) if asked.is_list else found[0]
+    requests = make_requests(asked, of_plan=own is not None)
+    answers, failures = predict_requests(requests, knobs, plan=own)
     if len(requests) * len(knobs) == 1 and not (asked.is_list or knobs.is_list):
         return answers[0].prediction
     return Predictions(predictions=tuple(each.prediction for each in answers), not_predicted=tuple(failures))

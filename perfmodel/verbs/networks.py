@@ -20,7 +20,7 @@ from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom, memory_rule
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.foundation.values import is_path, optional_share, seconds
-from perfmodel.foundation.words import Words, takes
+from perfmodel.foundation.words import Words, given_words, is_list, takes
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction, facts_text
@@ -416,6 +416,32 @@ def predict_network_plan(
     found = trained_otherwise(load_network_plan(plan), precision=precision, optimizer=optimizer, zero=zero)
     setting = setting_of_network_plan(found, network=network, cluster=cluster, profile=profile, settings=settings, calibration=calibration)
     return _predicted(setting, on_tiers(found, setting), memory_headroom)
+
+
+#: Words of a request that a plan of `shard` does not decide.
+_OPEN_IN_NETWORK_PLANS = ("cluster", "profile", "settings", "calibration", "memory_headroom")
+
+
+def predict_requested(plan: Plan, asked: Request, *, network: Graph | str | None = None, **others: object) -> tuple[Prediction, ...]:
+    """Predict a plan of `shard` as a request of `predict` asks: for each of its clusters, or for the plan's own.
+
+    others   further arguments of the verb, which such a plan decides: refused where they are given
+    """
+    given = {name: value for name, value in given_words(asked).items() if value != []}
+    for name, value in (given | others).items():
+        if name not in _OPEN_IN_NETWORK_PLANS and value not in (None, "", []):
+            raise bad_field(
+                name, shown(str(value) if isinstance(value, Path) else value), "is fixed by a plan of `perfmodel shard`", "leave it out"
+            )
+    clusters = given.pop("cluster", None)
+    for name, value in given.items():
+        if is_list(value):
+            if len(value) != 1:
+                raise bad_field(name, shown(value), "takes one value beside a plan of `perfmodel shard`", "give one")
+            given[name] = value[0]
+    own = network if isinstance(network, Graph) else network_of_plan(plan, named=network)
+    each = clusters if is_list(clusters) else [clusters]
+    return tuple(predict_network_plan(plan, network=own, cluster=cluster, **given) for cluster in each)
 
 
 def trained_otherwise(plan: Plan, *, precision: str | None = None, optimizer: str | None = None, zero: int | None = None) -> Plan:
