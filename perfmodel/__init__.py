@@ -44,7 +44,6 @@ _HOME: dict[str, tuple[str, ...]] = {
         "compare_plans",
         "explain_plan",
         "find_plans",
-        "import_graph",
         "predict",
         "run_plan",
         "validate_cases",
@@ -60,6 +59,9 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.parallel.serving.plan": ("ServingPlan",),
     "perfmodel.parallel.serving.prediction": ("ServingPrediction",),
     "perfmodel.workload.serving": ("ServingJob",),
+    "perfmodel.verbs.importing": ("import_graph",),
+    "perfmodel.verbs.training": ("estimate_run", "list_assumptions"),
+    "perfmodel.cost.training_run": ("TrainingRun",),
     "perfmodel.verbs.networks": ("predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

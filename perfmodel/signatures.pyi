@@ -9,11 +9,13 @@ from typing import Any, overload
 
 from perfmodel.cost.counts import Audit
 from perfmodel.cost.serving.boundness import OperatorRow
+from perfmodel.cost.training_run import TrainingRun as TrainingRun
 from perfmodel.fitting.result import FittedProfile
 from perfmodel.foundation.dtypes import Dtype as Dtype
 from perfmodel.foundation.errors import InputError as InputError, PerfModelError as PerfModelError, RunError as RunError
 from perfmodel.frameworks.engine import Engine as Engine
 from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.hardware.assumptions import Assumption
 from perfmodel.hardware.calibration import Calibration as Calibration
 from perfmodel.hardware.chip import Chip as Chip, MemoryTier as MemoryTier
 from perfmodel.hardware.cluster import Cluster as Cluster
@@ -445,17 +447,6 @@ def find_plans(
         order: Axes on the network, innermost first: tp-cp-dp_shard-dp_replicate-pp.
         dp: The whole data-parallel degree: dp-shard under ZeRO 1 to 3, else dp-replicate.
         fsdp: dp_shard N zero 3.
-    """
-
-def import_graph(
-    module: str | Callable[[], Any],
-    inputs: str | Sequence[str] = (),
-) -> ImportedGraph:
-    """The operators of any `torch.nn.Module` as named iteration spaces, found by `torch.export` under fake tensors.
-
-    module   `package.module:factory`, with literal arguments if need be (`torch.nn:Linear(8, 8)`), or a callable that makes the module;
-             a module that exists is taken as it is
-    inputs   what `forward` is called with: `tokens=int64[1,2048]`; without a name the next argument by position
     """
 
 @overload
@@ -1140,6 +1131,33 @@ def load_engine(
     name: str | Path | Engine = 'vllm',
 ) -> Engine:
     """A shipped engine by name, or a user's own by path, which is read again where its file changed."""
+
+def import_graph(
+    module: str | Callable[[], Any],
+    inputs: str | Sequence[str] = (),
+) -> ImportedGraph:
+    """The operators of any `torch.nn.Module` as named iteration spaces, found by `torch.export` under fake tensors.
+
+    module   `package.module:factory`, with literal arguments if need be (`torch.nn:Linear(8, 8)`), or a callable that makes the module;
+             a module that exists is taken as it is
+    inputs   what `forward` is called with: `tokens=int64[1,2048]`; without a name the next argument by position
+    """
+
+def estimate_run(
+    plan: Plan | str | Path | Prediction,
+    tokens: float | str,
+    *,
+    assume: Mapping[str, float | str] | None = None,
+) -> TrainingRun:
+    """Failures, checkpoints, goodput, energy, carbon and cost of training on some tokens with a plan.
+
+    plan     a plan, its file, or a prediction, whose step time is taken
+    tokens   a number, or a text such as "15T"
+    assume   values in place of those that `perfmodel assumptions` lists, also `location` and `price`: {"pue": 1.1, "location": "france"}
+    """
+
+def list_assumptions() -> tuple[Assumption, ...]:
+    """Constants of a whole training run, with their units and sources."""
 
 def predict_network_plan(
     plan: Plan | str | Path,

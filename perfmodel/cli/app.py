@@ -50,6 +50,7 @@ VERBS = {
     "networks": ("shard", "List the built-in networks of `shard`."),
     "profiles": ("known", "List execution profiles: what each framework does with a plan."),
     "engines": ("engines", "List serving engines and what each release runs."),
+    "assumptions": ("assumptions", "List constants of a whole training run, with sources."),
     "schema": ("schema", "Print the fields of a kind of input file, or its JSON Schema."),
     "calibrations": ("known", "List calibrations: what was measured and how well it fits."),
 }

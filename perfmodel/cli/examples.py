@@ -37,6 +37,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "networks": ("networks", "networks --json"),
     "profiles": ("profiles", "profiles megatron"),
     "engines": ("engines", "engines vllm --json"),
+    "assumptions": ("assumptions --sources", "assumptions --json"),
     "schema": ("schema chip", "schema profile --json"),
     "calibrations": ("calibrations", "calibrations h100"),
     "limits": (

@@ -47,7 +47,7 @@ def import_(
     Operators are recognised by name as iteration spaces over named dims; what is not recognised is listed, and counts as replicated.
     """
     from perfmodel.foundation.resources import check_can_be_written, write_atomically
-    from perfmodel.verbs.api import import_graph
+    from perfmodel.verbs.importing import import_graph
 
     if search is not None and search < 1:
         raise bad_field("search", search, "must be a whole number of at least 1", "write --search 32")

@@ -70,7 +70,14 @@ def read_template(name: str) -> str:
 
 
 def listed(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], *, sources: bool, title: str, right: Sequence[str] = (), fold: Sequence[str] = ()
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    sources: bool,
+    title: str,
+    right: Sequence[str] = (),
+    fold: Sequence[str] = (),
+    named: bool = True,
 ) -> Iterator[Block]:
     """A table whose last column is the source of each row: with `--sources` as a number in a list below."""
     marks = {source: f"[{number}]" for number, source in enumerate(dict.fromkeys(row[-1] for row in rows), 1)}
@@ -79,7 +86,7 @@ def listed(
     if sources:
         yield Text("\n".join(["sources", *(f"{mark} {' '.join(source.split())}" for source, mark in marks.items())]), apart=True)
     else:
-        yield Text("--sources prints the sources, a name everything about one", apart=True)
+        yield Text("--sources prints the sources" + (", a name everything about one" if named else ""), apart=True)
 
 
 def _chip_row(chip: Chip) -> tuple[str, ...]:

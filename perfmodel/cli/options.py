@@ -4,7 +4,7 @@ records (`cli/words.py`)."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -90,6 +90,13 @@ TimeLimit = Annotated[
 Tokens = Annotated[
     str, typer.Option("--tokens", metavar="COUNT", help="Tokens to train on, such as 15T: adds days, chip-hours and their price.")
 ]
+Assume = Annotated[
+    list[str],
+    typer.Option(
+        "--assume", metavar="NAME=VALUE", default_factory=list, show_default=False,
+        help="With --tokens: a constant of the whole run (`perfmodel assumptions`), location=NAME or price=USD_PER_CHIP_HOUR.",
+    ),
+]  # fmt: skip
 AnyFramework = Annotated[
     bool,
     typer.Option(
@@ -158,6 +165,17 @@ def parse_tokens(text: str) -> float:
     from perfmodel.foundation.values import token_count
 
     return token_count(text) if text else 0.0
+
+
+def parse_assumed(texts: Sequence[str], tokens: float) -> dict[str, str]:
+    """The constants of a run by name; they need its tokens."""
+    if texts and not tokens:
+        raise InputError("--assume: is for the whole run; give its tokens, as --tokens 15T")
+    pairs = [text.partition("=") for text in texts]
+    for name, equals, value in pairs:
+        if not (name and equals and value):
+            raise bad_field("assume", name, "has no value", "write NAME=VALUE, such as pue=1.1")
+    return {name: value for name, _, value in pairs}
 
 
 def only_one(values: list[str], field: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -21,6 +21,7 @@ from perfmodel.parallel.request import Request
 from perfmodel.report.document import Block, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
+    from perfmodel.cost.training_run import TrainingRun
     from perfmodel.parallel.prediction import NotPredicted, Prediction
     from perfmodel.planner.result import FittingChange
     from perfmodel.verbs.overrides import Change
@@ -48,6 +49,7 @@ def predict(
         typer.Option("--interval", help="Print the 80 % prediction interval of the step time, and its most sensitive parameters."),
     ] = False,
     tokens: options.Tokens = "",
+    assume: options.Assume,
     network: Annotated[
         str,
         typer.Option("--network", metavar="MODULE:FACTORY", help="For a plan of `shard`: the module to load."),
@@ -67,11 +69,19 @@ def predict(
     output = files.check(output)
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
     num_tokens = options.parse_tokens(tokens)
+    assumed = options.parse_assumed(assume, num_tokens)
     found = load_plan(plan) if plan else None
     if found is not None and found.assignment is not None:
         from perfmodel.cli.network_plan import predict_network_file
 
-        others = {"tokens": tokens, "plot": files.plot, "save": files.save, "csv": files.csv, "interval": interval or None}
+        others = {
+            "tokens": tokens,
+            "assume": assume,
+            "plot": files.plot,
+            "save": files.save,
+            "csv": files.csv,
+            "interval": interval or None,
+        }
         predict_network_file(found, asked, network=network, output=output, **others, **knobs[0].given())
         return
     if network:
@@ -84,12 +94,13 @@ def predict(
     predictions = [each.prediction for each in answers]
     _save_and_plot(predictions, files.save, files.plot)
     confidences = _confidences(answers, interval=interval)
+    runs = _runs(answers, tokens=num_tokens, assumed=assumed)
     if is_one:
         remedies = _remedies(answers[0], requests[0]) if output.form is not Form.CSV else ()
-        content = partial(_one_object, answers[0], tokens=num_tokens, confidences=confidences, remedies=remedies)
-        blocks = partial(_one_blocks, answers[0], tokens=num_tokens, confidences=confidences, remedies=remedies, output=output)
+        content = partial(_one_object, answers[0], runs=runs, tokens=num_tokens, confidences=confidences, remedies=remedies)
+        blocks = partial(_one_blocks, answers[0], runs=runs, confidences=confidences, remedies=remedies, output=output)
     else:
-        content = partial(_several_object, predictions, failures, tokens=num_tokens, confidences=confidences)
+        content = partial(_several_object, predictions, failures, runs=runs, tokens=num_tokens, confidences=confidences)
         varied = varied_knobs(knobs)
         blocks = partial(_several_blocks, predictions, failures, tokens=num_tokens, confidences=confidences, varied=varied)
     intervals = [bounds for bounds, _ in confidences]
@@ -113,6 +124,15 @@ def _confidences(answers: Sequence[Answer], *, interval: bool) -> list[Confidenc
     if len(settings) < len(answers) or not need_intervals(settings):
         return []
     return [(interval_in(each.setting, each.prediction.plan), ()) for each in answers]
+
+
+def _runs(answers: Sequence[Answer], *, tokens: float, assumed: Mapping[str, str]) -> list[TrainingRun]:
+    """The whole run of every answer where its tokens are given; none of a network."""
+    from perfmodel.verbs.training import run_in
+
+    if not tokens:
+        return []
+    return [run_in(each.setting, each.prediction, tokens, assumed) for each in answers]
 
 
 def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path | None) -> None:
@@ -139,11 +159,21 @@ def _remedies(answer: Answer, request: Request) -> tuple[FittingChange, ...]:
         return remedies_in(answer.setting, plan, memory_headroom=request.memory_headroom, risk=request.risk)
 
 
-def _one_object(answer: Answer, *, tokens: float, confidences: Sequence[Confidence], remedies: tuple[FittingChange, ...]) -> dict[str, Any]:
+def _one_object(
+    answer: Answer,
+    *,
+    runs: Sequence[TrainingRun],
+    tokens: float,
+    confidences: Sequence[Confidence],
+    remedies: tuple[FittingChange, ...],
+) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object, prediction_object
     from perfmodel.report.remedies import remedies_objects
+    from perfmodel.report.training_run import run_object
 
     prediction, content = answer.prediction, prediction_object(answer.prediction, tokens=tokens)
+    for run in runs:
+        content["run"] = run_object(run)
     for interval, named in confidences:
         content |= confidence_object(prediction, interval, named)
     if answer.changes:
@@ -154,16 +184,23 @@ def _one_object(answer: Answer, *, tokens: float, confidences: Sequence[Confiden
 
 
 def _one_blocks(
-    answer: Answer, *, tokens: float, confidences: Sequence[Confidence], remedies: tuple[FittingChange, ...], output: Output
+    answer: Answer,
+    *,
+    runs: Sequence[TrainingRun],
+    confidences: Sequence[Confidence],
+    remedies: tuple[FittingChange, ...],
+    output: Output,
 ) -> Iterator[Block]:
     from perfmodel.parallel.prediction import notes
     from perfmodel.report.predictions import confidence_lines, headline, memory_table, parts_table, sensitivity_table, verdict_line
     from perfmodel.report.remedies import NOTHING_HELPS, fitting_changes_table
+    from perfmodel.report.training_run import run_facts
 
     prediction = answer.prediction
     lines = [line for interval, _ in confidences for line in confidence_lines(prediction, interval)]
     changed = [("overrides" if i == 0 else "", text) for i, text in enumerate(_changes_lines(answer.changes))]
-    yield Facts(verdict_line(prediction), changed + headline(prediction, tokens=tokens, verbose=output.verbose) + lines)
+    yield Facts(verdict_line(prediction), changed + headline(prediction, verbose=output.verbose) + lines)
+    yield from map(run_facts, runs)
     yield parts_table(prediction)
     yield memory_table(prediction)
     yield from (sensitivity_table(named) for _, named in confidences if named)
@@ -190,11 +227,19 @@ def _text(value: object) -> str:
 
 
 def _several_object(
-    predictions: Sequence[Prediction], failures: Sequence[NotPredicted], *, tokens: float, confidences: Sequence[Confidence]
+    predictions: Sequence[Prediction],
+    failures: Sequence[NotPredicted],
+    *,
+    runs: Sequence[TrainingRun],
+    tokens: float,
+    confidences: Sequence[Confidence],
 ) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object, prediction_object
+    from perfmodel.report.training_run import run_object
 
     objects = [prediction_object(each, tokens=tokens) for each in predictions]
+    for content, run in zip(objects, runs, strict=bool(runs)):
+        content["run"] = run_object(run)
     for content, prediction, (interval, named) in zip(objects, predictions, confidences, strict=bool(confidences)):
         content |= confidence_object(prediction, interval, named)
     return {"predictions": objects, "not_predicted": [{**each.asked, "reason": each.reason} for each in failures]}

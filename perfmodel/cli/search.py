@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -25,6 +25,7 @@ from perfmodel.planner.ties import TIES
 from perfmodel.report.document import Block, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
+    from perfmodel.cost.training_run import TrainingRun
     from perfmodel.parallel.prediction import NotPredicted
     from perfmodel.planner.result import FittingChange, SearchResult
     from perfmodel.verbs.setting import Setting
@@ -72,6 +73,7 @@ def search(
     any_framework: options.AnyFramework = False,
     interval: Annotated[bool, typer.Option("--interval", help="Print the 80 % prediction interval of the step time of each plan.")] = False,
     tokens: options.Tokens = "",
+    assume: options.Assume,
     output: Output,
     files: options.Files,
 ) -> int:
@@ -90,6 +92,7 @@ def search(
     check_frameworks(only_runnable=only_runnable, any_framework=any_framework)
     near = options.parse_fraction(ranking.ties, "ties")
     num_tokens = options.parse_tokens(tokens)
+    run_of = _run_of(num_tokens, options.parse_assumed(assume, num_tokens))
     requests = make_requests(asked, spelled=flag)
     headroom, allowed = requests[0].memory_headroom, requests[0].risk
     if files.save is not None and len(requests) > 1:
@@ -124,9 +127,9 @@ def search(
         raise InputError(first_reasons(failures))
     written = _write(found, files.save, files.plot)
     document = Document(
-        content=lambda: _object(found, failures, tokens=num_tokens, interval=interval),
+        content=lambda: _object(found, failures, run_of=run_of, tokens=num_tokens, interval=interval),
         blocks=lambda: chain(
-            _blocks(found, failures, tokens=num_tokens, interval=interval, output=output),
+            _blocks(found, failures, run_of=run_of, tokens=num_tokens, interval=interval, output=output),
             replace(files, save=None, plot=None).written(output, **written),
         ),
         rows=lambda: _rows(found, tokens=num_tokens, interval=interval),
@@ -210,14 +213,29 @@ def _rows(found: list[tuple[Setting, SearchResult]], *, tokens: float, interval:
         yield from search_rows(result, tokens=tokens, interval_of=partial(interval_in, setting) if interval else None)
 
 
-def _object(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, tokens: float, interval: bool) -> dict[str, Any]:
+#: The whole run with the best plan of a search, where its tokens are given.
+RunOf: TypeAlias = "Callable[[Setting, SearchResult], list[TrainingRun]]"
+
+
+def _run_of(tokens: float, assumed: Mapping[str, str]) -> RunOf:
+    from perfmodel.verbs.training import run_in
+
+    return lambda setting, result: [run_in(setting, each, tokens, assumed) for each in result.plans[:1] if tokens]
+
+
+def _object(
+    found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, run_of: RunOf, tokens: float, interval: bool
+) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object
     from perfmodel.report.searches import search_object
+    from perfmodel.report.training_run import run_object
     from perfmodel.verbs.setting import interval_in, need_intervals
 
     objects = [search_object(result, tokens=tokens) for _, result in found]
     for place, (setting, result) in zip(objects, found, strict=True):
         place |= setting.described()
+        for run in run_of(setting, result):
+            place["run"] = run_object(run)
         if interval or need_intervals([setting]):
             for content, each in zip(place["plans"], result.plans, strict=True):
                 content |= confidence_object(each, interval_in(setting, each.plan), ())
@@ -226,10 +244,16 @@ def _object(found: list[tuple[Setting, SearchResult]], failures: list[NotPredict
 
 
 def _blocks(
-    found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, tokens: float, interval: bool, output: Output
+    found: list[tuple[Setting, SearchResult]],
+    failures: list[NotPredicted],
+    *,
+    run_of: RunOf,
+    tokens: float,
+    interval: bool,
+    output: Output,
 ) -> Iterator[Block]:
     if len(found) + len(failures) == 1:
-        yield from _one_blocks(*found[0], tokens=tokens, interval=interval, output=output)
+        yield from _one_blocks(*found[0], run_of=run_of, interval=interval, output=output)
         return
     from perfmodel.report.predictions import convention_lines, settings_table, settings_title
     from perfmodel.report.searches import search_line
@@ -259,7 +283,7 @@ def setting_words(setting: Setting) -> dict[str, str]:
 _SHOWN = ("job", "layers", "plan", "framework", "based on")
 
 
-def _one_blocks(setting: Setting, result: SearchResult, *, tokens: float, interval: bool, output: Output) -> Iterator[Block]:
+def _one_blocks(setting: Setting, result: SearchResult, *, run_of: RunOf, interval: bool, output: Output) -> Iterator[Block]:
     from perfmodel.report.predictions import confidence_lines, headline, job_line, parts_table, verdict_line
     from perfmodel.report.searches import (
         baselines_table,
@@ -270,18 +294,20 @@ def _one_blocks(setting: Setting, result: SearchResult, *, tokens: float, interv
         search_line,
         search_notes,
     )
+    from perfmodel.report.training_run import run_facts
     from perfmodel.verbs.setting import interval_in, need_intervals
 
     searched = ("search", ("interrupted; the best so far: " if result.interrupted else "") + search_line(result))
     if result.plans:
         best = result.plans[0]
-        facts = headline(best, tokens=tokens, verbose=output.verbose)
-        if not (output.verbose or tokens):
+        facts = headline(best, verbose=output.verbose)
+        if not output.verbose:
             facts = [fact for fact in facts if fact[0] in _SHOWN]
         if interval or need_intervals([setting]):
             facts += confidence_lines(best, interval_in(setting, best.plan))
         title = "The best plan" if str(result.objective) != "memory" else "The plan that needs the least memory"
         yield Facts(f"{title} {verdict_line(best)}", [*facts, searched])
+        yield from map(run_facts, run_of(setting, result))
         yield plans_table(result)
     else:
         yield Facts("No plan fits", [*([("job", job_line(result.least_memory[0].plan))] if result.least_memory else []), searched])

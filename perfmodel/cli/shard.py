@@ -307,7 +307,7 @@ def _by_pase_cost(network: str, chips: int, inputs: list[str], output: Output) -
     if ":" in network:
         from perfmodel.cli.import_ import strategy_blocks, strategy_object
         from perfmodel.planner.pase.imported import search_imported
-        from perfmodel.verbs.api import import_graph
+        from perfmodel.verbs.importing import import_graph
 
         graph = import_graph(network, inputs)
         strategy = search_imported(graph, chips)

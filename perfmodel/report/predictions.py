@@ -229,7 +229,7 @@ def comparison_verdict(names: Sequence[str], predictions: Sequence[Prediction]) 
     return verdict if is_one_job(predictions) else f"{verdict}; the plans run different jobs"
 
 
-def headline(prediction: Prediction, *, tokens: float = 0.0, verbose: bool = False) -> list[tuple[str, str]]:
+def headline(prediction: Prediction, *, verbose: bool = False) -> list[tuple[str, str]]:
     """The few lines that answer most questions: (name, value).
 
     verbose   also the order of the axes, the other conventions of utilisation and the basis of every part
@@ -251,12 +251,6 @@ def headline(prediction: Prediction, *, tokens: float = 0.0, verbose: bool = Fal
         ("memory", memory_line(prediction)),
         ("", f"{fits_text(prediction.fits_probability)}; 80 % interval {_between(prediction.memory_low, prediction.memory_high)}"),
     ]
-    if tokens:
-        days, chip_hours = training_time(prediction, tokens)
-        lines.append(("training", f"{format_count(tokens)} tokens take {days:,.1f} days, {format_count(chip_hours)} chip-hours"))
-        if prediction.price_per_hour:
-            cost, price = training_cost(prediction, tokens), prediction.price_per_hour
-            lines.append(("", f"{cost:,.0f} USD at {price:.2f} USD a chip-hour (indicative; see `perfmodel chips`)"))
     basis = rests_on_lines(prediction)
     return lines + [("based on" if i == 0 else "", line) for i, line in enumerate(basis if verbose else basis[:1])]
 

@@ -1,0 +1,34 @@
+"""`perfmodel assumptions`: constants of a whole training run, with their sources."""
+
+from __future__ import annotations
+
+from perfmodel.cli import options
+from perfmodel.cli.known import Sources, listed
+from perfmodel.cli.output import Output, show
+from perfmodel.cli.words import command
+from perfmodel.report.document import Document
+
+
+@command(output=options.PLAIN_OUTPUT)
+def assumptions(*, sources: Sources = False, output: Output) -> None:
+    """List constants of a whole training run: failures, checkpoints, power and carbon. `--tokens` uses them; step times do not.
+
+    `--assume NAME=VALUE` of predict and search replaces one.
+    """
+    from perfmodel.verbs.training import list_assumptions
+
+    known = list_assumptions()
+    rows = [
+        (each.name, f"{each.value:g}", f"{each.low:g} to {each.high:g}", "" if each.unit == "-" else each.unit, each.means, each.source)
+        for each in known
+    ]
+    table = listed(
+        ("assumption", "value", "published", "unit", "meaning", "source"),
+        rows,
+        sources=sources,
+        title="Constants of a whole run (--tokens)",
+        right=("value",),
+        fold=("meaning",),
+        named=False,
+    )
+    show(Document(content=lambda: {"assumptions": known}, blocks=lambda: table), output)

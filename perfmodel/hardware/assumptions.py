@@ -1,0 +1,99 @@
+"""Constants of a whole training run, each with its unit and source: `hardware_specs/assumptions.yaml`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field, suggest
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.resources import resource_dir
+
+#: Assumptions that are shares of a whole, above 0 and at most 1.
+_SHARES = ("spares_confidence", "power_utilization")
+#: Words of `with_given` beside the names of constants.
+LOCATION, PRICE = "location", "price"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """A constant, the spread of its published values, and where it is from. All three numbers are in `unit`."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    unit: str
+    means: str
+    provenance: str
+    date: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """The constants of a run by name.
+
+    by_location   grams of CO2 equivalents for each kWh [g/kWh]
+    price         of a chip-hour, where the user gives one; 0: that of the chip's price table [USD/h]
+    """
+
+    constants: Mapping[str, Assumption]
+    by_location: Mapping[str, float]
+    price: float = 0.0
+
+    def value(self, name: str) -> float:
+        return self.constants[name].value
+
+    def with_given(self, given: Mapping[str, float | str]) -> Assumptions:
+        """Return the assumptions with the user's values: names of constants, `location` and `price`."""
+        constants, price = dict(self.constants), self.price
+        for name, value in given.items():
+            field = f"assume {name}"
+            if name == LOCATION:
+                constants["carbon_intensity"] = self._at(str(value).lower())
+            elif name == PRICE:
+                price = _positive(value, field)
+            elif name in constants:
+                constants[name] = _replaced(constants[name], _positive(value, field))
+            else:
+                known = (*constants, LOCATION, PRICE)
+                raise InputError(f"assume={name}: is no assumption{suggest(name, known)}")
+        return Assumptions(constants=constants, by_location=self.by_location, price=price)
+
+    def _at(self, location: str) -> Assumption:
+        if location not in self.by_location:
+            known = ", ".join(self.by_location)
+            raise bad_field("assume location", location, "has no carbon intensity", f"use {known}, or --assume carbon_intensity=G_PER_KWH")
+        return _replaced(self.constants["carbon_intensity"], self.by_location[location], f"Ember, year 2023: {location}")
+
+
+def load_assumptions() -> Assumptions:
+    """Read the shipped constants."""
+    data = read_yaml(resource_dir("hardware_specs") / "assumptions.yaml")
+    by_location: Mapping[str, float] = data["carbon_intensity"].pop("by_location")
+    return Assumptions(constants={name: _read(name, entry) for name, entry in data.items()}, by_location=by_location)
+
+
+def _read(name: str, entry: Mapping[str, Any]) -> Assumption:
+    value, low, high = (float(entry[key]) for key in ("value", "low", "high"))
+    texts = {key: str(entry[key]) for key in ("unit", "means", "provenance", "date", "source")}
+    return Assumption(name=name, value=value, low=low, high=high, **texts)
+
+
+def _replaced(constant: Assumption, value: float, source: str = "given by the user") -> Assumption:
+    return replace(constant, value=value, low=value, high=value, provenance="given", source=source)
+
+
+def _positive(value: float | str, field: str) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise bad_field(field, value, "must be a number above 0", "write a number such as 1.2")
+    if field.removeprefix("assume ") in _SHARES and found > 1:
+        raise bad_field(field, value, "is a share of a whole, at most 1", "write a number such as 0.8")
+    return found

@@ -1,0 +1,58 @@
+"""A whole training run, for people and for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.foundation.units import format_bytes, format_count, format_time
+from perfmodel.report.document import Facts
+from perfmodel.report.table import percent
+
+if TYPE_CHECKING:
+    from perfmodel.cost.training_run import TrainingRun
+
+_JOULES_OF_A_MEGAWATT_HOUR, _KILOGRAMS_OF_A_TONNE = 3.6e9, 1e3
+
+
+def run_object(run: TrainingRun) -> dict[str, Any]:
+    """Return the fields of `run` in `--json`: SI units, days and hours as their names say; null where nothing is known."""
+    content = dataclasses.asdict(run)
+    unknown = [name for name in ("energy", "carbon", "cost") if not content[name]]
+    return content | dict.fromkeys(unknown)
+
+
+def run_facts(run: TrainingRun) -> Facts:
+    """Return the block "The whole run"."""
+    lines = [
+        (
+            "time",
+            f"{run.days:,.1f} days of steps, {run.wall_days:,.1f} days with failures and checkpoints (goodput {percent(run.goodput)})",
+        ),
+        ("chips", f"{format_count(run.chip_hours)} chip-hours; {_counted(run.spare_nodes, 'spare node')} for a week of failures"),
+        ("failures", f"{run.failures:,.0f} expected, one in {_long(run.mtbf)}; {_long(run.restart_time)} to restart"),
+        (
+            "checkpoint",
+            f"{format_bytes(run.checkpoint_bytes)} every {_long(run.checkpoint_interval)}; training stands still for "
+            f"{format_time(run.checkpoint_stall)}, written in {_long(run.checkpoint_write)}",
+        ),
+    ]
+    if run.energy:
+        energy, carbon = run.energy / _JOULES_OF_A_MEGAWATT_HOUR, run.carbon / _KILOGRAMS_OF_A_TONNE
+        lines.append(("energy", f"{energy:,.0f} MWh, {carbon:,.0f} t CO2e"))
+    if run.cost:
+        lines.append(("cost", f"{run.cost:,.0f} USD at {run.cost / run.chip_hours:.2f} USD a chip-hour"))
+    lines.append(("based on", "`perfmodel assumptions`; --assume NAME=VALUE replaces one"))
+    return Facts(f"The whole run, {format_count(run.tokens)} tokens", lines)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _long(seconds: float) -> str:
+    """A time in the largest of days, hours and minutes that it has; below two minutes in seconds."""
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2.0 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return format_time(seconds)
