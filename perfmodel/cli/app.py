@@ -45,6 +45,7 @@ VERBS = {
     "shard": ("shard", "Search the best sharding of every operator of a network."),
     "import": ("import_", "Read any torch module as a graph of operators."),
     "chips": ("known", "List chips: FLOP rates and memory, with sources."),
+    "chip": ("known", "Make a chip from technology and budgets."),
     "clusters": ("known", "List clusters: chip, node and network."),
     "models": ("known", "List models: shape and number of parameters."),
     "networks": ("shard", "List the built-in networks of `shard`."),

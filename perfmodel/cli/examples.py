@@ -32,6 +32,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         'import mynets:make_net --inputs "x=float32[64,3,224,224]" --search 32 --save graph.json',
     ),
     "chips": ("chips", "chips --json"),
+    "chip": ("chip --from a100-spec", "chip --from mine.yaml --save chip.yaml"),
     "clusters": ("clusters", "clusters dgx-h100"),
     "models": ("models", "models llama-3-8b"),
     "networks": ("networks", "networks --json"),

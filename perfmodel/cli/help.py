@@ -12,7 +12,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Serving": ("serve",),
     "Run and measure": ("demo", "calibrate", "run", "audit", "fit", "validate"),
     "Networks and modules": ("shard", "import", "networks"),
-    "Reference data": ("models", "chips", "clusters", "profiles", "engines", "calibrations", "schema"),
+    "Reference data": ("models", "chips", "chip", "clusters", "profiles", "engines", "calibrations", "schema"),
 }
 
 #: The commands that most users need first.
