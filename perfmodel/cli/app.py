@@ -34,6 +34,7 @@ VERBS = {
     "search": ("search", "Search the fastest parallel plans of a training job."),
     "serve": ("serve", "Predict latency and throughput of a service, or search its best plan."),
     "limits": ("limits", "Find the largest batch, the longest sequence and the fewest chips."),
+    "explore": ("explore", "Vary hardware, technology, model, job or plan; rank what matters."),
     "explain": ("explain", "Explain where a plan's time goes, and why not another plan."),
     "compare": ("explain", "Compare plans side by side."),
     "run": ("run", "Run a plan with torch and compare it with its prediction."),

@@ -274,6 +274,22 @@ def format_power(power: float) -> str:
     return _with_prefix(power, _POWER_STEPS)
 
 
+def format_quantity(value: float, kind: str) -> str:
+    """Three digits of a quantity of this kind, in the unit that tables use."""
+    steps = {
+        QuantityKind.TIME: _TIME_STEPS,
+        QuantityKind.BYTES: _BINARY_BYTE_STEPS,
+        QuantityKind.BANDWIDTH: _BANDWIDTH_STEPS,
+        QuantityKind.FLOP_RATE: _FLOP_RATE_STEPS,
+        QuantityKind.POWER: _POWER_STEPS,
+        QuantityKind.COUNT: _COUNT_STEPS,
+        QuantityKind.AREA: ((1e-6, "mm2"),),
+        QuantityKind.LENGTH: ((1e-3, "mm"),),
+        QuantityKind.CLOCK: ((1e9, "GHz"), (1e6, "MHz")),
+    }
+    return _with_prefix(value, steps.get(QuantityKind(kind), ((1.0, SI_UNITS[kind]),)))
+
+
 def format_count(count: float) -> str:
     """Three digits: 8.03B parameters."""
     return _with_prefix(count, _COUNT_STEPS).replace(" ", "")

@@ -103,9 +103,7 @@ def _with_units(parts: Mapping[str, float], units: float, budget: float) -> dict
 
 def _named(entries: Mapping[str, Entry], name: str, field: str) -> Entry:
     if name not in entries:
-        raise bad_field(
-            field, name, f"there is no data{suggest(name, entries)}", f"use {', '.join(entries)}, or add it to a technology file"
-        )
+        raise bad_field(field, name, "there is no data", f"{suggest(name, entries)[2:]} (a technology file adds others)")
     return entries[name]
 
 

@@ -279,8 +279,7 @@ def load_chip_spec(name_or_path: str | Path) -> ChipSpec:
     if text in list_chip_specs():
         return chip_spec(read_yaml(resource_dir("hardware_specs") / "chip_specs" / f"{text}.yaml"), where=text)
     if not isinstance(name_or_path, Path) and not is_path(text):
-        known = list_chip_specs()
-        raise InputError(f"spec={text}: unknown specification{suggest(text, known)}; use {', '.join(known)}, or the path of a file")
+        raise InputError(f"spec={text}: unknown specification{suggest(text, list_chip_specs())} (a path works too)")
     return chip_spec(read_yaml(name_or_path), where=text)
 
 
