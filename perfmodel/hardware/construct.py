@@ -159,9 +159,10 @@ def _chip(
 ) -> Chip:
     capacity = stacks * (spec.memory.stack_capacity or memory.stack_capacity) - spec.memory.reserved_capacity
     up, out, host = (link for _, link in links)
+    domain = spec.scale_up.size or spec.chips_per_node
     tiers = (
-        _tier("scale_up", spec.scale_up, up, spec.scale_up.size or spec.chips_per_node, spec.scale_up.topology),
-        _tier("fabric", spec.scale_out, out, spec.scale_out.size or MAX_SCALE_OUT_CHIPS, Topology.FAT_TREE),
+        _tier("scale_up", spec.scale_up, up, domain, spec.scale_up.topology),
+        _tier("fabric", spec.scale_out, out, spec.scale_out.size or -(-MAX_SCALE_OUT_CHIPS // domain) * domain, Topology.FAT_TREE),
     )
     return Chip(
         name=spec.name,

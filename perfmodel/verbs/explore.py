@@ -342,7 +342,8 @@ def _changes(system: System, last: Cluster, precision: str | None) -> Iterator[_
     def scaled_up(at: Cluster) -> Cluster:
         inner = [tier for tier in last.tiers if not last.is_scale_out(tier)]
         outer = [tier for tier in first.tiers if first.is_scale_out(tier)]
-        fabric = [replace(tier, size=max(tier.size, inner[-1].size if inner else 1)) for tier in outer]
+        domain = inner[-1].size if inner else 1
+        fabric = [replace(tier, size=-(-tier.size // domain) * domain) for tier in outer]
         return replace(at, tiers=(*inner, *fabric), chips_per_node=last.chips_per_node)
 
     yield (
