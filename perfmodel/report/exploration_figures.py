@@ -55,7 +55,7 @@ def exploration_figure(found: Exploration) -> Figure:
             floor = [low + height for low, height in zip(floor, heights, strict=True)]
         places[1].set(ylabel="share of the time", xlabel=found.axes[0].name)
         places[1].tick_params(axis="x", labelrotation=45, labelsize=7)
-        places[1].legend(fontsize=8)
+        places[1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     return figure
 
 
@@ -117,6 +117,7 @@ def waterfall_figure(found: Waterfall) -> Figure:
     axes.set_xticks(range(len(names)), names, rotation=30, fontsize=8)
     axes.set_yscale("log")
     plain_numbers(axes.yaxis)
+    axes.set_ylim(0.9 * min(speeds), 1.15 * max(speeds))
     axes.set(ylabel=f"speed, {found.start} = 1", title=f"{job_text(found.prediction)}\n{time_text(found.metric, found.time)} at first")
     axes.title.set_fontsize(9)
     return figure

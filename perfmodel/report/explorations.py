@@ -173,10 +173,14 @@ def waterfall_object(found: Waterfall) -> dict[str, Any]:
 def waterfall_table(found: Waterfall) -> Table:
     """One line for each change, in order."""
     rows = [(f"{found.start}", "", time_text(found.metric, found.time), "", "", _plan(found.prediction))]
-    for rung in found.rungs:
+    plans = [_plan(found.prediction), *(_plan(rung.prediction) for rung in found.rungs)]
+    for rung, old, plan in zip(found.rungs, plans, plans[1:], strict=False):
         change = rung.before if rung.before == rung.after else f"{rung.before} to {rung.after}"
+        plan = "as before" if plan == old else plan
         new = "" if math.isnan(rung.plan_factor) else f"{rung.plan_factor:.2f}x"
-        rows.append((rung.change, change, time_text(found.metric, rung.time), f"{rung.factor:.2f}x", new, _plan(rung.prediction)))
+        rows.append(
+            (rung.change, change, time_text(found.metric, rung.time), f"{rung.factor:.2f}x", new, "as before" if plan == old else plan)
+        )
     rows.append(("total", f"{found.start} to {found.end}", time_text(found.metric, found.rungs[-1].time), f"{found.total:.2f}x", "", ""))
     return Table(
         title=f"{job_text(found.prediction)}; from {found.start} to {found.end}",
