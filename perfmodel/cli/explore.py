@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from perfmodel.parallel.request import Request
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.report.document import Block, Document, Notes, Text
 
+if TYPE_CHECKING:
+    from perfmodel.planner.exploration import Exploration, Sensitivities, Waterfall
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class WaysWords:
@@ -33,7 +36,9 @@ class WaysWords:
     start: str = word("With --to: the first cluster or chip", metavar="NAME|PATH", option="from", default="")
     to: str = word("The last cluster or chip, reached one change at a time", metavar="NAME|PATH", default="")
     to_precision: str | None = word("With --to: the precision (of a service: quantization) there", metavar="NAME")
-    metric: str | None = word("Of a service: tpot, ttft, latency or throughput", otherwise="tpot if left out", metavar="NAME")
+    metric: str | None = word(
+        "Of a service: tpot, ttft, latency or throughput", otherwise="tpot, with --to throughput, if left out", metavar="NAME"
+    )
 
 
 #: Words of a service that training has not, and no option twice.
@@ -100,10 +105,7 @@ def _explore(words: dict[str, Any], files: options.Files, progress: Progress) ->
     from perfmodel.verbs.explore import explore as explored
 
     found = explored(**words, progress=progress.share)
-    if files.plot is not None:
-        from perfmodel.report.exploration_figures import plot_exploration
-
-        plot_exploration(found, files.plot)
+    _draw(found, files)
 
     def blocks() -> Iterator[Block]:
         yield exploration_table(found)
@@ -113,15 +115,19 @@ def _explore(words: dict[str, Any], files: options.Files, progress: Progress) ->
     return Document(content=lambda: exploration_object(found), blocks=blocks, rows=lambda: exploration_rows(found))
 
 
+def _draw(found: Exploration | Sensitivities | Waterfall, files: options.Files) -> None:
+    if files.plot is not None:
+        from perfmodel.report.exploration_figures import plot
+
+        plot(found, files.plot)
+
+
 def _sensitivity(words: dict[str, Any], files: options.Files) -> Document:
     from perfmodel.report.explorations import sensitivities_object, sensitivities_table
     from perfmodel.verbs.explore import explore_sensitivity
 
     found = explore_sensitivity(**words)
-    if files.plot is not None:
-        from perfmodel.report.exploration_figures import plot_sensitivities
-
-        plot_sensitivities(found, files.plot)
+    _draw(found, files)
     return Document(content=lambda: sensitivities_object(found), blocks=lambda: [sensitivities_table(found)])
 
 
@@ -130,8 +136,5 @@ def _waterfall(words: dict[str, Any], files: options.Files, progress: Progress) 
     from perfmodel.verbs.explore import explore_waterfall
 
     found = explore_waterfall(**words, progress=progress.share)
-    if files.plot is not None:
-        from perfmodel.report.exploration_figures import plot_waterfall
-
-        plot_waterfall(found, files.plot)
+    _draw(found, files)
     return Document(content=lambda: waterfall_object(found), blocks=lambda: [waterfall_table(found)])

@@ -22,19 +22,13 @@ _LEAST_CELLS = 4
 """Values of each of two numeric axes above which they are drawn as a heat map."""
 
 
-def plot_exploration(found: Exploration, path: Path) -> None:
-    """Curves along the last axis, a heat map of two long axes, and the shares of the time where there are any."""
-    write_figure(exploration_figure(found), path)
-
-
-def plot_sensitivities(found: Sensitivities, path: Path) -> None:
-    """A tornado chart: the change of the time for each number larger and smaller."""
-    write_figure(tornado_figure(found), path)
-
-
-def plot_waterfall(found: Waterfall, path: Path) -> None:
-    """The speed after each change, as steps on a logarithmic axis."""
-    write_figure(waterfall_figure(found), path)
+def plot(found: Exploration | Sensitivities | Waterfall, path: Path) -> None:
+    """Curves or a heat map along axes, a tornado chart of elasticities, or the steps of a waterfall."""
+    if isinstance(found, Exploration):
+        figure = exploration_figure(found)
+    else:
+        figure = tornado_figure(found) if isinstance(found, Sensitivities) else waterfall_figure(found)
+    write_figure(figure, path)
 
 
 def exploration_figure(found: Exploration) -> Figure:

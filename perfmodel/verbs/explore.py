@@ -323,65 +323,39 @@ _Change = tuple[str, str, str, Callable[[System], System]]
 
 def _changes(system: System, last: Cluster, precision: str | None) -> Iterator[_Change]:
     """Yield name, before, after, and the change of each rung. Rungs that change nothing are there too, as factors of 1."""
-    first = system.cluster
-    one, two = first.chip, last.chip
-    of_job = "quantization" if system.is_service else "precision"
+    first, two, given = system.cluster, last.chip, system.asked.calibration
+    there = replace(system, cluster=last)
+    known, others = hardware_axes(system), hardware_axes(there)
 
     def named(axis: str) -> tuple[str, str]:
-        there = replace(system, cluster=last)
-        shown = [
-            Axis(name=axis, values=(), kind=each[axis].kind).text(each[axis].get(at)) if axis in each else "none"
-            for at in (system, there)
-            for each in (hardware_axes(at),)
-        ]
-        return shown[0], shown[1]
+        fields = ((known.get(axis), system), (others.get(axis), there))
+        one, other = (Axis(name=axis, values=(), kind=each.kind).text(each.get(at)) if each else "none" for each, at in fields)
+        return one, other
 
-    def with_cluster(change: Callable[[Cluster], Cluster]) -> Callable[[System], System]:
-        return lambda at: replace(at, cluster=change(at.cluster))
+    def with_chip(**fields: Any) -> Callable[[System], System]:
+        return lambda at: replace(at, cluster=replace(at.cluster, chip=replace(at.cluster.chip, **fields)))
 
-    def scaled_up(at: Cluster) -> Cluster:
-        inner = [tier for tier in last.tiers if not last.is_scale_out(tier)]
-        outer = [tier for tier in first.tiers if first.is_scale_out(tier)]
+    def scaled_up(at: System) -> System:
+        inner = tuple(tier for tier in last.tiers if not last.is_scale_out(tier))
         domain = inner[-1].size if inner else 1
-        fabric = [replace(tier, size=-(-tier.size // domain) * domain) for tier in outer]
-        return replace(at, tiers=(*inner, *fabric), chips_per_node=last.chips_per_node)
+        fabric = (replace(tier, size=-(-tier.size // domain) * domain) for tier in first.tiers if first.is_scale_out(tier))
+        return replace(at, cluster=replace(at.cluster, tiers=(*inner, *fabric), chips_per_node=last.chips_per_node))
 
-    yield (
-        "peak rate",
-        *named("chip.peak_flop_rate"),
-        with_cluster(
-            lambda at: replace(
-                at,
-                chip=replace(
-                    at.chip,
-                    peak_flop_rate=two.peak_flop_rate,
-                    compute_units=two.compute_units,
-                    any_operand_order=two.any_operand_order,
-                ),
-            )
-        ),
-    )
+    def scaled_out(at: System) -> System:
+        return replace(at, cluster=replace(at.cluster, tiers=last.tiers, chips_per_node=last.chips_per_node))
+
+    rates = {name: getattr(two, name) for name in ("peak_flop_rate", "compute_units", "any_operand_order")}
+    yield "peak rate", *named("chip.peak_flop_rate"), with_chip(**rates)
     if precision is not None:
+        of_job = "quantization" if system.is_service else "precision"
         before = getattr(system.asked, of_job) or ("as published" if system.is_service else "bf16-mixed")
         yield "number format", str(before), precision, lambda at: _at(at, **{of_job: precision})
-    yield (
-        "memory bandwidth",
-        *named("chip.memory.bandwidth"),
-        with_cluster(lambda at: replace(at, chip=replace(at.chip, memory=replace(at.chip.memory, bandwidth=two.memory.bandwidth)))),
-    )
-    yield (
-        "memory capacity",
-        *named("chip.memory.capacity"),
-        with_cluster(lambda at: replace(at, chip=replace(at.chip, memory=two.memory))),
-    )
-    yield "scale-up", *named("network.scale_up.bandwidth"), with_cluster(scaled_up)
-    yield (
-        "scale-out",
-        *named("network.scale_out.bandwidth"),
-        with_cluster(lambda at: replace(at, tiers=last.tiers, chips_per_node=last.chips_per_node)),
-    )
-    given = system.asked.calibration
-    yield "rest", one.name, two.name, lambda at: _at(replace(at, cluster=last), calibration=given)
+    memory = replace(first.chip.memory, bandwidth=two.memory.bandwidth)
+    yield "memory bandwidth", *named("chip.memory.bandwidth"), with_chip(memory=memory)
+    yield "memory capacity", *named("chip.memory.capacity"), with_chip(memory=two.memory)
+    yield "scale-up", *named("network.scale_up.bandwidth"), scaled_up
+    yield "scale-out", *named("network.scale_out.bandwidth"), scaled_out
+    yield "rest", first.chip.name, two.name, lambda at: _at(replace(at, cluster=last), calibration=given)
 
 
 def _kept_time(case: SystemPredictor, system: System, plan: Plan | ServingPlan | None) -> float:
