@@ -51,6 +51,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.workload.graph": ("Graph", "Operator"),
     "perfmodel.workload.networks": ("list_networks", "load_network"),
     "perfmodel.verbs.fitting": ("fit_runs",),
+    "perfmodel.verbs.explore": ("explore", "explore_sensitivity", "explore_waterfall"),
     "perfmodel.verbs.limits": ("find_limits",),
     "perfmodel.verbs.rows": ("prediction_rows",),
     "perfmodel.verbs.serving": ("find_serving", "serve", "serve_operators"),

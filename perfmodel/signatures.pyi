@@ -29,6 +29,7 @@ from perfmodel.parallel.results import Comparison as Comparison, Measurement as 
 from perfmodel.parallel.serving.plan import ServingPlan as ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction as ServingPrediction
 from perfmodel.planner.explain import Explanation
+from perfmodel.planner.exploration import Exploration, Sensitivities, Waterfall
 from perfmodel.planner.per_operator.pipeline import PipelineSearch
 from perfmodel.planner.result import SearchResult
 from perfmodel.planner.serving.result import ServingSearchResult
@@ -84,7 +85,10 @@ def load_calibration(
 def load_chip(
     name_or_path: str | Path,
 ) -> Chip:
-    """A shipped chip by its name or the start of it (`h20` for `h20-96gb`), or any chip file by its path."""
+    """A shipped chip by its name or the start of it (`h20` for `h20-96gb`), or any chip file by its path.
+
+    A specification of a chip (technology and budgets) is made into the chip.
+    """
 
 def load_cluster(
     name_or_path: str | Path,
@@ -764,6 +768,400 @@ def fit_runs(
         recompute: none, selective or full.
         sequence_parallel: Shard the residual stream over tp.
         attention: flash or unfused; the profile's if left out.
+    """
+
+def explore(
+    *,
+    model: str | Path | TransformerConfig | None = None,
+    cluster: str | Path | Cluster | None = None,
+    chips: int | str | None = None,
+    nodes: int | str | None = None,
+    global_batch: int | str | None = None,
+    batch_tokens: int | str | None = None,
+    seq_len: int | str | None = None,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    routing: str | Routing | Sequence[Sequence[int]] | Path | None = None,
+    capacity_factor: float | str | None = None,
+    train: str | Training | None = None,
+    profile: str | Path | ExecutionProfile | None = None,
+    settings: Mapping[str, bool | float | str] | None = None,
+    cp_form: str | None = None,
+    offload: Sequence[str] | str | None = None,
+    calibration: str | Path | Calibration | None = None,
+    memory_headroom: float | str | None = None,
+    risk: float | str | None = None,
+    pp: int | None = None,
+    dp_replicate: int | None = None,
+    dp_shard: int | None = None,
+    cp: int | None = None,
+    tp: int | None = None,
+    ep: int | None = None,
+    etp: int | None = None,
+    dispatcher: str | None = None,
+    zero: int | None = None,
+    rules: str | Path | RuleSet | None = None,
+    sequence_parallel: bool | None = None,
+    micro_batch: int | None = None,
+    schedule: str | None = None,
+    virtual_stages: int | None = None,
+    recompute: str | None = None,
+    recompute_modules: Sequence[str] | str | None = None,
+    attention: str | None = None,
+    order: Sequence[str] | str | None = None,
+    dp: int | None = None,
+    fsdp: int | None = None,
+    input_len: int | str | Lengths | None = None,
+    output_len: int | str | Lengths | None = None,
+    concurrency: int | str | None = None,
+    rate: float | str | None = None,
+    prefix_hit: float | str | None = None,
+    engine: str | Path | Engine | None = None,
+    quantization: str | Quantization | None = None,
+    kv_precision: str | Dtype | None = None,
+    draft_tokens: int | None = None,
+    acceptance: float | str | None = None,
+    draft_model: str | Path | TransformerConfig | None = None,
+    attention_dp: int | None = None,
+    dcp: int | None = None,
+    pcp: int | None = None,
+    replicas: int | None = None,
+    max_batch: int | str | None = None,
+    max_tokens: int | str | None = None,
+    price: float | str | None = None,
+    vary: Sequence[str] | str,
+    points: int | None = None,
+    search: bool = False,
+    shares: bool = False,
+    metric: str = 'tpot',
+    progress: Callable[[float], object] | None = None,
+) -> Exploration:
+    """Predict every combination of the values of axes: of training, or with input_len of a service.
+
+    vary      axes such as "chip.memory.bandwidth=1..8TB/s", "technology.logic=n7,n5,n3", "job.seq_len=4k..64k", "plan.tp=1,2,4,8"
+    points    values of a range; None: 8, whole numbers double
+    search    search the best plan at each point, with the given knobs held; else the knobs describe the plan
+    shares    also the shares of the time that compute, memory and network bound
+    metric    of a service: tpot, ttft, latency or throughput; the time of a search is the metric's
+    progress  called with the share that is done
+
+    Args:
+        model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
+        cluster: A cluster's name (`perfmodel clusters`) or file.
+        chips: Chips to use.
+        nodes: In place of chips: nodes of the cluster.
+        global_batch: Sequences in a step, on all chips together.
+        batch_tokens: In place of global_batch: tokens in a step, such as 4M (4194304).
+        seq_len: Tokens in a sequence, such as 8k (8192).
+        precision: fp32, bf16-mixed, fp16-mixed, bf16, or products in fewer bits: fp8-delayed, fp8-current, fp8-block, mxfp8, nvfp4; bf16-mixed if left out.
+        optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.
+        routing: How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: a row for each rank of ep, a number for each expert); balanced if left out.
+        capacity_factor: Rows that an expert has room for, over the mean; the rest is dropped; none is dropped if left out.
+        train: What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8); full if left out.
+        profile: The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile; generic, the mean of those known, if left out.
+        settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
+        cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
+        offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
+        memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
+        risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
+        pp: Pipeline-parallel degree.
+        dp_replicate: Data-parallel replicas.
+        dp_shard: Data-parallel ranks that shard (FSDP; see zero).
+        cp: Context-parallel degree.
+        tp: Tensor-parallel degree.
+        ep: Expert-parallel degree: ranks that split the experts.
+        etp: Tensor-parallel degree inside an expert; 1 with ep, else tp.
+        dispatcher: How tokens reach experts: alltoall, allgather or flex (once to each node and rank: DeepEP, HybridEP).
+        zero: ZeRO stage; 3 is FSDP.
+        rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
+        sequence_parallel: Shard the residual stream over tp.
+        micro_batch: Sequences of a rank in one pass.
+        schedule: gpipe, 1f1b or interleaved.
+        virtual_stages: Model chunks of a pipeline rank (interleaved).
+        recompute: none, selective or full.
+        recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
+        attention: flash or unfused; the profile's if left out.
+        order: Axes on the network, innermost first: tp-cp-dp_shard-dp_replicate-pp.
+        dp: The whole data-parallel degree: dp-shard under ZeRO 1 to 3, else dp-replicate.
+        fsdp: dp_shard N zero 3.
+        input_len: Tokens of a prompt, such as 1k, or 800:1024 where they vary evenly.
+        output_len: Tokens of an answer, as input_len.
+        concurrency: Requests in flight, of all replicas together; each answer is followed by the next request.
+        rate: In place of concurrency: requests a second, whenever they come.
+        prefix_hit: Share of a prompt's tokens that the cache holds already.
+        engine: The serving engine that is assumed: vllm, sglang, tensorrt-llm, or a file; vllm if left out.
+        quantization: Format of weights: bf16, fp16, fp8, fp8-block, fp8-weights, int8, int8-weights, w4a16, w4a8, mxfp4, nvfp4, nvfp4-weights; as the model is published if left out.
+        kv_precision: Format of the cache: bf16, fp16 or fp8; bf16 if left out.
+        draft_tokens: Tokens drafted a step (speculative decoding).
+        acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
+        draft_model: The model that drafts; the model's own module for further tokens if left out.
+        attention_dp: Attention ranks of a replica that have sequences of their own (data-parallel attention).
+        dcp: Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole.
+        pcp: Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag.
+        replicas: Independent copies; all chips if left out.
+        max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
+        max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
+        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+    """
+
+def explore_sensitivity(
+    *,
+    model: str | Path | TransformerConfig | None = None,
+    cluster: str | Path | Cluster | None = None,
+    chips: int | str | None = None,
+    nodes: int | str | None = None,
+    global_batch: int | str | None = None,
+    batch_tokens: int | str | None = None,
+    seq_len: int | str | None = None,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    routing: str | Routing | Sequence[Sequence[int]] | Path | None = None,
+    capacity_factor: float | str | None = None,
+    train: str | Training | None = None,
+    profile: str | Path | ExecutionProfile | None = None,
+    settings: Mapping[str, bool | float | str] | None = None,
+    cp_form: str | None = None,
+    offload: Sequence[str] | str | None = None,
+    calibration: str | Path | Calibration | None = None,
+    memory_headroom: float | str | None = None,
+    risk: float | str | None = None,
+    pp: int | None = None,
+    dp_replicate: int | None = None,
+    dp_shard: int | None = None,
+    cp: int | None = None,
+    tp: int | None = None,
+    ep: int | None = None,
+    etp: int | None = None,
+    dispatcher: str | None = None,
+    zero: int | None = None,
+    rules: str | Path | RuleSet | None = None,
+    sequence_parallel: bool | None = None,
+    micro_batch: int | None = None,
+    schedule: str | None = None,
+    virtual_stages: int | None = None,
+    recompute: str | None = None,
+    recompute_modules: Sequence[str] | str | None = None,
+    attention: str | None = None,
+    order: Sequence[str] | str | None = None,
+    dp: int | None = None,
+    fsdp: int | None = None,
+    input_len: int | str | Lengths | None = None,
+    output_len: int | str | Lengths | None = None,
+    concurrency: int | str | None = None,
+    rate: float | str | None = None,
+    prefix_hit: float | str | None = None,
+    engine: str | Path | Engine | None = None,
+    quantization: str | Quantization | None = None,
+    kv_precision: str | Dtype | None = None,
+    draft_tokens: int | None = None,
+    acceptance: float | str | None = None,
+    draft_model: str | Path | TransformerConfig | None = None,
+    attention_dp: int | None = None,
+    dcp: int | None = None,
+    pcp: int | None = None,
+    replicas: int | None = None,
+    max_batch: int | str | None = None,
+    max_tokens: int | str | None = None,
+    price: float | str | None = None,
+    search: bool = False,
+    metric: str = 'tpot',
+) -> Sensitivities:
+    """Elasticity of the step time, or of a service's metric, to every number of the chip and its network, the plan held.
+
+    search   the plan is the best one of the system as it is; else the knobs describe it
+    metric   of a service: tpot, ttft, latency or throughput
+
+    Args:
+        model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
+        cluster: A cluster's name (`perfmodel clusters`) or file.
+        chips: Chips to use.
+        nodes: In place of chips: nodes of the cluster.
+        global_batch: Sequences in a step, on all chips together.
+        batch_tokens: In place of global_batch: tokens in a step, such as 4M (4194304).
+        seq_len: Tokens in a sequence, such as 8k (8192).
+        precision: fp32, bf16-mixed, fp16-mixed, bf16, or products in fewer bits: fp8-delayed, fp8-current, fp8-block, mxfp8, nvfp4; bf16-mixed if left out.
+        optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.
+        routing: How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: a row for each rank of ep, a number for each expert); balanced if left out.
+        capacity_factor: Rows that an expert has room for, over the mean; the rest is dropped; none is dropped if left out.
+        train: What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8); full if left out.
+        profile: The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile; generic, the mean of those known, if left out.
+        settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
+        cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
+        offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
+        memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
+        risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
+        pp: Pipeline-parallel degree.
+        dp_replicate: Data-parallel replicas.
+        dp_shard: Data-parallel ranks that shard (FSDP; see zero).
+        cp: Context-parallel degree.
+        tp: Tensor-parallel degree.
+        ep: Expert-parallel degree: ranks that split the experts.
+        etp: Tensor-parallel degree inside an expert; 1 with ep, else tp.
+        dispatcher: How tokens reach experts: alltoall, allgather or flex (once to each node and rank: DeepEP, HybridEP).
+        zero: ZeRO stage; 3 is FSDP.
+        rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
+        sequence_parallel: Shard the residual stream over tp.
+        micro_batch: Sequences of a rank in one pass.
+        schedule: gpipe, 1f1b or interleaved.
+        virtual_stages: Model chunks of a pipeline rank (interleaved).
+        recompute: none, selective or full.
+        recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
+        attention: flash or unfused; the profile's if left out.
+        order: Axes on the network, innermost first: tp-cp-dp_shard-dp_replicate-pp.
+        dp: The whole data-parallel degree: dp-shard under ZeRO 1 to 3, else dp-replicate.
+        fsdp: dp_shard N zero 3.
+        input_len: Tokens of a prompt, such as 1k, or 800:1024 where they vary evenly.
+        output_len: Tokens of an answer, as input_len.
+        concurrency: Requests in flight, of all replicas together; each answer is followed by the next request.
+        rate: In place of concurrency: requests a second, whenever they come.
+        prefix_hit: Share of a prompt's tokens that the cache holds already.
+        engine: The serving engine that is assumed: vllm, sglang, tensorrt-llm, or a file; vllm if left out.
+        quantization: Format of weights: bf16, fp16, fp8, fp8-block, fp8-weights, int8, int8-weights, w4a16, w4a8, mxfp4, nvfp4, nvfp4-weights; as the model is published if left out.
+        kv_precision: Format of the cache: bf16, fp16 or fp8; bf16 if left out.
+        draft_tokens: Tokens drafted a step (speculative decoding).
+        acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
+        draft_model: The model that drafts; the model's own module for further tokens if left out.
+        attention_dp: Attention ranks of a replica that have sequences of their own (data-parallel attention).
+        dcp: Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole.
+        pcp: Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag.
+        replicas: Independent copies; all chips if left out.
+        max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
+        max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
+        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+    """
+
+def explore_waterfall(
+    *,
+    model: str | Path | TransformerConfig | None = None,
+    cluster: str | Path | Cluster | None = None,
+    chips: int | str | None = None,
+    nodes: int | str | None = None,
+    global_batch: int | str | None = None,
+    batch_tokens: int | str | None = None,
+    seq_len: int | str | None = None,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    routing: str | Routing | Sequence[Sequence[int]] | Path | None = None,
+    capacity_factor: float | str | None = None,
+    train: str | Training | None = None,
+    profile: str | Path | ExecutionProfile | None = None,
+    settings: Mapping[str, bool | float | str] | None = None,
+    cp_form: str | None = None,
+    offload: Sequence[str] | str | None = None,
+    calibration: str | Path | Calibration | None = None,
+    memory_headroom: float | str | None = None,
+    risk: float | str | None = None,
+    pp: int | None = None,
+    dp_replicate: int | None = None,
+    dp_shard: int | None = None,
+    cp: int | None = None,
+    tp: int | None = None,
+    ep: int | None = None,
+    etp: int | None = None,
+    dispatcher: str | None = None,
+    zero: int | None = None,
+    rules: str | Path | RuleSet | None = None,
+    sequence_parallel: bool | None = None,
+    micro_batch: int | None = None,
+    schedule: str | None = None,
+    virtual_stages: int | None = None,
+    recompute: str | None = None,
+    recompute_modules: Sequence[str] | str | None = None,
+    attention: str | None = None,
+    order: Sequence[str] | str | None = None,
+    dp: int | None = None,
+    fsdp: int | None = None,
+    input_len: int | str | Lengths | None = None,
+    output_len: int | str | Lengths | None = None,
+    concurrency: int | str | None = None,
+    rate: float | str | None = None,
+    prefix_hit: float | str | None = None,
+    engine: str | Path | Engine | None = None,
+    quantization: str | Quantization | None = None,
+    kv_precision: str | Dtype | None = None,
+    draft_tokens: int | None = None,
+    acceptance: float | str | None = None,
+    draft_model: str | Path | TransformerConfig | None = None,
+    attention_dp: int | None = None,
+    dcp: int | None = None,
+    pcp: int | None = None,
+    replicas: int | None = None,
+    max_batch: int | str | None = None,
+    max_tokens: int | str | None = None,
+    price: float | str | None = None,
+    to: str | Path | Cluster,
+    to_precision: str | None = None,
+    metric: str = 'throughput',
+    progress: Callable[[float], object] | None = None,
+) -> Waterfall:
+    """The way from the cluster to another one, one change at a time, with the plan searched again after each.
+
+    Order: peak rate, number format, memory bandwidth, memory capacity, scale-up, scale-out, rest (calibration, caches, host).
+
+    to            the other cluster or chip; the same number of chips
+    to_precision  precision of a job, or quantization of a service, on the other one; None: as on the first
+    metric        of a service: tpot, ttft, latency or throughput
+
+    Args:
+        model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
+        cluster: A cluster's name (`perfmodel clusters`) or file.
+        chips: Chips to use.
+        nodes: In place of chips: nodes of the cluster.
+        global_batch: Sequences in a step, on all chips together.
+        batch_tokens: In place of global_batch: tokens in a step, such as 4M (4194304).
+        seq_len: Tokens in a sequence, such as 8k (8192).
+        precision: fp32, bf16-mixed, fp16-mixed, bf16, or products in fewer bits: fp8-delayed, fp8-current, fp8-block, mxfp8, nvfp4; bf16-mixed if left out.
+        optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.
+        routing: How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: a row for each rank of ep, a number for each expert); balanced if left out.
+        capacity_factor: Rows that an expert has room for, over the mean; the rest is dropped; none is dropped if left out.
+        train: What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8); full if left out.
+        profile: The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile; generic, the mean of those known, if left out.
+        settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
+        cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
+        offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
+        memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
+        risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
+        pp: Pipeline-parallel degree.
+        dp_replicate: Data-parallel replicas.
+        dp_shard: Data-parallel ranks that shard (FSDP; see zero).
+        cp: Context-parallel degree.
+        tp: Tensor-parallel degree.
+        ep: Expert-parallel degree: ranks that split the experts.
+        etp: Tensor-parallel degree inside an expert; 1 with ep, else tp.
+        dispatcher: How tokens reach experts: alltoall, allgather or flex (once to each node and rank: DeepEP, HybridEP).
+        zero: ZeRO stage; 3 is FSDP.
+        rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
+        sequence_parallel: Shard the residual stream over tp.
+        micro_batch: Sequences of a rank in one pass.
+        schedule: gpipe, 1f1b or interleaved.
+        virtual_stages: Model chunks of a pipeline rank (interleaved).
+        recompute: none, selective or full.
+        recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
+        attention: flash or unfused; the profile's if left out.
+        order: Axes on the network, innermost first: tp-cp-dp_shard-dp_replicate-pp.
+        dp: The whole data-parallel degree: dp-shard under ZeRO 1 to 3, else dp-replicate.
+        fsdp: dp_shard N zero 3.
+        input_len: Tokens of a prompt, such as 1k, or 800:1024 where they vary evenly.
+        output_len: Tokens of an answer, as input_len.
+        concurrency: Requests in flight, of all replicas together; each answer is followed by the next request.
+        rate: In place of concurrency: requests a second, whenever they come.
+        prefix_hit: Share of a prompt's tokens that the cache holds already.
+        engine: The serving engine that is assumed: vllm, sglang, tensorrt-llm, or a file; vllm if left out.
+        quantization: Format of weights: bf16, fp16, fp8, fp8-block, fp8-weights, int8, int8-weights, w4a16, w4a8, mxfp4, nvfp4, nvfp4-weights; as the model is published if left out.
+        kv_precision: Format of the cache: bf16, fp16 or fp8; bf16 if left out.
+        draft_tokens: Tokens drafted a step (speculative decoding).
+        acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
+        draft_model: The model that drafts; the model's own module for further tokens if left out.
+        attention_dp: Attention ranks of a replica that have sequences of their own (data-parallel attention).
+        dcp: Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole.
+        pcp: Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag.
+        replicas: Independent copies; all chips if left out.
+        max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
+        max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
+        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
     """
 
 def find_limits(

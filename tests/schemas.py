@@ -17,7 +17,7 @@ from perfmodel.verbs.schemas import KINDS, schema_of, value_words
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMAS, PAGE = ROOT / "docs" / "schemas", ROOT / "docs" / "files.md"
-_TABLE = re.compile(r"(<!--fields:(\w+)-->\n).*?(<!--/fields-->)", re.DOTALL)
+_TABLE = re.compile(r"(<!--fields:([\w-]+)-->\n).*?(<!--/fields-->)", re.DOTALL)
 
 
 def schema_text(kind: str) -> str:

@@ -15,6 +15,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "serve --model llama-3.3-70b --cluster dgx-h100 --chips 8 --input-len 1k --output-len 1k --concurrency 64",
         "serve --model deepseek-v3 --cluster hgx-h200 --chips 8 --input-len 1k --output-len 1k --concurrency 64 --operators",
     ),
+    "explore": (
+        f"explore {_JOB} --tp 2 --vary chip.memory.bandwidth=1..8TB/s",
+        f"explore {_JOB.replace('--cluster', '--from')} --to dgx-b200",
+    ),
     "explain": ("explain llama-3.1-405b --why-not tp=16,pp=8", "explain plan.yaml --trust"),
     "compare": ("compare plan.yaml fsdp", "compare a.yaml b.yaml --plot plans.png"),
     "run": ("run plan.yaml --shrink", "run plan.yaml --steps 50 --save runs.jsonl"),
@@ -32,6 +36,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         'import mynets:make_net --inputs "x=float32[64,3,224,224]" --search 32 --save graph.json',
     ),
     "chips": ("chips", "chips --json"),
+    "chip": ("chip --from a100-spec", "chip --from mine.yaml --save chip.yaml"),
     "clusters": ("clusters", "clusters dgx-h100"),
     "models": ("models", "models llama-3-8b"),
     "networks": ("networks", "networks --json"),

@@ -16,13 +16,14 @@ from perfmodel.cli.output import Output, show, to_plain
 from perfmodel.cli.words import command
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.report.document import Block, Document, Facts, Text
-from perfmodel.report.table import Table
+from perfmodel.report.table import Table, percent
 
 if TYPE_CHECKING:
     from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.chip import Chip
     from perfmodel.hardware.cluster import Cluster
+    from perfmodel.hardware.construct import Construction
     from perfmodel.workload.config import TransformerConfig
 
 _TRAINING_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP32)
@@ -60,6 +61,60 @@ def chips(
             )
 
     show(Document(content=lambda: {"chips": known}, blocks=blocks), output)
+
+
+@command(output=options.PLAIN_OUTPUT)
+def chip(
+    *,
+    spec: Annotated[
+        str, typer.Option("--from", metavar="NAME|PATH", help="A specification: technology and budgets; shipped: a100-spec.")
+    ] = "",
+    save: Annotated[str, typer.Option("--save", metavar="CHIP.yaml", help="Write the chip to a file, for --chip.")] = "",
+    output: Output,
+) -> None:
+    """Make a chip from technology and budgets: logic node, area, power, units, stacks of memory and links.
+
+    The result is an ordinary chip. What limits its units is printed with it: area, power, or the edge of the die.
+    """
+    from perfmodel.hardware.construct import construct_chip
+    from perfmodel.hardware.technology import list_chip_specs, load_chip_spec, technology_of
+    from perfmodel.hardware.writer import save_chip
+
+    options.needed(("--from", spec or None, f"a specification: {', '.join(list_chip_specs())}, or the path of a file"))
+    found = load_chip_spec(spec)
+    made = construct_chip(found, technology_of(found))
+    if save:
+        save_chip(made.chip, save)
+
+    def blocks() -> Iterator[Block]:
+        yield Facts(made.chip.name, [*_chip_facts(made.chip), *_limits_of(made)])
+        for title, unit, scale, parts in (("Area", "mm2", 1e6, made.areas), ("Power", "W", 1.0, made.powers)):
+            whole = sum(parts.values())
+            rows = tuple((name, f"{part * scale:.4g} {unit}", percent(part / whole)) for name, part in parts.items())
+            yield Table(title=title, headers=("part", "taken", "share"), rows=rows, right=("taken", "share"))
+        if save:
+            yield Text(f"chip: {save}", apart=True)
+
+    content = {"chip": made.chip, **{name: getattr(made, name) for name in _MADE}}
+    show(Document(content=lambda: content, blocks=blocks), output)
+
+
+_MADE = ("binding", "units_by_area", "units_by_power", "stacks", "stacks_by_edge", "areas", "powers", "spec")
+
+
+def _limits_of(made: Construction) -> list[tuple[str, str]]:
+    """Limits of a chip that was made from technology."""
+    asked = made.spec.memory.stacks
+    room = (
+        f"{made.stacks} of {asked} stacks"
+        if made.stacks < asked
+        else f"{asked} stacks; the die edge has room for {made.stacks_by_edge:.1f}"
+    )
+    return [
+        ("limited by", made.binding),
+        ("units", f"{made.units_by_area:.1f} by area, {made.units_by_power:.1f} by power"),
+        ("memory stacks", room),
+    ]
 
 
 def read_template(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Quantities with units: strings in files and printouts, SI floats (s, byte, byte/s, FLOP/s, W) inside.
+"""Quantities with units: strings in files and printouts, SI floats (s, byte, byte/s, FLOP/s, W, m2) inside.
 
 Prefixes live here only. Decimal and binary are kept apart (GB = 10^9, GiB = 2^30), and so are bits and bytes: `Gb` is refused, because
 half of its writers mean `Gbit` and the other half `GB`.
@@ -22,6 +22,11 @@ class QuantityKind(StrEnum):
     PRICE = "price"
     COUNT = "count"
     FRACTION = "fraction"
+    LENGTH = "length"
+    AREA = "area"
+    DENSITY = "density"
+    ENERGY = "energy"
+    CLOCK = "clock"
 
 
 _DECIMAL = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -52,6 +57,11 @@ _UNITS: dict[str, dict[str, _Unit]] = {
     QuantityKind.PRICE: {"USD/h": (1.0, 0)},
     QuantityKind.COUNT: {"": (1.0, 0), "k": (1.0, 3), "K": (1.0, 3), "M": (1.0, 6), "B": (1.0, 9), "G": (1.0, 9), "T": (1.0, 12)},
     QuantityKind.FRACTION: {"": (1.0, 0), "%": (1.0, -2)},
+    QuantityKind.LENGTH: {"m": (1.0, 0), "mm": (1.0, -3), "um": (1.0, -6)},
+    QuantityKind.AREA: {"m2": (1.0, 0), "mm2": (1.0, -6), "um2": (1.0, -12)},
+    QuantityKind.DENSITY: {"Tr/m2": (1.0, 0), "MTr/mm2": (1.0, 12)},
+    QuantityKind.ENERGY: {"J": (1.0, 0), "nJ": (1.0, -9), "pJ": (1.0, -12)},
+    QuantityKind.CLOCK: {"Hz": (1.0, 0), "MHz": (1.0, 6), "GHz": (1.0, 9)},
 }
 #: The unit of the number that a quantity becomes.
 SI_UNITS: dict[str, str] = {
@@ -63,6 +73,11 @@ SI_UNITS: dict[str, str] = {
     QuantityKind.PRICE: "USD/h",
     QuantityKind.COUNT: "1",
     QuantityKind.FRACTION: "1",
+    QuantityKind.LENGTH: "m",
+    QuantityKind.AREA: "m2",
+    QuantityKind.DENSITY: "Tr/m2",
+    QuantityKind.ENERGY: "J",
+    QuantityKind.CLOCK: "Hz",
 }
 # Beyond this nothing is meant in any SI unit, and products of a few such numbers would no longer be finite.
 _MOST = 1e26
@@ -76,6 +91,11 @@ _EXAMPLES = {
     QuantityKind.PRICE: "'2.99 USD/h'",
     QuantityKind.COUNT: "'15T' or 64",
     QuantityKind.FRACTION: "'10%' or 0.1",
+    QuantityKind.LENGTH: "'10 mm'",
+    QuantityKind.AREA: "'814 mm2'",
+    QuantityKind.DENSITY: "'138 MTr/mm2'",
+    QuantityKind.ENERGY: "'4 pJ'",
+    QuantityKind.CLOCK: "'1.83 GHz'",
 }
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,4}))?\s*(\S*)\s*", re.ASCII)
 _BITS_OR_BYTES = re.compile(r"([kKMGTPE])b(ps|/s|its?(?:/s|ps)?)?")
@@ -90,6 +110,12 @@ _SUFFIXES = (
     ("bandwidth", QuantityKind.BANDWIDTH),
     ("flop_rate", QuantityKind.FLOP_RATE),
     ("tdp", QuantityKind.POWER),
+    ("power", QuantityKind.POWER),
+    ("length", QuantityKind.LENGTH),
+    ("area", QuantityKind.AREA),
+    ("density", QuantityKind.DENSITY),
+    ("energy", QuantityKind.ENERGY),
+    ("clock", QuantityKind.CLOCK),
 )
 # The unit that whoever writes a bare number most likely has in mind, while the number is small.
 _USUAL_UNIT = {
@@ -98,6 +124,8 @@ _USUAL_UNIT = {
     QuantityKind.BANDWIDTH: "GB/s",
     QuantityKind.FLOP_RATE: "TFLOP/s",
     QuantityKind.POWER: "W",
+    QuantityKind.AREA: "mm2",
+    QuantityKind.CLOCK: "GHz",
 }
 
 
@@ -244,6 +272,22 @@ def format_flop_rate(flop_rate: float) -> str:
 def format_power(power: float) -> str:
     """Three digits: 700 W."""
     return _with_prefix(power, _POWER_STEPS)
+
+
+def format_quantity(value: float, kind: str) -> str:
+    """Three digits of a quantity of this kind, in the unit that tables use."""
+    steps = {
+        QuantityKind.TIME: _TIME_STEPS,
+        QuantityKind.BYTES: _BINARY_BYTE_STEPS,
+        QuantityKind.BANDWIDTH: _BANDWIDTH_STEPS,
+        QuantityKind.FLOP_RATE: _FLOP_RATE_STEPS,
+        QuantityKind.POWER: _POWER_STEPS,
+        QuantityKind.COUNT: _COUNT_STEPS,
+        QuantityKind.AREA: ((1e-6, "mm2"),),
+        QuantityKind.LENGTH: ((1e-3, "mm"),),
+        QuantityKind.CLOCK: ((1e9, "GHz"), (1e6, "MHz")),
+    }
+    return _with_prefix(value, steps.get(QuantityKind(kind), ((1.0, SI_UNITS[kind]),)))
 
 
 def format_count(count: float) -> str:

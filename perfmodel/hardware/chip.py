@@ -9,7 +9,8 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.hardware.fabric import NetworkTier, check_tiers
 
-PROVENANCES = ("read", "recalled", "mixed", "measured")
+PROVENANCES = ("read", "recalled", "mixed", "measured", "derived")
+"""`derived`: computed from other numbers, as the source says."""
 
 # Groups of a chip's numbers; each has a provenance and a source of its own (a network tier states its own beside its numbers).
 FACT_GROUPS = (

@@ -30,6 +30,7 @@ from perfmodel.hardware.chip_cluster import ChipCluster, chip_cluster, state_chi
 from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 from perfmodel.hardware.power import power_limited_fraction
+from perfmodel.hardware.technology import chip_spec, is_chip_spec, technology_of
 
 if TYPE_CHECKING:
     from perfmodel.hardware.calibration import Calibration
@@ -54,9 +55,13 @@ def list_calibrations(folders: Sequence[Path] = ()) -> tuple[str, ...]:
 
 
 def load_chip(name_or_path: str | Path) -> Chip:
-    """A shipped chip by its name or the start of it (`h20` for `h20-96gb`), or any chip file by its path."""
+    """A shipped chip by its name or the start of it (`h20` for `h20-96gb`), or any chip file by its path.
+
+    A specification of a chip (technology and budgets) is made into the chip.
+    """
     check_path(name_or_path, "chip")
-    path = _find(chip_called(str(name_or_path)) or name_or_path, "chips", "chip", list_chips)
+    name = chip_called(str(name_or_path)) or name_or_path
+    path = _find(name, "chip_specs" if _is_shipped(str(name), "chip_specs") else "chips", "chip", list_chips)
     return _chip_of(read_text(path, "YAML file"), str(path), is_shipped(path))
 
 
@@ -65,7 +70,7 @@ def chip_called(text: str) -> str:
 
     Capitals, spaces and underscores do not count: `RTX 5090` is `rtx5090-32gb`. Where several chips begin so, none is taken for granted.
     """
-    if _is_shipped(text, "chips"):
+    if _is_shipped(text, "chips") or _is_shipped(text, "chip_specs"):
         return text
     wanted = _plain_name(text)
     if not wanted or is_path(text):
@@ -117,7 +122,7 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
             return _around_chip(ChipCluster(chip=chip_name), num_chips)
     path = _find(name_or_path, "clusters", "cluster", lambda: (*list_clusters(), *list_chips()))
     content = read_yaml(path)
-    if "peak_flop_rate" in content and "tiers" not in content:
+    if "tiers" not in content and ("peak_flop_rate" in content or is_chip_spec(content)):
         return _around_chip(state_chip_cluster(path), num_chips)
     cluster = _cluster_of(content, str(path), is_shipped(path), path.parent)
     return cluster if num_chips is None else cluster.with_chips(num_chips)
@@ -498,6 +503,11 @@ def parse_chip(text: str, *, where: str = "chip") -> Chip:
 @lru_cache(maxsize=64)
 def _chip_of(text: str, where: str, is_shipped: bool) -> Chip:
     data = parse_yaml(text, where=where)
+    if is_chip_spec(data):
+        from perfmodel.hardware.construct import construct_chip
+
+        spec = chip_spec(data, where=where)
+        return construct_chip(spec, technology_of(spec)).chip
     if not is_shipped:
         from perfmodel.foundation.schema import check
         from perfmodel.hardware.schemas import ChipFile

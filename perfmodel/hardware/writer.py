@@ -8,8 +8,9 @@ from perfmodel.foundation.records import record_to_data
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.units import exact_quantity
 from perfmodel.hardware.calibration import Calibration
+from perfmodel.hardware.chip import FACT_GROUPS, Chip
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.fabric import NetworkTier
+from perfmodel.hardware.fabric import NetworkTier, Topology
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
@@ -41,6 +42,51 @@ def cluster_text(cluster: Cluster) -> str:
             "source": cluster.source or "not stated",
             "provenance": cluster.provenance,
             **({"notes": cluster.notes} if cluster.notes else {}),
+        }
+    )
+
+
+def save_chip(chip: Chip, path: str | Path) -> None:
+    """Write a chip file, whole or not at all; `load_chip` gives back an equal object."""
+    write_atomically(path, chip_text(chip))
+
+
+def chip_text(chip: Chip) -> str:
+    """The content of a chip file."""
+    memory, tiers = chip.memory, [_tier(tier) for tier in chip.default_tiers]
+    has_fabric = bool(tiers) and chip.default_tiers[-1].topology is Topology.FAT_TREE
+    texts = {"title": chip.title, "aliases": list(chip.aliases), "notes": chip.notes}
+    return dump_yaml(
+        {
+            "name": chip.name,
+            "vendor": chip.vendor,
+            "launch_year": chip.launch_year,
+            "peak_flop_rate": {str(dtype): exact_quantity(rate, "flop_rate") for dtype, rate in chip.peak_flop_rate.items()},
+            "memory": {
+                "name": memory.name,
+                "capacity": exact_quantity(memory.capacity, "bytes"),
+                "bandwidth": exact_quantity(memory.bandwidth, "bandwidth"),
+                **({"usable_capacity": exact_quantity(memory.usable, "bytes")} if memory.usable else {}),
+            },
+            "on_chip": {
+                "compute_units": chip.compute_units,
+                "unit_kind": chip.unit_kind,
+                "capacity": exact_quantity(chip.on_chip_bytes, "bytes"),
+            },
+            "devices_per_chip": chip.devices_per_chip,
+            "any_operand_order": chip.any_operand_order,
+            **({"tdp": exact_quantity(chip.tdp_watts, "power")} if chip.tdp_watts else {}),
+            "host_link": exact_quantity(chip.host_bandwidth, "bandwidth"),
+            **({"matmul_fraction": chip.matmul_fraction} if chip.matmul_fraction else {}),
+            "chips_per_node": chip.chips_per_node,
+            "scale_up": tiers[:-1] if has_fabric else tiers,
+            **({"scale_out": tiers[-1]} if has_fabric else {}),
+            "facts": {
+                group: {"provenance": word, "source": chip.source or "not stated"}
+                for group, word in chip.provenance.items()
+                if group in FACT_GROUPS
+            },
+            **{name: value for name, value in texts.items() if value},
         }
     )
 

@@ -27,6 +27,18 @@ def _calibration() -> type[FileModel]:
     return model_of(Calibration)
 
 
+def _chip_spec() -> type[FileModel]:
+    from perfmodel.hardware.technology import ChipSpec
+
+    return model_of(ChipSpec)
+
+
+def _technology() -> type[FileModel]:
+    from perfmodel.hardware.technology import Technology
+
+    return model_of(Technology)
+
+
 def _profile() -> type[FileModel]:
     from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.frameworks.schemas import profile_model
@@ -56,6 +68,8 @@ def _rule_set() -> type[FileModel]:
 KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
     "chip": _chip,
     "cluster": _cluster,
+    "chip-spec": _chip_spec,
+    "technology": _technology,
     "calibration": _calibration,
     "profile": _profile,
     "engine": _engine,

@@ -48,9 +48,10 @@ def search_in(
     ties: float = TIES,
     any_framework: bool = False,
     with_remedies: bool = True,
+    with_beyond: bool = True,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
-    """Search a setting; see `find_plans`."""
+    """Search a setting; see `find_plans`. with_beyond: also for plans that the framework cannot run, to say what that costs."""
     from perfmodel.frameworks.ensemble import likely_profiles
     from perfmodel.planner.beyond import beyond_framework
     from perfmodel.planner.result import Objective
@@ -75,7 +76,7 @@ def search_in(
     )
     if not (result.num_evaluated or result.interrupted):
         raise InputError(_why_empty(setting, knobs, result, any_framework=any_framework))
-    if not (any_framework or result.interrupted):
+    if with_beyond and not (any_framework or result.interrupted):
         beyond = beyond_framework(
             setting.estimator,
             space,

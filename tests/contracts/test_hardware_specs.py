@@ -183,7 +183,7 @@ def test_every_tier_has_a_source_and_plausible_numbers(owner, number, tier):
     assert tier.provenance in PROVENANCES
     assert len(tier.source) > 10
     assert 0.1e-6 <= tier.link.latency <= 100e-6
-    assert 0.1e9 <= tier.link.bandwidth <= 900e9, "one direction of one chip: nothing shipped exceeds NVLink 5"
+    assert 0.1e9 <= tier.link.bandwidth <= 1280e9, "one direction of one chip: nothing shipped exceeds NeuronLink-v4"
     if tier.topology == Topology.FAT_TREE:
         assert tier.link.bandwidth <= 100e9, "no chip has more than 800 Gbit/s of NICs; a node's total in its place?"
     if tier.topology == Topology.TORUS:
@@ -204,7 +204,7 @@ def test_rates_are_dense(name):
     if sparse:
         assert tensor < 0.75 * sparse * 1e12
     for narrow, wide, most in [
-        ("fp8", "bf16", 2.03),
+        ("fp8", "bf16", 3.76 if name.startswith("trainium3") else 2.03),  # its MXFP8 is 2,517 of 671 TFLOP/s, dense
         ("fp16", "bf16", 1.01),
         ("bf16", "tf32", 4.1),
         ("fp4", "bf16", 8.01),

@@ -14,6 +14,8 @@ from tests.schemas import PAGE, SCHEMAS, fields_of, page_text, schema_text
 FOLDERS = {
     "chip": resource_dir("hardware_specs") / "chips",
     "cluster": resource_dir("hardware_specs") / "clusters",
+    "chip-spec": resource_dir("hardware_specs") / "chip_specs",
+    "technology": resource_dir("hardware_specs") / "technology",
     "calibration": resource_dir("hardware_specs") / "calibrations",
     "engine": resource_dir("strategies") / "engines",
     "plan": resource_dir("strategies") / "plans",

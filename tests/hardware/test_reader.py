@@ -580,3 +580,34 @@ def test_one_chip_needs_no_network():
     assert cluster.num_chips == cluster.max_chips == 1
     with pytest.raises(InputError, match="does not say how nodes are joined; give scale_out too"):
         make_cluster(dataclasses.replace(load_chip("rtx4090-24gb"), default_tiers=(), chips_per_node=1), num_chips=2)
+
+
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA H200", "h200-sxm-141gb"),
+        ("NVIDIA B200", "b200-180gb"),
+        ("NVIDIA GB10", "gb10-128gb"),
+        ("NVIDIA A30", "a30-24gb"),
+        ("NVIDIA A40", "a40-48gb"),
+        ("NVIDIA L20", "l20-48gb"),
+        ("NVIDIA L4", "l4-24gb"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb"),
+        ("NVIDIA GeForce RTX 3080", "rtx3080-10gb"),
+        ("NVIDIA GeForce RTX 3080 Ti", "rtx3080ti-12gb"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "rtx4070tisuper-16gb"),
+        ("NVIDIA GeForce RTX 5080", "rtx5080-16gb"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada-48gb"),
+    ],
+)
+def test_a_name_that_nvidia_smi_prints_is_a_chip(printed, name):
+    assert load_chip(printed).name == name
+
+
+def test_no_two_chips_share_a_name():
+    names = [alias.lower() for each in list_chips() for alias in load_chip(each).aliases]
+    assert len(names) == len(set(names))

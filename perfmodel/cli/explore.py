@@ -1,0 +1,140 @@
+"""`perfmodel explore`: fields of hardware, model, job or plan as axes, elasticities, and the way from one system to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.output import Output, Progress, show
+from perfmodel.cli.words import command
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.values import whole
+from perfmodel.foundation.words import Words, given_words, word
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.request import Request
+from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.report.document import Block, Document, Notes, Text
+
+if TYPE_CHECKING:
+    from perfmodel.planner.exploration import Exploration, Sensitivities, Waterfall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class WaysWords:
+    """Axes, or the way from one system to another."""
+
+    vary: Any = word(
+        "An axis: chip.memory.bandwidth=1..8TB/s, technology.logic=n7,n5,n3, plan.tp=1,2,4; again for more", metavar="AXIS=VALUES",
+        repeats=True,
+    )  # fmt: skip
+    points: int | None = word("Values of a range", otherwise="8 if left out, and whole numbers double", kind=int)
+    start: str = word("With --to: the first cluster or chip", metavar="NAME|PATH", option="from", default="")
+    to: str = word("The last cluster or chip, reached one change at a time", metavar="NAME|PATH", default="")
+    to_precision: str | None = word("With --to: the precision (of a service: quantization) there", metavar="NAME")
+    metric: str | None = word(
+        "Of a service: tpot, ttft, latency or throughput", otherwise="tpot, with --to throughput, if left out", metavar="NAME"
+    )
+
+
+#: Words of a service that training has not, and no option twice.
+_SERVED = Words(
+    ServingRequest,
+    only="input_len output_len concurrency rate prefix_hit engine quantization kv_precision attention_dp dcp pcp replicas max_batch "
+    "max_tokens",
+)
+_FILES = Words(
+    options.Files,
+    only="csv plot",
+    helps={"csv": "Also write one line for each point; - for standard output alone.", "plot": "Also draw: curves, a tornado, a waterfall."},
+)
+
+
+@command(wanted=WaysWords, asked=Request, chip=options.ChipWords, knobs=Knobs, served=_SERVED, files=_FILES, output=options.OUTPUT)
+def explore(
+    *,
+    wanted: WaysWords,
+    search: Annotated[bool, typer.Option("--search", help="Search the best plan at each point; given knobs are held.")] = False,
+    shares: Annotated[bool, typer.Option("--shares", help="Also the shares of the time that compute, memory and network bound.")] = False,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="Elasticity of the time to every hardware number, in place of axes.")
+    ] = False,
+    asked: Request,
+    chip: options.ChipWords,
+    knobs: Knobs,
+    served: ServingRequest,
+    output: Output,
+    files: options.Files,
+) -> None:
+    """Predict along axes of hardware, technology, model, job or plan; rank the hardware numbers; or go from one system to another.
+
+    Training, or with --input-len and --output-len a service. One of --vary, --sensitivity, or --from with --to.
+    """
+    output = files.check(output)
+    if sum(map(bool, (wanted.vary, sensitivity, wanted.to))) != 1:
+        raise InputError("--vary, --sensitivity, --to: give one of them; --vary chip.memory.bandwidth=1..8TB/s is an axis")
+    if bool(wanted.start) != bool(wanted.to):
+        raise InputError(f"{'--to' if wanted.start else '--from'}: is missing; a waterfall goes from one cluster or chip to another")
+    if wanted.to_precision and not wanted.to:
+        raise InputError("--to-precision: goes with --to; leave it out")
+    named = wanted.start or asked.cluster
+    clusters = options.with_chip([named] if named else [], chip)
+    if len(clusters) > 1:
+        raise InputError("--cluster: takes one cluster here; vary chip=NAME,NAME compares chips")
+    words = {**given_words(asked), **given_words(knobs), **given_words(served), "cluster": clusters[0] if clusters else None}
+    if wanted.metric:
+        words["metric"] = wanted.metric
+    with Progress("explore") as progress:
+        if wanted.to:
+            document = _waterfall({**words, "to": wanted.to, "to_precision": wanted.to_precision}, files, progress)
+        elif sensitivity:
+            document = _sensitivity({**words, "search": search}, files)
+        else:
+            points = None if wanted.points is None else whole(wanted.points, "points")
+            document = _explore({**words, "vary": wanted.vary, "points": points, "search": search, "shares": shares}, files, progress)
+    files.write_csv(document)
+    show(replace(document, blocks=lambda: chain(document.blocks(), files.written(output))), output)
+
+
+def _explore(words: dict[str, Any], files: options.Files, progress: Progress) -> Document:
+    from perfmodel.report.explorations import exploration_object, exploration_rows, exploration_table, saturation_lines
+    from perfmodel.verbs.explore import explore as explored
+
+    found = explored(**words, progress=progress.share)
+    _draw(found, files)
+
+    def blocks() -> Iterator[Block]:
+        yield exploration_table(found)
+        yield from (Text(line, apart=True) for line in saturation_lines(found))
+        yield Notes(found.notes)
+
+    return Document(content=lambda: exploration_object(found), blocks=blocks, rows=lambda: exploration_rows(found))
+
+
+def _draw(found: Exploration | Sensitivities | Waterfall, files: options.Files) -> None:
+    if files.plot is not None:
+        from perfmodel.report.exploration_figures import plot
+
+        plot(found, files.plot)
+
+
+def _sensitivity(words: dict[str, Any], files: options.Files) -> Document:
+    from perfmodel.report.explorations import sensitivities_object, sensitivities_table
+    from perfmodel.verbs.explore import explore_sensitivity
+
+    found = explore_sensitivity(**words)
+    _draw(found, files)
+    return Document(content=lambda: sensitivities_object(found), blocks=lambda: [sensitivities_table(found)])
+
+
+def _waterfall(words: dict[str, Any], files: options.Files, progress: Progress) -> Document:
+    from perfmodel.report.explorations import waterfall_object, waterfall_table
+    from perfmodel.verbs.explore import explore_waterfall
+
+    found = explore_waterfall(**words, progress=progress.share)
+    _draw(found, files)
+    return Document(content=lambda: waterfall_object(found), blocks=lambda: [waterfall_table(found)])

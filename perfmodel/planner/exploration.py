@@ -1,0 +1,149 @@
+"""Results of an exploration: points along axes, elasticities, and the way from one system to another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from perfmodel.foundation.units import format_quantity
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.serving.prediction import ServingPrediction
+
+SATURATED = 1.1
+"""A further value that makes the system less than this times faster is past saturation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A field and its values, in SI units where they are quantities; kind: of quantity, empty for others."""
+
+    name: str
+    values: tuple[Any, ...]
+    kind: str = ""
+
+    def text(self, value: Any) -> str:
+        """The value as tables show it."""
+        if self.kind:
+            return format_quantity(value, self.kind)
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+    @property
+    def is_numeric(self) -> bool:
+        return all(isinstance(value, (int, float)) for value in self.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One system of an exploration.
+
+    values      of the axes, in SI units
+    time        of the metric; infinite where it was not predicted   [s]
+    prediction  None where it was not predicted; reason says why
+    shares      of the time, by what bounds it (compute, memory, network, other); empty where they were not asked for
+    """
+
+    values: Mapping[str, Any]
+    time: float = math.inf
+    prediction: Prediction | ServingPrediction | None = None
+    reason: str = ""
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration:
+    """Every combination of the values of the axes, the last axis varying fastest.
+
+    metric   name of the time of each point
+    notes    sentences about how the points were predicted
+    """
+
+    axes: tuple[Axis, ...]
+    points: tuple[Point, ...]
+    metric: str
+    is_searched: bool
+    notes: tuple[str, ...] = ()
+
+    def lines(self) -> Iterator[tuple[Point, ...]]:
+        """The points along the last axis, for each combination of the others."""
+        length = len(self.axes[-1].values)
+        for first in range(0, len(self.points), length):
+            yield self.points[first : first + length]
+
+    def gains(self) -> list[float]:
+        """Time of the previous value of the last axis over that of each point; nan for the first."""
+        return [gain for line in self.lines() for gain in (math.nan, *(_ratio(one.time, two.time) for one, two in pairwise(line)))]
+
+    def saturation(self, line: Sequence[Point]) -> Point | None:
+        """The first point of a line after which no further value makes the system `SATURATED` times faster; None without one."""
+        last = max((place for place, (one, two) in enumerate(pairwise(line)) if _ratio(one.time, two.time) >= SATURATED), default=-1)
+        return line[last + 1] if last + 2 < len(line) and math.isfinite(line[last + 1].time) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elasticity:
+    """Relative change of the time for a small relative change of one hardware number.
+
+    value       of the number, in SI units
+    elasticity  d ln(time) / d ln(value), central difference over a factor of 1 + `STEP` both ways
+    smaller, larger   time with the number smaller and larger by that factor, over the time as it is
+    """
+
+    name: str
+    kind: str
+    value: float
+    elasticity: float
+    smaller: float
+    larger: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivities:
+    """Elasticities of one plan's time to every hardware number, the largest first."""
+
+    metric: str
+    time: float
+    prediction: Prediction | ServingPrediction
+    elasticities: tuple[Elasticity, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One change on the way from one system to another.
+
+    before, after   what changes, as text
+    time            after the change, with the plan searched again   [s]
+    factor          time before over time after
+    plan_factor     of `factor`, what the new plan is worth; 1 where the plan stayed, nan where the old one does not fit any more
+    """
+
+    change: str
+    before: str
+    after: str
+    time: float
+    factor: float
+    plan_factor: float
+    prediction: Prediction | ServingPrediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waterfall:
+    """The way from one system to another, one change at a time in a stated order; the factors multiply to the total."""
+
+    start: str
+    end: str
+    metric: str
+    time: float
+    prediction: Prediction | ServingPrediction
+    rungs: tuple[Rung, ...]
+
+    @property
+    def total(self) -> float:
+        """Time of the first system over that of the last."""
+        return self.time / self.rungs[-1].time
+
+
+def _ratio(before: float, after: float) -> float:
+    return before / after if math.isfinite(before) and math.isfinite(after) else math.nan

@@ -1,0 +1,370 @@
+"""Axes of an exploration: fields of chip, network, technology, model, job and plan that take several values.
+
+A `System` is what one prediction needs, with its parts as objects; an axis names one field of it: `chip.memory.bandwidth`,
+`technology.logic`, `job.seq_len`, `plan.tp`. Every field is read and changed by its name alone, for training and for serving.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError, bad_field, suggest
+from perfmodel.foundation.units import QuantityKind, parse_quantity, quantity_of
+from perfmodel.foundation.values import several, whole
+from perfmodel.foundation.words import words_of
+from perfmodel.hardware.chip import Chip
+from perfmodel.hardware.cluster import Cluster, make_cluster
+from perfmodel.hardware.fabric import NetworkTier
+from perfmodel.hardware.technology import ChipSpec, MemorySpec
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.request import Request
+from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.planner.exploration import Axis
+from perfmodel.workload.config import TransformerConfig
+
+DEFAULT_POINTS = 8
+"""Of a range where their number is not given."""
+
+#: Words of a service's request that describe its plan.
+SERVING_KNOBS = ("tp", "pp", "ep", "attention_dp", "dcp", "pcp", "replicas", "max_batch", "max_tokens")
+#: Words that are no axis: they name the system or how it is judged.
+_NO_AXIS = {"model", "cluster", "nodes", "settings", "workers", "memory_headroom", "risk", "chip"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class System:
+    """One point of an exploration.
+
+    asked   job and assumptions, of training or of a service; cluster and model below take the place of its own
+    knobs   of a training plan; unused for a service, whose request has them
+    spec    of a chip that is made from technology; None: of another
+    """
+
+    asked: Request | ServingRequest
+    knobs: Knobs
+    cluster: Cluster
+    model: TransformerConfig
+    spec: ChipSpec | None = None
+
+    @property
+    def is_service(self) -> bool:
+        return isinstance(self.asked, ServingRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisField:
+    """How an axis reads and changes its field. kind: of quantity; empty: a whole number, a number or a name."""
+
+    get: Callable[[System], Any]
+    put: Callable[[System, Any], System]
+    kind: str = ""
+
+
+def axes_of(system: System) -> dict[str, AxisField]:
+    """Every axis of a system by name: whole parts first, since the others change what they give."""
+    found = {
+        "chip": AxisField(get=lambda at: at.cluster.chip.name, put=_with_chip_named),
+        "model": AxisField(get=lambda at: at.model.name, put=_with_model),
+    }
+    found |= _technology_axes(system.spec) if system.spec is not None else {}
+    found |= hardware_axes(system)
+    found |= {
+        f"model.{each.name}": AxisField(get=_reader("model", each.name), put=_of_model(each.name))
+        for each in fields(TransformerConfig)
+        if isinstance(getattr(system.model, each.name), (int, float, str))
+    }
+    words, knobs = words_of(type(system.asked)), SERVING_KNOBS if system.is_service else tuple(words_of(Knobs))
+    for name in words:
+        if name not in _NO_AXIS and name not in knobs:
+            found[f"job.{name}"] = AxisField(get=_reader("asked", name), put=_of_request(name))
+    for name in knobs:
+        record = "asked" if system.is_service else "knobs"
+        found[f"plan.{name}"] = AxisField(get=_reader(record, name), put=_of_request(name) if system.is_service else _of_knobs(name))
+    return found
+
+
+def hardware_axes(system: System) -> dict[str, AxisField]:
+    """Every number of the chip and its network that a prediction reads. [SI]"""
+    found = {name: AxisField(get=get, put=_of_chip(put), kind=kind) for name, (kind, get, put) in _CHIP.items()}
+    for dtype in system.cluster.chip.peak_flop_rate:
+        found[f"chip.peak_flop_rate.{dtype}"] = AxisField(get=_rate_of(dtype), put=_of_chip(_with_rate(dtype)), kind=QuantityKind.FLOP_RATE)
+    for group, is_out in (("scale_up", False), ("scale_out", True)):
+        if any(system.cluster.is_scale_out(tier) is is_out for tier in system.cluster.tiers):
+            for name, (kind, read, put_tier) in _TIER.items():
+                if name != "oversubscription" or is_out:
+                    found[f"network.{group}.{name}"] = AxisField(get=_of_tier(is_out, read), put=_of_tiers(is_out, put_tier), kind=kind)
+    return found
+
+
+def changed(system: System, values: Mapping[str, Any]) -> System:
+    """The system with these fields changed. Raises InputError."""
+    known = axes_of(system)
+    for name in sorted(values, key=list(known).index):
+        system = known[name].put(system, values[name])
+    return system
+
+
+def read_axis(text: str, system: System, *, points: int | None = None) -> Axis:
+    """An axis as it is written: `NAME=a,b,c`, `NAME=1..8TB/s` or `NAME=x0.5..x4`, factors of the present value. Raises InputError.
+
+    A range is spaced evenly in its logarithm; whole numbers double unless `points` says how many there are.
+    """
+    name, separator, values = str(text).partition("=")
+    name, known = name.strip(), axes_of(system)
+    if name not in known:
+        if name.startswith("technology.") and system.spec is None:
+            rule = "the chip is not made from technology; give --chip with a specification, such as a100-spec (perfmodel chip --from)"
+            raise InputError(f"{name}: {rule}")
+        near = suggest(name, [each for each in known if each.partition(".")[0] == name.partition(".")[0]] or known)
+        raise InputError(f"{name or text}: is no axis{near}")
+    if not separator or not values.strip():
+        raise InputError(f"{name}: has no values; write {name}=a,b,c or {name}=a..b")
+    field = known[name]
+    present = field.get(system)
+    ends = values.split("..")
+    if len(ends) == 2:
+        found = _range(*_ends(ends, field, present, name), points=points)
+    elif len(ends) == 1:
+        found = [_value(each, field, present, name) for each in _with_units(several(values))]
+    else:
+        raise bad_field(name, values, "must be a list or one range", f"write {name}=a,b,c or {name}=a..b")
+    return Axis(name=name, values=tuple(dict.fromkeys(found)), kind=field.kind)
+
+
+def _ends(ends: list[str], field: AxisField, present: Any, name: str) -> tuple[Any, Any]:
+    """Both ends of a range."""
+    first, last = (_value(each, field, present, name) for each in _with_units([end.strip() for end in ends]))
+    if not all(isinstance(each, (int, float)) and each > 0 for each in (first, last)) or first > last:
+        raise bad_field(name, "..".join(ends), "must be two positive numbers, the smaller first", f"write {name}=a,b,c for names")
+    return first, last
+
+
+def _with_units(texts: list[Any]) -> list[str]:
+    """Bare numbers take the unit of the last value: `1,2,4TB/s`."""
+    unit = re.fullmatch(r"[\d.]+\s*([^\d.\s].*)", str(texts[-1]))
+    return [f"{text}{unit[1]}" if unit and re.fullmatch(r"[\d.]+", str(text)) else str(text) for text in texts]
+
+
+def _range(first: Any, last: Any, *, points: int | None) -> list[Any]:
+    if points is None and isinstance(first, int):
+        doubled = [first * 2**power for power in range(int(math.log2(last / first) + 1e-9) + 1)]
+        return doubled if doubled[-1] == last else [*doubled, last]
+    number = DEFAULT_POINTS if points is None else points
+    spaced = [first * (last / first) ** (place / max(number - 1, 1)) for place in range(number)]
+    spaced[-1] = last if number > 1 else first
+    return [round(each) for each in spaced] if isinstance(first, int) else spaced
+
+
+def _value(text: str, field: AxisField, present: Any, name: str) -> Any:
+    """A value in the type of the present one."""
+    factor = re.fullmatch(r"x(\d*\.?\d+)", text)
+    if factor and isinstance(present, (int, float)) and not isinstance(present, bool):
+        scaled = present * float(factor[1])
+        return max(round(scaled), 1) if isinstance(present, int) else scaled
+    if field.kind:
+        return parse_quantity(text, field.kind, field=name)
+    if re.fullmatch(r"\d[\d_]*(\.\d+)?[kKmMgG]?", text) and "." not in text:
+        return whole(text, name, least=0)
+    if re.fullmatch(r"\d*\.\d+", text):
+        return float(text)
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Whole parts, technology, model, job and plan
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def _reader(record: str, name: str) -> Callable[[System], Any]:
+    return lambda at: getattr(getattr(at, record), name)
+
+
+def _with_model(at: System, name: Any) -> System:
+    from perfmodel.workload.models import load_model
+
+    return replace(at, model=load_model(str(name)))
+
+
+def _with_chip_named(at: System, name: Any) -> System:
+    from perfmodel.verbs.setting import find_cluster
+
+    return replace(at, cluster=find_cluster(str(name), at.cluster.num_chips)[1], spec=spec_of(str(name)))
+
+
+def spec_of(cluster: Any) -> ChipSpec | None:
+    """The specification that a cluster is named after; None for every other cluster."""
+    from perfmodel.foundation.files import read_yaml
+    from perfmodel.foundation.values import is_path
+    from perfmodel.hardware.chip_cluster import chip_cluster
+    from perfmodel.hardware.technology import is_chip_spec, list_chip_specs, load_chip_spec
+
+    stated = chip_cluster(str(cluster))
+    name = stated.chip if stated else str(cluster)
+    is_spec = name in list_chip_specs() or (is_path(name) and is_chip_spec(read_yaml(name)))
+    return load_chip_spec(name) if is_spec else None
+
+
+def _technology_axes(spec: ChipSpec) -> dict[str, AxisField]:
+    """Fields of the specification; a record's first field stands for it: `technology.memory` is its generation."""
+    found: dict[str, AxisField] = {}
+    for path, value in _leaves(spec, ()):
+        short = path[:-1] if path[-1] in ("generation", "link") else path
+        kind = quantity_of(path[-1]) if isinstance(value, float) else ""
+        found["technology." + ".".join(short)] = AxisField(get=_spec_reader(path), put=_of_spec(path), kind=kind)
+    return found
+
+
+def _leaves(record: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if is_dataclass(value):
+            yield from _leaves(value, (*path, each.name))
+        elif isinstance(value, (int, float, str)) and each.name not in ("name", "vendor", "source", "technology"):
+            yield (*path, each.name), value
+
+
+def _spec_reader(path: tuple[str, ...]) -> Callable[[System], Any]:
+    def read(at: System) -> Any:
+        value: Any = at.spec
+        for name in path:
+            value = getattr(value, name)
+        return value
+
+    return read
+
+
+def _of_spec(path: tuple[str, ...]) -> Callable[[System, Any], System]:
+    def put(at: System, value: Any) -> System:
+        from perfmodel.hardware.construct import construct_chip
+        from perfmodel.hardware.technology import technology_of
+
+        spec = _replaced(at.spec, path, value)
+        chip = construct_chip(spec, technology_of(spec)).chip
+        old = at.cluster
+        cluster = make_cluster(chip, num_chips=old.num_chips, chips_per_node=old.chips_per_node, name=old.name)
+        return replace(at, spec=spec, cluster=cluster)
+
+    return put
+
+
+def _replaced(record: Any, path: tuple[str, ...], value: Any) -> Any:
+    first, *rest = path
+    if rest:
+        value = _replaced(getattr(record, first), tuple(rest), value)
+    elif isinstance(record, MemorySpec) and first == "generation":
+        return MemorySpec(generation=value, stacks=record.stacks)  # with the pins and the capacity of its own
+    return replace(record, **{first: value})
+
+
+def _of_model(name: str) -> Callable[[System, Any], System]:
+    return lambda at, value: replace(at, model=replace(at.model, **{name: value}))
+
+
+def _of_request(name: str) -> Callable[[System, Any], System]:
+    def put(at: System, value: Any) -> System:
+        cluster = at.cluster.with_chips(whole(value, "chips")) if name == "chips" else at.cluster
+        return replace(at, asked=replace(at.asked, **{name: value}), cluster=cluster)
+
+    return put
+
+
+def _of_knobs(name: str) -> Callable[[System, Any], System]:
+    return lambda at, value: replace(at, knobs=replace(at.knobs, **{name: value}))
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Chip and network
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def _of_chip(put: Callable[[Chip, Any], Chip]) -> Callable[[System, Any], System]:
+    return lambda at, value: replace(at, cluster=replace(at.cluster, chip=put(at.cluster.chip, value)))
+
+
+def wide_rate(chip: Chip) -> float:
+    """Rate in 16 bits, or in what the chip multiplies fastest where it has none. [FLOP/s]"""
+    rates = chip.peak_flop_rate
+    return rates.get(Dtype.BF16) or rates.get(Dtype.FP16) or max(rates.values())
+
+
+def _with_wide_rate(chip: Chip, rate: float) -> Chip:
+    factor = rate / wide_rate(chip)
+    return replace(chip, peak_flop_rate={dtype: each * factor for dtype, each in chip.peak_flop_rate.items()})
+
+
+def _rate_of(dtype: Dtype) -> Callable[[System], float]:
+    return lambda at: at.cluster.chip.flop_rate(dtype)
+
+
+def _with_rate(dtype: Dtype) -> Callable[[Chip, Any], Chip]:
+    return lambda chip, rate: replace(chip, peak_flop_rate={**chip.peak_flop_rate, dtype: rate})
+
+
+def _with_capacity(chip: Chip, capacity: float) -> Chip:
+    share = chip.memory.usable_fraction
+    return replace(chip, memory=replace(chip.memory, capacity=capacity, usable=capacity * share))
+
+
+_ChipField = tuple[str, Callable[[System], Any], Callable[[Chip, Any], Chip]]
+#: Axis -> (kind, how it is read, the chip with another value). `chip.peak_flop_rate` is the rate in 16 bits and moves all rates.
+_CHIP: Mapping[str, _ChipField] = {
+    "chip.peak_flop_rate": (QuantityKind.FLOP_RATE, lambda at: wide_rate(at.cluster.chip), _with_wide_rate),
+    "chip.memory.bandwidth": (
+        QuantityKind.BANDWIDTH,
+        lambda at: at.cluster.chip.memory.bandwidth,
+        lambda chip, value: replace(chip, memory=replace(chip.memory, bandwidth=value)),
+    ),
+    "chip.memory.capacity": (QuantityKind.BYTES, lambda at: at.cluster.chip.memory.capacity, _with_capacity),
+    "chip.on_chip.compute_units": (
+        "",
+        lambda at: at.cluster.chip.compute_units,
+        lambda chip, value: replace(chip, compute_units=value),
+    ),
+    "chip.host_link": (
+        QuantityKind.BANDWIDTH,
+        lambda at: at.cluster.chip.host_bandwidth,
+        lambda chip, value: replace(chip, host_bandwidth=value),
+    ),
+}
+
+
+def _with_link_bandwidth(tier: NetworkTier, bandwidth: float) -> NetworkTier:
+    pair = tier.link.pair_bandwidth / tier.link.bandwidth
+    return replace(tier, link=replace(tier.link, bandwidth=bandwidth, pair_bandwidth=bandwidth * pair))
+
+
+_TierField = tuple[str, Callable[[NetworkTier], Any], Callable[[NetworkTier, Any], NetworkTier]]
+_TIER: Mapping[str, _TierField] = {
+    "bandwidth": (QuantityKind.BANDWIDTH, lambda tier: tier.link.bandwidth, _with_link_bandwidth),
+    "latency": (
+        QuantityKind.TIME,
+        lambda tier: tier.link.latency,
+        lambda tier, value: replace(tier, link=replace(tier.link, latency=value)),
+    ),
+    "size": ("", lambda tier: tier.size, lambda tier, value: replace(tier, size=value)),
+    "oversubscription": ("", lambda tier: tier.oversubscription, lambda tier, value: replace(tier, oversubscription=float(value))),
+}
+
+
+def _group(cluster: Cluster, is_out: bool) -> list[NetworkTier]:
+    return [tier for tier in cluster.tiers if cluster.is_scale_out(tier) is is_out]
+
+
+def _of_tier(is_out: bool, read: Callable[[NetworkTier], Any]) -> Callable[[System], Any]:
+    return lambda at: read(_group(at.cluster, is_out)[-1])
+
+
+def _of_tiers(is_out: bool, put: Callable[[NetworkTier, Any], NetworkTier]) -> Callable[[System, Any], System]:
+    """The outermost tier of the group takes the value."""
+
+    def change(at: System, value: Any) -> System:
+        last = _group(at.cluster, is_out)[-1]
+        tiers = tuple(put(tier, value) if tier is last else tier for tier in at.cluster.tiers)
+        return replace(at, cluster=replace(at.cluster, tiers=tiers))
+
+    return change

@@ -1,0 +1,369 @@
+"""The verb `explore`, for Python: any field of hardware, model, job or plan as an axis, its elasticities, and the way from one system to
+another; for training and for serving.
+
+    import perfmodel
+
+    found = perfmodel.explore(
+        model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192, tp=2, vary=["chip.memory.bandwidth=1..8TB/s"]
+    )
+    print([point.time for point in found.points])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field, shown
+from perfmodel.foundation.words import Words, takes, words_of
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.request import Request
+from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.planner.exploration import Axis, Elasticity, Exploration, Point, Rung, Sensitivities, Waterfall
+from perfmodel.uncertainty.sensitivity import STEP
+from perfmodel.verbs.axes import System, changed, hardware_axes, read_axis, spec_of
+from perfmodel.verbs.setting import Name, find_cluster
+
+MOST_POINTS = 100_000
+
+#: Words of a service's request that training does not have.
+SERVED = " ".join(name for name in words_of(ServingRequest) if name not in {**words_of(Request), **words_of(Knobs)} and name != "workers")
+
+#: Metrics of a service, and the time that each is of a prediction. [s, or s for each token and chip]
+METRICS: Mapping[str, Callable[[ServingPrediction], float]] = {
+    "tpot": lambda found: found.tpot.mean,
+    "ttft": lambda found: found.ttft.mean,
+    "latency": lambda found: found.request_latency.mean,
+    "throughput": lambda found: 1.0 / found.tokens_per_second_per_chip if found.tokens_per_second_per_chip > 0 else math.inf,
+}
+STEP_TIME = "step time"
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# The verbs
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+_ASKED: dict[str, Any] = {"asked": Request, "knobs": Knobs, "served": Words(ServingRequest, only=SERVED)}
+
+
+@takes(**_ASKED)
+def explore(
+    *,
+    asked: Request,
+    knobs: Knobs,
+    served: ServingRequest,
+    vary: Sequence[str] | str,
+    points: int | None = None,
+    search: bool = False,
+    shares: bool = False,
+    metric: str = "tpot",
+    progress: Callable[[float], object] | None = None,
+) -> Exploration:
+    """Predict every combination of the values of axes: of training, or with input_len of a service.
+
+    vary      axes such as "chip.memory.bandwidth=1..8TB/s", "technology.logic=n7,n5,n3", "job.seq_len=4k..64k", "plan.tp=1,2,4,8"
+    points    values of a range; None: 8, whole numbers double
+    search    search the best plan at each point, with the given knobs held; else the knobs describe the plan
+    shares    also the shares of the time that compute, memory and network bound
+    metric    of a service: tpot, ttft, latency or throughput; the time of a search is the metric's
+    progress  called with the share that is done
+    """
+    system = system_of(asked, knobs, served)
+    given = [vary] if isinstance(vary, str) else list(vary)
+    axes = tuple(read_axis(each, system, points=points) for each in given)
+    if not axes:
+        raise InputError("vary: names no axis; give one such as chip.memory.bandwidth=1..8TB/s")
+    repeated = [axis.name for axis in axes if [each.name for each in axes].count(axis.name) > 1]
+    if repeated:
+        raise InputError(f"{repeated[0]}: is varied twice; give all its values at once")
+    if math.prod(len(axis.values) for axis in axes) > MOST_POINTS:
+        raise InputError(f"vary: makes more than {MOST_POINTS:,} points; give fewer values")
+    case = SystemPredictor(metric=_metric(system, metric), is_searched=search)
+    notes: tuple[str, ...] = ()
+    if system.asked.calibration is None and any(axis.name.startswith("technology.") for axis in axes):
+        system = replace(system, asked=replace(system.asked, calibration=_CLEAN))
+        notes = (f"calibration={_CLEAN}: typical shares of the rates at every point; --calibration NAME takes those of a measured chip",)
+    found = []
+    combinations = list(product(*(axis.values for axis in axes)))
+    for number, values in enumerate(combinations):
+        found.append(_point(case, system, dict(zip([axis.name for axis in axes], values, strict=True)), shares=shares))
+        if progress is not None:
+            progress((number + 1) / len(combinations))
+    if not any(point.prediction for point in found):
+        raise InputError("; ".join(list(dict.fromkeys(point.reason for point in found))[:3]))
+    return Exploration(axes=axes, points=tuple(found), metric=case.metric, is_searched=search, notes=notes)
+
+
+_CLEAN = "spec-sheet"
+
+
+@takes(**_ASKED)
+def explore_sensitivity(
+    *, asked: Request, knobs: Knobs, served: ServingRequest, search: bool = False, metric: str = "tpot"
+) -> Sensitivities:
+    """Elasticity of the step time, or of a service's metric, to every number of the chip and its network, the plan held.
+
+    search   the plan is the best one of the system as it is; else the knobs describe it
+    metric   of a service: tpot, ttft, latency or throughput
+    """
+    system = system_of(asked, knobs, served)
+    case = SystemPredictor(metric=_metric(system, metric), is_searched=search)
+    found = case.predict(system)
+    plan, time = found.plan, case.time(found)
+
+    rows = []
+    for name, each in hardware_axes(system).items():
+        value = each.get(system)
+        if not each.kind or name.startswith("chip.peak_flop_rate."):
+            continue
+        smaller, larger = (
+            case.time(case.predict(each.put(system, value * factor), held=plan)) / time for factor in (1.0 / (1.0 + STEP), 1.0 + STEP)
+        )
+        elasticity = math.log(larger / smaller) / (2.0 * math.log(1.0 + STEP))
+        rows.append(Elasticity(name=name, kind=each.kind, value=value, elasticity=elasticity, smaller=smaller, larger=larger))
+    rows.sort(key=lambda row: -abs(row.elasticity))
+    return Sensitivities(metric=case.metric, time=time, prediction=found, elasticities=tuple(rows))
+
+
+@takes(**_ASKED)
+def explore_waterfall(
+    *,
+    asked: Request,
+    knobs: Knobs,
+    served: ServingRequest,
+    to: Name | Cluster,
+    to_precision: str | None = None,
+    metric: str = "throughput",
+    progress: Callable[[float], object] | None = None,
+) -> Waterfall:
+    """The way from the cluster to another one, one change at a time, with the plan searched again after each.
+
+    Order: peak rate, number format, memory bandwidth, memory capacity, scale-up, scale-out, rest (calibration, caches, host).
+
+    to            the other cluster or chip; the same number of chips
+    to_precision  precision of a job, or quantization of a service, on the other one; None: as on the first
+    metric        of a service: tpot, ttft, latency or throughput
+    """
+    system = system_of(asked, knobs, served)
+    last = find_cluster(to, system.cluster.num_chips)[1]
+    case = SystemPredictor(metric=_metric(system, metric), is_searched=True)
+    here = _at(system, calibration=_calibration_of(system))
+    first = found = case.predict(here)
+    start = previous = case.time(found)
+    rungs: list[Rung] = []
+    changes = list(_changes(system, last, to_precision))
+    for number, (name, before, after, change) in enumerate(changes):
+        plan, here = found.plan, change(here)
+        kept = _kept_time(case, here, plan)
+        found = case.predict(here)
+        time = case.time(found)
+        rungs.append(
+            Rung(
+                change=name,
+                before=before,
+                after=after,
+                time=time,
+                factor=previous / time,
+                plan_factor=kept / time,
+                prediction=found,
+            )
+        )
+        previous = time
+        if progress is not None:
+            progress((number + 1) / len(changes))
+    return Waterfall(start=system.cluster.name, end=last.name, metric=case.metric, time=start, prediction=first, rungs=tuple(rungs))
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Systems and their times
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SystemPredictor:
+    """How systems are predicted: the metric, and whether the best plan is searched."""
+
+    metric: str
+    is_searched: bool
+
+    def predict(self, system: System, *, held: Plan | ServingPlan | None = None) -> Prediction | ServingPrediction:
+        """The prediction of a system with its plan, the best one, or one that is held. Raises InputError."""
+        asked = _placed(system)
+        if isinstance(asked, ServingRequest):
+            return self._serve(asked, held)
+        from perfmodel.verbs.overrides import overridden
+        from perfmodel.verbs.requests import setting_of_request
+        from perfmodel.verbs.searching import search_in
+        from perfmodel.verbs.setting import plan_in, predict_in
+
+        rule = {"memory_headroom": asked.memory_headroom, "risk": asked.risk}
+        setting = setting_of_request(asked)
+        if isinstance(held, Plan):
+            return predict_in(setting, overridden(held, setting, Knobs()), **rule)
+        if not self.is_searched:
+            return predict_in(setting, plan_in(setting, system.knobs), **rule)
+        result = search_in(setting, system.knobs, {}, top=1, ties=0.0, with_remedies=False, with_beyond=False, **rule)
+        if not result.plans:
+            raise InputError(f"chips={system.cluster.num_chips}: no plan fits on {system.cluster.name}; use more chips or larger memory")
+        return result.plans[0]
+
+    def _serve(self, asked: ServingRequest, held: Plan | ServingPlan | None) -> ServingPrediction:
+        from perfmodel.cost.serving.simulated import predict_served
+        from perfmodel.verbs.serving import search_asked, serve_asked, serving_setting
+
+        if isinstance(held, ServingPlan):
+            setting = serving_setting(asked)
+            return predict_served(setting.estimator, setting.job, held)
+        if not self.is_searched:
+            return serve_asked(asked)[1]
+        objective = "throughput" if self.metric == "throughput" else "latency"
+        return search_asked(asked, limits={}, p99=False, objective=objective, top=1)[1].best.prediction
+
+    def time(self, prediction: Prediction | ServingPrediction) -> float:
+        """The metric's time. [s]"""
+        return prediction.step_time if isinstance(prediction, Prediction) else METRICS[self.metric](prediction)
+
+
+def system_of(asked: Request, knobs: Knobs, served: ServingRequest) -> System:
+    """The system that words describe: a service where there are lengths of prompts and answers, else training. Raises InputError."""
+    from perfmodel.verbs.requests import make_requests, setting_of_request
+    from perfmodel.verbs.serving import serving_setting
+
+    if served.input_len is None and served.output_len is None:
+        for name in words_of(ServingRequest):
+            if name in SERVED.split() and getattr(served, name) is not None:
+                raise bad_field(name, getattr(served, name), "is of a service", "give input_len and output_len too, or leave it out")
+        requests = make_requests(asked)
+        if len(requests) > 1:
+            raise InputError("explore: takes one value of everything but its axes; name the others with vary")
+        setting = setting_of_request(requests[0])
+        request: Request | ServingRequest = requests[0]
+        cluster, model = setting.cluster, setting.job.transformer
+    else:
+        shared = {name: getattr(asked, name) for name in ("model", "cluster", "chips", "calibration")}
+        degrees = {name: getattr(knobs, name) for name in ("tp", "pp", "ep")}
+        request = replace(served, **shared, **degrees)
+        found = serving_setting(request)
+        cluster, model = found.estimator.cluster, found.job.model
+    return System(asked=request, knobs=knobs, cluster=cluster, model=model, spec=spec_of(asked.cluster))
+
+
+def _placed(system: System) -> Request | ServingRequest:
+    """The request with the objects of the system."""
+    asked = replace(system.asked, cluster=system.cluster, model=system.model, chips=system.cluster.num_chips)
+    return asked if isinstance(asked, ServingRequest) else replace(asked, nodes=None)
+
+
+def _at(system: System, **words: Any) -> System:
+    return replace(system, asked=replace(system.asked, **words))
+
+
+def _metric(system: System, metric: str) -> str:
+    if not system.is_service:
+        return STEP_TIME
+    if metric not in METRICS:
+        raise bad_field("metric", shown(metric), "is not known", f"use {', '.join(METRICS)}")
+    return metric
+
+
+def _point(case: SystemPredictor, system: System, values: Mapping[str, Any], *, shares: bool) -> Point:
+    try:
+        here = changed(system, values)
+        found = case.predict(here)
+        parts = _shares(case, here, found) if shares else {}
+    except InputError as error:
+        return Point(values=values, reason=str(error))
+    return Point(values=values, time=case.time(found), prediction=found, shares=parts)
+
+
+#: Group of a share -> axes whose elasticities are it, with the plan held.
+_BOUNDS: Mapping[str, tuple[str, ...]] = {
+    "compute": ("chip.peak_flop_rate",),
+    "memory": ("chip.memory.bandwidth",),
+    "network": ("network.scale_up.bandwidth", "network.scale_out.bandwidth"),
+}
+_SMALL = 1.01
+
+
+def _shares(case: SystemPredictor, system: System, found: Prediction | ServingPrediction) -> dict[str, float]:
+    """Shares of the time by what bounds it: -d ln(time) / d ln(rate) of each group. What no rate changes (latency, host) is `other`."""
+    known, time, shares = hardware_axes(system), case.time(found), {}
+    for group, names in _BOUNDS.items():
+        here = system
+        for name in names:
+            if name in known:
+                here = known[name].put(here, known[name].get(here) * _SMALL)
+        shares[group] = max(math.log(time / case.time(case.predict(here, held=found.plan))) / math.log(_SMALL), 0.0)
+    return {**shares, "other": max(1.0 - sum(shares.values()), 0.0)}
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# The way from one system to another
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def _calibration_of(system: System) -> Any:
+    """The calibration that holds until the last rung: the one that was given, or the best of the first chip."""
+    from perfmodel.cost.resolve import choose_calibration
+
+    given = system.asked.calibration
+    return choose_calibration(system.cluster.chip, given or "") if given is None or isinstance(given, Name) else given
+
+
+_Change = tuple[str, str, str, Callable[[System], System]]
+
+
+def _changes(system: System, last: Cluster, precision: str | None) -> Iterator[_Change]:
+    """Yield name, before, after, and the change of each rung. Rungs that change nothing are there too, as factors of 1."""
+    first, two, given = system.cluster, last.chip, system.asked.calibration
+    there = replace(system, cluster=last)
+    known, others = hardware_axes(system), hardware_axes(there)
+
+    def named(axis: str) -> tuple[str, str]:
+        fields = ((known.get(axis), system), (others.get(axis), there))
+        one, other = (Axis(name=axis, values=(), kind=each.kind).text(each.get(at)) if each else "none" for each, at in fields)
+        return one, other
+
+    def with_chip(**fields: Any) -> Callable[[System], System]:
+        return lambda at: replace(at, cluster=replace(at.cluster, chip=replace(at.cluster.chip, **fields)))
+
+    def scaled_up(at: System) -> System:
+        inner = tuple(tier for tier in last.tiers if not last.is_scale_out(tier))
+        domain = inner[-1].size if inner else 1
+        fabric = (replace(tier, size=-(-tier.size // domain) * domain) for tier in first.tiers if first.is_scale_out(tier))
+        return replace(at, cluster=replace(at.cluster, tiers=(*inner, *fabric), chips_per_node=last.chips_per_node))
+
+    def scaled_out(at: System) -> System:
+        return replace(at, cluster=replace(at.cluster, tiers=last.tiers, chips_per_node=last.chips_per_node))
+
+    rates = {name: getattr(two, name) for name in ("peak_flop_rate", "compute_units", "any_operand_order")}
+    yield "peak rate", *named("chip.peak_flop_rate"), with_chip(**rates)
+    if precision is not None:
+        of_job = "quantization" if system.is_service else "precision"
+        before = getattr(system.asked, of_job) or ("as published" if system.is_service else "bf16-mixed")
+        yield "number format", str(before), precision, lambda at: _at(at, **{of_job: precision})
+    memory = replace(first.chip.memory, bandwidth=two.memory.bandwidth)
+    yield "memory bandwidth", *named("chip.memory.bandwidth"), with_chip(memory=memory)
+    yield "memory capacity", *named("chip.memory.capacity"), with_chip(memory=two.memory)
+    yield "scale-up", *named("network.scale_up.bandwidth"), scaled_up
+    yield "scale-out", *named("network.scale_out.bandwidth"), scaled_out
+    yield "rest", first.chip.name, two.name, lambda at: _at(replace(at, cluster=last), calibration=given)
+
+
+def _kept_time(case: SystemPredictor, system: System, plan: Plan | ServingPlan | None) -> float:
+    """Time with the plan of the rung before; nan where that cannot be or does not fit."""
+    if plan is None:
+        return math.nan
+    try:
+        found = case.predict(system, held=plan)
+    except InputError:
+        return math.nan
+    return case.time(found) if found.fits else math.nan
