@@ -16,6 +16,8 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "serve --model deepseek-v3 --cluster hgx-h200 --chips 8 --input-len 1k --output-len 1k --concurrency 64 --operators",
     ),
     "explain": ("explain llama-3.1-405b --why-not tp=16,pp=8", "explain plan.yaml --trust"),
+    "advise": ("advise train.toml --cluster dgx-h100 --chips 64", "advise llama-3.1-405b"),
+    "export": ("export plan.yaml --to torchtitan --out train.toml", "export fsdp --to trl"),
     "compare": ("compare plan.yaml fsdp", "compare a.yaml b.yaml --plot plans.png"),
     "run": ("run plan.yaml --shrink", "run plan.yaml --steps 50 --save runs.jsonl"),
     "audit": ("audit plan.yaml", "audit fsdp --rank 3 --json"),

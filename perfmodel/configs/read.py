@@ -32,7 +32,7 @@ _PASSES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigSetup:
-    """What a configuration says of a job and a plan.
+    """Job and plan of a configuration, and how it was read.
 
     framework     as people call it; table: the name of its table
     files         that were read
@@ -111,14 +111,13 @@ def setup_of(source: ConfigKeys, table: FrameworkTable, given: Mapping[str, Any]
         entry = table.entry(key)
         if entry is not None:
             by_entry.setdefault(entry[0], []).append(key)
-        elif key not in (PROGRAM, ARGUMENT) and not key.startswith(("env.", "python.")):
+        elif key not in (PROGRAM, ARGUMENT, "python.function") and not key.startswith(("env.", "python.")):
             (harmless if table.is_harmless(key) else unknown).append(key)
     for name, meaning in table.keys.items():  # in the order of the table: what comes later is more particular
-        for found in by_entry.get(name, ()):
+        for found in reversed(by_entry.get(name, ())):  # the launch line, which comes first, wins over files
             _read_key(found, source.keys[found], meaning, facts, read, notes, unknown)
-    facts = {name: value for name, value in facts.items() if value not in _UNSAID}
     said = set(facts)
-    facts = {**given, **facts}
+    facts = {**given, **facts, **({"model": given["model"]} if given.get("model") is not None else {})}
     for name, expression in table.defaults:
         if name not in facts and (value := _value(expression, facts)) is not None:
             facts[name] = value
@@ -128,7 +127,7 @@ def setup_of(source: ConfigKeys, table: FrameworkTable, given: Mapping[str, Any]
             raise InputError(f"{one_line(source.path, 200)}: {_sentence(rule.say, facts)}")
     notes += [_sentence(rule.say, facts) for rule in table.notes if _value(rule.when, facts)]
     request, knobs = _words(facts, table)
-    shown = {*words_of(Request), *words_of(Knobs), *STATED}
+    shown = {*words_of(ServingRequest)} if table.serves else {*words_of(Request), *words_of(Knobs), *STATED}
     assumed = {name: value for name, value in facts.items() if name in shown and name not in said and name not in given}
     return ConfigSetup(
         framework=table.framework,
@@ -151,6 +150,8 @@ def _read_key(
     name: str, value: Any, key: KeyMeaning, facts: dict[str, Any], read: dict[str, str], notes: list[str], unknown: list[str]
 ) -> None:
     """Add the facts that one key says."""
+    if key.values is None and value in _UNSAID:
+        return
     if key.note and value not in (*_UNSAID, False):
         notes.append(_sentence(key.note, {**facts, "value": value, "key": name}))
     if key.values is None:
@@ -261,10 +262,13 @@ def _shipped(*parts: Any) -> str | None:
     text = "".join(str(part).rstrip("/").rpartition("/")[2] for part in parts if part is not None).lower()
     text = re.sub(r"[^a-z0-9]", "", text)
     known = _known_models()
-    for name in (text, re.sub(r"(hf|instruct|base|chat|it)$", "", text), re.sub(r"^meta", "", text)):
-        if name in known:
-            return known[name]
-    return None
+    while text not in known:
+        shorter = re.sub(r"(hf|instruct|base|chat|thinking|fp8|25\d\d|it)$", "", text)
+        shorter = re.sub(r"^meta(?=llama)", "", shorter) if shorter == text else shorter
+        if shorter == text:
+            return None
+        text = shorter
+    return known[text]
 
 
 def _found_in(pattern: str, text: Any) -> str | None:
@@ -307,8 +311,33 @@ def _dense_layers(frequency: Any) -> int | None:
     return int(match[1]) if match else None
 
 
+def _hub(name: Any) -> str | None:
+    """A hub id or path as it is where its model is known; else the shipped model of this name, where there is one."""
+    text = str(name)
+    try:
+        load_model(text)
+    except InputError:
+        return _shipped(text) or text
+    return text
+
+
+def _fused_loss(target: Any) -> str | None:
+    """The form of NeMo Automodel's loss class."""
+    text = str(target).lower()
+    return "fused" if "linear" in text else "chunked" if "chunk" in text else None
+
+
+def _optimizer_named(target: Any) -> str | None:
+    """The optimizer of a class: torch.optim.AdamW."""
+    name = str(target).rpartition(".")[2].lower()
+    return next((each for each in ("adamw", "adam", "sgd", "muon", "lion", "adafactor") if each in name), None)
+
+
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "shipped": _shipped,
+    "hub": _hub,
+    "fused_loss": _fused_loss,
+    "optimizer_named": _optimizer_named,
     "found": _found_in,
     "counted": _counted,
     "layout": _layout,

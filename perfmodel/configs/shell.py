@@ -87,7 +87,7 @@ def _statements(text: str) -> Iterator[str]:
 
 
 def _separator(text: str, index: int) -> str:
-    """What ends a statement here; not the sign of `2>&1`."""
+    """Return the sign that ends a statement here; not the sign of `2>&1`."""
     mark = next((mark for mark in _SEPARATORS if text.startswith(mark, index)), "")
     return "" if mark == "&" and text[index - 1 : index] == ">" else mark
 
@@ -186,7 +186,7 @@ def _expand(text: str, variables: dict[str, Any]) -> str:
 
 
 def _closed(text: str, start: int) -> tuple[str, int]:
-    """What stands between the bracket at `start` and the one that closes it, and the index after that."""
+    """Return the text between the bracket at `start` and the one that closes it, and the index after that."""
     depth = 0
     for index in range(start, len(text)):
         depth += (text[index] in "({") - (text[index] in ")}")
@@ -196,7 +196,7 @@ def _closed(text: str, start: int) -> tuple[str, int]:
 
 
 def _printed(inside: str, variables: dict[str, Any]) -> str:
-    """What `$(expr ...)` and `$(echo ...)` print; nothing of other commands."""
+    """Output of `$(expr ...)` and `$(echo ...)`; nothing of other commands."""
     name, _, rest = inside.strip().partition(" ")
     expanded = _expand(rest, variables)
     if name == "expr":

@@ -214,7 +214,7 @@ def _follow(source: ConfigKeys) -> None:
                 source.keys = {**_keys_of_file(path, config), **source.keys}
                 return
         raise InputError(
-            f"--config {config}: is a function of {module}/config_registry.py, which is not beside {source.path}; copy it there"
+            f"--config {config}: is a function of {module}/config_registry.py, which is not next to {source.path}; copy it there"
         )
 
 
@@ -235,7 +235,7 @@ def _hosts(path: Path) -> dict[str, Any]:
     """Nodes, and chips of each, of a DeepSpeed hostfile."""
     slots = [int(count) for count in re.findall(r"^\s*[^#\s]\S*\s+slots=(\d{1,4})", read_text(path, "hostfile"), re.MULTILINE)]
     if not slots or len(set(slots)) > 1:
-        raise InputError(f"{one_line(path, 200)}: must have a line `name slots=8` for each node, with as many slots each; correct it")
+        raise InputError(f"{one_line(path, 200)}: must have a line `name slots=8` for each node, all with the same slots; correct it")
     return {"nodes": len(slots), "slots": slots[0]}
 
 

@@ -18,6 +18,8 @@ from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 
 COMMON = "common"
+#: Fields that a table does not take over from its base.
+_OWN = ("recognise", "outputs", "launch", "let")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,9 @@ class FrameworkTable:
     derive     fact -> expressions of it, tried in order where no key says it
     notes, refused   rules on reading
     cannot     rules on writing: what the framework cannot express
-    outputs    files that a plan is written as; launch: the lines that start it
+    lossy      rules on writing: what the framework does otherwise
+    let        names for the expressions of outputs, in order
+    outputs    files that a plan is written as; launch: the program and its arguments, with facts in braces
     """
 
     name: str
@@ -92,7 +96,7 @@ class FrameworkTable:
     lossy: tuple[FactRule, ...]
     outputs: tuple[WrittenFile, ...]
     launch: str
-    scheduler: str
+    let: tuple[tuple[str, str], ...]
 
     def entry(self, key: str) -> tuple[str, KeyMeaning] | None:
         """The table's key that a file's key is: the same, or its last components; the longest counts."""
@@ -137,7 +141,7 @@ def _based(name: str, contents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     for field in ("derive", "notes", "refused", "cannot", "lossy"):
         own[field] = [*own.get(field, []), *base.get(field, [])]
     own["harmless"] = f"{own.get('harmless', '')} {base.get('harmless', '')}"
-    return {**{key: value for key, value in base.items() if key != "recognise"}, **own}
+    return {**{key: value for key, value in base.items() if key not in _OWN}, **own}
 
 
 def _table(name: str, content: Mapping[str, Any], common: Mapping[str, Any]) -> FrameworkTable:
@@ -170,7 +174,7 @@ def _table(name: str, content: Mapping[str, Any], common: Mapping[str, Any]) -> 
             for each in content.get("outputs", ())
         ),
         launch=content.get("launch", ""),
-        scheduler=common["scheduler"],
+        let=pairs("let"),
     )
 
 

@@ -21,6 +21,7 @@ from perfmodel.workload.routing import BALANCED, routing_of
 if TYPE_CHECKING:
     from perfmodel.configs.read import ConfigSetup
     from perfmodel.hardware.cluster import Cluster
+    from perfmodel.parallel.serving.request import ServingRequest
 
 #: Words that a verb takes where a configuration does not have them.
 _ASKED = ("model", "chips", "nodes", "global_batch", "batch_tokens", "seq_len")
@@ -105,6 +106,53 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
         return Start(plan=_plan_of(setup, cluster, given, profile, spelled), setup=setup)
     except InputError as error:
         raise InputError(f"{one_line(path, 200)} ({setup.framework}): {error.full}") from None
+
+
+def overridden_plan(plan: Plan, asked: Request, *, spelled: Callable[[str], str] = str) -> Plan:
+    """Return the plan with the job and the place that were asked for in place of its own."""
+    if all(getattr(asked, name) in (None, []) for name in (*_ASKED, "cluster")):
+        return plan
+    from perfmodel.verbs.requests import predict_requests
+
+    answers, _ = predict_requests(make_requests(asked, of_plan=True, spelled=spelled)[:1], (Knobs(),), plan=plan)
+    return answers[0].prediction.plan
+
+
+def job_words(plan: Plan, asked: Request) -> Request:
+    """Return the request with the plan's job and place where it says nothing."""
+    job = plan.job
+    own = {
+        "model": job.model,
+        "cluster": plan.cluster,
+        "chips": plan.num_chips,
+        "global_batch": job.global_batch,
+        "seq_len": job.seq_len,
+        "precision": job.precision,
+        "optimizer": job.optimizer,
+        "train": job.train,
+        "profile": plan.framework.name,
+    }
+    found = replace(asked, **{name: value for name, value in own.items() if getattr(asked, name) in (None, [], "")})
+    return replace(found, settings={**plan.framework.settings, **asked.stated()})
+
+
+def served_from(path: Name, asked: ServingRequest) -> tuple[ServingRequest, ConfigSetup]:
+    """Return the request with what the launch line of a serving engine says where the request says nothing, and how it was read."""
+    from perfmodel.configs.read import read_setup
+
+    setup = read_setup(str(path))
+    if not setup.serves:
+        raise InputError(f"{one_line(path, 200)}: is a {setup.framework} training configuration; give it to `perfmodel predict`")
+    own = dict(setup.request)
+    if getattr(asked, "chips", None) is not None and asked.tp is None and asked.chips != own.get("chips"):
+        own.pop("replicas", None)
+    if own.get("model") is not None and asked.model is None:
+        from perfmodel.workload.models import load_model
+
+        model = load_model(own["model"])
+        if model.experts is None:
+            own.pop("ep", None)
+    return replace(asked, **{name: value for name, value in own.items() if getattr(asked, name) is None}), setup
 
 
 def _first(value: Any) -> Any:
