@@ -143,11 +143,17 @@ def _fields(raw: str, variables: dict[str, Any]) -> list[str]:
     braced = re.fullmatch(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", inner)
     if braced:
         value = variables.get(braced[1], [])
-        return list(value) if isinstance(value, list) else [value]
+        elements = list(value) if isinstance(value, list) else [value]
+        return elements if raw.startswith('"') else [word for each in elements for word in _split(each)]
     found = _expand(raw, variables)
     if "'" in raw or '"' in raw:
         return [found]
     return found.split() if "$" in raw else [found]
+
+
+def _split(text: str) -> list[str]:
+    """Words of an unquoted element: `--split '99,1,0'` is two."""
+    return [word.strip("'") for word in text.split()] if text else []
 
 
 def _expand(text: str, variables: dict[str, Any]) -> str:

@@ -105,7 +105,7 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
     try:
         return Start(plan=_plan_of(setup, cluster, given, profile, spelled), setup=setup)
     except InputError as error:
-        raise InputError(f"{one_line(path, 200)} ({setup.framework}): {error.full}") from None
+        raise InputError(f"{one_line(Path(path).name, 60)} ({setup.framework}): {error.full}") from None
 
 
 def overridden_plan(plan: Plan, asked: Request, *, spelled: Callable[[str], str] = str) -> Plan:
@@ -229,4 +229,7 @@ def _of_model(knobs: Mapping[str, Any], model: Any) -> dict[str, Any]:
             found.pop(name, None)
     if found.get("tp", 1) == 1:
         found.pop("sequence_parallel", None)
+    if found.get("pp", 1) == 1:
+        for name in ("schedule", "virtual_stages"):
+            found.pop(name, None)
     return found

@@ -190,6 +190,22 @@ torchrun --nproc_per_node 8 pretrain_gpt.py "${ARGS[@]}" \\
     assert not (tmp_path / "executed").exists()
 
 
+def test_unquoted_elements_of_an_array_are_split_into_words(tmp_path):
+    text = """
+ARGS=("--fp8-format hybrid" "--micro-batch-size 2" "--split '99,1,0'")
+torchrun --nproc_per_node 8 pretrain_gpt.py ${ARGS[@]} --bf16 --num-layers 4 --seq-length 128
+"""
+    facts = read_setup(write(tmp_path, "go.sh", text)).facts
+    assert (facts["precision"], facts["micro_batch"]) == ("fp8-delayed", 2)
+
+
+def test_more_ranks_than_chips_are_refused(tmp_path):
+    args = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --vocab-size 128 --micro-batch-size 1"
+    text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {args} --global-batch-size 8 --tensor-model-parallel-size 16"
+    with pytest.raises(InputError, match="tp=16: must divide chips=8"):
+        start_from(write(tmp_path, "go.sh", text), Request(cluster="dgx-h100"))
+
+
 def test_plans_and_configurations_are_told_apart(tmp_path):
     assert not is_config("fsdp")
     assert not is_config("no-such-plan.yaml")
