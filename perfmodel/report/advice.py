@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perfmodel.foundation.units import format_bytes, format_step, format_time
+from perfmodel.parallel.framework_ref import STATED, settings_text
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
 from perfmodel.report.predictions import plan_line, prediction_object
 from perfmodel.report.remedies import flags_text, remedies_objects
@@ -101,8 +102,6 @@ def changes_table(advice: _Advice) -> Table:
 
 
 def _text(changes: Mapping[str, int | str | bool]) -> str:
-    from perfmodel.parallel.framework_ref import STATED
-
     settings = {name: value for name, value in changes.items() if name in STATED}
     knobs = flags_text({name: value for name, value in changes.items() if name not in STATED})
     named = [f"--setting {name}" if value is True else f"--setting {name}={value}" for name, value in settings.items()]
@@ -119,7 +118,9 @@ def gain_line(advice: _Advice) -> str:
     gain = 1 - best.step_time / own.step_time
     how = f"{100 * gain:.1f} % faster" if gain > 0 else f"{-100 * gain:.1f} % slower, but fits"
     room = f"{format_bytes(best.memory['total'])} (probability of fitting {probability_cell(best.fits_probability)})"
-    return f"Best plan: {format_step(best.step_time)} a step, {how}, {room}: {plan_line(best.plan)}"
+    changed = {name: value for name, value in best.plan.framework.settings.items() if own.plan.framework.settings.get(name) != value}
+    settings = f"; settings {settings_text(changed)}" if changed else ""
+    return f"Best plan: {format_step(best.step_time)} a step, {how}, {room}: {plan_line(best.plan)}{settings}"
 
 
 def diff_lines(advice: _Advice) -> Iterator[str]:

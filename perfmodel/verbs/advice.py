@@ -39,8 +39,8 @@ SETTINGS_TO_TRY: Mapping[str, bool | str] = {
     "tp_async": True,
     "gradient_bucketing": True,
 }
-#: Changes that are shown, and single ones of which pairs are tried.
-MOST_CHANGES, MOST_IN_PAIRS = 8, 4
+#: Single changes and pairs that are shown, and single ones of which pairs are tried.
+MOST_SINGLE, MOST_PAIRS, MOST_IN_PAIRS = 5, 4, 4
 #: A change that gains less than this share of the step is not worth an option.
 LEAST_GAIN = 0.005
 
@@ -124,13 +124,19 @@ def advise_on(
     report(0.6)
     found = search_in(setting, Knobs(), {}, top=1, with_remedies=False, **rule)
     report(1.0)
-    best = found.plans[:1]
+    best = tuple(_with_helpful_settings(each, changes, memory) for each in found.plans[:1])
     if best and own.fits and best[0].step_time >= own.step_time * (1 - LEAST_GAIN):
         best = (own,)
     diff, notes = _difference(setting, start, own.plan, best[0].plan, table) if best else ((), ())
     framework = table.framework if table is not None else setting.estimator.profile.name
     return Advice(
-        framework=framework, prediction=own, changes=changes, best=best, diff=diff, remedies=remedies, notes=(*notes, *setting.notes)
+        framework=framework,
+        prediction=own,
+        changes=_shown(changes),
+        best=best,
+        diff=diff,
+        remedies=remedies,
+        notes=(*notes, *setting.notes),
     )
 
 
@@ -164,7 +170,27 @@ def _helpful(setting: Setting, own: Prediction, table: FrameworkTable | None, ru
         if all(pair.prediction.step_time < time * (1 - LEAST_GAIN) for knobs, time in least.items() if knobs <= pair.changes.items())
     ]
     found = [*single, *better, *_with_settings(own, single[:MOST_IN_PAIRS], table, rule)]
-    return tuple(sorted(found, key=lambda change: change.prediction.step_time)[:MOST_CHANGES])
+    return tuple(sorted(found, key=lambda change: change.prediction.step_time))
+
+
+def _shown(changes: Sequence[AdvisedChange]) -> tuple[AdvisedChange, ...]:
+    """The best single changes and the best pairs, the fastest first."""
+    single = [each for each in changes if not each.is_pair][:MOST_SINGLE]
+    pairs = [each for each in changes if each.is_pair][:MOST_PAIRS]
+    return tuple(sorted((*single, *pairs), key=lambda change: change.prediction.step_time))
+
+
+def _with_helpful_settings(best: Prediction, changes: Sequence[AdvisedChange], memory: Mapping[str, Any]) -> Prediction:
+    """Return the best plan with all settings that help the current one, where it fits and is faster with them."""
+    helpful = {name: value for each in changes if not each.is_pair for name, value in each.changes.items() if name in STATED}
+    if not helpful:
+        return best
+    try:
+        setting = setting_of_plan(best.plan, settings=helpful)
+    except InputError:  # two of them contradict each other
+        return best
+    found = predict_in(setting, placed(best.plan, setting), **memory)
+    return found if found.fits and found.step_time < best.step_time else best
 
 
 def _faster(setting: Setting, own: Prediction, alternatives: Sequence[Alternative]) -> Iterator[AdvisedChange]:

@@ -13,7 +13,7 @@ from perfmodel.foundation.words import words_of
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.request import Request
-from perfmodel.verbs.requests import make_requests
+from perfmodel.verbs.requests import make_requests, needs_chips
 from perfmodel.verbs.setting import Name, load_plan, make_job, make_setting, plan_in
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.routing import BALANCED, routing_of
@@ -105,7 +105,7 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
     try:
         return Start(plan=_plan_of(setup, cluster, given, profile, spelled), setup=setup)
     except InputError as error:
-        raise InputError(f"{one_line(Path(path).name, 60)} ({setup.framework}): {error.full}") from None
+        raise InputError(f"{one_line(Path(str(path)).name, 60)} ({setup.framework}): {error.full}") from None
 
 
 def overridden_plan(plan: Plan, asked: Request, *, spelled: Callable[[str], str] = str) -> Plan:
@@ -144,8 +144,6 @@ def served_from(path: Name, asked: ServingRequest) -> tuple[ServingRequest, Conf
     if not setup.serves:
         raise InputError(f"{one_line(path, 200)}: is a {setup.framework} training configuration; give it to `perfmodel predict`")
     own = dict(setup.request)
-    if getattr(asked, "chips", None) is not None and asked.tp is None and asked.chips != own.get("chips"):
-        own.pop("replicas", None)
     if own.get("model") is not None and asked.model is None:
         from perfmodel.workload.models import load_model
 
@@ -185,7 +183,7 @@ def _plan_of(setup: ConfigSetup, cluster: Any, given: Mapping[str, Any], profile
         if given[name] is not None and held not in own:
             own[name] = given[name]
     words = {name: own[name] for name in words_of(Request) if name in own and name not in ("settings", "capacity_factor")}
-    _check_model(setup, words, spelled)
+    _check_complete(setup, {**words, **({} if cluster is None else {"cluster": cluster})}, spelled)
     request = make_requests(Request(**words, cluster=cluster), spelled=spelled)[0]
     settings = dict(own.get("settings", {}))
     batch = request.global_batch
@@ -200,7 +198,7 @@ def _plan_of(setup: ConfigSetup, cluster: Any, given: Mapping[str, Any], profile
         train=request.train or "full",
         routing=routing_of("balanced").with_capacity(own["capacity_factor"]) if own.get("capacity_factor") else BALANCED,
     )
-    chips = request.chips or request.nodes * _chips_per_node(request.cluster)
+    chips = request.chips if request.nodes is None else request.nodes * _chips_per_node(request.cluster)
     setting = make_setting(job, request.cluster, chips=chips, profile=profile or request.profile, settings=settings)
     plan = plan_in(setting, Knobs(**_of_model(setup.knobs, job.model)))
     changes: dict[str, Any] = {}
@@ -211,14 +209,20 @@ def _plan_of(setup: ConfigSetup, cluster: Any, given: Mapping[str, Any], profile
     return replace(plan, **changes) if changes else plan
 
 
-def _check_model(setup: ConfigSetup, words: Mapping[str, Any], spelled: Callable[[str], str]) -> None:
-    """Say which size of a model is missing, where the configuration gives others."""
+def _check_complete(setup: ConfigSetup, words: Mapping[str, Any], spelled: Callable[[str], str]) -> None:
+    """Name the flags of what neither the configuration nor the request says."""
+    either = {"chips": "nodes", "global_batch": "batch_tokens"}
+    needed = [name for name, each in words_of(Request).items() if each.missing]
+    absent = [name for name in needed if name not in words and either.get(name, name) not in words]
+    if "cluster" in words and not needs_chips(words["cluster"]):
+        absent = [name for name in absent if name != "chips"]
+    if not absent:
+        return
     sizes = {name.removeprefix("model.") for name in setup.facts if name.startswith("model.")}
-    if "model" not in words and "hidden_size" in sizes and "vocab_size" not in sizes:
-        raise InputError(
-            f"{spelled('model')}: is missing; the file gives sizes of a model but not its vocabulary; give a config.json, or a name from "
-            "`perfmodel models`"
-        )
+    remedy = "add them as flags" if len(absent) > 1 else "add it as a flag"
+    if "model" in absent and "hidden_size" in sizes and "vocab_size" not in sizes:
+        remedy += "; the file gives sizes of a model but not its vocabulary"
+    raise InputError(f"{', '.join(map(spelled, absent))}: missing in the file; {remedy}")
 
 
 def _of_model(knobs: Mapping[str, Any], model: Any) -> dict[str, Any]:
