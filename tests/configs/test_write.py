@@ -27,7 +27,7 @@ def round_trip(plan, framework, folder):
         return None
     write_export(exported, folder)
     model = {} if framework in ("megatron", "nanotron") else {"model": plan.job.model}
-    return start_from(folder / exported.script, Request(cluster="dgx-h100", **model)).plan
+    return start_from(folder / exported.script, Request(cluster="dgx-b200", **model)).plan
 
 
 def check_round_trips(framework, folder, count, seed):
@@ -38,6 +38,7 @@ def check_round_trips(framework, folder, count, seed):
         again = round_trip(plan, framework, folder)
         if again is not None:
             assert _compared(again) == _compared(plan)
+            assert plan.framework.settings.items() <= again.framework.settings.items()
             done += 1
         if done == count:
             return
