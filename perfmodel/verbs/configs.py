@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Words that a verb takes where a configuration does not have them.
 _ASKED = ("model", "chips", "nodes", "global_batch", "batch_tokens", "seq_len")
-_CONFIGS = (".toml", ".json", ".py", ".sh", ".txt", ".sbatch", ".bash")
+_CONFIGS = (".toml", ".json", ".py", ".sh", ".txt", ".sbatch", ".slurm", ".bash")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,20 +67,14 @@ def is_config(path: Plan | Name) -> bool:
             return file.suffix in _CONFIGS
     except (OSError, ValueError):
         return False
-    if file.suffix not in (".yaml", ".yml"):
-        return True
-    from perfmodel.foundation.files import read_yaml
-
-    return not {"schema_version", "layout", "job", "rule_set"} & set(read_yaml(file)) if _is_yaml(file) else False
-
-
-def _is_yaml(file: Path) -> bool:
+    if file.suffix not in (".yaml", ".yml", ".json"):
+        return file.suffix in _CONFIGS
     from perfmodel.foundation.files import read_yaml
 
     try:
-        return bool(read_yaml(file))
-    except InputError:
-        return False
+        return not {"schema_version", "layout", "job", "rule_set"} & set(read_yaml(file))
+    except InputError:  # the reader of each kind says what is wrong
+        return file.suffix == ".json"
 
 
 def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], str] = str) -> Start:

@@ -210,6 +210,8 @@ def test_plans_and_configurations_are_told_apart(tmp_path):
     assert not is_config("fsdp")
     assert not is_config("no-such-plan.yaml")
     assert not is_config(write(tmp_path, "plan.yaml", "schema_version: 1\nkind: plan\n"))
+    assert not is_config(write(tmp_path, "plan.json", '{"schema_version": 1, "kind": "plan"}'))
+    assert is_config(write(tmp_path, "deepspeed.json", '{"zero_optimization": {"stage": 2}}'))
     assert is_config(write(tmp_path, "axolotl.yaml", "base_model: x\n"))
     assert is_config("train.sh")
 
