@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
+from perfmodel.configs.write import ExportedPlan
 from perfmodel.cost.counts import Audit
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.cost.training_run import TrainingRun as TrainingRun
@@ -34,6 +35,7 @@ from perfmodel.planner.per_operator.pipeline import PipelineSearch
 from perfmodel.planner.result import SearchResult
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.validation.judgement import ValidationResult
+from perfmodel.verbs.advice import Advice
 from perfmodel.verbs.limits import Limits
 from perfmodel.verbs.networks import NetworkComparison, ShardResult, Sizes
 from perfmodel.verbs.serving_requests import AnsweredRequest
@@ -497,7 +499,8 @@ def predict(  # type: ignore[overload-overlap]
     dp: int | None = None,
     fsdp: int | None = None,
 ) -> Prediction:
-    """Step time and memory of one plan: of a plan (file) with what is said beside it, or of the one that the knobs describe.
+    """Step time and memory of one plan: of a plan (file) or a framework's configuration with what is said beside it, or of the one that the
+    knobs describe.
 
     A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free;
     risk: in its place, the probability that a plan that fits does not.
@@ -595,7 +598,8 @@ def predict(
     dp: int | None = None,
     fsdp: int | None = None,
 ) -> Predictions:
-    """Step time and memory of one plan: of a plan (file) with what is said beside it, or of the one that the knobs describe.
+    """Step time and memory of one plan: of a plan (file) or a framework's configuration with what is said beside it, or of the one that the
+    knobs describe.
 
     A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free;
     risk: in its place, the probability that a plan that fits does not.
@@ -687,6 +691,58 @@ def validate_cases(
     skip_broken_nvlink   leave runs whose notes tell of broken NVLink out of the judged choice of plans; no prediction sees it
     profile         the framework that predicts every training run, such as one of your own (`fit_runs`); None: the one that it names
     hide_framework  predict every training run without the name of its framework: `generic`, made from all others
+    """
+
+def advise(
+    plan: Plan | str | Path,
+    *,
+    model: str | Path | TransformerConfig | None = None,
+    cluster: str | Path | Cluster | None = None,
+    chips: int | str | None = None,
+    nodes: int | str | None = None,
+    global_batch: int | str | None = None,
+    batch_tokens: int | str | None = None,
+    seq_len: int | str | None = None,
+    profile: str | Path | ExecutionProfile | None = None,
+    settings: Mapping[str, bool | float | str] | None = None,
+    calibration: str | Path | Calibration | None = None,
+    memory_headroom: float | str | None = None,
+    risk: float | str | None = None,
+    any_framework: bool = False,
+) -> Advice:
+    """Advise changes of a plan, a plan file or a framework's configuration: the changes that help most, and the best plan.
+
+    What a configuration does not say is given beside it: cluster, chips, model.
+
+    Args:
+        model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
+        cluster: A cluster's name (`perfmodel clusters`) or file.
+        chips: Chips to use.
+        nodes: In place of chips: nodes of the cluster.
+        global_batch: Sequences in a step, on all chips together.
+        batch_tokens: In place of global_batch: tokens in a step, such as 4M (4194304).
+        seq_len: Tokens in a sequence, such as 8k (8192).
+        profile: The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile; generic, the mean of those known, if left out.
+        settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
+        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
+        memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
+        risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
+    """
+
+def export_plan(
+    plan: Plan | str | Path,
+    *,
+    to: str,
+    stem: str = 'plan',
+    launcher: str = 'torchrun',
+) -> ExportedPlan:
+    """A plan as a framework's configuration and launch script, with the predicted numbers behind each option in comments.
+
+    What the framework cannot express is refused; what it does otherwise is in `notes`. The files are read back: they give the same plan.
+
+    to         torchtitan, megatron, nemo-automodel, trl, deepspeed, nanotron or maxtext
+    stem       name of the files without their endings
+    launcher   torchrun or slurm
     """
 
 def list_networks() -> tuple[str, ...]:
@@ -1672,6 +1728,7 @@ def shard_pipeline(
 audit = audit_plan
 compare = compare_plans
 explain = explain_plan
+export = export_plan
 fit = fit_runs
 run = run_plan
 shard = shard_network

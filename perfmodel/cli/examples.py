@@ -20,6 +20,8 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         f"explore {_JOB.replace('--cluster', '--from')} --to dgx-b200",
     ),
     "explain": ("explain llama-3.1-405b --why-not tp=16,pp=8", "explain plan.yaml --trust"),
+    "advise": ("advise train.toml --cluster dgx-h100 --chips 64", "advise llama-3.1-405b"),
+    "export": ("export plan.yaml --to torchtitan --out train.toml", "export fsdp --to trl"),
     "compare": ("compare plan.yaml fsdp", "compare a.yaml b.yaml --plot plans.png"),
     "run": ("run plan.yaml --shrink", "run plan.yaml --steps 50 --save runs.jsonl"),
     "audit": ("audit plan.yaml", "audit fsdp --rank 3 --json"),

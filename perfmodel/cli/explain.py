@@ -11,7 +11,7 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, show
-from perfmodel.cli.words import command
+from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, given_words
 from perfmodel.parallel.request import Request
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 PlanPath = Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")]
 
 
-@command(assumed=options.ASSUMED, output=options.OUTPUT)
+@command(assumed=options.STARTED, output=options.OUTPUT)
 def explain(
-    plan: PlanPath,
+    plan: Annotated[str, typer.Argument(metavar="PLAN|CONFIG", help="A plan file or name, or a framework's config or launch script.")],
     *,
     why_not: Annotated[
         list[str], typer.Option("--why-not", metavar="KNOB=VALUE[,...]", help="Knobs that you would have chosen, such as tp=16,pp=2.")
@@ -41,15 +41,24 @@ def explain(
     """Explain where a plan's time and memory go, what each knob would change, and why not another plan."""
     from perfmodel.planner.explain import parse_knobs
     from perfmodel.verbs.api import explain_plan
-    from perfmodel.verbs.setting import load_plan
+    from perfmodel.verbs.configs import overridden_plan, start_from
 
-    found = load_plan(plan)
+    start = start_from(plan, assumed, spelled=flag)
+    found = overridden_plan(start.plan, assumed, spelled=flag)
+    assumptions = {name: value for name, value in given_words(assumed).items() if name in options.ASSUMED.words()}
     asked = [parse_knobs(text) for text in why_not] or [{}]
     first, *others = (
-        explain_plan(found, why_not=knobs or None, trust=trust and knobs is asked[0], any_framework=any_framework, **given_words(assumed))
+        explain_plan(found, why_not=knobs or None, trust=trust and knobs is asked[0], any_framework=any_framework, **assumptions)
         for knobs in asked
     )
-    show(Document(content=lambda: _object(first, others), blocks=lambda: _blocks(first, others, output)), output)
+    read = start.notes(verbose=output.verbose)
+    show(
+        Document(
+            content=lambda: _object(first, others) | start.object(),
+            blocks=lambda: chain(_blocks(first, others, output), [Notes(read)] if read else ()),
+        ),
+        output,
+    )
 
 
 def _object(first: Explanation, others: Sequence[Explanation]) -> dict[str, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
-from perfmodel.cli.words import command
+from perfmodel.cli.words import command, flag
 from perfmodel.foundation.words import Words
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
@@ -44,6 +46,9 @@ _WORDS = {
     after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "settings": "profile", "calibration": "settings"},
 )
 def limits(
+    config: Annotated[
+        str, typer.Argument(metavar="[PLAN|CONFIG]", help="The job of a plan, or of a framework's config or launch script.")
+    ] = "",
     *,
     asked: Request,
     chip: options.ChipWords,
@@ -58,6 +63,11 @@ def limits(
     from perfmodel.verbs.limits import limits_of
 
     places = options.with_chip([asked.cluster] if asked.cluster else [], chip)
+    if config:
+        from perfmodel.verbs.configs import job_words, start_from
+
+        asked = job_words(start_from(config, replace(asked, cluster=places), spelled=flag).plan, asked)
+        places = places or [asked.cluster]
     options.needed(
         ("--model", asked.model, "a name from `perfmodel models` or a config.json"),
         ("--cluster", len(places) or None, "a name from `perfmodel clusters` or a cluster file, or --chip with a chip"),

@@ -81,6 +81,12 @@ ASSUMED = Words(
     only="profile settings calibration memory_headroom risk",
     helps={"profile": "The framework that is assumed (`perfmodel profiles`); the plan's own if left out."},
 )
+#: What verbs that take a plan's file or a configuration take beside it: what a configuration does not say, and what is assumed.
+STARTED = Words(
+    Request,
+    only="model cluster chips nodes global_batch batch_tokens seq_len profile settings calibration memory_headroom risk",
+    helps={"profile": "The framework that is assumed (`perfmodel profiles`); the plan's own if left out."},
+)
 TimeLimit = Annotated[
     str | None,
     typer.Option(

@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 )
 def predict(
     plan: Annotated[
-        str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name; flags override its values.")
+        str,
+        typer.Argument(
+            metavar="PLAN|CONFIG", help="A plan file or name, or a framework's config or launch script; flags override its values."
+        ),
     ] = "",
     *,
     asked: Request,
@@ -63,14 +66,15 @@ def predict(
     several values, as --seq-len 4k,8k or again and again. A plan that does not fit is predicted all the same.
     """
     from perfmodel.parallel.rows import table_rows
+    from perfmodel.verbs.configs import start_from
     from perfmodel.verbs.requests import make_requests, predict_requests, varied_knobs
-    from perfmodel.verbs.setting import load_plan
 
     output = files.check(output)
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
     num_tokens = options.parse_tokens(tokens)
     assumed = options.parse_assumed(assume, num_tokens)
-    found = load_plan(plan) if plan else None
+    start = start_from(plan, asked, spelled=flag) if plan else None
+    found = start.plan if start is not None else None
     if found is not None and found.assignment is not None:
         from perfmodel.cli.network_plan import predict_network_file
 
@@ -104,9 +108,10 @@ def predict(
         varied = varied_knobs(knobs)
         blocks = partial(_several_blocks, predictions, failures, tokens=num_tokens, confidences=confidences, varied=varied)
     intervals = [bounds for bounds, _ in confidences]
+    read = start.notes(verbose=output.verbose) if start is not None else []
     document = Document(
-        content=content,
-        blocks=lambda: chain(blocks(), files.written(output)),
+        content=lambda: content() | (start.object() if start is not None else {}),
+        blocks=lambda: chain(blocks(), [Notes(read)] if read else (), files.written(output)),
         rows=lambda: table_rows(predictions, failures, tokens=num_tokens, intervals=intervals),
     )
     files.write_csv(document)

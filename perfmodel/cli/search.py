@@ -61,6 +61,9 @@ class Ranking:
     after={"maximum": "order"},
 )
 def search(
+    config: Annotated[
+        str, typer.Argument(metavar="[PLAN|CONFIG]", help="The job of a plan, or of a framework's config or launch script.")
+    ] = "",
     *,
     asked: Request,
     chip: options.ChipWords,
@@ -84,6 +87,7 @@ def search(
     """
     from perfmodel.foundation.values import whole
     from perfmodel.parallel.prediction import NotPredicted, first_reasons
+    from perfmodel.verbs.configs import start_from
     from perfmodel.verbs.requests import check_names, make_requests, setting_of_request
     from perfmodel.verbs.searching import check_frameworks
 
@@ -93,7 +97,9 @@ def search(
     near = options.parse_fraction(ranking.ties, "ties")
     num_tokens = options.parse_tokens(tokens)
     run_of = _run_of(num_tokens, options.parse_assumed(assume, num_tokens))
-    requests = make_requests(asked, spelled=flag)
+    start = start_from(config, asked, spelled=flag) if config else None
+    job = start.plan if start is not None else None
+    requests = make_requests(asked, of_plan=start is not None, spelled=flag)
     headroom, allowed = requests[0].memory_headroom, requests[0].risk
     if files.save is not None and len(requests) > 1:
         raise InputError("--save: can write one plan only; give one value of everything")
@@ -104,7 +110,7 @@ def search(
     was_interrupted = False
     for request in requests:
         try:
-            setting = setting_of_request(request)
+            setting = setting_of_request(request, plan=job)
             result, was_interrupted = _search_once(
                 setting,
                 knobs,
@@ -126,10 +132,14 @@ def search(
     if not found:
         raise InputError(first_reasons(failures))
     written = _write(found, files.save, files.plot)
+    read = start.notes(verbose=output.verbose) if start is not None else []
     document = Document(
-        content=lambda: _object(found, failures, run_of=run_of, tokens=num_tokens, interval=interval),
+        content=lambda: (
+            _object(found, failures, run_of=run_of, tokens=num_tokens, interval=interval) | (start.object() if start is not None else {})
+        ),
         blocks=lambda: chain(
             _blocks(found, failures, run_of=run_of, tokens=num_tokens, interval=interval, output=output),
+            [Notes(read)] if read else (),
             replace(files, save=None, plot=None).written(output, **written),
         ),
         rows=lambda: _rows(found, tokens=num_tokens, interval=interval),

@@ -60,6 +60,9 @@ _FILES = Words(
 
 @command(asked=ServingRequest, chip=options.ChipWords, wanted=WantedWords, files=_FILES, output=options.OUTPUT)
 def serve(
+    config: Annotated[
+        str, typer.Argument(metavar="[CONFIG]", help="A launch line of vLLM, SGLang or TensorRT-LLM in a file; flags override its values.")
+    ] = "",
     *,
     asked: ServingRequest,
     chip: options.ChipWords,
@@ -113,6 +116,13 @@ def serve(
         return 0
     clusters = options.with_chip(several(asked.cluster), chip)
     asked = replace(asked, cluster=clusters[0] if len(clusters) == 1 else clusters or None)
+    read: Sequence[str] = ()
+    if config:
+        from perfmodel.configs.read import described
+        from perfmodel.verbs.configs import served_from
+
+        asked, setup = served_from(config, asked)
+        read = tuple(described(setup, verbose=output.verbose))
     is_sized = search and (asked.concurrency is not None or asked.rate is not None)
     absent = {name: meaning for name, meaning in NEEDED.items() if not (is_sized and name == "chips")}
     options.needed(*((flag(name), _given(getattr(asked, name)), meaning) for name, meaning in absent.items()))
@@ -133,7 +143,7 @@ def serve(
     elif plot is not None:
         raise InputError("--plot: goes with --operators, whose roofline it draws, or with --search; add one of them")
     else:
-        return _predict(asked, wanted, simulated=simulated, seed=wanted.seed or 0, files=files, output=output)
+        return _predict(asked, wanted, simulated=simulated, seed=wanted.seed or 0, files=files, output=output, read=read)
     return 0
 
 
@@ -198,7 +208,9 @@ def _give(
     show(document, output)
 
 
-def _predict(asked: ServingRequest, wanted: WantedWords, *, simulated: bool, seed: int, files: options.Files, output: Output) -> int:
+def _predict(
+    asked: ServingRequest, wanted: WantedWords, *, simulated: bool, seed: int, files: options.Files, output: Output, read: Sequence[str]
+) -> int:
     from perfmodel.cost.serving.simulated import is_simulated
     from perfmodel.report.serving import (
         headline,
@@ -234,7 +246,7 @@ def _predict(asked: ServingRequest, wanted: WantedWords, *, simulated: bool, see
         yield memory_table(prediction)
         if prediction.fits:
             yield from _launch_blocks(launch)
-        yield Notes(shown_notes(prediction))
+        yield Notes([*shown_notes(prediction), *read])
 
     _give(content, blocks, lambda: [serving_row(prediction)], files, output)
     return 0 if prediction.fits else EXIT_NOTHING_FITS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -192,9 +192,23 @@ def explain(
     check_expert_knobs(why_not or {}, plan.job)
     against = _Comparison(estimator=estimator, own=own, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
     turns = _turns(plan) if plan.assignment is None else []
-    neighbours = tuple(each for turned in turns for each in _turned(against, turned))
+    neighbours = turned_plans(estimator, own, turns, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
     asked = (_answer(against, dict(why_not)),) if why_not else ()
     return Explanation(prediction=own, bottleneck=max(own.parts, key=lambda part: own.parts[part]), neighbours=neighbours, why_not=asked)
+
+
+def turned_plans(
+    estimator: Estimator,
+    own: Prediction,
+    turns: Sequence[Mapping[str, int | str | bool]],
+    *,
+    memory_headroom: float | None = None,
+    risk: float | None = None,
+    any_framework: bool = False,
+) -> tuple[Alternative, ...]:
+    """Return the plan of a prediction with the knobs of each turn, as few others changed as the rest needs; none where that is no plan."""
+    against = _Comparison(estimator=estimator, own=own, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
+    return tuple(each for turned in turns for each in _turned(against, turned))
 
 
 def _turns(plan: Plan) -> list[dict[str, int | str | bool]]:

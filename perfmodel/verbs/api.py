@@ -25,6 +25,7 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Predictions
 from perfmodel.parallel.request import Request
 from perfmodel.planner.ties import TIES
+from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.requests import make_requests, predict_requests, read_risk, setting_of_request
 from perfmodel.verbs.searching import check_frameworks, remedies_in, search_in
 from perfmodel.verbs.setting import (
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
 
 @takes(asked=Words(Request, several=True), knobs=Words(Knobs, varied=True))
 def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: Combinations) -> Prediction | Predictions:
-    """Step time and memory of one plan: of a plan (file) with what is said beside it, or of the one that the knobs describe.
+    """Step time and memory of one plan: of a plan (file) or a framework's configuration with what is said beside it, or of the one that the
+    knobs describe.
 
     A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free;
     risk: in its place, the probability that a plan that fits does not.
@@ -71,7 +73,7 @@ def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: Combinati
     dp, fsdp       the whole data-parallel degree; dp_shard with ZeRO stage 3
     rules          how operators are cut by the axes: a shipped rule set's name, the file of one's own (docs/rules.md)
     """
-    own = None if plan is None else load_plan(plan)
+    own = None if plan is None else start_from(plan, asked).plan
     if own is not None and own.assignment is not None:
         from perfmodel.verbs.networks import predict_requested
 

@@ -129,7 +129,7 @@ def _names(value: object) -> list[Any]:
 def _check_complete(asked: Mapping[str, list[Any]], spelled: Callable[[str], str]) -> None:
     needed = {name: each.missing for name, each in words_of(Request).items() if each.missing}
     absent = {name for name in needed if not asked[name]}
-    if asked["nodes"] or (asked["cluster"] and not any(_needs_chips(each) for each in asked["cluster"])):
+    if asked["nodes"] or (asked["cluster"] and not any(needs_chips(each) for each in asked["cluster"])):
         absent.discard("chips")
     if asked["batch_tokens"]:
         absent.discard("global_batch")
@@ -139,7 +139,7 @@ def _check_complete(asked: Mapping[str, list[Any]], spelled: Callable[[str], str
         raise InputError("; ".join(f"{name}: is missing; give {meaning}" for name, meaning in meanings))
 
 
-def _needs_chips(cluster: Any) -> bool:
+def needs_chips(cluster: Any) -> bool:
     """A shipped cluster has any number of chips; this machine has its own, and so has a file or a cluster object."""
     from perfmodel.hardware.chip_cluster import chip_cluster
     from perfmodel.hardware.reader import LOCALHOST

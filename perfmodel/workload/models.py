@@ -28,6 +28,14 @@ def _hub_ids() -> dict[str, str]:
     return found
 
 
+def hub_id_of(name: str) -> str:
+    """Return the hub id that a shipped model was read from; the name itself where there is none."""
+    path = _FOLDER / f"{name}.json"
+    if not path.is_file():
+        return name
+    return str(next(iter(json.loads(path.read_text(encoding="utf-8")).get("_hub_ids", ())), name))
+
+
 def list_models() -> tuple[str, ...]:
     """The names that `load_model` knows, in alphabetical order."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))

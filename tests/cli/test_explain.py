@@ -42,7 +42,7 @@ def test_experts_are_dealt_over_more_and_fewer_ranks(call_json, tmp_path):
     assert {"dispatcher": "allgather"} in turned
 
 
-@pytest.mark.parametrize("typed", ["explain --model gpt2", "compare --gpus 8", "run plan.yaml --tp 2"])
+@pytest.mark.parametrize("typed", ["explain --tp 2", "compare --gpus 8", "run plan.yaml --tp 2"])
 def test_what_takes_a_plan_says_how_to_get_one(typed, call):
     code, _, err = call(*typed.split())
     verb, flag = typed.split()[0], typed.split()[-2]
@@ -164,3 +164,8 @@ def test_trust_says_what_carries_the_uncertainty_and_what_would_halve_it(call, c
     assert all(words in out for words in ("measure 3 runs", "and its", "neighbours"))
     assert "Sources of uncertainty of the step time" in out
     assert "trust" not in call_json("explain", "fsdp")
+
+
+def test_flags_put_a_plan_in_another_place(call_json):
+    plan = call_json("explain", "fsdp", "--chips", 16, "--seq-len", 2048)["plan"]
+    assert (plan["num_chips"], plan["job"]["seq_len"]) == (16, 2048)

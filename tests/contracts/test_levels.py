@@ -14,7 +14,7 @@ from tests.contracts.sources import PACKAGE, modules, nodes_of, tree_of
 LEVEL = {
     "foundation": 0,
     "hardware": 1, "workload": 1,
-    "parallel": 2, "frameworks": 2,
+    "parallel": 2, "frameworks": 2, "configs": 2,
     "cost": 3,
     "search": 4, "planner": 4, "uncertainty": 4,
     "report": 5, "export": 5, "calibrate": 5, "execute": 5, "validation": 5, "fitting": 5,
@@ -25,6 +25,7 @@ LEVEL = {
 #: planned like published runs, and both print tables. Level 6 is one unit.
 SIDEWAYS = {
     ("frameworks", "parallel"),
+    ("configs", "parallel"),
     ("planner", "search"),
     ("planner", "uncertainty"),
     ("validation", "report"),

@@ -292,7 +292,8 @@ def unreduced_gradients(
     unsent = none_left_before(live, rank, num_microbatches) * activations.boundary * (keeps_sent * (1.0 - stages.is_single) * factor)
     # a virtual stage is reduced, and its weights are freed, when it has run backward for the last microbatch
     over = live.over_at_first * (gradients - (first + last)) + np.ceil(live.over_at_first) * last
-    reduced = over * (1.0 + sizes.gathered / sizes.whole_gradient)
+    # gradients that the host keeps take nothing here, and nothing is freed with them
+    reduced = over * (1.0 + (sizes.gathered / sizes.whole_gradient if sizes.whole_gradient else 0.0))
     above = np.maximum(live.arriving - 1.0, 0.0)
     is_converted = float(sizes.produced != sizes.whole_gradient)
     staying = stages.mean_block(tuple(stays - leaves for leaves, stays in activations.peaks), rank)

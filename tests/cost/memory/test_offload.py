@@ -51,3 +51,9 @@ def test_the_host_holds_what_the_chips_do_not():
     both = long(loss="chunked", checkpoint_offload=True, optimizer_offload=True)
     assert both.host_memory == pytest.approx(inputs + states, rel=0.1)
     assert "in the host's memory" in " ".join(both.warnings)
+
+
+def test_gradients_on_the_host_free_nothing_in_a_pipeline_that_keeps_weights_gathered():
+    job = {"model": "llama-3-8b", "cluster": "dgx-h100", "chips": 16, "global_batch": 64, "seq_len": 2048}
+    plan = {"pp": 2, "dp_shard": 8, "zero": 3, "profile": "torch-fsdp2", "settings": {"optimizer_offload": True}}
+    assert perfmodel.predict(**job, **plan).memory["gradients"] == 0.0

@@ -1,0 +1,124 @@
+"""`perfmodel export | advise`: a plan as a framework's files, and what to change in a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.output import Output, Progress, show
+from perfmodel.cli.words import command, flag
+from perfmodel.foundation.errors import bad_field
+from perfmodel.parallel.request import Request
+from perfmodel.report.document import Block, Document, Facts, Notes, Text
+
+if TYPE_CHECKING:
+    from perfmodel.configs.write import ExportedPlan
+    from perfmodel.verbs.advice import Advice
+
+PlanOrConfig = Annotated[str, typer.Argument(metavar="PLAN|CONFIG", help="A plan file or name, or a framework's config or launch script.")]
+
+
+@command(assumed=options.STARTED, output=options.PLAIN_OUTPUT)
+def export(
+    plan: PlanOrConfig,
+    *,
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="FRAMEWORK", help="torchtitan, megatron, nemo-automodel, trl, deepspeed, nanotron or maxtext."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write the launch script FILE.sh and the config next to it; print them if left out."),
+    ] = None,
+    launcher: Annotated[
+        str, typer.Option("--launcher", metavar="NAME", help="torchrun, or slurm for a batch script that starts it by srun.")
+    ] = "torchrun",
+    assumed: Request,
+    output: Output,
+) -> None:
+    """Write a plan as the configuration and launch script of a framework, with the predicted numbers behind each option.
+
+    What the framework cannot express is refused or noted. The files are read back before they are written: they give the same plan.
+    """
+    from perfmodel.verbs.configs import overridden_plan, start_from
+    from perfmodel.verbs.exporting import export_plan, write_export
+
+    start = start_from(plan, assumed, spelled=flag)
+    found = overridden_plan(start.plan, assumed, spelled=flag)
+    exported = export_plan(found, to=to, stem=out.stem if out is not None else "plan", launcher=launcher)
+    if out is not None:
+        endings = [Path(name).suffix for name in exported.files]
+        if out.suffix and out.suffix not in endings:
+            rule = f"{exported.framework} loads files that end in {', '.join(endings)}"
+            raise bad_field("out", out, rule, f"write {out.with_suffix('.sh')}")
+        write_export(exported, out.parent)
+    show(Document(content=lambda: _exported_object(exported), blocks=lambda: _exported_blocks(exported, start.notes(), out)), output)
+
+
+def _exported_object(exported: ExportedPlan) -> dict[str, Any]:
+    return {"framework": exported.framework, "files": dict(exported.files), "notes": list(exported.notes)}
+
+
+def _exported_blocks(exported: ExportedPlan, read: list[str], out: Path | None) -> Iterator[Block]:
+    if out is None:
+        for name, text in exported.files.items():
+            yield Text(f"{name}:", apart=True)
+            yield from (Text(line) for line in text.splitlines())
+    else:
+        yield Text(f"{exported.framework}: {', '.join(str(out.parent / name) for name in exported.files)}")
+    yield Notes([*exported.notes, *read])
+
+
+@command(assumed=options.STARTED, chip=options.ChipWords, output=options.OUTPUT)
+def advise(
+    plan: PlanOrConfig,
+    *,
+    assumed: Request,
+    chip: options.ChipWords,
+    any_framework: options.AnyFramework = False,
+    output: Output,
+) -> None:
+    """Predict the current setup, and advise what to change: the most helpful changes, the best plan, and both in the framework's options.
+
+    Where the setup does not fit: the smallest changes that do.
+    """
+    from dataclasses import replace
+
+    from perfmodel.report.advice import advice_object
+    from perfmodel.verbs.advice import advise_on
+    from perfmodel.verbs.configs import start_from
+
+    assumed = replace(assumed, cluster=options.only_one(options.with_chip([assumed.cluster] if assumed.cluster else [], chip), "cluster"))
+    start = start_from(plan, assumed, spelled=flag)
+    with Progress("advise") as progress:
+        advice = advise_on(start, assumed, any_framework=any_framework, spelled=flag, progress=progress.share)
+    read = start.notes(verbose=output.verbose)
+    show(Document(content=lambda: advice_object(advice) | start.object(), blocks=lambda: _advice_blocks(advice, read)), output)
+
+
+def _advice_blocks(advice: Advice, read: list[str]) -> Iterator[Block]:
+    from perfmodel.parallel.prediction import notes
+    from perfmodel.report.advice import changes_table, diff_lines, gain_line, why_slow
+    from perfmodel.report.predictions import job_line, memory_line, plan_line, verdict_line
+    from perfmodel.report.remedies import NOTHING_HELPS, fitting_changes_table
+
+    own = advice.prediction
+    facts = [("job", job_line(own.plan)), ("plan", plan_line(own.plan)), ("memory", memory_line(own))]
+    yield Facts(verdict_line(own), facts)
+    yield Text(why_slow(own), apart=True)
+    if not own.fits:
+        if advice.remedies:
+            yield fitting_changes_table(advice.remedies)
+        else:
+            yield Text(NOTHING_HELPS, apart=True)
+    if advice.changes:
+        yield changes_table(advice)
+    yield Text(gain_line(advice), apart=True)
+    if advice.diff:
+        yield Text(f"Options of {advice.framework} to change", apart=True)
+        yield from map(Text, diff_lines(advice))
+    yield Notes([*advice.notes, *read, *notes(own)])

@@ -1,0 +1,128 @@
+"""Arithmetic of config tables, shell scripts and Python configs: numbers, names, comparisons and a few functions; nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from perfmodel.foundation.errors import bad_field, one_line
+
+_MOST_DIGITS = 40
+_BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: lambda left, right: _number(left) * _number(right),
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: lambda base, exponent: _number(base) ** min(_number(exponent), 64),
+}
+_COMPARED: Mapping[type, Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda item, items: item in items,
+    ast.NotIn: lambda item, items: item not in items,
+}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "ceil": math.ceil,
+    "max": max,
+    "min": min,
+    "int": int,
+    "len": len,
+    "sum": sum,
+    "text": str,
+    "joined": lambda separator, items: separator.join(map(str, items)),
+    "list_of": lambda count, item: [item] * min(count, 4096),
+}
+
+
+class Unknown(Exception):
+    """A name of the expression has no value."""
+
+
+def evaluate(expression: str, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] = _FUNCTIONS) -> Any:
+    """Return the value of an expression, or None where a name that it needs has no value.
+
+    `and`, `or` and `==` take names without a value as None; arithmetic does not.
+    """
+    try:
+        return value_of(_parsed(expression), names, {**_FUNCTIONS, **functions})
+    except (Unknown, ArithmeticError, TypeError, ValueError, LookupError, AttributeError):
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _parsed(expression: str) -> ast.expr:
+    try:
+        return ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError):
+        raise bad_field("expression", one_line(expression, 80), "is no arithmetic", "correct it") from None
+
+
+def value_of(node: ast.expr, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] = _FUNCTIONS) -> Any:
+    """Return the value of a parsed expression. Raises Unknown for what is not arithmetic."""
+
+    def value(each: ast.expr) -> Any:
+        return value_of(each, names, functions)
+
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name() | ast.Attribute():
+            return names.get(ast.unparse(node))
+        case ast.Tuple() | ast.List():
+            return [value(each) for each in node.elts]
+        case ast.Dict(keys=keys) if None not in keys:
+            return {value(key): value(entry) for key, entry in zip(keys, node.values, strict=True) if key is not None}
+        case ast.BinOp(op=op) if type(op) in _BINARY:
+            return _checked(_BINARY[type(op)](value(node.left), value(node.right)))
+        case ast.UnaryOp(op=ast.USub()):
+            return -value(node.operand)
+        case ast.UnaryOp(op=ast.Not()):
+            return not value(node.operand)
+        case ast.BoolOp(op=op):
+            found = None
+            for each in node.values:
+                found = value(each)
+                if bool(found) is isinstance(op, ast.Or):
+                    break
+            return found
+        case ast.Compare():
+            left = value(node.left)
+            for comparison, right in zip(node.ops, map(value, node.comparators), strict=True):
+                if type(comparison) not in _COMPARED:
+                    raise Unknown
+                if not _COMPARED[type(comparison)](left, right):
+                    return False
+                left = right
+            return True
+        case ast.IfExp():
+            return value(node.body if value(node.test) else node.orelse)
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in functions:
+            return functions[name](*map(value, node.args))
+        case ast.Subscript():
+            return value(node.value)[value(node.slice)]
+    raise Unknown
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, (int, float)):
+        raise Unknown
+    return value
+
+
+def _checked(found: Any) -> Any:
+    """Refuse numbers and texts that grow without bound."""
+    if isinstance(found, int) and found.bit_length() > 4 * _MOST_DIGITS:
+        raise Unknown
+    if isinstance(found, (str, list)) and len(found) > 1 << 16:
+        raise Unknown
+    return found

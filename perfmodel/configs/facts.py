@@ -1,0 +1,89 @@
+"""A plan as facts: what the tables' expressions of exported keys are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
+from perfmodel.parallel.framework_ref import STATED
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.recompute_modules import MODULES
+from perfmodel.parallel.stage_cuts import default_stage_layers
+
+
+def facts_of_plan(plan: Plan, *, chips_per_node: int, model_id: str) -> dict[str, Any]:
+    """Return the facts of a plan.
+
+    model_id   how the framework finds the model: a hub id, or its name
+    """
+    job, layout, model = plan.job, plan.layout, plan.job.transformer
+    per_node = min(chips_per_node, plan.num_chips)
+    facts: dict[str, Any] = dict.fromkeys((*STATED, "lora_rank", "lora_modules", "base_format"))
+    facts |= dict(plan.framework.settings)
+    facts |= {axis: layout.degree(axis) for axis in ("tp", "pp", "cp", "dp_shard", "dp_replicate")}
+    facts |= {
+        "chips": plan.num_chips,
+        "chips_per_node": per_node,
+        "nodes": -(-plan.num_chips // per_node),
+        "dp": layout.data_parallel,
+        "ep": plan.ep,
+        "etp": plan.etp,
+        "dispatcher": str(plan.dispatcher),
+        "zero": int(plan.zero),
+        "sequence_parallel": plan.sequence_parallel,
+        "micro_batch": plan.micro_batch,
+        "accumulation": plan.num_microbatches,
+        "global_batch": job.global_batch,
+        "seq_len": job.seq_len,
+        "virtual_stages": plan.virtual_stages,
+        "schedule": str(plan.schedule),
+        "stage_layers": list(plan.stage_layers),
+        "even_stages": len(set(plan.stage_layers)) == 1 and plan.stage_layers == _default_stages(plan),
+        "recompute": str(plan.recompute),
+        "recompute_operators": list(plan.recompute_operators),
+        "recompute_modules": [name for name, own in MODULES.items() if set(own) <= set(plan.recompute_operators)],
+        "attention": str(plan.attention),
+        "precision": str(job.precision),
+        "fp8": str(job.precision).startswith(("fp8", "mxfp8")),
+        "optimizer": str(job.optimizer),
+        "train": str(job.train),
+        "capacity_factor": job.routing.capacity_factor or None,
+        "model_id": model_id,
+        "has_latent": model.latent is not None,
+        "has_states": model.mamba is not None or model.delta is not None,
+        "dense_layers": sum(kind.count for kind in model.kinds if kind.feed_forward == "dense"),
+    }
+    if facts["cp_form"] is None and plan.rule_set in ULYSSES_RULES:
+        facts["cp_form"] = ULYSSES
+    if not job.train.is_full:
+        facts |= {"lora_rank": job.train.rank, "lora_modules": list(job.train.targets) or None, "base_format": job.train.base or None}
+    facts |= {f"model.{field.name}": getattr(model, field.name) for field in fields(model)}
+    if model.experts is not None:
+        facts |= {f"experts.{field.name}": getattr(model.experts, field.name) for field in fields(model.experts)}
+    return facts
+
+
+def _default_stages(plan: Plan) -> tuple[int, ...]:
+    return default_stage_layers(plan.job, plan.layout.pp, plan.virtual_stages)
+
+
+#: Fact -> parts of the step time and classes of memory that it decides: the numbers behind an option.
+DECIDES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "tp": (("tensor_parallel_communication",), ("weights",)),
+    "sequence_parallel": (("tensor_parallel_communication",), ("activations",)),
+    "pp": (("pipeline_bubble", "pipeline_communication"), ("weights",)),
+    "virtual_stages": (("pipeline_bubble",), ()),
+    "schedule": (("pipeline_bubble",), ()),
+    "cp": (("context_parallel_communication",), ("activations",)),
+    "ep": (("expert_parallel_communication", "expert_communication"), ("weights",)),
+    "dp_replicate": (("gradient_reduction",), ()),
+    "dp_shard": (("parameter_gather", "gradient_reduction"), ("optimizer", "gradients", "weights")),
+    "zero": (("parameter_gather", "gradient_reduction"), ("optimizer", "gradients", "weights")),
+    "recompute": (("recompute",), ("activations",)),
+    "micro_batch": ((), ("activations", "temporary")),
+    "accumulation": (("gradient_accumulation",), ()),
+    "optimizer": (("optimizer",), ("optimizer",)),
+    "seq_len": ((), ("activations",)),
+}

@@ -1,0 +1,89 @@
+"""Configs in Python, as those of torchtitan: a function that returns nested calls with keywords. The file is parsed, never executed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perfmodel.configs.expressions import Unknown, value_of
+from perfmodel.foundation.errors import InputError, one_line, suggest
+
+_MOST_DEPTH = 32
+
+
+def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
+    """Return the flat keys of the config that a function of the file returns.
+
+    wanted   the function's name; needed where there are several
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"{one_line(where, 200)}: is not Python ({one_line(error, 80)}); correct the file") from None
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and _returned(node) is not None}
+    if wanted and wanted not in functions:
+        raise InputError(f"{one_line(where, 200)}: has no function {wanted} that returns a config{suggest(wanted, functions)}")
+    if not functions:
+        raise InputError(f"{one_line(where, 200)}: has no function that returns a config; give a config file of a framework")
+    if not wanted and len(functions) > 1:
+        place = one_line(where, 200)
+        raise InputError(f"{place}: holds {len(functions)} configs; give one, as {place}:{next(iter(functions))}")
+    function = functions[wanted or next(iter(functions))]
+    names = _constants(tree.body, {})
+    calls = {}
+    for node in function.body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            calls[node.targets[0].id] = node.value
+    names = _constants(function.body, names)
+    result = _returned(function)
+    if isinstance(result, ast.Name):
+        result = calls.get(result.id, result)
+    keys: dict[str, Any] = {}
+    if isinstance(result, ast.Call):
+        base = result.func.id if isinstance(result.func, ast.Name) else ""
+        if base in functions and not result.keywords:  # a config that starts from another of the file
+            keys = read_python(text, where=where, wanted=base)
+        keys |= dict(_keywords(result, names, calls))
+    for node in function.body:  # config.training.steps = 10
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Attribute):
+            key = ast.unparse(node.targets[0]).partition(".")[2]
+            keys |= dict(_entry(key, node.value, names, calls, 0))
+    return {"python.function": function.name, **keys}
+
+
+def _returned(function: ast.FunctionDef) -> ast.expr | None:
+    found = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    return found[-1] if found and isinstance(found[-1], (ast.Call, ast.Name)) else None
+
+
+def _constants(body: list[ast.stmt], names: Mapping[str, Any]) -> dict[str, Any]:
+    """Names that are assigned a number, a text or arithmetic of them."""
+    found = dict(names)
+    for node in body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            try:
+                found[node.targets[0].id] = value_of(node.value, found)
+            except (Unknown, ArithmeticError, TypeError, ValueError, LookupError):
+                found.pop(node.targets[0].id, None)
+    return found
+
+
+def _keywords(call: ast.Call, names: Mapping[str, Any], calls: Mapping[str, ast.expr], prefix: str = "", depth: int = 0) -> Iterator[Any]:
+    for keyword in call.keywords:
+        if keyword.arg is not None:
+            yield from _entry(f"{prefix}{keyword.arg}", keyword.value, names, calls, depth)
+
+
+def _entry(key: str, node: ast.expr, names: Mapping[str, Any], calls: Mapping[str, ast.expr], depth: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, ast.Name) and isinstance(calls.get(node.id), ast.Call):
+        node = calls[node.id]
+    if isinstance(node, ast.Call) and depth < _MOST_DEPTH:
+        arguments = [each.value for each in node.args if isinstance(each, ast.Constant)]
+        yield key, arguments[0] if len(arguments) == 1 else ast.unparse(node.func)
+        yield from _keywords(node, names, calls, f"{key}.", depth + 1)
+        return
+    try:
+        yield key, value_of(node, names)
+    except (Unknown, ArithmeticError, TypeError, ValueError, LookupError):
+        yield key, one_line(ast.unparse(node), 80)

@@ -1,0 +1,231 @@
+"""Launch scripts: the variables, arrays and defaults of a shell script, and the command that starts the job. Nothing is executed.
+
+Read are assignments, arrays, `${NAME}`, `${NAME:-default}`, `$((...))`, `$(expr ...)`, quotes, comments and continued lines. Branches and
+loops are read in order, as if each ran once; what a command prints is not known and is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfmodel.configs.expressions import evaluate
+
+_ASSIGNMENT = re.compile(r"(?:export\s+|local\s+|readonly\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_PREFIX = re.compile(r"[A-Za-z_]\w*=")
+_NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?]")
+_BRACED = re.compile(r"!?([A-Za-z_]\w*|[0-9@*#?])(\[[@*0-9]*\])?(?:(:?[-=+?])(.*))?$", re.DOTALL)
+_KEYWORDS = re.compile(r"(?:if|elif|then|else|fi|for|while|until|do|done|case|esac|function)\b|\{|\}|\[\[?\s")
+_SEPARATORS = ("&&", "||", ";", "|", "&", "\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellCommand:
+    """A command of a script: its words after expansion, and the variables that stand before it."""
+
+    words: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def read_script(text: str) -> tuple[list[ShellCommand], dict[str, str]]:
+    """Return the commands of a script in order, and its variables at the end."""
+    variables: dict[str, Any] = {}
+    commands = []
+    for statement in filter(None, _statements(re.sub(r"\\\r?\n", " ", text))):
+        statement = re.sub(r"^(?:then|else|do)\s+", "", statement)
+        for default in re.findall(r"^:\s+\"?\$\{([A-Za-z_]\w*):?=(.*)\}\"?$", statement):
+            variables.setdefault(default[0], default[1])
+        assigned = _ASSIGNMENT.fullmatch(statement)
+        if assigned and (assigned[3].startswith("(") or len(list(_words(statement))) == 1 or statement.startswith(("export", "local"))):
+            name, adds, value = assigned.groups()
+            found = _array(value[1:-1], variables) if value.startswith("(") else _expand(value, variables)
+            before = variables.get(name, [] if isinstance(found, list) else "") if adds else None
+            variables[name] = found if before is None else _added(before, found)
+        elif not _KEYWORDS.match(statement):
+            commands.append(_command(statement, variables))
+    plain = {name: value if isinstance(value, str) else " ".join(value) for name, value in variables.items()}
+    return [command for command in commands if command.words], plain
+
+
+def _added(before: Any, found: Any) -> Any:
+    if isinstance(before, list) or isinstance(found, list):
+        return [*(before if isinstance(before, list) else [before]), *(found if isinstance(found, list) else [found])]
+    return before + found
+
+
+def _statements(text: str) -> Iterator[str]:
+    """The statements of a script: quotes, arrays and substitutions stay whole, comments go."""
+    current, depth, index, quote = "", 0, 0, ""
+    while index < len(text):
+        char = text[index]
+        if quote:
+            quote = "" if char == quote else quote
+        elif char == "\\":
+            current += char
+            index, char = index + 1, text[index + 1 : index + 2]
+        elif char in "'\"":
+            quote = char
+        elif char == "#" and (not current or current[-1] in " \t\n("):
+            index = text.find("\n", index)
+            if index < 0:
+                break
+            continue
+        elif char in "({":
+            depth += 1
+        elif char in ")}" and depth:
+            depth -= 1
+        elif not depth and (mark := _separator(text, index)):
+            yield current.strip()
+            current, index = "", index + len(mark)
+            continue
+        current += char
+        index += 1
+    if current.strip():
+        yield current.strip()
+
+
+def _separator(text: str, index: int) -> str:
+    """Return the sign that ends a statement here; not the sign of `2>&1`."""
+    mark = next((mark for mark in _SEPARATORS if text.startswith(mark, index)), "")
+    return "" if mark == "&" and text[index - 1 : index] == ">" else mark
+
+
+def _command(statement: str, variables: dict[str, Any]) -> ShellCommand:
+    environment: dict[str, str] = {}
+    words: list[str] = []
+    for raw in _words(statement):
+        if not words and _PREFIX.match(raw):
+            name, _, value = raw.partition("=")
+            environment[name] = _expand(value, variables)
+        elif raw[:1] in "<>" or re.match(r"\d?>", raw):
+            break
+        else:
+            words += _fields(raw, variables)
+    return ShellCommand(words=tuple(words), environment=environment)
+
+
+def _array(text: str, variables: dict[str, Any]) -> list[str]:
+    return [word for raw in _words(text) for word in _fields(raw, variables)]
+
+
+def _words(text: str) -> Iterator[str]:
+    """The words of a statement before expansion, with their quotes."""
+    current, quote, depth, index = "", "", 0, 0
+    while index < len(text):
+        char = text[index]
+        if quote:
+            quote = "" if char == quote else quote
+        elif char == "\\":
+            current += char
+            index, char = index + 1, text[index + 1 : index + 2]
+        elif char in "'\"":
+            quote = char
+        elif char in "({":
+            depth += 1
+        elif char in ")}":
+            depth -= 1
+        elif char.isspace() and depth <= 0:
+            if current:
+                yield current
+            current, index = "", index + 1
+            continue
+        current += char
+        index += 1
+    if current:
+        yield current
+
+
+def _fields(raw: str, variables: dict[str, Any]) -> list[str]:
+    """The words that one word expands to: an array to its elements, an unquoted text to its parts."""
+    inner = raw.strip('"')
+    braced = re.fullmatch(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", inner)
+    if braced:
+        value = variables.get(braced[1], [])
+        elements = list(value) if isinstance(value, list) else [value]
+        return elements if raw.startswith('"') else [word for each in elements for word in _split(each)]
+    found = _expand(raw, variables)
+    if "'" in raw or '"' in raw:
+        return [found]
+    return found.split() if "$" in raw else [found]
+
+
+def _split(text: str) -> list[str]:
+    """Words of an unquoted element: `--split '99,1,0'` is two."""
+    return [word.strip("'") for word in text.split()] if text else []
+
+
+def _expand(text: str, variables: dict[str, Any]) -> str:
+    """The text with its variables and arithmetic; a command that is not known becomes nothing."""
+    found, quote, index = "", "", 0
+    while index < len(text):
+        char = text[index]
+        if char == "'" and quote != '"':
+            end = text.find("'", index + 1)
+            end = len(text) if end < 0 else end
+            found, index = found + text[index + 1 : end], end + 1
+        elif char == '"':
+            quote, index = "" if quote else '"', index + 1
+        elif char == "\\" and index + 1 < len(text):
+            found, index = found + text[index + 1], index + 2
+        elif char == "$" and text.startswith("$((", index):
+            inside, index = _closed(text, index + 1)
+            plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: str(variables.get(name[1], name[1])), inside[1:-1])
+            value = evaluate(plain.replace(" / ", " // ").replace("/", "//").replace("////", "//"), {})
+            found += "" if value is None else str(int(value) if isinstance(value, (bool, float)) else value)
+        elif char == "$" and text.startswith("$(", index):
+            inside, index = _closed(text, index + 1)
+            found += _printed(inside, variables)
+        elif char == "$" and text.startswith("${", index):
+            inside, index = _closed(text, index + 1)
+            found += _parameter(inside, variables)
+        elif char == "$" and (name := _NAME.match(text, index + 1)):
+            found += _text(variables.get(name[0], ""))
+            index = name.end()
+        elif char == "`":
+            end = text.find("`", index + 1)
+            index = len(text) if end < 0 else end + 1
+        else:
+            found, index = found + char, index + 1
+    return found
+
+
+def _closed(text: str, start: int) -> tuple[str, int]:
+    """Return the text between the bracket at `start` and the one that closes it, and the index after that."""
+    depth = 0
+    for index in range(start, len(text)):
+        depth += (text[index] in "({") - (text[index] in ")}")
+        if not depth:
+            return text[start + 1 : index], index + 1
+    return text[start + 1 :], len(text)
+
+
+def _printed(inside: str, variables: dict[str, Any]) -> str:
+    """Output of `$(expr ...)` and `$(echo ...)`; nothing of other commands."""
+    name, _, rest = inside.strip().partition(" ")
+    expanded = _expand(rest, variables)
+    if name == "expr":
+        value = evaluate(expanded.replace("/", "//"), {})
+        return "" if value is None else str(value)
+    return expanded if name == "echo" and "|" not in inside else ""
+
+
+def _parameter(inside: str, variables: dict[str, Any]) -> str:
+    match = _BRACED.match(inside)
+    if match is None:
+        return ""
+    name, index, form, default = match.groups()
+    value = variables.get(name, "")
+    if index and isinstance(value, list) and index[1:-1].isdecimal():
+        value = value[int(index[1:-1])] if int(index[1:-1]) < len(value) else ""
+    text = _text(value)
+    if form and form[-1] in "-=" and not text:
+        text = _expand(default, variables)
+        if form[-1] == "=":
+            variables[name] = text
+    return text
+
+
+def _text(value: Any) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)

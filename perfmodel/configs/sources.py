@@ -1,0 +1,265 @@
+"""Config files and launch lines as flat keys: `parallelism.tensor_parallel_degree` -> 4, `tensor_model_parallel_size` -> 4.
+
+A launch line names further files (`--config_file fsdp.yaml`, `--deepspeed ds.json`), which are read from the folder of the script. Its own
+words win over them. No file is executed: Python is parsed (`python_file.py`), shell scripts are expanded (`shell.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perfmodel.configs.python_file import read_python
+from perfmodel.configs.shell import ShellCommand, read_script
+from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.foundation.files import parse_yaml, read_text
+
+PROGRAM, ARGUMENT = "launch.program", "launch.argument"
+_DATA, _PYTHON = (".yaml", ".yml", ".json", ".toml"), ".py"
+_WHAT = "config or of a launch script (.yaml, .toml, .json, .py, .sh or .txt)"
+#: Options whose files belong to another program than the script: their keys are read under this name.
+_SECTIONS = {"deepspeed": "deepspeed", "deepspeed_config": "deepspeed", "config_file": "accelerate", "hostfile": "hostfile"}
+#: What takes options of its own before the script that it starts.
+_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "launch", "srun", "python", "python3", "mpirun", "torch.distributed.run")
+#: Options of one letter, of srun and mpirun.
+_SHORT = {"-N": "nnodes", "-n": "ntasks", "-np": "ntasks", "-m": "m", "-tp": "tensor_parallel_size", "-dp": "data_parallel_size", "-q": "q"}
+_INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
+_MOST_FILES = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class ConfigKeys:
+    """Keys of a configuration: their values, and the files that they were read from."""
+
+    path: Path
+    keys: dict[str, Any] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+    is_command: bool = False
+
+    @property
+    def program(self) -> str:
+        return str(self.keys.get(PROGRAM, ""))
+
+
+def read_source(path: str | Path) -> ConfigKeys:
+    """Return the keys of a config file or launch script. `file.py:name` names one of several configs of a Python file."""
+    text = str(path)
+    stem, colon, wanted = text.rpartition(":")
+    if colon and stem.endswith(_PYTHON) and wanted.isidentifier():
+        return _read(Path(stem), wanted)
+    return _read(Path(path), "")
+
+
+def _read(path: Path, wanted: str) -> ConfigKeys:
+    source = ConfigKeys(path=path, files=[path])
+    if path.suffix in _DATA or path.suffix == _PYTHON:
+        source.keys = _keys_of_file(path, wanted)
+    else:
+        _read_launch(source, read_text(path, _WHAT))
+    _follow(source)
+    source.keys = _resolved(source.keys, where=str(path))
+    return source
+
+
+def _keys_of_file(path: Path, wanted: str = "") -> dict[str, Any]:
+    text = read_text(path, _WHAT)
+    if path.suffix == _PYTHON:
+        return read_python(text, where=str(path), wanted=wanted)
+    try:
+        if path.suffix == ".toml":
+            import tomllib
+
+            data: Any = tomllib.loads(text)
+        elif path.suffix == ".json":
+            data = json.loads(text)
+        else:
+            data = parse_yaml(_with_plain_floats(text), where=str(path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{one_line(path, 200)}: is not {path.suffix[1:].upper()} ({one_line(error, 120)}); correct the file") from None
+    if not isinstance(data, Mapping):
+        raise InputError(f"{one_line(path, 200)}: must hold a mapping of fields at the top; give a config of a framework")
+    return dict(flattened(data))
+
+
+def _with_plain_floats(text: str) -> str:
+    """Python tuples of YAML written by frameworks are read as lists."""
+    return text.replace("!!python/tuple", "")
+
+
+def flattened(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of a nested mapping; lists are values."""
+    for name, value in data.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from flattened(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _read_launch(source: ConfigKeys, text: str) -> None:
+    """The keys of the command that starts the job: of a script's commands the one with most options."""
+    commands, _ = read_script(text)
+    if not commands:
+        raise InputError(f"{one_line(source.path, 200)}: has no command; give {_article(_WHAT)}")
+    command = max(commands, key=lambda each: sum(word.startswith("-") or "=" in word for word in each.words) + len(each.environment))
+    source.is_command = True
+    source.keys = {f"env.{name}": _value(value) for name, value in command.environment.items() if value}
+    source.keys |= dict(_options(command))
+
+
+def _article(what: str) -> str:
+    return f"the path of a {what}"
+
+
+def _options(command: ShellCommand) -> Iterator[tuple[str, Any]]:
+    """Program, first argument, options and overrides of a command."""
+    words = list(command.words)
+    program: list[str] = []
+    arguments: list[str] = []
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not word:
+            continue
+        if word.startswith("-") and not re.fullmatch(r"-[\d.]+(e-?\d+)?", word):
+            name, equals, value = word.partition("=")
+            name = _SHORT.get(name, name)
+            values = [value] if equals else []
+            while not equals and index < len(words) and not _is_option(words[index]) and not (values and _ends_options(words[index])):
+                if not values or not words[index].endswith((_PYTHON, ".sh")):
+                    values.append(words[index])
+                    index += 1
+                if name.lstrip("-") in ("m", "module") and program[:1] and program[-1] in _LAUNCHERS:
+                    break
+                if _ends_options(values[-1]) or (index < len(words) and _ends_options(words[index])):
+                    break
+            key = name.lstrip("-").replace("-", "_")
+            if key == "m" and values:
+                program.append(values[0])
+                arguments += values[1:]
+            elif key in ("u",) and values:
+                index -= len(values)
+            else:
+                yield key, _value(values[0]) if len(values) == 1 else [_value(each) for each in values] if values else True
+        elif re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word):
+            name, _, value = word.lstrip("+").partition("=")
+            yield name, _value(value)
+        elif not program or program[-1] in _LAUNCHERS or (len(program) == 1 and word.isidentifier()):
+            program.append(word)
+        else:
+            arguments.append(word)
+    yield PROGRAM, " ".join(program)
+    yield ARGUMENT, arguments[0] if arguments else ""
+
+
+def _is_option(word: str) -> bool:
+    return bool(re.match(r"--?[A-Za-z]", word) or re.match(r"[A-Za-z_][\w.]*=", word))
+
+
+def _ends_options(word: str) -> bool:
+    """Whether a word is the script that a launcher starts."""
+    return word.endswith(_PYTHON)
+
+
+def _value(text: str) -> Any:
+    """Number, truth value or JSON mapping of a word."""
+    lowered = text.strip().lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    if re.fullmatch(r"[-+]?\d{1,18}", lowered):
+        return int(lowered)
+    if re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d{1,3})?", lowered):
+        return float(lowered)
+    if text.startswith("{"):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+    return text
+
+
+def _follow(source: ConfigKeys) -> None:
+    """Add the keys of the files that options name; what the launch line says itself stays."""
+    seen = set(source.keys)
+    while True:
+        named = [
+            (key, value)
+            for key, value in source.keys.items()
+            if isinstance(value, str) and key not in ("launch.program",) and _is_file(source.path.parent / value, key)
+        ]
+        new = [(key, source.path.parent / value) for key, value in named if source.path.parent / value not in source.files]
+        if not new or len(source.files) >= _MOST_FILES:
+            break
+        for key, path in new:
+            source.files.append(path)
+            last = key.rpartition(".")[2]
+            section = _SECTIONS.get(last, "")
+            found = _hosts(path) if section == "hostfile" else _keys_of_file(path)
+            section = "" if section == "accelerate" and not {"compute_environment", "distributed_type"} & set(found) else section
+            for name, value in found.items():
+                source.keys.setdefault(f"{section}.{name}" if section else name, value)
+    source.keys |= {name: value for name, value in _nested(source.keys).items() if name not in seen}
+    module, config = source.keys.get("module"), source.keys.get("config")
+    if isinstance(module, str) and isinstance(config, str) and config.isidentifier():
+        for path in (source.path.parent / module / "config_registry.py", source.path.parent / "config_registry.py"):
+            if path.is_file():
+                source.files.append(path)
+                source.keys = {**_keys_of_file(path, config), **source.keys}
+                return
+        raise InputError(
+            f"--config {config}: is a function of {module}/config_registry.py, which is not next to {source.path}; copy it there"
+        )
+
+
+def _nested(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings that are the value of one word, as `--speculative-config '{...}'`, by their own keys."""
+    return {f"{key}.{name}": value for key, entry in keys.items() if isinstance(entry, Mapping) for name, value in flattened(entry)}
+
+
+def _is_file(path: Path, key: str) -> bool:
+    is_hosts = key.rpartition(".")[2] == "hostfile"
+    try:
+        return (path.suffix in _DATA or is_hosts) and not re.search("data|tokenizer|path$|folder|output|assets", key) and path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _hosts(path: Path) -> dict[str, Any]:
+    """Nodes, and chips of each, of a DeepSpeed hostfile."""
+    slots = [int(count) for count in re.findall(r"^\s*[^#\s]\S*\s+slots=(\d{1,4})", read_text(path, "hostfile"), re.MULTILINE)]
+    if not slots or len(set(slots)) > 1:
+        raise InputError(f"{one_line(path, 200)}: must have a line `name slots=8` for each node, all with the same slots; correct it")
+    return {"nodes": len(slots), "slots": slots[0]}
+
+
+def _resolved(keys: dict[str, Any], *, where: str) -> dict[str, Any]:
+    """The keys with `${other.key}` replaced. Raises InputError for a resolver, and for a key that is not there."""
+
+    def value(text: str, depth: int) -> Any:
+        match = _INTERPOLATION.search(text)
+        if match is None:
+            return text
+        name = match[1].strip()
+        if ":" in name:
+            rule = "is filled in by the framework's own resolver when it starts"
+            raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} {rule}; write its value")
+        target = next((keys[each] for each in (name, name.lstrip(".")) if each in keys), None)
+        target = next((entry for key, entry in keys.items() if key.endswith(f".{name.lstrip('.')}")), None) if target is None else target
+        if target is None or depth > 8:
+            raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} names a key that the file does not have; write its value")
+        found = value(target, depth + 1) if isinstance(target, str) else target
+        return found if match[0] == text.strip() else value(text.replace(match[0], str(found)), depth + 1)
+
+    return {key: value(entry, 0) if isinstance(entry, str) and "${" in entry else entry for key, entry in keys.items()}
+
+
+def keys_text(keys: Sequence[str], most: int = 12) -> str:
+    """The first keys of many, and how many there are besides."""
+    return f"{', '.join(keys[:most])}{f' and {len(keys) - most} more' if len(keys) > most else ''}"

@@ -1,0 +1,193 @@
+"""Tables of keys, one for each framework: strategies/configs/*.yaml. A table says what a key means, and which keys a plan is written as.
+
+Facts are what keys mean: words of a request (`model`, `seq_len`), knobs (`tp`, `micro_batch`), settings (`compile`), fields of a model
+(`model.hidden_size`, `experts.top_k`), and what these follow from (`accumulation`, `nodes`). strategies/configs/common.yaml has the rules
+that hold for all frameworks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from perfmodel.foundation.errors import bad_field, suggest
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.resources import resource_dir
+
+COMMON = "common"
+#: Fields that a table does not take over from its base.
+_OWN = ("recognise", "outputs", "launch", "let")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyMeaning:
+    """Meaning of one key.
+
+    to       the fact that its value is; empty: `values` name the facts
+    values   value in lower case -> value of the fact, or several facts; None: it has no effect on time or memory
+    formula  of `value` and the other facts, in place of the value
+    note     sentence for a value that has an effect that is not predicted
+    """
+
+    to: str = ""
+    values: Mapping[str, Any] | None = None
+    formula: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactRule:
+    """A condition on facts, and a sentence with facts in braces."""
+
+    when: str
+    say: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFile:
+    """One file of an export.
+
+    name    its name; {stem} is the name that was asked for, without its ending
+    form    toml, yaml, json or flags; flags belong to the launch line
+    keys    key -> expression of its value; None leaves the key out
+    always  lines of the file that no fact says, key -> value
+    """
+
+    name: str
+    form: str
+    keys: Mapping[str, str]
+    always: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkTable:
+    """Everything that is known of the configuration of one framework.
+
+    name       of the file in strategies/configs
+    framework  as people call it
+    profile    execution profile that is assumed; of serving the engine
+    recognise  alternatives: keys that are all there, or `program=PATTERN`
+    harmless   patterns of keys without effect on time and memory
+    defaults   fact -> expression of what the framework does where no key says it
+    derive     fact -> expressions of it, tried in order where no key says it
+    notes, refused   rules on reading
+    cannot     rules on writing: what the framework cannot express
+    lossy      rules on writing: what the framework does otherwise
+    let        names for the expressions of outputs, in order
+    outputs    files that a plan is written as; launch: the program and its arguments, with facts in braces
+    """
+
+    name: str
+    framework: str
+    profile: str
+    source: str
+    serves: bool
+    recognise: tuple[tuple[str, ...], ...]
+    keys: Mapping[str, KeyMeaning]
+    harmless: tuple[str, ...]
+    defaults: tuple[tuple[str, str], ...]
+    derive: tuple[tuple[str, str], ...]
+    notes: tuple[FactRule, ...]
+    refused: tuple[FactRule, ...]
+    cannot: tuple[FactRule, ...]
+    lossy: tuple[FactRule, ...]
+    outputs: tuple[WrittenFile, ...]
+    launch: str
+    let: tuple[tuple[str, str], ...]
+
+    def entry(self, key: str) -> tuple[str, KeyMeaning] | None:
+        """The table's key that a file's key is: the same, or its last components; the longest counts."""
+        parts = key.split(".")
+        for start in range(len(parts)):
+            name = ".".join(parts[start:])
+            if name in self.keys:
+                return name, self.keys[name]
+        return None
+
+    def is_harmless(self, key: str) -> bool:
+        return any(re.search(pattern, key) for pattern in self.harmless)
+
+
+@lru_cache(maxsize=1)
+def load_tables() -> Mapping[str, FrameworkTable]:
+    """Every table by its name, in the order in which a configuration is tried."""
+    folder = resource_dir("strategies") / "configs"
+    contents = {path.stem: read_yaml(path) for path in sorted(folder.glob("*.yaml"))}
+    common = contents.pop(COMMON)
+    found = {name: _table(name, _based(name, contents), common) for name in contents}
+    order = [name for name in common["order"] if name in found]
+    return {name: found[name] for name in [*order, *(name for name in found if name not in order)]}
+
+
+def table_named(name: str) -> FrameworkTable:
+    """The table of a framework that plans can be written for. Raises InputError."""
+    known = {key: table for key, table in load_tables().items() if table.outputs}
+    if name not in known:
+        raise bad_field("to", name, "is no framework that plans are written for", f"use one of {', '.join(known)}{suggest(name, known)}")
+    return known[name]
+
+
+def _based(name: str, contents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """A table with what it takes over from its base: keys and rules join, other fields are its own."""
+    own = dict(contents[name])
+    if "base" not in own:
+        return own
+    base = _based(own.pop("base"), contents)
+    for field in ("keys", "defaults"):
+        own[field] = {**base.get(field, {}), **own.get(field, {})}
+    for field in ("derive", "notes", "refused", "cannot", "lossy"):
+        own[field] = [*own.get(field, []), *base.get(field, [])]
+    own["harmless"] = f"{own.get('harmless', '')} {base.get('harmless', '')}"
+    return {**{key: value for key, value in base.items() if key not in _OWN}, **own}
+
+
+def _table(name: str, content: Mapping[str, Any], common: Mapping[str, Any]) -> FrameworkTable:
+    def pairs(field: str) -> tuple[tuple[str, str], ...]:
+        entries = content.get(field, ())
+        entries = [entries] if isinstance(entries, Mapping) else entries
+        return tuple((str(fact), str(rule)) for each in entries for fact, rule in each.items())
+
+    def rules(field: str) -> tuple[FactRule, ...]:
+        return tuple(FactRule(**each) for each in content.get(field, ()))
+
+    keys = {**common["launch_keys"], **content.get("keys", {})}
+    return FrameworkTable(
+        name=name,
+        framework=content["framework"],
+        profile=content["profile"],
+        source=content["source"],
+        serves=content.get("serves", False),
+        recognise=tuple(tuple(str(line).split()) for line in content["recognise"]),
+        keys={key: _key(entry) for key, entry in keys.items()},
+        harmless=(*content.get("harmless", "").split(), *common["harmless"].split()),
+        defaults=pairs("defaults"),
+        derive=pairs("derive") + tuple((fact, rule) for each in common["derive"] for fact, rule in each.items()),
+        notes=rules("notes"),
+        refused=rules("refused"),
+        cannot=rules("cannot"),
+        lossy=rules("lossy"),
+        outputs=tuple(
+            WrittenFile(name=each["name"], form=each["form"], keys=each["keys"], always=each.get("always", {}))
+            for each in content.get("outputs", ())
+        ),
+        launch=content.get("launch", ""),
+        let=pairs("let"),
+    )
+
+
+def _key(entry: Any) -> KeyMeaning:
+    if entry is None:
+        return KeyMeaning()
+    if isinstance(entry, str):
+        return KeyMeaning(to=entry)
+    values = entry.get("values")
+    named = None if values is None else {plain(value): meaning for value, meaning in values.items()}
+    return KeyMeaning(**{**entry, "values": named})
+
+
+def plain(value: Any) -> str:
+    """A value as `values` of a table name it: in lower case, true and false for truth values."""
+    return str(value).strip().lower()

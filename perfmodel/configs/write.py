@@ -1,0 +1,227 @@
+"""A plan as a framework's configuration and the lines that start it, by the framework's table."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.configs.expressions import evaluate
+from perfmodel.configs.facts import DECIDES
+from perfmodel.configs.tables import FrameworkTable, WrittenFile
+from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.units import format_bytes, format_step, format_time
+from perfmodel.parallel.prediction import Prediction
+
+LAUNCHERS = TORCHRUN, SLURM = ("torchrun", "slurm")
+_PER_LINE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedPlan:
+    """Files that a framework loads, and the script that starts it.
+
+    files     name -> text, the launch script last
+    options   key -> value of every option, of all files together
+    notes     what the framework does otherwise than the plan says
+    """
+
+    framework: str
+    files: Mapping[str, str]
+    options: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def script(self) -> str:
+        """The name of the launch script."""
+        return list(self.files)[-1]
+
+
+def write_config(
+    facts: Mapping[str, Any], table: FrameworkTable, *, prediction: Prediction | None, stem: str = "plan", launcher: str = TORCHRUN
+) -> ExportedPlan:
+    """Return the plan with these facts as the framework's files. Raises InputError for what the framework cannot express.
+
+    prediction   gives the numbers in comments; None: no comments
+    """
+    if launcher not in LAUNCHERS:
+        raise bad_field("launcher", launcher, "is not known", f"use {' or '.join(LAUNCHERS)}")
+    names = {**facts, "stem": stem}
+    for name, expression in table.let:
+        names[name] = _value(expression, names)
+    for rule in table.cannot:
+        if _value(rule.when, names):
+            raise InputError(f"{table.framework}: {_filled(rule.say, names)}")
+    notes = tuple(_filled(rule.say, names) for rule in table.lossy if _value(rule.when, names))
+    files: dict[str, str] = {}
+    options: dict[str, Any] = {}
+    flags: list[tuple[str, Any, str]] = []
+    for output in table.outputs:
+        lines = list(_lines(output, names, prediction))
+        options |= {key: value for key, value, _ in lines}
+        if output.form == "flags":
+            flags = lines
+        else:
+            files[_filled(output.name, names)] = _text(output.form, lines, _header(table, prediction))
+    files[f"{stem}.sh"] = _script(table, names, flags, prediction, launcher)
+    return ExportedPlan(framework=table.framework, files=files, options=options, notes=notes)
+
+
+def _value(expression: str, names: Mapping[str, Any]) -> Any:
+    return evaluate(expression, names, _FUNCTIONS)
+
+
+def _filled(text: str, names: Mapping[str, Any]) -> str:
+    return re.sub(r"\{([^{}]+)\}", lambda match: one_line(_value(match[1], names), 120), text)
+
+
+def _lines(output: WrittenFile, names: Mapping[str, Any], prediction: Prediction | None) -> Iterator[tuple[str, Any, str]]:
+    """Key, value and comment of each option that the plan says."""
+    for key, value in output.always.items():
+        yield key, value, ""
+    for key, expression in output.keys.items():
+        value = _value(expression, names) if expression is not None else None
+        if value is not None:
+            yield key, value, "" if isinstance(value, list) else _comment(expression, prediction)
+
+
+def _comment(expression: str, prediction: Prediction | None) -> str:
+    """The parts of time and the memory that the first fact of an expression decides."""
+    if prediction is None:
+        return ""
+    fact = next((name for name in re.findall(r"[a-z_.]+", expression) if name in DECIDES), None)
+    if fact is None:
+        return ""
+    parts, classes = DECIDES[fact]
+    times = [f"{name.replace('_', ' ')} {format_time(prediction.parts[name])}" for name in parts if prediction.parts.get(name)]
+    sizes = [f"{name} {format_bytes(prediction.memory[name])}" for name in classes if prediction.memory.get(name)]
+    return ", ".join([*times, *sizes])
+
+
+def _header(table: FrameworkTable, prediction: Prediction | None) -> list[str]:
+    if prediction is None:
+        return [f"{table.framework}, written by perfmodel"]
+    plan = prediction.plan
+    return [
+        f"{table.framework}, written by perfmodel from plan {plan.hash()}",
+        f"predicted on {plan.num_chips} chips of {plan.cluster}: {format_step(prediction.step_time)} a step, "
+        f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} (probability of fitting "
+        f"{prediction.fits_probability:.0%})",
+        "behind each option: exposed time of a step, memory of the fullest chip",
+    ]
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------------
+
+
+def _text(form: str, lines: Sequence[tuple[str, Any, str]], header: Sequence[str]) -> str:
+    tree: dict[str, Any] = {}
+    for key, value, comment in lines:
+        *sections, last = key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = (value, comment)
+    if form == "json":
+        return json.dumps(_plain(tree), indent=2) + "\n"
+    head = [f"# {line}" for line in header]
+    body = _yaml(tree, 0) if form == "yaml" else _toml(tree, "")
+    return "\n".join([*head, *body]) + "\n"
+
+
+def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _plain(entry) if isinstance(entry, Mapping) else entry[0] for key, entry in tree.items()}
+
+
+def _yaml(tree: Mapping[str, Any], depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    for key, entry in tree.items():
+        if isinstance(entry, Mapping):
+            yield f"{indent}{key}:"
+            yield from _yaml(entry, depth + 1)
+        else:
+            yield f"{indent}{key}: {_scalar(entry[0])}{_after(entry[1])}"
+
+
+def _toml(tree: Mapping[str, Any], section: str) -> Iterator[str]:
+    own = {key: entry for key, entry in tree.items() if not isinstance(entry, Mapping)}
+    if section and own:
+        yield ""
+        yield f"[{section}]"
+    for key, (value, comment) in own.items():
+        yield f"{key} = {_scalar(value)}{_after(comment)}"
+    for key, entry in tree.items():
+        if isinstance(entry, Mapping):
+            yield from _toml(entry, f"{section}.{key}" if section else key)
+
+
+def _scalar(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _after(comment: str) -> str:
+    return f"  # {comment}" if comment else ""
+
+
+def _script(
+    table: FrameworkTable, names: Mapping[str, Any], flags: Sequence[tuple[str, Any, str]], prediction: Prediction | None, launcher: str
+) -> str:
+    """The launch script: an array of flags where the framework takes them, and the command."""
+    nodes, per_node = names["nodes"], names["chips_per_node"]
+    lines = ["#!/bin/bash"]
+    if launcher == SLURM:
+        lines += [f"#SBATCH --nodes={nodes}", "#SBATCH --ntasks-per-node=1", f"#SBATCH --gpus-per-node={per_node}", "#SBATCH --exclusive"]
+    lines += [f"# {line}" for line in _header(table, prediction)]
+    if flags:
+        lines += ["ARGS=(", *(f"    {_flag(key, value)}{_after(comment)}" for key, value, comment in flags), ")"]
+    program = _filled(table.launch, names)
+    command = program
+    if launcher == SLURM and nodes > 1:
+        lines.append('HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
+    if not program.startswith(("accelerate", "python", "deepspeed")):
+        head = "${HEAD_NODE:-localhost}"
+        meeting = f" --rdzv_backend c10d --rdzv_endpoint {head}:29500" if nodes > 1 else ""
+        command = f"torchrun --nnodes {nodes} --nproc_per_node {per_node}{meeting} {program}"
+    elif program.startswith("accelerate") and nodes > 1:
+        rank = "$SLURM_NODEID" if launcher == SLURM else "${NODE_RANK:-0}"
+        meeting = f"--machine_rank {rank} --main_process_ip ${{HEAD_NODE:-localhost}} --main_process_port 29500"
+        command = program.replace("accelerate launch", f"accelerate launch {meeting}")
+    if flags:
+        command += ' "${ARGS[@]}"'
+    lines.append(f"srun {command}" if launcher == SLURM else command)
+    return "\n".join(lines) + "\n"
+
+
+def _flag(key: str, value: Any) -> str:
+    name = f"--{key.replace('_', '-')}"
+    if value is True:
+        return name
+    text = str(value)
+    return f"{name} {text}" if re.fullmatch(r"[\w ./:+-]+", text) else f"{name} {shlex.quote(text)}"
+
+
+# --- functions of expressions -------------------------------------------------------------------------------------------------
+
+
+def _module_names(stage_layers: Sequence[int]) -> list[list[str]]:
+    """torchtitan's modules of each stage: embedding first, norm and output last."""
+    found: list[list[str]] = []
+    layer = 0
+    for count in stage_layers:
+        found.append([f"layers.{index}" for index in range(layer, layer + count)])
+        layer += count
+    found[0].insert(0, "tok_embeddings")
+    found[-1] += ["norm", "output"]
+    return found
+
+
+def _megatron_layout(stage_layers: Sequence[int]) -> str:
+    """Megatron's layout of stages: `Et*7|t*9|t*7L`."""
+    stages = [f"t*{count}" if count else "" for count in stage_layers]
+    return f"E{'|'.join(stages)}L"
+
+
+_FUNCTIONS = {"module_names": _module_names, "megatron_layout": _megatron_layout}

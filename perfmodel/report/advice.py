@@ -1,0 +1,162 @@
+"""Advice for people and as `--json` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from perfmodel.foundation.units import format_bytes, format_step, format_time
+from perfmodel.parallel.framework_ref import STATED, settings_text
+from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
+from perfmodel.report.predictions import plan_line, prediction_object
+from perfmodel.report.remedies import flags_text, remedies_objects
+from perfmodel.report.table import Table, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from perfmodel.planner.result import FittingChange
+
+#: Parts of a step that are the work itself; the others are exposed communication, waiting and bookkeeping.
+_WORK = ("forward", "backward")
+_COMMUNICATION = ("communication", "gather", "reduction")
+
+
+class _Change(Protocol):
+    @property
+    def changes(self) -> Mapping[str, int | str | bool]: ...
+    @property
+    def changed(self) -> Mapping[str, int | str | bool]: ...
+    @property
+    def prediction(self) -> Prediction: ...
+    @property
+    def gain(self) -> float: ...
+
+
+class _Option(Protocol):
+    @property
+    def option(self) -> str: ...
+    @property
+    def before(self) -> Any: ...
+    @property
+    def after(self) -> Any: ...
+
+
+class _Advice(Protocol):
+    @property
+    def framework(self) -> str: ...
+    @property
+    def prediction(self) -> Prediction: ...
+    @property
+    def changes(self) -> Sequence[_Change]: ...
+    @property
+    def best(self) -> Sequence[Prediction]: ...
+    @property
+    def diff(self) -> Sequence[_Option]: ...
+    @property
+    def remedies(self) -> Sequence[FittingChange]: ...
+
+
+def advice_object(advice: _Advice) -> dict[str, Any]:
+    """Advice as plain data, SI units."""
+    return {
+        "framework": advice.framework,
+        "current": prediction_object(advice.prediction),
+        "why": why_slow(advice.prediction),
+        "changes": [
+            {
+                "changes": dict(each.changes),
+                "follows": dict(each.changed),
+                "gain": each.gain,
+                "step_time": each.prediction.step_time,
+                "memory": each.prediction.memory["total"],
+                "fits_probability": each.prediction.fits_probability,
+            }
+            for each in advice.changes
+        ],
+        "best": prediction_object(advice.best[0]) if advice.best else None,
+        "options": [{"option": each.option, "before": each.before, "after": each.after} for each in advice.diff],
+        "remedies": remedies_objects(advice.remedies),
+    }
+
+
+def changes_table(advice: _Advice) -> Table:
+    """The most helpful changes, the fastest first."""
+    return Table(
+        title="Changes that help most, alone and in pairs" if advice.prediction.fits else "Changes of one knob or setting that fit",
+        headers=("change", "step time", "gain", "memory", PROBABILITY, "with"),
+        rows=tuple(
+            (
+                _text(each.changes),
+                format_step(each.prediction.step_time),
+                f"{100 * each.gain:+.1f} %",
+                format_bytes(each.prediction.memory["total"]),
+                probability_cell(each.prediction.fits_probability),
+                _text(each.changed) or "-",
+            )
+            for each in advice.changes
+        ),
+        right=("step time", "gain", "memory", PROBABILITY),
+        fold=("change", "with"),
+    )
+
+
+def _text(changes: Mapping[str, int | str | bool]) -> str:
+    settings = {name: value for name, value in changes.items() if name in STATED}
+    knobs = flags_text({name: value for name, value in changes.items() if name not in STATED})
+    named = [f"--setting {name}" if value is True else f"--setting {name}={value}" for name, value in settings.items()]
+    return " ".join([*([knobs] if knobs else []), *named])
+
+
+def gain_line(advice: _Advice) -> str:
+    """The best plan beside the current one, in a sentence."""
+    if not advice.best:
+        return "No plan of this job fits on these chips."
+    own, best = advice.prediction, advice.best[0]
+    if best.plan == own.plan:
+        return "The setup is as fast as any plan of this job that fits, within half a percent."
+    gain = 1 - best.step_time / own.step_time
+    how = f"{100 * gain:.1f} % faster" if gain > 0 else f"{-100 * gain:.1f} % slower, but fits"
+    room = f"{format_bytes(best.memory['total'])} (probability of fitting {probability_cell(best.fits_probability)})"
+    changed = {name: value for name, value in best.plan.framework.settings.items() if own.plan.framework.settings.get(name) != value}
+    settings = f"; settings {settings_text(changed)}" if changed else ""
+    return f"Best plan: {format_step(best.step_time)} a step, {how}, {room}: {plan_line(best.plan)}{settings}"
+
+
+def diff_lines(advice: _Advice) -> Iterator[str]:
+    """The options that change, as a diff."""
+    for each in advice.diff:
+        if each.before is not None:
+            yield f"- {each.option}: {_short(each.before)}"
+        if each.after is not None:
+            yield f"+ {each.option}: {_short(each.after)}"
+
+
+def _short(value: Any) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def why_slow(prediction: Prediction) -> str:
+    """Where the time goes, what bounds the step, and the nearest limit, in one paragraph."""
+    step, parts = prediction.step_time, prediction.parts
+    largest = sorted(parts, key=lambda name: -parts[name])[:3]
+    shares = ", ".join(f"{name.replace('_', ' ')} {percent(parts[name] / step)}" for name in largest)
+    work = sum(parts.get(name, 0.0) for name in _WORK)
+    lost = {
+        "recomputation": parts.get("recompute", 0.0),
+        "the pipeline's bubble": parts.get("pipeline_bubble", 0.0),
+        "exposed communication": sum(time for name, time in parts.items() if name.endswith(_COMMUNICATION)),
+        "the host": parts.get("host", 0.0),
+        "the optimizer": parts.get("optimizer", 0.0),
+    }
+    cause = max(lost, key=lambda name: lost[name])
+    bound = (
+        f"it is bound by the work itself ({percent(work / step)})"
+        if lost[cause] < 0.05 * step
+        else f"{percent(work / step)} is the work itself; most of the rest is {cause} ({format_time(lost[cause])})"
+    )
+    share = prediction.memory["total"] / prediction.memory_usable
+    room = f"memory is {percent(share)} full, mostly {prediction.largest_memory_class.replace('_', ' ')}"
+    limit = f"the nearest limit is memory: {room}" if share > 0.8 else f"{room}, so there is room to spend on speed"
+    return f"Why it takes {format_step(step)}: {shares}; {bound}, at {percent(prediction.mfu_palm)} MFU; {limit}."

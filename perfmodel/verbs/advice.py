@@ -1,0 +1,288 @@
+"""`advise`: what to change in a plan or a configuration, by how much it helps, in the framework's own options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.configs.tables import FrameworkTable, load_tables, plain
+from perfmodel.configs.write import write_config
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.values import optional_share
+from perfmodel.foundation.words import Words, takes
+from perfmodel.parallel.framework_ref import STATED
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.offloads import OFFLOADS
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.request import Request
+from perfmodel.verbs.configs import Start, overridden_plan, start_from
+from perfmodel.verbs.exporting import facts_in
+from perfmodel.verbs.requests import read_risk
+from perfmodel.verbs.searching import remedies_in, search_in
+from perfmodel.verbs.setting import Name, Setting, placed, predict_in, setting_of_plan, told
+
+if TYPE_CHECKING:
+    from perfmodel.planner.explain import Alternative
+    from perfmodel.planner.result import FittingChange
+
+#: Settings that often help, where the framework has an option for them.
+SETTINGS_TO_TRY: Mapping[str, bool | str] = {
+    "compile": True,
+    "fused_optimizer": True,
+    "loss": "fused",
+    "fused_rmsnorm": True,
+    "fused_cross_entropy": True,
+    "async_tp": True,
+    "tp_async": True,
+    "gradient_bucketing": True,
+}
+#: Single changes and pairs that are shown, and single ones of which pairs are tried.
+MOST_SINGLE, MOST_PAIRS, MOST_IN_PAIRS = 5, 4, 4
+#: A change that gains less than this share of the step is not worth an option.
+LEAST_GAIN = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvisedChange:
+    """Changes of a plan that make it faster. changed: other knobs that follow; gain: share of the step time that they save"""
+
+    changes: Mapping[str, int | str | bool]
+    changed: Mapping[str, int | str | bool]
+    prediction: Prediction
+    gain: float
+
+    @property
+    def is_pair(self) -> bool:
+        return len(self.changes) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionChange:
+    """One option of the framework: its value now and advised; None where it is absent."""
+
+    option: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Result of `advise`.
+
+    prediction   of the setup as it is
+    changes      the most helpful changes that fit, single ones and pairs, the fastest first
+    best         the best plan of a search; none where no plan fits
+    diff         the best plan in the framework's options
+    remedies     where the setup does not fit, the smallest changes that do
+    """
+
+    framework: str
+    prediction: Prediction
+    changes: tuple[AdvisedChange, ...]
+    best: tuple[Prediction, ...]
+    diff: tuple[OptionChange, ...]
+    remedies: tuple[FittingChange, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@takes(
+    asked=Words(
+        Request, only="model cluster chips nodes global_batch batch_tokens seq_len profile settings calibration memory_headroom risk"
+    )
+)
+def advise(plan: Plan | Name, *, asked: Request, any_framework: bool = False) -> Advice:
+    """Advise changes of a plan, a plan file or a framework's configuration: the changes that help most, and the best plan.
+
+    What a configuration does not say is given beside it: cluster, chips, model.
+    """
+    return advise_on(start_from(plan, asked), asked, any_framework=any_framework)
+
+
+def advise_on(
+    start: Start,
+    asked: Request,
+    *,
+    any_framework: bool = False,
+    spelled: Callable[[str], str] = str,
+    progress: Callable[[float], None] | None = None,
+) -> Advice:
+    """Return advice on the plan of a configuration or a plan file. Raises InputError."""
+    report = progress or (lambda share: None)
+    memory = {"memory_headroom": optional_share(asked.memory_headroom, "memory_headroom"), "risk": read_risk(asked.risk)}
+    rule: dict[str, Any] = {**memory, "any_framework": any_framework}
+    plan = overridden_plan(start.plan, asked, spelled=spelled)
+    setting = setting_of_plan(plan, profile=asked.profile, settings=asked.stated(), calibration=asked.calibration)
+    table = _table_of(start, setting)
+    own = predict_in(setting, placed(plan, setting), **memory)
+    report(0.1)
+    remedies = () if own.fits else remedies_in(setting, own.plan, **rule)
+    report(0.3)
+    changes = _helpful(setting, own, table, rule)
+    report(0.6)
+    found = search_in(setting, Knobs(), {}, top=1, with_remedies=False, **rule)
+    report(1.0)
+    best = tuple(_with_helpful_settings(each, changes, memory) for each in found.plans[:1])
+    if best and own.fits and best[0].step_time >= own.step_time * (1 - LEAST_GAIN):
+        best = (own,)
+    diff, notes = _difference(setting, start, own.plan, best[0].plan, table) if best else ((), ())
+    framework = table.framework if table is not None else setting.estimator.profile.name
+    return Advice(
+        framework=framework,
+        prediction=own,
+        changes=_shown(changes),
+        best=best,
+        diff=diff,
+        remedies=remedies,
+        notes=(*notes, *setting.notes),
+    )
+
+
+def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
+    """The table of the configuration, else the one whose profile the plan assumes."""
+    tables = load_tables()
+    if start.setup is not None:
+        return tables[start.setup.table]
+    profile = setting.estimator.profile.name.partition("+")[0]
+    return next((each for each in tables.values() if each.profile == profile and each.outputs), None)
+
+
+def _helpful(setting: Setting, own: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
+    """Single changes and pairs of the best of them that fit and are faster; of a setup that does not fit, that fit."""
+    from perfmodel.planner.explain import explain, turned_plans
+
+    if own.plan.assignment is not None:
+        return ()
+    single = list(_faster(setting, own, explain(setting.estimator, own.plan, **rule).neighbours))
+    single.sort(key=lambda change: change.prediction.step_time)
+    turns = [
+        {**one.changes, **other.changes}
+        for one, other in combinations(single[:MOST_IN_PAIRS], 2)
+        if not set(one.changes) & set(other.changes)
+    ]
+    pairs = _faster(setting, own, turned_plans(setting.estimator, own, turns, **rule))
+    least = {frozenset(change.changes.items()): change.prediction.step_time for change in single}
+    better = [
+        pair
+        for pair in pairs
+        if all(pair.prediction.step_time < time * (1 - LEAST_GAIN) for knobs, time in least.items() if knobs <= pair.changes.items())
+    ]
+    found = [*single, *better, *_with_settings(own, single[:MOST_IN_PAIRS], table, rule)]
+    return tuple(sorted(found, key=lambda change: change.prediction.step_time))
+
+
+def _shown(changes: Sequence[AdvisedChange]) -> tuple[AdvisedChange, ...]:
+    """The best single changes and the best pairs, the fastest first."""
+    single = [each for each in changes if not each.is_pair][:MOST_SINGLE]
+    pairs = [each for each in changes if each.is_pair][:MOST_PAIRS]
+    return tuple(sorted((*single, *pairs), key=lambda change: change.prediction.step_time))
+
+
+def _with_helpful_settings(best: Prediction, changes: Sequence[AdvisedChange], memory: Mapping[str, Any]) -> Prediction:
+    """Return the best plan with all settings that help the current one, where it fits and is faster with them."""
+    helpful = {name: value for each in changes if not each.is_pair for name, value in each.changes.items() if name in STATED}
+    if not helpful:
+        return best
+    try:
+        setting = setting_of_plan(best.plan, settings=helpful)
+    except InputError:  # two of them contradict each other
+        return best
+    found = predict_in(setting, placed(best.plan, setting), **memory)
+    return found if found.fits and found.step_time < best.step_time else best
+
+
+def _faster(setting: Setting, own: Prediction, alternatives: Sequence[Alternative]) -> Iterator[AdvisedChange]:
+    for each in alternatives:
+        if not each.prediction or not each.prediction[0].fits:
+            continue
+        gain = 1 - each.prediction[0].step_time / own.step_time
+        if gain > LEAST_GAIN or not own.fits:
+            prediction = told(each.prediction[0], setting)
+            yield AdvisedChange(changes=dict(each.knobs), changed=dict(each.changed), prediction=prediction, gain=gain)
+
+
+def _with_settings(
+    own: Prediction, single: Sequence[AdvisedChange], table: FrameworkTable | None, rule: Mapping[str, Any]
+) -> Iterator[AdvisedChange]:
+    """Settings that the framework has an option for, alone and with one of the changed knobs, and offloads that are not needed."""
+    options = _settings_of(table) if table is not None else set()
+    memory = {name: value for name, value in rule.items() if name != "any_framework"}
+    stated = own.plan.framework.settings
+    tried = {name: value for name, value in SETTINGS_TO_TRY.items() if name in options and name not in stated}
+    for name, value in {**tried, **{name: False for name in OFFLOADS.values() if stated.get(name)}}.items():
+        try:
+            changed = setting_of_plan(own.plan, settings={name: value})
+        except InputError:  # it contradicts what the profile says
+            continue
+        alone = predict_in(changed, placed(own.plan, changed), **memory)
+        gain = 1 - alone.step_time / own.step_time
+        if gain <= LEAST_GAIN and own.fits:
+            continue
+        if alone.fits:
+            yield AdvisedChange(changes={name: value}, changed={}, prediction=alone, gain=gain)
+        for each in single:
+            both = predict_in(changed, placed(each.prediction.plan, changed), **memory)
+            if both.fits and both.step_time < min(alone.step_time, each.prediction.step_time) * (1 - LEAST_GAIN):
+                pair = {**each.changes, name: value}
+                yield AdvisedChange(changes=pair, changed=each.changed, prediction=both, gain=1 - both.step_time / own.step_time)
+
+
+def _settings_of(table: FrameworkTable) -> set[str]:
+    """Settings that a key of the table can state."""
+    named = {
+        fact for key in table.keys.values() for meaning in (key.values or {}).values() if isinstance(meaning, dict) for fact in meaning
+    }
+    return (named | {key.to for key in table.keys.values()}) & set(STATED)
+
+
+# --- in the framework's options ----------------------------------------------------------------------------------------------------
+
+
+def _difference(
+    setting: Setting, start: Start, before: Plan, after: Plan, table: FrameworkTable | None
+) -> tuple[tuple[OptionChange, ...], tuple[str, ...]]:
+    """The options in which two plans differ, and what keeps them from being written."""
+    if table is None or before == after:
+        return (), ()
+    facts = [facts_in(setting, each) for each in (before, after)]
+    notes: tuple[str, ...] = ()
+    if table.outputs:
+        try:
+            options = [dict(write_config(each, table, prediction=None).options) for each in facts]
+            return _changed(options[0], options[1]), ()
+        except InputError as error:
+            notes = (f"not all of it can be written: {error}",)
+    return _changed(*(_read_as(each, start, table) for each in facts)), notes
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[OptionChange, ...]:
+    names = dict.fromkeys((*before, *after))
+    return tuple(
+        OptionChange(option=name, before=before.get(name), after=after.get(name)) for name in names if before.get(name) != after.get(name)
+    )
+
+
+def _read_as(facts: Mapping[str, Any], start: Start, table: FrameworkTable) -> dict[str, Any]:
+    """Key -> value of the options that mean these facts; of several keys the one that the file has."""
+    found: dict[str, Any] = {}
+    used = start.setup.read if start.setup is not None else {}
+    taken: set[str] = set()
+    entries = sorted(table.keys.items(), key=lambda item: not any(key == item[0] or key.endswith(f".{item[0]}") for key in used))
+    for name, key in entries:
+        if name.startswith("env.") or key.formula or key.to in taken or key.to in ("chips", "nodes", "chips_per_node"):
+            continue
+        value = facts.get(key.to)
+        if key.values is None:
+            if key.to in facts and value is not None:
+                found[name] = value
+                taken.add(key.to)
+            continue
+        for written, meaning in key.values.items():
+            wanted = meaning if isinstance(meaning, dict) else {key.to: meaning}
+            if written != "*" and all(fact and fact in facts and plain(facts[fact]) == plain(entry) for fact, entry in wanted.items()):
+                found[name] = written
+                taken.update(wanted)
+                break
+    return found

@@ -1,0 +1,104 @@
+"""`export`: a plan as the files that a framework loads, checked by reading them back."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.configs.facts import facts_of_plan
+from perfmodel.configs.tables import FrameworkTable, table_named
+from perfmodel.configs.write import TORCHRUN, ExportedPlan, write_config
+from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.resources import check_can_be_written, write_atomically
+from perfmodel.parallel.plan import Plan, plan_facts
+from perfmodel.parallel.request import Request
+from perfmodel.verbs.configs import start_from
+from perfmodel.verbs.setting import Name, Setting, load_plan, predict_in, setting_of_plan
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.models import hub_id_of
+
+if TYPE_CHECKING:
+    pass
+
+#: What may be another where a plan is read back: names, and what belongs to the profile.
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+_NAMES = ("model", "cluster", "profile", "settings", "calibration", "rules", "rule_set")
+
+
+def export_plan(plan: Plan | Name, *, to: str, stem: str = "plan", launcher: str = TORCHRUN) -> ExportedPlan:
+    """A plan as a framework's configuration and launch script, with the predicted numbers behind each option in comments.
+
+    What the framework cannot express is refused; what it does otherwise is in `notes`. The files are read back: they give the same plan.
+
+    to         torchtitan, megatron, nemo-automodel, trl, deepspeed, nanotron or maxtext
+    stem       name of the files without their endings
+    launcher   torchrun or slurm
+    """
+    found = load_plan(plan)
+    table = table_named(to)
+    if found.assignment is not None or not isinstance(found.job.model, TransformerConfig):
+        rule = "has a sharding for each operator, which no framework loads"
+        raise bad_field("plan", found.job.model.name, rule, "export a plan of search")
+    setting = setting_of_plan(found)
+    exported = write_config(facts_in(setting, found), table, prediction=predict_in(setting, found), stem=stem, launcher=launcher)
+    return replace(exported, notes=(*exported.notes, *_checked(exported, found, table)))
+
+
+def facts_in(setting: Setting, plan: Plan) -> dict[str, Any]:
+    """The facts of a plan on the cluster of a setting."""
+    return facts_of_plan(plan, chips_per_node=setting.cluster.chips_per_node, model_id=hub_id_of(plan.job.model.name))
+
+
+def _checked(exported: ExportedPlan, plan: Plan, table: FrameworkTable) -> list[str]:
+    """Read the files back: refuse what comes out otherwise, note settings that the framework has no option for."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in exported.files.items():
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+        script = Path(folder) / exported.script
+        asked = Request(cluster=plan.cluster, chips=plan.num_chips)
+        try:
+            again = start_from(script, asked).plan
+        except InputError:
+            again = start_from(script, replace(asked, model=plan.job.model)).plan
+    wanted, found = _compared(plan), _compared(again)
+    other = [name for name in wanted if wanted[name] != found[name]]
+    if other:
+        name = other[0]
+        rule = f"cannot be written for {table.framework}, whose files would mean {one_line(found[name], 60)}"
+        raise bad_field(name, one_line(wanted[name], 60), rule, f"change {name}, or export to another framework")
+    notes = []
+    lost = {name: value for name, value in plan.framework.settings.items() if again.framework.settings.get(name) != value}
+    if lost:
+        named = ", ".join(f"{name}={str(value).lower()}" for name, value in lost.items())
+        notes.append(f"{table.framework} has no option that is known here for the settings {named}")
+    if plan.framework.name != again.framework.name:
+        notes.append(f"the plan assumes {plan.framework.name}; a prediction of the files assumes {again.framework.name}")
+    return notes
+
+
+def _compared(plan: Plan) -> dict[str, Any]:
+    """Everything of a plan that its exported files must say again."""
+    facts = {name: value for name, value in plan_facts(plan).items() if name not in _NAMES}
+    if plan.layout.pp == 1:
+        facts.pop("schedule")
+    if plan.job.transformer.experts is None or plan.ep == 1:
+        facts.pop("dispatcher", None)
+    model = plan.job.transformer
+    return {
+        **facts,
+        **{name: getattr(model, name) for name in _SIZES},
+        "stage_layers": plan.stage_layers,
+        "sequence_parallel": plan.sequence_parallel,
+    }
+
+
+def write_export(exported: ExportedPlan, folder: Path) -> list[Path]:
+    """Write the files of an export, all of them or none."""
+    paths = [folder / name for name in exported.files]
+    for path in paths:
+        check_can_be_written(path, "out")
+    for path, text in zip(paths, exported.files.values(), strict=True):
+        write_atomically(path, text)
+    return paths

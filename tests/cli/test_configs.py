@@ -1,0 +1,135 @@
+"""`predict CONFIG`, `export` and `advise` on the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import joined
+
+CASES = Path(__file__).parents[1] / "golden" / "configs"
+SMALL = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+global_batch_size = 16
+seq_len = 2048
+odd_key = 3
+[parallelism]
+data_parallel_shard_degree = -1
+[activation_checkpoint]
+mode = "full"
+"""
+#: What the file leaves to the user.
+PLACE = ("--cluster", "dgx-h100", "--chips", 8)
+
+
+@pytest.fixture
+def result(call):
+    """The object that a verb prints; a slow machine may show progress beside it."""
+
+    def run(*arguments: object) -> dict:
+        code, out, err = call(*arguments, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    return run
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "train.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_a_configuration_is_predicted_like_its_plan(result, config):
+    found = result("predict", config, *PLACE)
+    same = result(
+        "predict", "--model", "llama-3-8b", *PLACE, "--global-batch", 16, "--seq-len", 2048, "--zero", 3, "--recompute", "full",
+        "--profile", "torchtitan",
+    )  # fmt: skip
+    assert found["step_time"] == same["step_time"]
+    assert found["memory"] == same["memory"]
+    assert found["config"]["framework"] == "torchtitan"
+    assert found["config"]["read"]["training.seq_len"] == "seq_len"
+    assert found["config"]["ignored"] == ["training.odd_key"]
+
+
+def test_flags_override_the_configuration(call, result, config):
+    plan = result("predict", config, *PLACE, "--tp", 2, "--seq-len", 4096)["plan"]
+    assert (plan["layout"]["tp"], plan["layout"]["dp_shard"], plan["job"]["seq_len"]) == (2, 4, 4096)
+    code, out, _ = call("predict", config, *PLACE, "--tp", 2)
+    assert code == 0
+    assert "tp 2 (the file: 1)" in joined(out)
+
+
+def test_what_is_missing_is_asked_for_by_its_flag(call, config):
+    code, out, err = call("predict", config)
+    assert (code, out) == (2, "")
+    assert "--cluster, --chips: missing in the file; add them as flags" in joined(err)
+    code, out, err = call("predict", CASES / "02-megatron-lm-moe" / "run_moe.sh", "--cluster", "dgx-h100")
+    assert (code, out) == (2, "")
+    assert "--model: missing in the file; add it as a flag" in joined(err)
+
+
+def test_keys_that_are_not_read_are_listed(call, config):
+    _, out, _ = call("predict", config, *PLACE)
+    assert "keys that are not read: training.odd_key" in joined(out)
+
+
+def test_search_limits_and_explain_take_a_configuration(result, config):
+    assert result("search", config, *PLACE, "--top", 1)["plans"][0]["plan"]["profile"] == "torchtitan"
+    assert result("limits", config, *PLACE)["seq_len"] == 2048
+    assert result("explain", config, *PLACE)["config"]["framework"] == "torchtitan"
+
+
+def test_serve_takes_a_launch_line(result):
+    line = CASES / "22-vllm-dense" / "serve.sh"
+    plan = result("serve", line, "--cluster", "dgx-h100", "--input-len", 512, "--output-len", 128, "--concurrency", 8)["plan"]
+    assert (plan["tp"], plan["max_batch"]) == (4, 192)
+
+
+def test_advice_is_in_the_options_of_the_framework(call, result, config):
+    found = result("advise", config, *PLACE)
+    assert found["best"]["step_time"] < found["current"]["step_time"]
+    assert {"option": "activation_checkpoint.mode", "before": "full", "after": "none"} in found["options"]
+    gains = [change["gain"] for change in found["changes"]]
+    assert gains == sorted(gains, reverse=True)
+    assert all(change["fits_probability"] > 0.9 for change in found["changes"])
+    _, out, _ = call("advise", config, *PLACE)
+    assert "+ activation_checkpoint.mode: none" in out
+    assert "Why it takes" in out
+
+
+def test_advice_on_what_does_not_fit_begins_with_what_does(result):
+    found = result("advise", CASES / "05-torchtitan-toml" / "launch.txt", "--cluster", "dgx-h100")
+    assert not found["current"]["fits"]
+    assert 1 <= len(found["remedies"]) <= 3
+    assert found["best"]["fits"]
+
+
+def test_an_export_writes_all_of_its_files(call, config, tmp_path):
+    code, out, _ = call("export", config, *PLACE, "--to", "nemo-automodel", "--out", tmp_path / "out.yaml")
+    assert code == 0
+    assert "out.sh" in out
+    assert {"out.yaml", "out.sh"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--to", "megatron"), "Megatron's distributed optimizer is ZeRO 1"),
+        (("--to", "keras"), "is no framework that plans are written for"),
+        (("--to", "nemo-automodel", "--out", "x.json"), "loads files that end in .yaml, .sh"),
+        (("--to", "nemo-automodel", "--out", "nowhere/x.yaml"), "nowhere"),
+    ],
+)
+def test_a_refused_export_writes_nothing(call, config, tmp_path, flags, sentence):
+    before = set(tmp_path.iterdir())
+    code, _, err = call("export", config, *PLACE, *flags)
+    assert code == 2
+    assert sentence in err
+    assert set(tmp_path.iterdir()) == before

@@ -1,0 +1,75 @@
+"""Plans that a framework can run, drawn at random."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.framework_ref import read_settings, stated
+from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.models import load_model
+from perfmodel.workload.training import training_of
+
+#: Framework -> profile of its plans, and what of a plan its files can say.
+FRAMEWORKS = {
+    "torchtitan": ("torchtitan", {"zero": (0, 2, 3), "pp": (1, 2, 4), "tp": (1, 2, 4), "cp": (1, 2), "recompute": ("none", "full")}),
+    "megatron": ("megatron", {"zero": (0, 1), "pp": (1, 2, 4), "tp": (1, 2, 4, 8), "cp": (1, 2), "recompute": ("none", "selective")}),
+    "nemo-automodel": ("nemo-automodel", {"zero": (0, 2, 3), "pp": (1,), "tp": (1, 2), "cp": (1, 2), "recompute": ("none", "full")}),
+    "trl": ("hf-trainer", {"zero": (0, 1, 2, 3), "pp": (1,), "tp": (1,), "cp": (1, 2), "recompute": ("none", "full")}),
+    "deepspeed": ("deepspeed", {"zero": (0, 1, 2, 3), "pp": (1,), "tp": (1,), "cp": (1,), "recompute": ("none", "full")}),
+    "nanotron": ("nanotron", {"zero": (0, 1), "pp": (1, 2, 4), "tp": (1, 2, 4), "cp": (1,), "recompute": ("none", "full")}),
+    "maxtext": ("xla", {"zero": (0, 3), "pp": (1,), "tp": (1, 2, 4), "cp": (1,), "recompute": ("none", "full")}),
+}  # fmt: skip
+#: Framework -> settings and precisions that its files can say.
+SETTINGS = {
+    "torchtitan": {"compile": (True,), "fused_optimizer": (True, False), "cp_form": ("all-gather",)},
+    "megatron": {"fused_cross_entropy": (True,), "attention_kernel": ("cudnn",), "fp32_gradient_accumulation": (False,)},
+    "nemo-automodel": {"compile": (True,), "loss": ("fused", "chunked"), "attention_kernel": ("flash2", "flash3")},
+    "trl": {"compile": (True,), "loss": ("fused", "chunked"), "attention_kernel": ("flash2", "flash3")},
+    "deepspeed": {"gradient_bucketing": (True, False)},
+    "nanotron": {"fused_optimizer": (True, False), "gradient_bucket_mb": (50.0,)},
+}  # fmt: skip
+PRECISIONS = {
+    "torchtitan": ("bf16-mixed", "bf16", "fp32"),
+    "megatron": ("bf16-mixed", "fp16-mixed", "fp32", "fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4"),
+    "nemo-automodel": ("bf16-mixed", "fp8-current"), "trl": ("bf16-mixed", "fp16-mixed", "fp32"),
+    "deepspeed": ("bf16-mixed", "fp16-mixed"), "nanotron": ("bf16-mixed", "fp16-mixed", "fp32"), "maxtext": ("bf16-mixed", "bf16", "fp32"),
+}  # fmt: skip
+OPTIMIZERS = {
+    "trl": ("adamw", "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "adafactor", "lion", "lion-8bit", "sgd", "muon"),
+    "megatron": ("adamw", "momentum", "muon"), "nanotron": ("adamw", "adam", "sgd"), "deepspeed": ("adamw", "sgd", "lion"),
+}  # fmt: skip
+MODELS = ("llama-3-8b", "llama-3.1-70b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "megatron-22b")
+
+
+def draw_plan(framework: str, rng: random.Random) -> Plan:
+    """A valid plan of the framework; knobs that the model or the layout rules out are drawn again."""
+    profile, knobs = FRAMEWORKS[framework]
+    while True:
+        model = load_model(rng.choice(MODELS))
+        found = {name: rng.choice(values) for name, values in knobs.items()}
+        chips, micro = rng.choice((8, 16, 64)), rng.choice((1, 2, 4))
+        virtual = rng.choice((1, 1, 2)) if found["pp"] > 1 and framework in ("torchtitan", "megatron") else 1
+        if framework in ("trl", "deepspeed") or (framework == "nemo-automodel" and found["tp"] > 1):
+            found["sequence_parallel"] = False if found["tp"] > 1 else None
+        if rng.random() < 0.3 and found["zero"] in (2, 3) and framework in ("torchtitan", "trl", "nemo-automodel", "maxtext"):
+            found["dp_replicate"] = 2
+        if model.experts is not None and framework in ("megatron", "torchtitan"):
+            found["ep"] = rng.choice((1, 2, 4))
+        train = rng.choice(("full", "lora:16", "qlora:8", "lora:4:q_proj+v_proj")) if framework in ("trl", "nemo-automodel") else "full"
+        settings = {name: rng.choice(values) for name, values in SETTINGS.get(framework, {}).items() if rng.random() < 0.3}
+        if found["cp"] == 1:
+            settings.pop("cp_form", None)
+        precision, optimizer = rng.choice(PRECISIONS[framework]), rng.choice(OPTIMIZERS.get(framework, ("adamw",)))
+        job = TrainingJob(model=model, global_batch=chips * micro * rng.choice((1, 2, 4)), seq_len=rng.choice((1024, 4096)))
+        try:
+            job = replace(job, train=training_of(train), precision=Precision(precision), optimizer=Optimizer(optimizer))
+            assumed = stated(profile, read_settings(settings))
+            return make_plan(
+                job, cluster="dgx-b200", num_chips=chips, micro_batch=micro, virtual_stages=virtual, profile=assumed,
+                **{name: value for name, value in found.items() if value is not None},
+            )  # fmt: skip
+        except InputError:
+            continue

@@ -1,0 +1,223 @@
+"""Configurations of frameworks are read as the job and the plan that an expert reads in them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perfmodel.configs.read import described, read_setup
+from perfmodel.configs.tables import load_tables
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.framework_ref import STATED
+from perfmodel.parallel.request import Request
+from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.verbs.configs import is_config, served_from, start_from
+
+CASES = Path(__file__).parents[1] / "golden" / "configs"
+
+
+def expected(folder: Path) -> dict:
+    return json.loads((folder / "expected.json").read_text())
+
+
+FOLDERS = sorted(path.parent for path in CASES.glob("*/expected.json"))
+TRAINING = [folder for folder in FOLDERS if "serve" not in expected(folder)]
+SERVING = [folder for folder in FOLDERS if "serve" in expected(folder)]
+
+
+def launched(folder: Path) -> Path:
+    """The file that a user would give: the launch line where there is one."""
+    names = sorted(path for path in folder.iterdir() if path.name != "expected.json")
+    return next((path for path in names if path.suffix in (".sh", ".txt")), names[0])
+
+
+def name_of(folder: Path) -> str:
+    return folder.name
+
+
+#: Field of expected.json -> fact.
+FACTS = {
+    "num_chips": "chips", "sequence_length": "seq_len", "global_batch": "global_batch", "micro_batch": "micro_batch", "tp": "tp",
+    "pp": "pp", "cp": "cp", "ep": "ep", "zero_stage": "zero", "recompute": "recompute", "dp": "dp",
+    "gradient_accumulation": "accumulation",
+}  # fmt: skip
+SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+FRAMEWORKS = {
+    "Transformers Trainer + DeepSpeed": "Hugging Face Trainer", "Transformers Trainer + accelerate FSDP": "Hugging Face Trainer",
+    "TRL + accelerate DeepSpeed": "TRL", "LLaMA-Factory + DeepSpeed": "LLaMA-Factory",
+    "LLaMA-Factory + accelerate FSDP": "LLaMA-Factory", "ms-swift + DeepSpeed": "ms-swift",
+}  # fmt: skip
+OPTIMIZERS = {"adam": "adamw", "adamw_8bit": "adamw-8bit", "paged_adamw_8bit": "paged-adamw-8bit"}
+#: What the files leave to the user.
+MISSING = {
+    "02-megatron-lm-moe": {"model": "qwen3-30b-a3b"},
+    "07-deepspeed-zero3-hf-auto": {"model": "mistral-7b"},
+    "08-deepspeed-zero2-offload": {"model": "gpt3-1.3b", "seq_len": 2048},
+}
+
+
+@pytest.mark.parametrize("folder", TRAINING, ids=name_of)
+def test_a_configuration_says_what_an_expert_reads_in_it(folder):
+    wanted, setup = expected(folder), read_setup(launched(folder))
+    assert setup.framework == FRAMEWORKS.get(wanted["framework"], wanted["framework"])
+    found = {name: setup.facts.get(fact) for name, fact in FACTS.items()}
+    assert found == {name: None if wanted[name] == "unknown" else wanted[name] for name in FACTS}
+    for name in SIZES:
+        if name in (wanted.get("model") or {}):
+            assert setup.facts[f"model.{name}"] == wanted["model"][name], name
+    if wanted["pp"] > 1:
+        assert (setup.facts.get("virtual_stages") or 1) == wanted["virtual_stages"]
+    assert setup.facts["optimizer"] == OPTIMIZERS.get(wanted["optimizer"], wanted["optimizer"])
+    if wanted["trainable"] == "lora":
+        assert setup.facts["train"].split(":")[1] == str(wanted["lora"]["r"])
+        assert setup.facts["train"].startswith("qlora") is ("base_weights" in wanted["settings"])
+
+
+@pytest.mark.parametrize("folder", TRAINING, ids=name_of)
+def test_a_configuration_is_a_plan_on_a_cluster(folder):
+    wanted, missing = expected(folder), MISSING.get(folder.name, {})
+    if missing:
+        with pytest.raises(InputError) as refused:
+            start_from(launched(folder), Request(cluster="dgx-h100"))
+        assert all(name in str(refused.value) for name in missing)
+    plan = start_from(launched(folder), Request(cluster="dgx-h100", **missing)).plan
+    assert plan.num_chips == wanted["num_chips"]
+    assert plan.micro_batch == wanted["micro_batch"]
+    assert plan.num_microbatches == wanted["gradient_accumulation"]
+    assert int(plan.zero) == wanted["zero_stage"]
+
+
+@pytest.mark.parametrize("folder", SERVING, ids=name_of)
+def test_a_launch_line_is_a_serving_request(folder):
+    wanted = expected(folder)
+    request, _ = served_from(launched(folder), ServingRequest())
+    assert request.chips == wanted["num_chips"]
+    assert (request.tp, request.pp, request.attention_dp) == tuple(wanted["serve"][name] for name in ("tp", "pp", "attention_dp"))
+    assert (request.ep or 1) == (wanted["serve"]["moe_ep"] or 1)
+    assert request.max_batch == wanted["serve"]["max_num_seqs"]
+    assert request.max_tokens == wanted["serve"]["max_num_batched_tokens"]
+    assert (request.kv_precision or "bf16") == wanted["serve"]["kv_precision"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_every_key_is_read_or_listed(folder):
+    """Test data have few keys of which nothing is known; all of them are named."""
+    setup = read_setup(launched(folder))
+    assert setup.num_unknown <= 1
+    told = " ".join(described(setup, verbose=True))
+    assert all(key in told for key in setup.ignored)
+
+
+@pytest.mark.parametrize("table", load_tables().values(), ids=lambda table: table.name)
+def test_a_table_speaks_of_settings_that_exist(table):
+    """A value that is a mapping names facts; of these the settings take the values that they are given."""
+    from perfmodel.parallel.framework_ref import setting_value
+
+    for key in table.keys.values():
+        for meaning in (key.values or {}).values():
+            for fact, value in (meaning if isinstance(meaning, dict) else {}).items():
+                if fact in STATED and not (isinstance(value, str) and value.startswith("=")):
+                    setting_value(fact, value)
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("x.yaml", "a: 1\nb: 2\n", "neither a plan of perfmodel nor a configuration"),
+        ("x.toml", "[model\n", "is not TOML"),
+        ("x.json", "[1]", "must hold a mapping"),
+        ("x.py", "x = 1\n", "no function that returns a config"),
+        ("x.py", "def f():\n    return a(b=1)\ndef g():\n    return a(b=2)\n", "holds 2 configs; give one"),
+        ("x.sh", "# nothing\n", "has no command"),
+        ("x.yaml", "parallelism: {dp: 2, tp: ${oc.env:TP}}\n", "${oc.env:TP} is filled in by the framework's own resolver"),
+        ("x.yaml", "parallelism: {dp: 2, tp: '${other.tp}'}\n", "names a key that the file does not have"),
+        (
+            "x.sh",
+            "torchrun pretrain_gpt.py --use-megatron-fsdp",
+            "--use-megatron-fsdp is another engine",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(tmp_path, name, text, sentence):
+    with pytest.raises(InputError) as refused:
+        start_from(write(tmp_path, name, text.replace("${oc.env:TP}", "'${oc.env:TP}'")), Request(cluster="dgx-h100"))
+    assert sentence in refused.value.full
+    assert "\n" not in str(refused.value)
+
+
+def test_references_are_followed(tmp_path):
+    path = write(tmp_path, "x.yaml", "seq: 512\ntokens: {sequence_length: '${seq}', micro_batch_size: 2}\nparallelism: {dp: 2, tp: 2}\n")
+    assert read_setup(path).facts["seq_len"] == 512
+
+
+def test_a_launch_line_wins_over_its_file(tmp_path):
+    write(tmp_path, "a.yaml", "base_model: Qwen/Qwen3-8B\nmicro_batch_size: 1\nsequence_len: 512\n")
+    path = write(tmp_path, "go.sh", "axolotl train a.yaml --num-processes 8 --micro-batch-size 4\n")
+    assert read_setup(path).facts["micro_batch"] == 4
+
+
+def test_a_python_config_is_parsed_not_executed(tmp_path):
+    mark = tmp_path / "executed"
+    text = f"""
+import pathlib
+pathlib.Path({str(mark)!r}).write_text("yes")
+K = 1024
+def mine():
+    return Trainer.Config(model_spec=model_registry("8B"), training=TrainingConfig(seq_len=8 * K, local_batch_size=2 ** 1))
+"""
+    setup = read_setup(write(tmp_path, "registry.py", text), {"chips": 8})
+    assert (setup.facts["seq_len"], setup.facts["micro_batch"]) == (8192, 2)
+    assert not mark.exists()
+
+
+def test_a_script_is_expanded_not_executed(tmp_path):
+    text = """
+TP=${TP:-2}
+ARGS=(--tensor-model-parallel-size $TP --pipeline-model-parallel-size 1)
+ARGS+=(--micro-batch-size $((TP * 2)))  # a comment
+touch executed; x=$(touch executed)
+torchrun --nproc_per_node 8 pretrain_gpt.py "${ARGS[@]}" \\
+    --num-layers 4 --seq-length '1024'  2>&1 | tee log
+"""
+    facts = read_setup(write(tmp_path, "go.sh", text)).facts
+    assert (facts["tp"], facts["micro_batch"], facts["chips"], facts["seq_len"]) == (2, 4, 8, 1024)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_unquoted_elements_of_an_array_are_split_into_words(tmp_path):
+    text = """
+ARGS=("--fp8-format hybrid" "--micro-batch-size 2" "--split '99,1,0'")
+torchrun --nproc_per_node 8 pretrain_gpt.py ${ARGS[@]} --bf16 --num-layers 4 --seq-length 128
+"""
+    facts = read_setup(write(tmp_path, "go.sh", text)).facts
+    assert (facts["precision"], facts["micro_batch"]) == ("fp8-delayed", 2)
+
+
+def test_more_ranks_than_chips_are_refused(tmp_path):
+    args = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --vocab-size 128 --micro-batch-size 1"
+    text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {args} --global-batch-size 8 --tensor-model-parallel-size 16"
+    with pytest.raises(InputError, match="tp=16: must divide chips=8"):
+        start_from(write(tmp_path, "go.sh", text), Request(cluster="dgx-h100"))
+
+
+def test_plans_and_configurations_are_told_apart(tmp_path):
+    assert not is_config("fsdp")
+    assert not is_config("no-such-plan.yaml")
+    assert not is_config(write(tmp_path, "plan.yaml", "schema_version: 1\nkind: plan\n"))
+    assert not is_config(write(tmp_path, "plan.json", '{"schema_version": 1, "kind": "plan"}'))
+    assert is_config(write(tmp_path, "deepspeed.json", '{"zero_optimization": {"stage": 2}}'))
+    assert is_config(write(tmp_path, "axolotl.yaml", "base_model: x\n"))
+    assert is_config("train.sh")
+
+
+def test_a_server_is_not_trained_and_a_trainer_does_not_serve():
+    with pytest.raises(InputError, match="give it to `perfmodel serve`"):
+        start_from(launched(SERVING[0]), Request(cluster="dgx-h100"))
+    with pytest.raises(InputError, match="give it to `perfmodel predict`"):
+        served_from(launched(TRAINING[0]), ServingRequest())
