@@ -1162,7 +1162,7 @@ def predict_network_plan(
 def run_network_plan(
     plan: Plan | str | Path,
     *,
-    network: Graph | None = None,
+    network: Graph | str | None = None,
     steps: int = 10,
     warmup: int = 1,
     with_strategies: bool = False,
@@ -1174,6 +1174,7 @@ def run_network_plan(
 
     It runs in float32, with the plan's optimizer, ZeRO stage, microbatches and stages, and is predicted so.
 
+    network           the network itself; of an imported module its name, as the plan has it: the module is made and run with its weights
     with_strategies   data parallelism and, of convolutional networks, one weird trick are measured in the same run, step by step in turn
     calibration       None: of the CPUs, this machine's own (`perfmodel calibrate`), else one that is measured now, in about a minute
     """

@@ -1,0 +1,52 @@
+"""Users' modules under plans in which every operator has a sharding of its own: gradients equal to those of the module itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.execute.modules.module import UserModule
+from perfmodel.execute.per_operator.options import ModuleReference, NetworkOptions
+from perfmodel.execute.per_operator.run import check_network_plan
+from perfmodel.parallel.per_operator.measurement import NetworkCheck
+from perfmodel.parallel.plan import Plan
+from perfmodel.verbs.networks import shard_network
+from perfmodel.workload.network_model import NetworkModel
+from tests.execute.modules.user_modules import MODULES
+from tests.execute.per_operator.plans import TWO, random_plan
+from tests.marks import mostly_nightly
+
+pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(600)]
+
+
+def reference(name: str) -> ModuleReference:
+    factory, inputs = MODULES[name]
+    return ModuleReference(name=f"{UserModules}:{factory}", inputs=tuple(inputs.split()))
+
+
+UserModules = "tests.execute.modules.user_modules"
+
+
+def check(name: str, plan: Plan, groups, dtype: str = "float32") -> NetworkCheck:
+    module = reference(name)
+    network = UserModule.read(module.name, module.inputs).network
+    plan = replace(plan, job=replace(plan.job, model=NetworkModel(name=network.name, inputs=module.inputs)))
+    options = NetworkOptions(dtype=dtype, learning_rate=0.0, module=module)
+    return check_network_plan(network, plan, options, group=groups(plan.num_chips))
+
+
+@pytest.mark.parametrize("name", mostly_nightly(list(MODULES), ["mlp", "resnet18", "mixtral", "bert"]))
+def test_random_plans_on_two_processes_equal_the_module(name, groups):
+    module = reference(name)
+    network = UserModule.read(module.name, module.inputs).network
+    for seed in (0, 1):
+        found = check(name, random_plan(network, TWO, seed), groups)
+        assert found.gradient_error < 2e-5
+
+
+@pytest.mark.parametrize("name", mostly_nightly(list(MODULES), ["mlp", "llama", "vit"]))
+def test_searched_plans_equal_the_module(name, groups):
+    module = reference(name)
+    plan = shard_network(module.name, inputs=module.inputs, cluster="localhost", chips=2).best.plan
+    assert check(name, plan, groups).gradient_error < 1e-5
