@@ -60,7 +60,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.parallel.serving.plan": ("ServingPlan",),
     "perfmodel.parallel.serving.prediction": ("ServingPrediction",),
     "perfmodel.workload.serving": ("ServingJob",),
-    "perfmodel.verbs.networks": ("predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
+    "perfmodel.verbs.networks": ("parallelize", "predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

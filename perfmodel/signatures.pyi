@@ -1141,6 +1141,19 @@ def load_engine(
 ) -> Engine:
     """A shipped engine by name, or a user's own by path, which is read again where its file changed."""
 
+def parallelize(
+    module: Any,
+    plan: Plan | str | Path,
+) -> Any:
+    """Return a torch.nn.Module that trains `module` under a plan of `perfmodel shard`, in the caller's process group and loop.
+
+    Every rank calls it with the whole micro-batch that the plan is for, and gets the whole outputs. Its parameters are the shards of this
+    rank; after backward their gradients are complete. Batch norms take the statistics of the whole batch. (Any: no torch is imported here.)
+
+    module   a torch.nn.Module with its weights, equal on all ranks; it gives them up, as with `fully_shard`
+    plan     the plan or its file, for as many chips as the process group has ranks
+    """
+
 def predict_network_plan(
     plan: Plan | str | Path,
     *,

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom, memory_rule
@@ -575,6 +575,23 @@ def run_network_plan(
         own, list(plans.values()), options, steps=steps, warmup=warmup, device=device, on_progress=progress
     )
     return NetworkComparison(network=own, names=tuple(plans), predictions=predictions, measurements=measurements)
+
+
+def parallelize(module: Any, plan: Plan | Name) -> Any:
+    """Return a torch.nn.Module that trains `module` under a plan of `perfmodel shard`, in the caller's process group and loop.
+
+    Every rank calls it with the whole micro-batch that the plan is for, and gets the whole outputs. Its parameters are the shards of this
+    rank; after backward their gradients are complete. Batch norms take the statistics of the whole batch. (Any: no torch is imported here.)
+
+    module   a torch.nn.Module with its weights, equal on all ranks; it gives them up, as with `fully_shard`
+    plan     the plan or its file, for as many chips as the process group has ranks
+    """
+    from perfmodel.foundation.resources import require_torch
+
+    require_torch("parallelize a module")
+    from perfmodel.execute.modules.parallel_module import ParallelModule
+
+    return ParallelModule(module, load_network_plan(plan))
 
 
 def _runnable(plan: Plan, network: Graph | str | None) -> tuple[Graph, ModuleReference | None]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from perfmodel.execute.importer.exported_graph import ExportedModule, ExportedValue
+from perfmodel.execute.importer.exported_graph import ExportedModule, ExportedValue, arguments_of
 from perfmodel.execute.importer.import_graph import export_module, find_factory
 from perfmodel.execute.modules.calls import FurtherOutput, ModuleOperator
 from perfmodel.execute.modules.views import Grouping, viewed
@@ -81,6 +81,12 @@ class UserModule:
         from perfmodel.workload.imported.kinds import added_input
 
         return added_input(self.imported.graph.vertices[vertex])
+
+    def arguments(self, vertex: int) -> Mapping[str, Any]:
+        """Arguments of the last node of a vertex by their schema names; nodes stand for tensors."""
+        node = self.exported.calls[vertex].nodes[-1][0]
+        schema = getattr(node.target, "_schema", None)
+        return {} if schema is None else arguments_of(node, schema)
 
     def grouping(self, vertex: int, output: int) -> Grouping:
         return self.imported.pieces.of_output(vertex, output)
@@ -247,6 +253,10 @@ class UserModule:
                     raise bad_field("network", f"output {number + 1} of {self.network.name}", rule, "return the tensor itself")
                 found.append(name)
         return list(dict.fromkeys(found))
+
+    def is_trained(self, name: str) -> bool:
+        """Whether the user trains a parameter."""
+        return self.module.get_parameter(name.partition("[")[0]).requires_grad
 
     def trains(self, name: str) -> bool:
         """Whether a tensor is made of floats that depend on a weight."""
