@@ -29,6 +29,8 @@ def reference(name: str) -> ModuleReference:
 
 
 UserModules = "tests.execute.modules.user_modules"
+#: In float32. Nine modules stay below 1e-6; a ResNet, whose variances are differences of sums, reaches 1.6e-5.
+TOLERANCE = 2e-5
 
 
 def check(name: str, plan: Plan, groups, dtype: str = "float32") -> NetworkCheck:
@@ -45,14 +47,14 @@ def test_random_plans_on_two_processes_equal_the_module(name, groups):
     network = UserModule.read(module.name, module.inputs).network
     for seed in (0, 1):
         found = check(name, random_plan(network, TWO, seed), groups)
-        assert found.gradient_error < 2e-5
+        assert found.gradient_error < TOLERANCE
 
 
-@pytest.mark.parametrize("name", mostly_nightly(list(MODULES), ["mlp", "llama", "vit"]))
+@pytest.mark.parametrize("name", mostly_nightly(list(MODULES), ["mlp", "bert"]))
 def test_searched_plans_equal_the_module(name, groups):
     module = reference(name)
     plan = shard_network(module.name, inputs=module.inputs, cluster="localhost", chips=2).best.plan
-    assert check(name, plan, groups).gradient_error < 1e-5
+    assert check(name, plan, groups).gradient_error < TOLERANCE
 
 
 @pytest.mark.parametrize("zero", [0, 3])
@@ -62,7 +64,7 @@ def test_a_parallelized_module_trains_in_the_users_loop(name, zero, groups):
     plan = shard_network(module.name, inputs=module.inputs, cluster="localhost", chips=2, zero=zero).best.plan
     for differences, errors in groups(2).call(parallel_worker.train, MODULES[name][0], plan, module.inputs, 3):
         assert errors
-        assert max(errors.values()) < 2e-5
+        assert max(errors.values()) < TOLERANCE
         assert max(differences) < 1e-4
 
 
