@@ -65,7 +65,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.verbs.importing": ("import_graph",),
     "perfmodel.verbs.training": ("estimate_run", "list_assumptions"),
     "perfmodel.cost.training_run": ("TrainingRun",),
-    "perfmodel.verbs.networks": ("predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
+    "perfmodel.verbs.networks": ("parallelize", "predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

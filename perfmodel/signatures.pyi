@@ -1613,6 +1613,19 @@ def estimate_run(
 def list_assumptions() -> tuple[Assumption, ...]:
     """Constants of a whole training run, with their units and sources."""
 
+def parallelize(
+    module: Any,
+    plan: Plan | str | Path,
+) -> Any:
+    """Return a torch.nn.Module that trains `module` under a plan of `perfmodel shard`, in the caller's process group and loop.
+
+    Every rank calls it with the whole micro-batch that the plan is for, and gets the whole outputs. Its parameters are the shards of this
+    rank; after backward their gradients are complete. Batch norms take the statistics of the whole batch. (Any: no torch is imported here.)
+
+    module   a torch.nn.Module with its weights, equal on all ranks; it gives them up, as with `fully_shard`
+    plan     the plan or its file, for as many chips as the process group has ranks
+    """
+
 def predict_network_plan(
     plan: Plan | str | Path,
     *,
@@ -1634,7 +1647,7 @@ def predict_network_plan(
 def run_network_plan(
     plan: Plan | str | Path,
     *,
-    network: Graph | None = None,
+    network: Graph | str | None = None,
     steps: int = 10,
     warmup: int = 1,
     with_strategies: bool = False,
@@ -1646,6 +1659,7 @@ def run_network_plan(
 
     It runs in float32, with the plan's optimizer, ZeRO stage, microbatches and stages, and is predicted so.
 
+    network           the network itself; of an imported module its name, as the plan has it: the module is made and run with its weights
     with_strategies   data parallelism and, of convolutional networks, one weird trick are measured in the same run, step by step in turn
     calibration       None: of the CPUs, this machine's own (`perfmodel calibrate`), else one that is measured now, in about a minute
     """

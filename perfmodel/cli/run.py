@@ -37,6 +37,9 @@ def run(
     strategies: Annotated[
         bool, typer.Option("--strategies", help="Of a network's plan: also measure data parallelism and one weird trick, in the same run.")
     ] = False,
+    network: Annotated[
+        str, typer.Option("--network", metavar="MODULE:FACTORY", help="For a plan of `shard` of a torch module: the module to run.")
+    ] = "",
     assumed: Request,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE.jsonl", help="Append the measurement to a file of JSON lines.")
@@ -60,9 +63,18 @@ def run(
             flag = "shrink" if shrink else "save"
             raise bad_field(flag, save or "yes", "is for plans of a model", "leave it out for a plan of `perfmodel shard`")
         _run_network(
-            found, steps=steps, warmup=warmup, strategies=strategies, device=device, calibration=assumed.calibration, output=output
+            found,
+            network,
+            steps=steps,
+            warmup=warmup,
+            strategies=strategies,
+            device=device,
+            calibration=assumed.calibration,
+            output=output,
         )
         return
+    if network:
+        raise bad_field("network", network, "is for plans of `perfmodel shard`", "leave it out for a plan of a model")
     if strategies:
         raise bad_field("strategies", "yes", "is for plans of `perfmodel shard`", "leave it out for a plan of a model")
     with Progress("run") as progress:
@@ -80,14 +92,23 @@ def run(
         print(f"\nmeasurement: {save}")
 
 
-def _run_network(plan: Plan, *, steps: int, warmup: int, strategies: bool, device: str, calibration: str | None, output: Output) -> None:
+def _run_network(
+    plan: Plan, network: str, *, steps: int, warmup: int, strategies: bool, device: str, calibration: str | None, output: Output
+) -> None:
     from perfmodel.report.networks import measured_table, trained_line
     from perfmodel.report.predictions import prediction_object, rests_on_lines
     from perfmodel.verbs.networks import run_network_plan
 
     with Progress("run") as progress:
         found = run_network_plan(
-            plan, steps=steps, warmup=warmup, with_strategies=strategies, device=device, calibration=calibration, progress=progress.note
+            plan,
+            network=network or None,
+            steps=steps,
+            warmup=warmup,
+            with_strategies=strategies,
+            device=device,
+            calibration=calibration,
+            progress=progress.note,
         )
 
     def rows() -> list[dict[str, Any]]:

@@ -127,11 +127,10 @@ def shard(
         )
     if save is not None:
         write_plan(result.best.plan, save)
-    how, again = "run it here with:", f"perfmodel run {save}"
-    if ":" in network or counts[0] > 1:  # what the executor does not run
-        code = f" --network {shlex.quote(network)}" if ":" in network else ""
-        how, again = "it is predicted, not run; predict it again with:", f"perfmodel predict {save}{code}"
-    saved: list[Block] = [Text(f"plan: {save}; {how}", apart=True), Command(again)] if save is not None else []
+    code = f" --network {shlex.quote(network)}" if ":" in network else ""
+    saved: list[Block] = (
+        [Text(f"plan: {save}; run it here with:", apart=True), Command(f"perfmodel run {save}{code}")] if save is not None else []
+    )
     show(Document(content=lambda: _as_object(result), blocks=lambda: chain(_blocks(result, cluster), saved)), output)
 
 

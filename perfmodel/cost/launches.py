@@ -92,7 +92,7 @@ masked, and cast to float32 and back by so many kernels more, in each pass (NVID
 
 def score_matrices(op: Operator, sharding: Sharding, profile: ExecutionProfile) -> Amount | None:
     """Number of score matrices, a multiple of `FUSED_MATRICES` for Megatron's fused causal softmax; None for other operators."""
-    if op.kind != "softmax" or not op.settings["causal_queries"] or profile.activations.softmax_keeps_float32:
+    if op.kind != "softmax" or not op.settings.get("causal_queries") or profile.activations.softmax_keeps_float32:
         return None
     rows = {op.settings["over"], op.settings["causal_queries"]}
     return extent_amount(op, sharding, tuple((op.dims[dim], dim) for dim in op.output.dims if dim and dim not in rows))

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom, memory_rule
@@ -30,6 +30,7 @@ from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
 
 if TYPE_CHECKING:
+    from perfmodel.execute.per_operator.options import ModuleReference
     from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.parallel.framework_ref import Stated
@@ -531,7 +532,7 @@ def _built_in(name: str, batch: int, sizes: Sizes) -> Graph:
 def run_network_plan(
     plan: Plan | Name,
     *,
-    network: Graph | None = None,
+    network: Graph | str | None = None,
     steps: int = 10,
     warmup: int = 1,
     with_strategies: bool = False,
@@ -543,25 +544,22 @@ def run_network_plan(
 
     It runs in float32, with the plan's optimizer, ZeRO stage, microbatches and stages, and is predicted so.
 
+    network           the network itself; of an imported module its name, as the plan has it: the module is made and run with its weights
     with_strategies   data parallelism and, of convolutional networks, one weird trick are measured in the same run, step by step in turn
     calibration       None: of the CPUs, this machine's own (`perfmodel calibrate`), else one that is measured now, in about a minute
     """
     from perfmodel.foundation.resources import require_torch
 
     require_torch("run a plan")
-    from perfmodel.execute.per_operator.run import measure_network_plans
+    from perfmodel.execute.per_operator.run import TIMED, measure_network_plans
     from perfmodel.execute.runner import pick_device
     from perfmodel.hardware.reader import LOCALHOST
     from perfmodel.verbs.own_calibration import own_calibration
 
     found = trained_otherwise(load_network_plan(plan), precision=Precision.FP32)
-    model, stages = found.job.model, found.cuts.stages
-    if network is None and isinstance(model, NetworkModel) and model.is_imported:
-        rule = "a plan of an imported module is predicted, not run: what its operators compute is not imported"
-        raise bad_field("network", model.name, rule, "use `perfmodel predict`, or a plan of a built-in network")
-    if with_strategies and stages:
+    if with_strategies and found.cuts.stages:
         raise bad_field("strategies", "yes", "are plans of one stage, this one has several", "leave it out")
-    own = network if network is not None else network_of_plan(found)
+    own, module = _runnable(found, network)
     device = pick_device(device, found.num_chips)
     where = LOCALHOST if device == "cpu" else found.cluster  # the prediction is of what is measured
     if device == "cpu":
@@ -572,8 +570,47 @@ def run_network_plan(
         planner = make_planner(setting, zero=int(found.zero), microbatches=found.num_microbatches)
         plans |= {name: prediction.plan for name, prediction in _strategies(planner, own).items()}
     predictions = tuple(_predicted(setting, each, 0.0) for each in plans.values())
-    measurements = measure_network_plans(own, list(plans.values()), steps=steps, warmup=warmup, device=device, on_progress=progress)
+    options = replace(TIMED, module=module)
+    measurements = measure_network_plans(
+        own, list(plans.values()), options, steps=steps, warmup=warmup, device=device, on_progress=progress
+    )
     return NetworkComparison(network=own, names=tuple(plans), predictions=predictions, measurements=measurements)
+
+
+def parallelize(module: Any, plan: Plan | Name) -> Any:
+    """Return a torch.nn.Module that trains `module` under a plan of `perfmodel shard`, in the caller's process group and loop.
+
+    Every rank calls it with the whole micro-batch that the plan is for, and gets the whole outputs. Its parameters are the shards of this
+    rank; after backward their gradients are complete. Batch norms take the statistics of the whole batch. (Any: no torch is imported here.)
+
+    module   a torch.nn.Module with its weights, equal on all ranks; it gives them up, as with `fully_shard`
+    plan     the plan or its file, for as many chips as the process group has ranks
+    """
+    from perfmodel.foundation.resources import require_torch
+
+    require_torch("parallelize a module")
+    from perfmodel.execute.modules.parallel_module import ParallelModule
+
+    return ParallelModule(module, load_network_plan(plan))
+
+
+def _runnable(plan: Plan, network: Graph | str | None) -> tuple[Graph, ModuleReference | None]:
+    """The network of a plan as it is run, and the user's module where it is one."""
+    model = plan.job.model
+    if isinstance(network, Graph):
+        return network, None
+    if not isinstance(model, NetworkModel) or not model.is_imported:
+        return network_of_plan(plan, named=network), None
+    if network is None:
+        from perfmodel.verbs.setting import own_code
+
+        raise own_code(model, "run")
+    from perfmodel.execute.modules.refuse import readable_module
+    from perfmodel.execute.per_operator.options import ModuleReference
+
+    check_network(plan, network)
+    module = ModuleReference(name=model.name, inputs=model.inputs)
+    return readable_module(module, plan).network, module
 
 
 def _dropping_nothing(network: Graph) -> Graph:

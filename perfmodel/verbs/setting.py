@@ -174,11 +174,11 @@ def _network_at(job: TrainingJob) -> Callable[[int], Graph] | None:
     return lambda batch: load_network(model.name, batch=batch, **model.sizes)  # type: ignore[arg-type]
 
 
-def own_code(model: NetworkModel) -> InputError:
-    """Why a plan's network is not imported unasked."""
+def own_code(model: NetworkModel, verb: str = "predict") -> InputError:
+    """Why a plan's network is not imported unasked. `verb`: of the command that was given."""
     rule = "is Python code of your own, which a plan alone does not start"
     return bad_field(
-        "network", model.name, rule, f"if you trust it, `perfmodel predict PLAN --network {shlex.quote(model.name)}` predicts it"
+        "network", model.name, rule, f"if you trust it, `perfmodel {verb} PLAN --network {shlex.quote(model.name)}` {verb}s it"
     )
 
 

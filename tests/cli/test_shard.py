@@ -192,11 +192,12 @@ def test_an_imported_module_is_searched_and_says_what_stays_whole(call, call_jso
     assert code == 0
     assert "Not sharded:" in out
     assert "each search proved" in " ".join(out.split())
-    assert "predict it again with:\nperfmodel predict plan.yaml --network shard_nets:net" in out
-    for verb, words in (("predict", "is Python code of your own"), ("run", "a plan of an imported module is predicted, not run")):
+    assert "run it here with:\nperfmodel run plan.yaml --network shard_nets:net" in out
+    for verb in ("predict", "run"):
         code, _, error = call(verb, "plan.yaml")
         assert code == 2
-        assert f"network=shard_nets:net: {words}" in error
+        assert "network=shard_nets:net: is Python code of your own" in error
+        assert f"perfmodel {verb} PLAN --network shard_nets:net" in " ".join(error.split())
     again = call_json("predict", "plan.yaml", "--network", "shard_nets:net")
     assert f"step time  {format_time(again['step_time'])} for a batch of 32;" in out
     code, out, _ = call("shard", *job, "--cost", "pase")

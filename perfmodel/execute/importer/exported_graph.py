@@ -61,24 +61,46 @@ _RESHAPES = frozenset(
         "lift_fresh",
     }
 )
-_PERMUTATIONS = frozenset({"transpose", "t", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"})
-_EXPANSIONS = frozenset({"expand", "expand_as", "broadcast_to"})
+PERMUTATIONS = frozenset({"transpose", "t", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"})
+EXPANSIONS = frozenset({"expand", "expand_as", "broadcast_to"})
 _CASTS = frozenset({"to", "_to_copy", "type_as"})
 
 
-def read_program(module: nn.Module, program: ExportedProgram, mode: FakeTensorMode, *, name: str) -> ImportedGraph:
+def read_program(module: nn.Module, program: ExportedProgram, mode: FakeTensorMode, *, name: str) -> ExportedModule:
     """`program` is what torch.export made of `module` under `mode`."""
     num_shares = settle_sizes(program)
     shares = f"; {num_shares} sizes that only values tell are even shares" if num_shares else ""
-    graph = _Reader(module, program, mode).read(name)
-    return replace(graph, source=graph.source + shares)
+    reader = _Reader(module, program, mode)
+    graph = reader.read(name)
+    outputs = next(node for node in program.graph.nodes if node.op == "output").args[0]
+    return ExportedModule(
+        graph=replace(graph, source=graph.source + shares),
+        program=program,
+        calls=tuple(VertexCalls(nodes=tuple(draft.nodes), reads=tuple(draft.reads)) for draft in reader.drafts),
+        outputs=tuple(reader.values[node][0] if node in reader.values else None for node in outputs),
+        canonical=reader.canonical,
+        num_shares=num_shares,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStep:
+    """Output `number` of a node that views a tensor, and the view that it leaves. `function`: its torch name without namespace."""
+
+    node: Node
+    function: str
+    number: int
+    view: tuple[Position, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Value:
+class ExportedValue:
     """A tensor of the exported graph: the output of a vertex under some view, or a parameter or buffer (`vertex` is then nothing's).
 
     The dims of the view are the positions of that output or parameter, as strings.
+
+    path     views that lead to it, from that output, parameter or buffer
+    stored   the placeholder of a parameter or buffer
     """
 
     view: tuple[Position, ...]
@@ -86,6 +108,42 @@ class _Value:
     output: int = 0
     parameter: str = ""
     is_whole: bool = True
+    path: tuple[ViewStep, ...] = ()
+    stored: Node | None = None
+
+    def seen(self, node: Node, function: str, view: tuple[Position, ...], number: int = 0) -> ExportedValue:
+        """The value under one more view."""
+        return replace(self, view=view, is_whole=False, path=(*self.path, ViewStep(node, function, number, view)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VertexCalls:
+    """Nodes that a vertex stands for.
+
+    nodes   in order, each with the number of the vertex's input that each of its arguments is; other arguments are the node before
+    reads   the values of the vertex's inputs
+    """
+
+    nodes: tuple[tuple[Node, Mapping[Node, int]], ...]
+    reads: tuple[ExportedValue, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedModule:
+    """A module as an imported graph, and the torch operators behind it.
+
+    calls       of each vertex
+    outputs     of forward, in the order of the program; None of what is no tensor
+    canonical   first name of each parameter
+    num_shares  sizes that depend on values, taken to be even shares
+    """
+
+    graph: ImportedGraph
+    program: ExportedProgram
+    calls: tuple[VertexCalls, ...]
+    outputs: tuple[ExportedValue | None, ...]
+    canonical: Mapping[str, str]
+    num_shares: int
 
 
 @dataclass(slots=True)
@@ -94,6 +152,8 @@ class _Draft:
 
     vertex: ImportedVertex
     edges: list[ImportedEdge] = field(default_factory=list)
+    nodes: list[tuple[Node, Mapping[Node, int]]] = field(default_factory=list)
+    reads: list[ExportedValue] = field(default_factory=list)
 
 
 class _Reader:
@@ -102,7 +162,7 @@ class _Reader:
     def __init__(self, module: nn.Module, program: ExportedProgram, mode: FakeTensorMode) -> None:
         self.program, self.mode, self.masks = program, mode, Masks()
         self.drafts: list[_Draft] = []
-        self.values: dict[Any, list[_Value]] = {}
+        self.values: dict[Any, list[ExportedValue]] = {}
         self.num_readers: dict[Any, int] = {}
         first_name: dict[int, str] = {}
         self.canonical = {path: first_name.setdefault(id(each), path) for path, each in module.named_parameters(remove_duplicate=False)}
@@ -137,7 +197,7 @@ class _Reader:
         shape = _shape(value)
         if parameter is not None or is_buffer:
             name = self.canonical.get(parameter, parameter) if parameter is not None else ""
-            self.values[node] = [_Value(view=_by_position(shape) if name else lost(shape), parameter=name)]
+            self.values[node] = [ExportedValue(view=_by_position(shape) if name else lost(shape), parameter=name, stored=node)]
             return
         names = tuple(f"{chr(ord('a') + index)}" for index in range(len(shape)))
         operand = ImportedOperand(shape=shape, itemsize=value.element_size(), dims=names, is_index=_is_index(value))
@@ -145,10 +205,12 @@ class _Reader:
             name=node.name, operator="input", module="", kind=ImportedKind.INPUT, dims=dict(zip(names, shape, strict=True)), inputs=(),
             outputs=(operand,), flops=0.0, activation_bytes=0.0,
         )  # fmt: skip
-        self._add(node, vertex, [])
+        self._add(node, vertex, [], {}, [])
 
-    def _add(self, node: Node, vertex: ImportedVertex, edges: list[ImportedEdge]) -> None:
-        self.drafts.append(_Draft(vertex=vertex, edges=edges))
+    def _add(
+        self, node: Node, vertex: ImportedVertex, edges: list[ImportedEdge], bound: Mapping[Node, int], reads: list[ExportedValue]
+    ) -> None:
+        self.drafts.append(_Draft(vertex=vertex, edges=edges, nodes=[(node, bound)], reads=reads))
         self.values[node] = _made(vertex, len(self.drafts) - 1)
 
     def _call(self, node: Node) -> None:
@@ -166,7 +228,7 @@ class _Reader:
             self._unknown(node, str(getattr(target, "__name__", target)), results)
             return
         namespace, _, name = schema.name.partition("::")
-        arguments = _arguments(node, schema)
+        arguments = arguments_of(node, schema)
         sources = {key: each for key, each in arguments.items() if isinstance(each, torch.fx.Node)}
         if name.endswith("_") and "self" in sources and self._is_stored(sources["self"]):
             return  # bookkeeping of the module itself, such as the number of batches seen
@@ -192,7 +254,7 @@ class _Reader:
             whole_one = self.values[source][0]
             axis = int(arguments.get("dim") or 0) % len(whole_one.view)
             self.values[node] = [
-                _Value(view=_part(whole_one.view, axis, _shape(result)), parameter=whole_one.parameter) for result in results
+                whole_one.seen(node, name, _part(whole_one.view, axis, _shape(result)), number) for number, result in enumerate(results)
             ]
             return
         self._vertex(node, str(target), space, sources, results, is_in_place=name.endswith("_"), arguments=arguments, views=views)
@@ -219,20 +281,20 @@ class _Reader:
             return False
         if name == "broadcast_tensors" and all(isinstance(each, torch.fx.Node) and each in self.values for each in arguments.values()):
             pairs = zip((self.values[each][0] for each in arguments.values()), results, strict=True)
-            self.values[node] = [replace(value, view=expanded(value.view, _shape(result)), is_whole=False) for value, result in pairs]
+            self.values[node] = [value.seen(node, "expand", expanded(value.view, _shape(result))) for value, result in pairs]
             return True
         before, after = first.meta["val"], results[0]
         shape, value = _shape(after), self.values[first][0]
-        if name in _PERMUTATIONS:
+        if name in PERMUTATIONS:
             order = _order(name, arguments, len(shape))
             view = permuted(value.view, order)
-        elif name in _EXPANSIONS:
+        elif name in EXPANSIONS:
             view = expanded(value.view, shape)
         elif name in _RESHAPES or (name in _CASTS and before.dtype == after.dtype):
             view = reshaped(value.view, shape)
         else:
             return False
-        self.values[node] = [_Value(view=view, vertex=value.vertex, output=value.output, parameter=value.parameter, is_whole=False)]
+        self.values[node] = [value.seen(node, name, view)]
         return True
 
     def _inputs(
@@ -243,15 +305,19 @@ class _Reader:
         *,
         first: int = 0,
         views: Mapping[str, tuple[Position, ...]] = MappingProxyType({}),
-    ) -> tuple[list[ImportedOperand], list[ImportedEdge]]:
+    ) -> tuple[list[ImportedOperand], list[ImportedEdge], dict[Node, int], list[ExportedValue]]:
         operands: list[ImportedOperand] = []
         edges: list[ImportedEdge] = []
+        bound: dict[Node, int] = {}
+        reads: list[ExportedValue] = []
         for key, source in sources.items():
             tensors = _tensors(source.meta.get("val"))
             for tensor, value in zip(tensors[:1], self.values.get(source, [])[:1], strict=False):
                 view = views.get(key, value.view)
                 shape = _sizes_of(view) if key in views else _shape(tensor)
                 dims = operand_dims(space, key, shape) if space is not None else ("",) * len(shape)
+                bound[source] = first + len(operands)
+                reads.append(replace(value, view=view))
                 operands.append(
                     ImportedOperand(
                         shape=shape,
@@ -272,7 +338,7 @@ class _Reader:
                             links=_links(view, dims, self.drafts[value.vertex].vertex.outputs[value.output].dims),
                         )
                     )
-        return operands, edges
+        return operands, edges, bound, reads
 
     def _vertex(
         self,
@@ -299,7 +365,7 @@ class _Reader:
         )
         if space.kind is ImportedKind.ELEMENTWISE and self._join(node, target, space, sources, outputs, written):
             return
-        operands, edges = self._inputs(space, sources, len(self.drafts), views=views)
+        operands, edges, bound, reads = self._inputs(space, sources, len(self.drafts), views=views)
         vertex = ImportedVertex(
             name=node.name,
             operator=target,
@@ -314,10 +380,10 @@ class _Reader:
             unsplit=space.unsplit,
             seen=self._seen(space.kind, node, arguments),
         )
-        self._add(node, vertex, edges)
+        self._add(node, vertex, edges, bound, reads)
         if views:
             made = self.values[node][0]
-            self.values[node] = [replace(made, view=reshaped(made.view, _shape(results[0])), is_whole=False)]
+            self.values[node] = [made.seen(node, "reshape", reshaped(made.view, _shape(results[0])))]
 
     def _seen(self, kind: ImportedKind, node: Node, arguments: Mapping[str, Any]) -> SeenKeys:
         if kind is ImportedKind.SOFTMAX:
@@ -344,7 +410,7 @@ class _Reader:
         if dict(space.dims) != dict(chain.dims) or len(chain.outputs) != 1:
             return False
         others = {key: each for key, each in sources.items() if key not in inner}
-        operands, edges = self._inputs(space, others, last, first=len(chain.inputs))
+        operands, edges, bound, reads = self._inputs(space, others, last, first=len(chain.inputs))
         if any(edge.producer >= last for edge in edges):
             return False
         joined = ImportedVertex(
@@ -360,7 +426,10 @@ class _Reader:
             chain=chain.chain + 1,
             joined=(*chain.joined, chain.operator),
         )
-        self.drafts[last] = _Draft(vertex=joined, edges=[*self.drafts[last].edges, *edges])
+        draft = self.drafts[last]
+        self.drafts[last] = _Draft(
+            vertex=joined, edges=[*draft.edges, *edges], nodes=[*draft.nodes, (node, bound)], reads=[*draft.reads, *reads]
+        )
         self.values[node] = _made(joined, last)
         return True
 
@@ -372,7 +441,7 @@ class _Reader:
         """Replicated: no dims, so that every chip computes it whole. Its work is what torch counts."""
         if sources is None:
             sources = {str(index): each for index, each in enumerate(node.all_input_nodes)}
-        operands, edges = self._inputs(None, sources, len(self.drafts))
+        operands, edges, bound, reads = self._inputs(None, sources, len(self.drafts))
         outputs = tuple(
             ImportedOperand(shape=_shape(result), itemsize=result.element_size(), dims=("",) * result.ndim, is_index=_is_index(result))
             for result in results
@@ -388,7 +457,7 @@ class _Reader:
             flops=self._counted_flops(node),
             activation_bytes=_num_bytes(results),
         )
-        self._add(node, vertex, edges)
+        self._add(node, vertex, edges, bound, reads)
 
     def _counted_flops(self, node: Node) -> float:
         """FLOPs of one operator by torch's counter, run on tensors without values."""
@@ -403,8 +472,8 @@ class _Reader:
             return 0.0
 
 
-def _made(vertex: ImportedVertex, index: int) -> list[_Value]:
-    return [_Value(view=_by_position(operand.shape), vertex=index, output=number) for number, operand in enumerate(vertex.outputs)]
+def _made(vertex: ImportedVertex, index: int) -> list[ExportedValue]:
+    return [ExportedValue(view=_by_position(operand.shape), vertex=index, output=number) for number, operand in enumerate(vertex.outputs)]
 
 
 def _by_position(shape: Shape) -> tuple[Position, ...]:
@@ -443,7 +512,7 @@ def _tensors(value: object) -> list[torch.Tensor]:
     return [each for each in value if isinstance(each, torch.Tensor)] if isinstance(value, (list, tuple)) else []
 
 
-def _arguments(node: Node, schema: Any) -> dict[str, Any]:
+def arguments_of(node: Node, schema: Any) -> dict[str, Any]:
     """Every argument by its schema name, defaults included; a list of tensors as `name.0`, `name.1`, ..."""
     found: dict[str, Any] = {}
     for index, argument in enumerate(schema.arguments):

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from perfmodel.execute.importer.exported_graph import read_program
+from perfmodel.execute.importer.exported_graph import ExportedModule, read_program
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.workload.imported.graph import ImportedGraph
 from perfmodel.workload.imported.input_spec import InputSpec
@@ -193,7 +193,12 @@ _OF_VALUES = {"GuardOnDataDependentSymNode", "DataDependentOutputException", "Dy
 
 
 def import_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name: str) -> ImportedGraph:
-    """The graph of one forward pass of the module that `make` returns.
+    """The graph of one forward pass of the module that `make` returns."""
+    return export_module(make, inputs, name=name).graph
+
+
+def export_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name: str) -> ExportedModule:
+    """One forward pass of the module that `make` returns, as a graph and as torch has it.
 
     It is made under fake tensors: parameters have shapes and no memory. A module that exists already keeps its own.
     """

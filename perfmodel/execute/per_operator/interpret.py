@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -25,12 +26,31 @@ Values = dict[str, torch.Tensor]
 Inputs = dict[tuple[int, int], torch.Tensor]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkEnds:
+    """Tensors at the ends of a user's module.
+
+    outputs      leave the network though operators may read them
+    known        operators make them of data alone: they are given, and their operators left out
+    index_dtype  whole numbers that operators make are redistributed as this
+    """
+
+    outputs: frozenset[str] = frozenset()
+    known: frozenset[str] = frozenset()
+    index_dtype: torch.dtype = torch.int64
+
+
+#: Of a network whose outputs are what no operator reads.
+NETWORK_ENDS = NetworkEnds()
+
+
 class Interpreter:
     """Operators [start, end) of a network.
 
     contexts    of the operators of the whole network, where these are inside
     parameter   this rank's part of a parameter, as it is to be read now
     given       this rank's part of a tensor that no operator makes, in a layout, of a microbatch
+    functions   by kind, or by the name of an operator
     kept        where somebody wants it, every operator's output
     """
 
@@ -46,14 +66,17 @@ class Interpreter:
         contexts: Mapping[int, OperatorContext],
         parameter: Callable[[str], torch.Tensor],
         given: Callable[[str, Layout, int], torch.Tensor],
+        ends: NetworkEnds = NETWORK_ENDS,
     ) -> None:
         network = derivation.graph
         self.worker, self.network, self.plan, self.mesh, self.run_of = worker, network, plan, mesh, run
         self.derivation, self.contexts, self.parameter, self.given = derivation, contexts, parameter, given
         self.partial = {each.name: each.gradient_axes for each in derivation.parameters}
         self.producers, self.readers = network.producers(), network.readers()
+        self.outputs, self.known, self.index_dtype = ends.outputs, ends.known, ends.index_dtype
         self.kept: Values | None = None
-        self.calls = {index: functions[network.operators[index].kind] for index in range(*run)}
+        operators = {index: network.operators[index] for index in range(*run)}
+        self.calls = {index: functions.get(each.name) or functions[each.kind] for index, each in operators.items()}
         self.again = dict(recomputed_runs(network, plan, run))
         self._compile()
 
@@ -64,7 +87,7 @@ class Interpreter:
         self.shared: dict[str, Transition] = {}
         self.dead: dict[int, list[str]] = {index: [] for index in range(start, end)}
         for tensor, reading in self.readers.items():
-            if tensor in self.producers and start <= reading[-1][0] < end:
+            if tensor in self.producers and tensor not in self.outputs and start <= reading[-1][0] < end:
                 self.dead[reading[-1][0]].append(tensor)
         for index in range(start, end):
             operator = self.network.operators[index]
@@ -72,7 +95,12 @@ class Interpreter:
             self.edges[index] = [self._edge(operator, position) for position in range(len(operator.inputs))]
         for tensor, held in self.plan.cuts.held.items():
             # where it is read: what comes from another stage comes as it was left
-            if tensor in self.producers and tensor in self.readers and start <= self.readers[tensor][0][0] < end:
+            if (
+                tensor in self.producers
+                and tensor not in self.known
+                and tensor in self.readers
+                and start <= self.readers[tensor][0][0] < end
+            ):
                 producer, left = self.network.operators[self.producers[tensor]], self.derivation.left[tensor]
                 self.shared[tensor] = Transition(
                     self._redistribution(left, held.layout, tensor, producer.name, Pass.FORWARD),
@@ -90,7 +118,7 @@ class Interpreter:
         if tensor in self.partial:
             same = self._redistribution(needed, needed, tensor, operator.name, Pass.FORWARD)
             return Transition(same, same, self.mesh.size(self.partial[tensor] - gradient.partial))
-        if tensor not in self.producers:
+        if tensor not in self.producers or tensor in self.known:
             return needed
         held = self.plan.cuts.held.get(tensor)
         source, goal = ends_of_edge(self.derivation.left[tensor], held, gradient)
@@ -109,6 +137,9 @@ class Interpreter:
         """Operators [start, end), which take what they read from `values` and put what they make there; what nobody reads any more goes."""
         index = start
         while index < end:
+            if self.network.operators[index].output.tensor in self.known:
+                index += 1
+                continue
             if index in self.again:
                 self._recomputed(index, self.again[index], values, microbatch)
             else:
@@ -144,8 +175,10 @@ class Interpreter:
         """One operator. `ready`: inputs that are there already as it reads them."""
         operator = self.network.operators[index]
         self.worker.beat(operator.name)
+        taken, first = getattr(self.calls[index], "taken", None), operator.inputs[0].tensor if operator.inputs else ""
+        at_hand = values if taken is None else {**values, first: self.enter(first, taken())}
         inputs = [
-            ready[index, place] if (index, place) in ready else self._input(operand.tensor, self.edges[index][place], values, microbatch)
+            ready[index, place] if (index, place) in ready else self._input(operand.tensor, self.edges[index][place], at_hand, microbatch)
             for place, operand in enumerate(operator.inputs)
         ]
         for tensor in self.dead[index]:
@@ -162,7 +195,12 @@ class Interpreter:
     def _input(self, tensor: str, edge: Transition | Layout, values: Values, microbatch: int) -> torch.Tensor:
         if isinstance(edge, Layout):
             return self.given(tensor, edge, microbatch)
-        return edge(self.parameter(tensor) if tensor in self.partial else values[tensor])
+        if tensor in self.partial:
+            return edge(self.parameter(tensor))
+        value = values[tensor]
+        if value.dtype.is_floating_point or edge.there.is_identity:
+            return edge(value)
+        return edge(value.to(self.index_dtype)).to(value.dtype)
 
     def wanted_from_before(self, start: int, end: int) -> list[str]:
         """Tensors that operators [start, end) read and others make."""
@@ -172,7 +210,18 @@ class Interpreter:
     def left_for_others(self, start: int, end: int) -> list[str]:
         """Tensors that operators [start, end) make and that are read later, or by nobody."""
         made = [self.network.operators[index].output.tensor for index in range(start, end)]
-        return [tensor for tensor in made if tensor not in self.readers or self.readers[tensor][-1][0] >= end]
+        return [tensor for tensor in made if tensor in self.outputs or tensor not in self.readers or self.readers[tensor][-1][0] >= end]
+
+    def leave(self, tensor: str, needed: Layout | None = None) -> Transition:
+        """How a tensor leaves the network: in a layout, or as it is; its gradient comes back so, whole where the tensor is partial."""
+        held, producer = self.plan.cuts.held.get(tensor) if tensor in self.readers else None, self.network.operators[self.producers[tensor]]
+        goal = needed or (held.layout if held else self.derivation.left[tensor])
+        source, into = ends_of_edge(self.derivation.left[tensor], held, goal.resolved())
+        return Transition(
+            self._redistribution(source, goal, tensor, producer.name, Pass.FORWARD),
+            self._redistribution(goal.resolved(), into, tensor, producer.name, Pass.BACKWARD),
+            1 if held is None else self.mesh.size(held.partial),
+        )
 
 
 class Section(nn.Module):

@@ -8,11 +8,11 @@ gradient of a parameter is reduced over the axes on which it is partial.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod, sqrt
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +20,7 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.norm import wide
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.functions import FUNCTIONS, NetworkFunction
-from perfmodel.execute.per_operator.interpret import Interpreter, Values
+from perfmodel.execute.per_operator.interpret import Interpreter, NetworkEnds, Values
 from perfmodel.execute.per_operator.mesh import NetworkMesh
 from perfmodel.execute.per_operator.padding import padded_network
 from perfmodel.execute.per_operator.parameters import KINDS
@@ -37,6 +37,9 @@ from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, TensorRole
 from perfmodel.workload.job import Optimizer
+
+if TYPE_CHECKING:
+    from perfmodel.execute.modules.module import UserModule
 
 NO_FUNCTIONS: Mapping[str, NetworkFunction] = MappingProxyType({})
 
@@ -81,6 +84,7 @@ class NetworkProgram:
     dtype       of everything; None: what the plan's precision says
     optimizer   "" for the plan's
     functions   kind -> torch function, besides `FUNCTIONS` and before them
+    module      the user's, of which the network is an image: its weights, data and functions
     imitate     shardings that one process is compared with (`OperatorContext.imitate`)
     """
 
@@ -97,9 +101,10 @@ class NetworkProgram:
         functions: Mapping[str, NetworkFunction] = NO_FUNCTIONS,
         imitate: Plan | None = None,
         uses_dtensor: bool = True,
+        module: UserModule | None = None,
     ) -> None:
-        check_runnable(network, plan, functions)
-        self.worker, self.plan, self.given = worker, plan, network
+        check_runnable(network, plan, functions if module is None else {operator.kind for operator in network.operators})
+        self.worker, self.plan, self.given, self.module, self.seed = worker, plan, network, module, seed
         self.network = padded_network(network, plan)
         self.mesh = NetworkMesh(worker, plan.cuts.axes, num_stages=plan.layout.pp, uses_dtensor=uses_dtensor)
         dtypes = dtypes_of(plan.job.precision) if dtype is None else Dtypes(weight=dtype, reduce=dtype, master=dtype)
@@ -115,6 +120,7 @@ class NetworkProgram:
         for unit in units:
             if len(unit.holders) > 1:
                 self.mesh.holders_group(unit.holders)
+        self.known = {} if module is None else self._known(module)
         parameters = self._fill(seed, dtypes.master)
         self.parameters = KINDS[plan.zero](
             parameters,
@@ -127,12 +133,21 @@ class NetworkProgram:
             learning_rate=learning_rate,
         )
         contexts = self._contexts(imitate)
-        self.stages = [self._stage(index, run, {**FUNCTIONS, **functions}, contexts) for index, run in runs.items()]
-        self.outputs = [name for stage in self.stages for name in stage.left if name not in self.readers]
+        own = {} if module is None else module.functions(self.network)
+        returned = [] if module is None else module.outputs()
+        self.stages = [self._stage(index, run, {**FUNCTIONS, **functions, **own}, contexts, returned) for index, run in runs.items()]
+        self.outputs = returned or [name for stage in self.stages for name in stage.left if name not in self.readers]
+        self.leaving = {name: self.stages[-1].interpreter.leave(name) for name in self.outputs if name in self.readers}
+        self.loss_weights = {name: self._loss_weight(name) for name in returned}
         self.pipeline = StagePipeline(self) if self.mesh.num_stages > 1 else None
 
     def _stage(
-        self, index: int, run: tuple[int, int], functions: Mapping[str, NetworkFunction], contexts: Mapping[int, OperatorContext]
+        self,
+        index: int,
+        run: tuple[int, int],
+        functions: Mapping[str, NetworkFunction],
+        contexts: Mapping[int, OperatorContext],
+        outputs: Sequence[str],
     ) -> NetworkStage:
         interpreter = Interpreter(
             self.worker,
@@ -144,6 +159,11 @@ class NetworkProgram:
             contexts=contexts,
             parameter=self.parameters.read,
             given=lambda name, layout, microbatch: self.inputs[name, layout, microbatch],
+            ends=NetworkEnds(
+                outputs=frozenset(outputs),
+                known=frozenset(self.known),
+                index_dtype=torch.int32 if self.dtype.itemsize == 4 else torch.int64,
+            ),
         )
         module = self.parameters.module(interpreter, index, sections_of(self.network, run))
         return NetworkStage(index, run, interpreter, module)
@@ -164,9 +184,34 @@ class NetworkProgram:
 
     def _whole(self, name: str, seed: int, dtype: torch.dtype, microbatch: int = 0) -> torch.Tensor:
         """At full size, padded with zeros."""
-        whole = make_tensor(self.given, name, seed, dtype, microbatch)
+        if self.module is not None:
+            return self._padded(name, self.module.draw(name, seed, dtype, microbatch))
+        return self._padded(name, make_tensor(self.given, name, seed, dtype, microbatch))
+
+    def _known(self, module: UserModule) -> dict[str, list[torch.Tensor]]:
+        """Return the outputs of operators that read data alone, whole, for each microbatch."""
+        given = module.known_inputs()
+        found: dict[str, list[torch.Tensor]] = {}
+        for microbatch in range(self.plan.num_microbatches):
+            values = {name: module.draw(name, self.seed, self.dtype, microbatch) for name in given}
+            for name, value in module.known(values, self.mesh).items():
+                found.setdefault(name, []).append(self._padded(name, value))
+        return found
+
+    def _padded(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         padding = [extra for old, new in zip(whole.shape, self.network.tensors[name].shape, strict=True) for extra in (new - old, 0)]
         return torch.nn.functional.pad(whole, padding[::-1]) if any(padding) else whole
+
+    def _loss_weight(self, name: str) -> torch.Tensor:
+        """This rank's part of what the loss multiplies an output with."""
+        assert self.module is not None
+        whole = self._padded(name, self.module.loss_weight(name, self.seed, self.dtype, self.given.tensors[name].shape))
+        return local_part(whole, self._left(name), self.mesh).clone().to(self.worker.device)
+
+    def _left(self, name: str) -> Layout:
+        """Layout in which an output leaves the network."""
+        held = self.plan.cuts.held.get(name) if name in self.readers else None
+        return held.layout if held is not None else self.derivation.left[name]
 
     def _fill(self, seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """The parameters of this stage, of `dtype`; its data go into `inputs`."""
@@ -174,7 +219,7 @@ class NetworkProgram:
         layouts = {parameter.name: self.derivation.layout_of(parameter) for parameter in self.derivation.parameters}
         for name, tensor in self.network.tensors.items():
             reading = [(index, place) for index, place in self.readers.get(name, ()) if index in self.own]
-            if name in self.producers or not reading:
+            if (name in self.producers and name not in self.known) or not reading:
                 continue
             self.worker.beat(f"making {name}")
             if tensor.role is TensorRole.PARAMETER:
@@ -183,7 +228,7 @@ class NetworkProgram:
                 parameters[name] = local.requires_grad_(tensor.has_gradient)
                 continue
             for microbatch in range(self.plan.num_microbatches):
-                whole = self._whole(name, seed, self.dtype, microbatch)
+                whole = self.known[name][microbatch] if name in self.known else self._whole(name, seed, self.dtype, microbatch)
                 for index, position in reading:
                     layout = self.derivation.needed[self.network.operators[index].name, position]
                     if (name, layout, microbatch) not in self.inputs:
@@ -206,7 +251,11 @@ class NetworkProgram:
 
     def loss(self, outputs: Values) -> torch.Tensor:
         """Loss of one microbatch that this rank differentiates; ranks with the same values count each."""
-        return torch.stack([wide(outputs[name]).sum() / self._count(name) for name in self.outputs]).sum()
+        values = {name: self.leaving[name](outputs[name]) if name in self.leaving else outputs[name] for name in self.outputs}
+        return torch.stack([self._weighted(name, values[name]).sum() / self._count(name) for name in self.outputs]).sum()
+
+    def _weighted(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        return wide(value) * self.loss_weights[name] if name in self.loss_weights else wide(value)
 
     def _count(self, output: str) -> int:
         """Entries of it in a step, of which the loss is the mean."""
@@ -217,9 +266,9 @@ class NetworkProgram:
         """This rank's share of the loss of one microbatch; the sum over ranks is the loss."""
         found = torch.zeros((), device=self.worker.device)
         for name in self.outputs:
-            left = self.derivation.left[name]
+            left = self._left(name)
             ways = self.mesh.num_ranks / self.mesh.size(left.cut_axes | left.partial)
-            found = found + wide(outputs[name].detach()).sum() / (self._count(name) * ways)
+            found = found + self._weighted(name, outputs[name].detach()).sum() / (self._count(name) * ways)
         return found
 
     def forward_backward(self) -> torch.Tensor:

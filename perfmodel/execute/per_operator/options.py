@@ -13,11 +13,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleReference:
+    """A module as `package.module:factory`, and the shapes of its inputs."""
+
+    name: str
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkOptions:
     """steps            updates by `optimizer` between them ("": the plan's)
     dtype             a torch dtype's name; "": those of the plan's precision
     compares_outputs  every operator's output too
     uses_dtensor      redistribute through DTensor; without it the same collectives are called directly
+    module            the user's module that the network is an image of
     functions         torch functions of kinds that are not known: kind -> function(inputs, context); importable, for the workers
     """
 
@@ -28,4 +37,5 @@ class NetworkOptions:
     learning_rate: float = 0.1
     compares_outputs: bool = False
     uses_dtensor: bool = True
+    module: ModuleReference | None = None
     functions: Mapping[str, NetworkFunction] = field(default_factory=dict)

@@ -6,7 +6,7 @@ one process does where nothing is cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +38,7 @@ class _Normalise(torch.autograd.Function):
         centred: bool,
         context: OperatorContext,
         dims: tuple[str, ...],
+        observe: Callable[[torch.Tensor, torch.Tensor], None] | None,
     ) -> torch.Tensor:
         values = wide(x)
         squares = values.square().sum(over, keepdim=True)
@@ -45,7 +46,10 @@ class _Normalise(torch.autograd.Function):
             sums = torch.stack((values.sum(over, keepdim=True), squares))
             sums = context.all_reduce(sums, dims, Pass.FORWARD) / count
             mean = sums[0]
-            scale = (sums[1] - mean.square() + eps).rsqrt()
+            variance = sums[1] - mean.square()
+            if observe is not None:
+                observe(mean, variance)
+            scale = (variance + eps).rsqrt()
             normal = (values - mean) * scale
         else:
             scale = (context.all_reduce(squares, dims, Pass.FORWARD) / count + eps).rsqrt()
@@ -69,7 +73,7 @@ class _Normalise(torch.autograd.Function):
             result = (inner - normal * (context.all_reduce(along, dims, Pass.BACKWARD) / count)) * scale
         for_weight = (gradient * normal).sum_to_size(weight.shape).to(weight.dtype)
         for_bias = gradient.sum_to_size(weight.shape).to(weight.dtype) if has_bias else None
-        return result.to(gradients[0].dtype), for_weight, for_bias, None, None, None, None, None, None
+        return result.to(gradients[0].dtype), for_weight, for_bias, None, None, None, None, None, None, None
 
 
 def normalise(
@@ -83,8 +87,10 @@ def normalise(
     centred: bool,
     context: OperatorContext,
     dims: tuple[str, ...],
+    observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
-    return _Normalise.apply(x, weight, bias, over, count, eps, centred, context, dims)  # type: ignore[no-any-return, no-untyped-call]
+    """`observe` is called with the mean (where `centred`) and the variance of all entries."""
+    return _Normalise.apply(x, weight, bias, over, count, eps, centred, context, dims, observe)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Softmax(torch.autograd.Function):

@@ -288,7 +288,7 @@ class FlatParameters(Parameters):
     def release(self) -> None: ...
 
 
-class _Summed(torch.autograd.Function):
+class Summed(torch.autograd.Function):
     """The tensor as it is; its gradient is added up over axes."""
 
     @staticmethod
@@ -324,7 +324,7 @@ class _Holder(nn.Module):
         if axes is None:
             return whole  # type: ignore[no-any-return]
         purpose = Purpose(Pass.BACKWARD, name, self.unit.operator, "sum")
-        return _Summed.apply(whole, self.mesh, axes, purpose)  # type: ignore[no-any-return, no-untyped-call]
+        return Summed.apply(whole, self.mesh, axes, purpose)  # type: ignore[no-any-return, no-untyped-call]
 
     def forward(self, values: Mapping[str, torch.Tensor], microbatch: int) -> Values:
         return self.inner(values, microbatch)  # type: ignore[no-any-return]
@@ -381,6 +381,15 @@ class ShardedParameters(Parameters):
         for _, holder in self.holders:
             for name, place in holder.places.items():
                 yield name, holder.get_parameter(place)
+
+    def whole_shards(self, *, gradients: bool = False) -> dict[str, torch.Tensor]:
+        """Parameters that `fully_shard` holds, or their gradients, each in the layout of its parameter. Every rank must ask."""
+        found = {}
+        for name, parameter in self._sharded():
+            tensor = parameter.grad if gradients else parameter
+            if isinstance(tensor, DTensor):
+                found[name] = tensor.full_tensor().view(self.holder_of[name].shapes[name])
+        return found
 
     def begin_step(self) -> None:
         super().begin_step()

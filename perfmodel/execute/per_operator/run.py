@@ -28,12 +28,11 @@ from perfmodel.parallel.per_operator.mesh import STAGES
 from perfmodel.parallel.per_operator.parameters import step_traffic
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.graph import Graph
+from perfmodel.workload.graph import Graph, TensorRole
 
 if TYPE_CHECKING:
     from perfmodel.execute.launch.launch import Worker
     from perfmodel.execute.launch.rank_results import RankCheck, RankTimes
-    from perfmodel.execute.per_operator.functions import NetworkFunction
 
 #: Largest relative error that is round-off, by dtype. Measured ones lie a hundred times lower; in the plan's own precision (""), which may
 #: be bf16's, 3 % of a gradient were found.
@@ -108,7 +107,7 @@ def check_network_plan(
         raise InputError(f"steps={options.steps}: must be at least 1; use 1")
     if options.compares_outputs and plan.cuts.stages:
         raise InputError("compares_outputs=yes: is for plans of one stage; leave it out")
-    _check(network, plan, group, options.functions)
+    _check(network, plan, group, options)
     device = group.device if group is not None else pick_device(device, plan.num_chips)
     _check_room(plan.num_chips, device)
     with nullcontext(group) if group is not None else _start(plan.num_chips, device, hang_timeout, None) as workers:
@@ -183,8 +182,13 @@ def compare_traffic(network: Graph, plan: Plan, ranks: Sequence[RankCheck | Rank
 def _compare_stage(
     network: Graph, plan: Plan, stage: int, ranks: Mapping[int, RankCheck | RankTimes], sizes: ElementBytes
 ) -> Counter[NetworkTraffic]:
+    # whole numbers that operators make are no traffic of a plan, and what is made with another output travels as that one does
+    beside = {operator.inputs[0].tensor for operator in network.operators if operator.kind == "part"}
+    beside |= {name for name in network.producers() if network.tensors[name].role is TensorRole.INDEX}
+    issued_beside = {row: count for row, count in next(iter(ranks.values())).record.items() if row.tensor in beside}
+    rows = {row: count for row, count in _expected(network, plan, stage).items() if row.tensor not in beside}
     priced: Counter[NetworkTraffic] = Counter()
-    for row, count in _expected(network, plan, stage).items():
+    for row, count in (*rows.items(), *issued_beside.items()):
         priced[replace(row, itemsize=sizes.size(row))] += count
     expected = _unpriced(priced)
     for number, rank in ranks.items():
@@ -280,7 +284,7 @@ def measure_network_plans(
     device = group.device if group is not None else pick_device(device, plans[0].num_chips)
     _check_room(plans[0].num_chips, device)
     for plan in plans:
-        _check(network, plan, group, options.functions)
+        _check(network, plan, group, options)
     scope = nullcontext(group) if group is not None else _start(plans[0].num_chips, device, hang_timeout, on_progress)
     with scope as workers:
         use = processor_use(workers.pids)
@@ -326,7 +330,7 @@ def _check_room(num_ranks: int, device: str) -> None:
         raise InputError(f"chips={num_ranks}: this machine runs up to {most} ranks on {device}; use a plan for fewer")
 
 
-def _check(network: Graph, plan: Plan, group: WorkerGroup | None, functions: Mapping[str, NetworkFunction]) -> None:
-    check_runnable(network, plan, functions)
+def _check(network: Graph, plan: Plan, group: WorkerGroup | None, options: NetworkOptions) -> None:
+    check_runnable(network, plan, options.functions if options.module is None else {operator.kind for operator in network.operators})
     if group is not None and group.num_ranks != plan.num_chips:
         raise InputError(f"chips={plan.num_chips}: the worker group has {group.num_ranks} ranks; use one of {plan.num_chips}")

@@ -18,6 +18,7 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.launch.rank_results import CollectiveTally, RankCheck, RankTimes
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker, timed_pipeline_waits
 from perfmodel.execute.measure.measure import describe_on_rank, synchronize
+from perfmodel.execute.modules.module import UserModule
 from perfmodel.execute.per_operator.mesh import Purpose
 from perfmodel.execute.per_operator.model import NetworkProgram, one_process
 from perfmodel.execute.per_operator.options import NetworkOptions
@@ -46,7 +47,21 @@ def _build(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions, 
         functions=options.functions,
         imitate=imitate,
         uses_dtensor=options.uses_dtensor,
+        module=_module(worker, options),
     )
+
+
+def _module(worker: Worker, options: NetworkOptions) -> UserModule | None:
+    """The user's module, made once."""
+    if options.module is None:
+        return None
+    kept: dict[object, UserModule] = worker.cache.setdefault("user's module", {})
+    key = (options.module, options.seed)
+    if key not in kept:
+        kept.clear()
+        worker.beat(f"making {options.module.name}")
+        kept[key] = UserModule.named(options.module.name, options.module.inputs, seed=options.seed)
+    return kept[key]
 
 
 def _reference(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> _Reference:
@@ -58,6 +73,11 @@ def _reference(worker: Worker, network: Graph, plan: Plan, options: NetworkOptio
     ]
     key = hashlib.sha256(pickle.dumps((network, options, plan.num_microbatches, copied))).hexdigest()
     kept: dict[str, _Reference] = worker.cache.setdefault("network reference", {})
+    if key not in kept and (module := _module(worker, options)) is not None:
+        kept.clear()
+        worker.beat("reference")
+        loss, gradients = module.unsharded_step(options.seed, plan.num_microbatches, getattr(torch, options.dtype or "float32"))
+        kept[key] = _Reference([loss], gradients, {})
     if key not in kept:
         kept.clear()
         program = _build(worker, network, one_process(network, plan), options, plan)

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from math import prod
 
 from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
@@ -40,10 +41,59 @@ _WORTH_TELLING = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedNetwork:
-    """treatments: what had to stay whole and why, a sentence each."""
+    """treatments: what had to stay whole and why, a sentence each.
+
+    graph    the imported graph, with parameters that are read in parts apart; `shapes` of these parameters
+    pieces   dims of the graph in the pieces that are dims of the network
+    names    of the pieces of each vertex
+    sources  of each operator by name, what it computes
+    """
 
     network: Graph
     treatments: tuple[str, ...]
+    graph: ImportedGraph
+    shapes: Mapping[str, Shape]
+    pieces: Pieces
+    names: tuple[Mapping[Piece, str], ...]
+    sources: Mapping[str, OperatorSource]
+
+    def dims_of(self, vertex: int, dim: str) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of the network's dims that a dim of a vertex is, outermost first."""
+        place: Place = ("vertex", vertex, dim)
+        size = self.graph.vertices[vertex].dims[dim]
+        found = self.pieces.of(place) or (Piece(place=place, inner=1, size=size),)
+        return tuple((self.names[vertex][piece], piece.size) for piece in found)
+
+    def tensor(self, vertex: int, output: int) -> str:
+        """Name of the tensor that an output of a vertex is."""
+        return tensor_name(self.graph, self.shapes, vertex, output)
+
+
+class Computed(StrEnum):
+    """Part of a vertex that an operator of the network computes."""
+
+    OUTPUT = "output"
+    PRODUCT = "product"
+    """Without what is added to it."""
+    BIAS = "bias"
+    FURTHER = "further"
+    """An output that is made with the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSource:
+    """Output `number` of a vertex, or a part of its computation."""
+
+    vertex: int
+    number: int
+    computed: Computed
+
+
+def tensor_name(graph: ImportedGraph, parameters: Container[str], vertex: int, output: int) -> str:
+    """Name of the tensor that an output of a vertex is; no parameter has it."""
+    made = graph.vertices[vertex]
+    name = made.name if len(made.outputs) == 1 else f"{made.name}.{output}"
+    return f"{name}.out" if name in parameters else name
 
 
 def network_of(graph: ImportedGraph) -> ImportedNetwork:
@@ -121,6 +171,7 @@ class _Builder:
     gradient: dict[str, bool] = field(default_factory=dict)
     operators: list[Operator] = field(default_factory=list)
     into: dict[tuple[int, int], ImportedEdge] = field(default_factory=dict)
+    sources: dict[str, OperatorSource] = field(default_factory=dict)
 
     def build(self) -> ImportedNetwork:
         self.into = {(edge.consumer, edge.input): edge for edge in self.graph.edges}
@@ -159,7 +210,15 @@ class _Builder:
             batch=batch,
             source=self.graph.source,
         )
-        return ImportedNetwork(network=network, treatments=tuple(self._treatments(network, _WORTH_TELLING * largest)))
+        return ImportedNetwork(
+            network=network,
+            treatments=tuple(self._treatments(network, _WORTH_TELLING * largest)),
+            graph=self.graph,
+            shapes=self.shapes,
+            pieces=self.pieces,
+            names=tuple(self.names),
+            sources=self.sources,
+        )
 
     def _name_pieces(self, samples: set[tuple[Place, int]]) -> None:
         """Each piece by the dim that it is of; pieces that count samples come first, the outermost of them as `b`."""
@@ -241,9 +300,7 @@ class _Builder:
         return found | {piece for piece, count in taken.items() if count >= piece.size}
 
     def _tensor_name(self, index: int, number: int) -> str:
-        vertex = self.graph.vertices[index]
-        name = vertex.name if len(vertex.outputs) == 1 else f"{vertex.name}.{number}"
-        return f"{name}.out" if name in self.shapes else name
+        return tensor_name(self.graph, self.shapes, index, number)
 
     def _declare(self, index: int, number: int, depends: bool) -> None:
         vertex, name = self.graph.vertices[index], self._tensor_name(index, number)
@@ -355,7 +412,7 @@ class _Builder:
         seen = self._seen(index, number)
         added = added_input(seen.vertex)
         if added < 0:
-            self.operators.append(KINDS[seen.vertex.kind](seen))
+            self._append(KINDS[seen.vertex.kind](seen), index, number, Computed.OUTPUT)
             return
         final = seen.output
         product = f"{seen.name}.product"
@@ -364,17 +421,22 @@ class _Builder:
         self.gradient[product] = any(factors)
         partial = replace(final, operand=replace(final.operand, tensor=product), has_gradient=any(factors))
         made = KINDS[seen.vertex.kind](replace(seen, output=partial))
-        self.operators.append(made)
+        self._append(made, index, number, Computed.PRODUCT)
         if seen.inputs[added].is_parameter:
             vector = seen.inputs[added].operand.tensor
             self.tensors[vector] = replace(self.tensors[vector], bias_of=made.name)
-        self.operators.append(bias(replace(seen, name=f"{seen.name}.bias", inputs=(partial, seen.inputs[added]), output=final)))
+        final_sum = bias(replace(seen, name=f"{seen.name}.bias", inputs=(partial, seen.inputs[added]), output=final))
+        self._append(final_sum, index, number, Computed.BIAS)
+
+    def _append(self, operator: Operator, index: int, number: int, computed: Computed) -> None:
+        self.operators.append(operator)
+        self.sources[operator.name] = OperatorSource(index, number, computed)
 
     def _describe_part(self, index: int, number: int) -> None:
         """A further output: taken to be made of the first."""
         seen = self._seen(index, 0)
         further = replace(seen, name=f"{seen.name}.{number}", inputs=(seen.output,), output=self._written(index, number))
-        self.operators.append(further.operator("part"))
+        self._append(further.operator("part"), index, number, Computed.FURTHER)
 
     # What had to stay whole
 

@@ -1,0 +1,475 @@
+"""Operators of a user's module on one rank: torch's operators called on local tensors, as functions of the per-operator executor.
+
+An operator gets its inputs in the layouts that the plan says, views them as the exported program does, and takes its share of what it
+reads whole. Most operators then compute as they are. Those whose result depends on what other ranks have are computed by `RULES`:
+statistics, sums over a cut vocabulary, means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from perfmodel.execute.importer.exported_graph import VertexCalls, arguments_of
+from perfmodel.execute.modules.views import joined_pieces, viewed
+from perfmodel.execute.per_operator.context import OperatorContext
+from perfmodel.execute.per_operator.own_rules import cross_entropy, normalise, softmax, with_halo
+from perfmodel.foundation.errors import InputError
+from perfmodel.workload.graph import Operator
+from perfmodel.workload.imported.graph import ImportedKind, ImportedVertex, Shape
+from perfmodel.workload.imported.network import Computed, OperatorSource
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from perfmodel.execute.modules.module import UserModule
+
+#: Arguments of a call by their schema names, tensors as this rank has them.
+Arguments = dict[str, Any]
+
+
+def functional(target: Any) -> Any:
+    """The form of an operator that leaves its arguments as they are."""
+    name = target._schema.name.rpartition("::")[2]
+    if not name.endswith("_") or name.endswith("__"):
+        return target
+    packet = getattr(torch.ops.aten, name[:-1], None)
+    found = getattr(packet, target._overloadname, None) or getattr(packet, "default", None)
+    if found is None:
+        raise InputError(f"operator {target}: has no form that leaves its input as it is; write it without the underscore")
+    return found
+
+
+def function_name(node: Node) -> str:
+    """Torch name of a node's operator, without namespace, overload and the mark of in-place forms."""
+    schema = getattr(node.target, "_schema", None)
+    name = str(getattr(node.target, "__name__", node.target)) if schema is None else schema.name.rpartition("::")[2]
+    return name.removesuffix("_")
+
+
+@dataclass(slots=True)
+class ModuleOperator:
+    """One operator of the network as a function of its local inputs.
+
+    shape     of the output as the network has it, with what pads uneven shares
+    places    which of the operator's inputs each of the vertex's inputs is
+    further   outputs that are made with the first, until their own operators ask for them
+    """
+
+    module: UserModule
+    operator: Operator
+    source: OperatorSource
+    shape: Shape
+    further: dict[tuple[int, int], torch.Tensor]
+    places: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        index, added = self.source.vertex, self.module.added(self.source.vertex)
+        if self.source.computed is Computed.BIAS:
+            self.places = {added: 1} if len(self.operator.inputs) > 1 else {}
+            return
+        tensors = [operand.tensor for operand in self.operator.inputs]
+        for number in range(len(self.vertex.inputs)):
+            place = len(self.places)
+            without = self.source.computed is Computed.PRODUCT and number == added
+            if not without and place < len(tensors) and self.module.read_tensor(index, number) == tensors[place]:
+                self.places[number] = place
+        if len(self.places) < len(tensors):
+            raise InputError(f"operator {self.operator.name}: reads {', '.join(tensors)}: not as the module does; import it again")
+
+    @property
+    def vertex(self) -> ImportedVertex:
+        return self.module.imported.graph.vertices[self.source.vertex]
+
+    @property
+    def calls(self) -> VertexCalls:
+        return self.module.exported.calls[self.source.vertex]
+
+    def names(self, dim: str) -> tuple[str, ...]:
+        """The network's dims that a dim of the vertex is, outermost first."""
+        return tuple(name for name, _ in self.module.imported.dims_of(self.source.vertex, dim))
+
+    def __call__(self, inputs: Sequence[torch.Tensor], context: OperatorContext) -> torch.Tensor:
+        index, computed = self.source.vertex, self.source.computed
+        added = self.module.added(index)
+        if computed is Computed.BIAS:
+            product = joined_pieces(inputs[0], self.module.grouping(index, 0))
+            bias = self._read(added, inputs, context)
+            if self.vertex.kind is ImportedKind.CONVOLUTION:
+                bias = bias.reshape(-1, *[1] * (product.dim() - 2))
+            beta = _arguments(self.calls.nodes[0][0]).get("beta", 1)
+            return self._as_network(product + (bias if beta == 1 else beta * bias), context)
+        last: Any = None
+        for node, bound in self.calls.nodes:
+            arguments: Arguments = {}
+            for name, value in _arguments(node).items():
+                if not isinstance(value, torch.fx.Node):
+                    arguments[name] = value
+                elif value not in bound:
+                    arguments[name] = last
+                elif computed is Computed.PRODUCT and bound[value] == added:
+                    arguments[name] = None
+                else:
+                    arguments[name] = self._read(bound[value], inputs, context)
+            rule = RULES.get(function_name(node), _as_it_is)
+            last = rule(self, node, arguments, context)
+        results = [each for each in last if isinstance(each, torch.Tensor)] if isinstance(last, (list, tuple)) else [last]
+        result = self._as_network(results[self.source.number], context)
+        if self.vertex.kind is not ImportedKind.SPLIT:
+            for number in self.module.further_outputs(index):
+                is_alike = self.vertex.outputs[number].dims == self.vertex.outputs[0].dims
+                other = results[number].reshape(result.shape) if is_alike else results[number]
+                is_exact = not other.dtype.is_floating_point and result.element_size() >= 4 and self.vertex.outputs[number].is_index
+                self.further[index, number] = other.to(result.dtype) if is_exact else other
+        return result
+
+    def _read(self, number: int, inputs: Sequence[torch.Tensor], context: OperatorContext) -> torch.Tensor:
+        """Input `number` of the vertex as torch's operator takes it: of what is read whole, this rank's share."""
+        index, value, operand = self.source.vertex, self.calls.reads[number], self.vertex.inputs[number]
+        held: tuple[str, ...] = ()
+        if number in self.places:
+            place = self.places[number]
+            held = self.operator.inputs[place].dims
+            tensor = viewed(
+                inputs[place], value, self.module.grouping_of_input(index, number), is_part=operand.parameter != value.parameter
+            )
+        else:
+            tensor = self.module.stored(value)
+        runs = [self._run(dim, size) for dim, size in zip(operand.dims, operand.shape, strict=True)]
+        if not any(name not in held and context.parts(name) > 1 for run in runs for name, _ in run):
+            return tensor
+        apart: list[int] = []
+        cuts: list[tuple[int, str]] = []
+        for run, local in zip(runs, tensor.shape, strict=True):
+            for name, unpadded in run:
+                parts, size = context.parts(name), self.operator.dims.get(name, unpadded)
+                if parts > 1 and name not in held:
+                    cuts.append((len(apart), name))
+                apart.append(size // parts if name in held else size)
+            apart += [] if run else [local]
+        tensor = tensor.reshape(apart)
+        for place, name in cuts:
+            share = apart[place] // context.parts(name)
+            tensor = tensor.narrow(place, context.index(name) * share, share)
+        return joined_pieces(tensor, [run or [("", 1)] for run in runs])
+
+    def _run(self, dim: str, size: int) -> tuple[tuple[str, int], ...]:
+        """The network's dims along a position of an input, and their sizes; none where the position is no outer part of the dim."""
+        found: list[tuple[str, int]] = []
+        for name, piece in self.module.imported.dims_of(self.source.vertex, dim) if dim else ():
+            if prod(size for _, size in found) < size:
+                found.append((name, piece))
+        return tuple(found) if prod(size for _, size in found) == size else ()
+
+    def _as_network(self, tensor: torch.Tensor, context: OperatorContext) -> torch.Tensor:
+        """The output with the positions of the network's tensor."""
+        dims = self.operator.output.dims
+        sizes = [size // context.parts(dim) if dim else size for size, dim in zip(self.shape, dims, strict=True)]
+        if prod(sizes) != tensor.numel():
+            raise RuntimeError(f"its output has shape {tuple(tensor.shape)}, the plan has {sizes}")
+        return tensor.reshape(sizes)
+
+
+@dataclass(slots=True)
+class FurtherOutput:
+    """An output that is made with the first of its vertex: it goes where its operator reads the first, small whole numbers as floats."""
+
+    source: OperatorSource
+    shape: Shape
+    dtype: torch.dtype
+    further: dict[tuple[int, int], torch.Tensor]
+
+    def taken(self) -> torch.Tensor:
+        """Return it, to be read in place of the first output."""
+        return self.further.pop((self.source.vertex, self.source.number))
+
+    def __call__(self, inputs: Sequence[torch.Tensor], context: OperatorContext) -> torch.Tensor:
+        dims = context.operator.output.dims
+        value = inputs[0].to(self.dtype)
+        return value.reshape([size // context.parts(dim) if dim else size for size, dim in zip(self.shape, dims, strict=True)])
+
+
+def _arguments(node: Node) -> Arguments:
+    return arguments_of(node, node.target._schema)  # type: ignore[union-attr]
+
+
+def _as_it_is(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    """Torch's operator on the local tensors."""
+    target = functional(node.target)
+    positional, named = [], {}
+    for argument in target._schema.arguments:
+        name = argument.name
+        if name in arguments:
+            value = arguments[name]
+        elif f"{name}.0" in arguments:
+            value = [arguments[key] for key in arguments if key.startswith(f"{name}.")]
+        else:
+            continue
+        if argument.kwarg_only:
+            named[name] = value
+        else:
+            positional.append(value)
+    return target(*positional, **named)
+
+
+def _cut(operator: ModuleOperator, context: OperatorContext, *dims: str) -> tuple[str, ...]:
+    """The network's dims of these dims of the vertex that the plan cuts."""
+    return tuple(name for dim in dims for name in operator.names(dim) if context.parts(name) > 1)
+
+
+def _one(names: tuple[str, ...], operator: ModuleOperator) -> str:
+    if len(names) > 1:
+        raise RuntimeError(f"dims {', '.join(names)} are cut together")
+    return names[0] if names else ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Rules of operators whose result depends on other ranks
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def product_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    """`addmm` and the like where the sum is an operator of its own."""
+    added, first, second = (
+        ("self", "mat1", "mat2") if "mat1" in arguments else ("input" if "input" in arguments else "self", "batch1", "batch2")
+    )
+    if arguments[added] is not None:
+        return _as_it_is(operator, node, arguments, context)
+    product = arguments[first] @ arguments[second]
+    alpha = arguments.get("alpha", 1)
+    return product if alpha == 1 else product * alpha
+
+
+def convolution_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    """Groups of the local channels; rows of the neighbours where pixels are cut."""
+    vertex = operator.vertex
+    taps = vertex.unsplit
+    x, weight, groups = arguments["input"], arguments["weight"], int(arguments.get("groups", 1))
+    changed: Arguments = {}
+    if groups > 1:
+        dim = "g" if "g" in vertex.dims else vertex.outputs[0].dims[1]
+        parts = context.parts(*operator.names(dim))
+        if dim != "g" and parts > 1:  # channels are read whole
+            share = x.shape[1] // parts
+            x = x.narrow(1, context.index(_one(_cut(operator, context, dim), operator)) * share, share)
+        changed |= {"input": x, "groups": groups // parts}
+    space = [dim for dim in vertex.dims if dim in "whu" and dim not in taps]
+    if _cut(operator, context, *space):
+        rank = len(space)
+        given = [arguments[name] for name in ("stride", "padding", "dilation")]
+        stride, padding, dilation = (list(each) * (rank if len(each) == 1 else 1) for each in given)
+        row = x.numel()
+        left = list(padding)
+        for place, dim in enumerate(space):
+            name = _one(_cut(operator, context, dim), operator)
+            if not name:
+                continue
+            below = max(0, dilation[place] * (weight.shape[2 + place] - 1) + 1 - stride[place] - padding[place])
+            x = with_halo(
+                x, position=2 + place, above=padding[place], below=below, context=context, dim=name, fill=0.0,
+                row=row // arguments["input"].shape[2 + place],
+            )  # fmt: skip
+            left[place] = 0
+        changed |= {"input": x, "padding": left}
+    return _as_it_is(operator, node, arguments | changed, context)
+
+
+def attention_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    """A causal mask knows where the local queries lie."""
+    queries = _one(_cut(operator, context, "s"), operator)
+    p = arguments.get("dropout_p", 0.0) if operator.module.drops else 0.0
+    if not queries or not arguments["is_causal"]:
+        return _as_it_is(operator, node, arguments | {"dropout_p": p}, context)
+    q, k, v = (arguments[name] for name in ("query", "key", "value"))
+    rows = context.positions(queries, q.shape[-2], q.device)
+    mask = rows[:, None] >= torch.arange(k.shape[-2], device=q.device)
+    changed = {"attn_mask": mask, "is_causal": False, "dropout_p": p}
+    if arguments.get("enable_gqa"):
+        shared = q.shape[-3] // k.shape[-3]
+        changed |= {"key": k.repeat_interleave(shared, -3), "value": v.repeat_interleave(shared, -3), "enable_gqa": False}
+    return _as_it_is(operator, node, arguments | changed, context)
+
+
+def recurrent_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    """Initial states of the local samples."""
+    batch = _one(_cut(operator, context, "b"), operator)
+    changed: Arguments = {} if operator.module.drops else {"dropout": 0.0}
+    for name, value in arguments.items():
+        if name.partition(".")[0] == "hx" and isinstance(value, torch.Tensor) and batch:
+            share = value.shape[1] // context.parts(batch)
+            changed[name] = value.narrow(1, context.index(batch) * share, share).contiguous()
+    return _as_it_is(operator, node, arguments | changed, context)
+
+
+def embedding_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    """Rows of other ranks are zero here: their sum is the result."""
+    vocabulary = _one(_cut(operator, context, "v"), operator)
+    if not vocabulary:
+        return _as_it_is(operator, node, arguments, context)
+    table = arguments["weight"]
+    local = arguments["indices"] - context.index(vocabulary) * table.shape[0]
+    mine = (local >= 0) & (local < table.shape[0])
+    padding = int(arguments.get("padding_idx", -1)) - context.index(vocabulary) * table.shape[0]
+    padding = padding if arguments.get("padding_idx", -1) >= 0 and 0 <= padding < table.shape[0] else -1
+    rows = _as_it_is(operator, node, arguments | {"indices": torch.where(mine, local, 0), "padding_idx": padding}, context)
+    return rows.masked_fill(~mine.unsqueeze(-1), 0.0)
+
+
+def embedding_bag_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    """Bags of the local samples begin at the first local entry; rows of other ranks weigh nothing here, and the sum is the result."""
+    changed: Arguments = {}
+    if _cut(operator, context, "b"):
+        changed["offsets"] = arguments["offsets"] - arguments["offsets"][:1]
+    vocabulary = _one(_cut(operator, context, "v"), operator)
+    if vocabulary:
+        table = arguments["weight"]
+        local = arguments["indices"] - context.index(vocabulary) * table.shape[0]
+        mine = (local >= 0) & (local < table.shape[0])
+        changed |= {"indices": torch.where(mine, local, 0), "per_sample_weights": mine.to(table.dtype)}
+    return _as_it_is(operator, node, arguments | changed, context)
+
+
+def norm_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    """Sums over the ranks where a normalised dim is cut."""
+    x = arguments["input"]
+    over = tuple(range(x.dim() - len(arguments["normalized_shape"]), x.dim()))
+    dims = _cut(operator, context, *operator.vertex.reduced)
+    if not dims:
+        return _as_it_is(operator, node, arguments | {"normalized_shape": [x.shape[place] for place in over]}, context)
+    eps = arguments.get("eps")
+    weight = arguments["weight"] if arguments["weight"] is not None else x.new_ones([x.shape[place] for place in over])
+    return normalise(
+        x,
+        weight.reshape(*[1] * over[0], *weight.shape),
+        None if arguments.get("bias") is None else arguments["bias"].reshape(*[1] * over[0], *weight.shape),
+        over=over,
+        count=prod(arguments["normalized_shape"]),
+        eps=torch.finfo(x.dtype).eps if eps is None else float(eps),
+        centred="rms" not in function_name(node),
+        context=context,
+        dims=dims,
+    )
+
+
+def batch_norm_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    """Statistics of the whole batch, and running averages of them."""
+    x = arguments["input"]
+    if not (arguments["training"] or arguments["running_mean"] is None):
+        return _as_it_is(operator, node, arguments, context)
+    dims = _cut(operator, context, *operator.vertex.reduced)
+    if not dims:
+        return _as_it_is(operator, node, arguments, context)
+    shape = [-1 if place == 1 else 1 for place in range(x.dim())]
+    weight, bias = (None if arguments[name] is None else arguments[name].reshape(shape) for name in ("weight", "bias"))
+    count = x.numel() // x.shape[1] * context.parts(*dims)
+    momentum = float(arguments["momentum"])
+
+    def observe(mean: torch.Tensor, variance: torch.Tensor) -> None:
+        for running, value in ((arguments["running_mean"], mean), (arguments["running_var"], variance * count / max(count - 1, 1))):
+            if running is not None:
+                running.lerp_(value.reshape(-1).to(running.dtype), momentum)
+
+    return normalise(
+        x,
+        x.new_ones([1, x.shape[1], *shape[2:]]) if weight is None else weight,
+        bias,
+        over=tuple(place for place in range(x.dim()) if place != 1),
+        count=count,
+        eps=float(arguments["eps"]),
+        centred=True,
+        context=context,
+        dims=dims,
+        observe=observe,
+    )
+
+
+def softmax_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    dim = _one(_cut(operator, context, *operator.vertex.reduced), operator)
+    if not dim:
+        return _as_it_is(operator, node, arguments, context)
+    x = arguments["self"] if arguments.get("dtype") is None else arguments["self"].to(arguments["dtype"])
+    return softmax(x, position=int(arguments["dim"]) % x.dim(), scale=1.0, hidden=None, context=context, dim=dim)
+
+
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+
+
+def cross_entropy_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    """The mean is over the samples of all ranks: here their share of it."""
+    scores, target, reduction = arguments["self"], arguments["target"], int(arguments["reduction"])
+    rows = tuple(name for name in operator.operator.dims if name not in operator.names("v"))
+    parts = context.parts(*rows)
+    dim = _one(_cut(operator, context, "v"), operator)
+    if not dim:
+        found = _as_it_is(operator, node, arguments, context)
+        return found / parts if reduction == 1 and parts > 1 else found
+    scores = scores.movedim(1, -1) if scores.dim() > 1 else scores
+    size = context.sizes[dim]
+    losses = cross_entropy(scores, target, first=context.index(dim) * scores.shape[-1], size=size, context=context, dim=dim)
+    seen = target != arguments.get("ignore_index", -100)
+    losses = torch.where(seen, losses, 0.0)
+    if reduction == 0:
+        return losses
+    return losses.sum() / (seen.sum() * parts) if reduction == 1 else losses.sum()
+
+
+def loss_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    """A mean over entries of which this rank has a share."""
+    found = _as_it_is(operator, node, arguments, context)
+    parts = context.parts(*_cut(operator, context, *operator.vertex.reduced))
+    return found / parts if int(arguments["reduction"]) == 1 and parts > 1 else found
+
+
+def mean_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    found = _as_it_is(operator, node, arguments, context)
+    parts = context.parts(*_cut(operator, context, *operator.vertex.reduced))
+    return found / parts if parts > 1 else found
+
+
+def dropout_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    """Nothing is dropped in a run whose gradients are compared; else each entry has one fate on all ranks that hold it."""
+    x = arguments["input"]
+    p = float(arguments["p"])
+    if not operator.module.drops or not arguments.get("train", True) or p == 0.0:
+        return x
+    return x * operator.module.kept_entries(x, p, context)
+
+
+def split_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
+    """Equal parts whose entries are cut are shorter here."""
+    x = arguments["self"]
+    axis, _ = operator.module.imported.pieces.even_part(operator.source.vertex)
+    if not axis:
+        return _as_it_is(operator, node, arguments, context)
+    place = operator.vertex.inputs[0].dims.index(axis)
+    return x.chunk(len(operator.vertex.outputs), place)
+
+
+Rule = Callable[[ModuleOperator, "Node", Arguments, OperatorContext], Any]
+
+
+def _rules(rule: Rule, names: str) -> dict[str, Rule]:
+    return dict.fromkeys(names.split(), rule)
+
+
+#: By torch name; all others compute on local tensors as they are.
+RULES: Mapping[str, Rule] = {
+    **_rules(product_rule, "addmm baddbmm"),
+    **_rules(convolution_rule, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"),
+    **_rules(attention_rule, "scaled_dot_product_attention"),
+    **_rules(recurrent_rule, "lstm gru rnn_tanh rnn_relu"),
+    **_rules(embedding_rule, "embedding"),
+    **_rules(embedding_bag_rule, "embedding_bag"),
+    **_rules(norm_rule, "layer_norm rms_norm"),
+    **_rules(batch_norm_rule, "batch_norm"),
+    **_rules(softmax_rule, "softmax"),
+    **_rules(cross_entropy_rule, "cross_entropy_loss nll_loss nll_loss_nd nll_loss2d"),
+    **_rules(loss_rule, "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div"),
+    **_rules(mean_rule, "mean"),
+    **_rules(dropout_rule, "dropout feature_dropout alpha_dropout"),
+    **_rules(split_rule, "split split_with_sizes chunk tensor_split unbind"),
+}
