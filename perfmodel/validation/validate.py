@@ -13,9 +13,8 @@ from typing import Any
 
 from perfmodel.cost.assemble import PlanColumns
 from perfmodel.cost.calibrated import uncalibrated
-from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories
+from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories, with_kept_programs
 from perfmodel.cost.memory.plan import RankMemory
-from perfmodel.cost.programs import Compiled
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.memory_room import outcome_rule
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
@@ -151,7 +150,6 @@ class CasePredictor:
     has_intervals: bool = True
     plan_case: PlanCase = plan_as_stated
     estimators: dict[Any, Estimator] = field(default_factory=dict)
-    compiled: dict[Any, Compiled] = field(default_factory=dict)
 
     def row(self, case: Case) -> ValidationRow:
         row = ValidationRow(
@@ -230,17 +228,14 @@ class CasePredictor:
         return estimator.predict(planned.plan, memory_headroom=rule.headroom, risk=rule.risk)
 
     def estimator(self, planned: PlannedCase) -> Estimator:
-        """The estimator of the case's job, whatever its batch, on its cluster; programs are shared across clusters whose chips take
-        operands alike."""
+        """Return the estimator of the case's job, whatever its batch, on its cluster."""
         job = planned.plan.job
-        takes_any = job.policy.recipe is not None and cluster_of_run(planned.hardware).chip.any_operand_order
-        software = (job.transformer, job.seq_len, job.precision, job.optimizer, job.train, planned.profile, takes_any)
-        key = (*software, planned.hardware, planned.matmul_dtype)
+        key = (
+            job.transformer, job.seq_len, job.precision, job.optimizer, job.train, planned.profile, planned.hardware, planned.matmul_dtype
+        )  # fmt: skip
         if key not in self.estimators:
             machine = machine_of_run(planned.hardware, planned.matmul_dtype, calibration=self.calibration)
-            estimator = make_estimator(job, cluster_of_run(planned.hardware), machine, planned.profile)
-            shared = self.compiled.setdefault(software, estimator.programs.compiled)
-            self.estimators[key] = replace(estimator, programs=replace(estimator.programs, compiled=shared))
+            self.estimators[key] = with_kept_programs(make_estimator(job, cluster_of_run(planned.hardware), machine, planned.profile))
         return self.estimators[key]
 
 
