@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.splits import Split, cross_validated
 from perfmodel.cost.estimate import evaluate_memory
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import MemoryDoubt, Verdict
@@ -150,14 +151,12 @@ def wilson_band(share: float, num_runs: int) -> tuple[float, float]:
 
 def reliability(outcomes: Sequence[MemoryOutcome]) -> tuple[ReliabilityBin, ...]:
     """Stated probabilities of fitting against what happened; each model's by the doubt that the others' runs give."""
-    models = sorted({each.model for each in outcomes})
-    stated = np.empty(len(outcomes))
-    for model in models:
-        others = [each for each in outcomes if each.model != model] or outcomes
-        doubt = likeliest_doubt(others)
-        for i, each in enumerate(outcomes):
-            if each.model == model:
-                stated[i] = doubt.probability_below(each.log_room)
+
+    def probabilities(split: Split) -> list[float]:
+        doubt = likeliest_doubt([outcomes[index] for index in split.seen] or outcomes)
+        return [doubt.probability_below(outcomes[index].log_room) for index in split.held_out]
+
+    stated = cross_validated([each.model for each in outcomes], probabilities)
     ran, place = np.array([each.ran for each in outcomes]), np.minimum((stated * NUM_BINS).astype(int), NUM_BINS - 1)
     return tuple(
         ReliabilityBin(

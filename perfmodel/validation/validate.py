@@ -31,6 +31,7 @@ from perfmodel.validation.assumed_framework import PlanCase, plan_as_stated
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.case_settings import READ_APART, settings_of_case
 from perfmodel.validation.cases import Case, read_cases
+from perfmodel.validation.failures import FAILURES, NOT_FINITE, reason_of
 from perfmodel.validation.judgement import ValidationResult, ValidationRow, summarise
 from perfmodel.validation.rows import case_columns, case_rows
 from perfmodel.validation.run_labels import FIELDS, check_fields, labels_of, plan_group, plan_of, setting_of
@@ -174,14 +175,11 @@ class CasePredictor:
             planned = self.plan_case(case)
             prediction = self.predict(planned)
             memory = memory_figure(self.estimator(planned), planned)
-        except InputError as error:
-            return replace(row, reason=one_line(error, 400))
-        except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, AssertionError, MemoryError, RecursionError) as error:
-            # a case that breaks the predictor is a fault of ours: it is reported, and the other cases still count
-            return replace(row, reason=f"the prediction failed ({type(error).__name__}: {one_line(error, 200)}); please report this case")
+        except FAILURES as error:
+            return replace(row, reason=reason_of(error))
         time = prediction.step_time
         if not (math.isfinite(time) and math.isfinite(memory)):
-            return replace(row, reason="the prediction is not a finite number; please report this case")
+            return replace(row, reason=NOT_FINITE)
         shape = shape_of(planned.plan.job.transformer)
         low, high = self.interval(planned, shape) if self.has_intervals else (math.nan, math.nan)
         return replace(

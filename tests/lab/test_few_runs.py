@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.few_runs import few_runs_section, figures_of, groups_of, main, table_text
+from lab.few_runs import figures_of, groups_of, main, table_text
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.validation.cases import parse_case
 from tests.validation.published_cases import sweep
@@ -42,7 +42,6 @@ def test_a_choice_of_plan_is_judged_with_none_and_with_some_runs_given():
     assert len(found.tried_first[3]) == 1
     assert found.first_three[0] <= found.regrets[0][0]
     assert "any of the job" in table_text([found])
-    assert "### With a few runs of the framework" in few_runs_section([found])
 
 
 def test_who_measured_a_plan_of_the_job_knows_its_time():
