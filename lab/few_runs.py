@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lab.command import command_parser, exits_on_errors
 from lab.splits import k_of_n
-from lab.unseen import GROUPS, UnseenFrameworks, judged_group
+from lab.unseen import GROUPS, UnseenFrameworks, hidden_runs
 from perfmodel.fitting.fit import LogTimes, OwnFit, OwnRun, fit_some, mean_error
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.grouping import grouped
@@ -35,7 +35,6 @@ from perfmodel.parallel.interval import NORMAL
 from perfmodel.report.table import percent
 from perfmodel.uncertainty.priors import HABITS
 from perfmodel.validation.cases import Case, read_cases
-from perfmodel.validation.hidden_framework import hidden
 from perfmodel.validation.plan_choice import LEAST_PLANS, Choice, PlanGroup, plan_choices
 
 Array = NDArray[np.float64]
@@ -90,17 +89,9 @@ class HiddenGroup:
 def groups_of(cases: Sequence[Case]) -> dict[str, HiddenGroup]:
     """Return the primary runs of dense decoders by group (`unseen.GROUPS`)."""
     found: dict[str, HiddenGroup] = {}
-    for case in cases:
-        try:
-            choice, name = judged_group(case)
-            run = hidden(case) if name else None
-        except InputError:
-            continue
-        if run is None or choice is None:
-            continue
-        own = OwnRun(id=case.id, planned=run.planned, measured=case.measured_time, settings=run.settings)
+    for case, choice, name, run in hidden_runs(cases):
         group = found.setdefault(name, HiddenGroup(profile=run.profile, runs=[]))
-        group.runs.append(own)
+        group.runs.append(OwnRun(id=case.id, planned=run.planned, measured=case.measured_time, settings=run.settings))
         group.choices.append(choice)
     return found
 

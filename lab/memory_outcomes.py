@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.cases import planned_cases
 from lab.splits import Split, cross_validated
 from perfmodel.cost.estimate import evaluate_memory
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import MemoryDoubt, Verdict
 from perfmodel.frameworks.memory_uncertainty import memory_doubt
-from perfmodel.validation.case_plan import PlannedCase, plan_of_case
+from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import Case
 from perfmodel.validation.validate import CasePredictor
 
@@ -63,20 +65,18 @@ def outcome_of(case: Case, planned: PlannedCase, predictor: CasePredictor) -> Me
 
 def own_outcomes(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[MemoryOutcome]:
     """Of a framework's runs, with its own profile."""
-    for case in cases:
-        try:
-            if case.ran is not None and not case.reason and (planned := plan_of_case(case.inputs)).framework.profile == framework:
+    for case, planned in planned_cases(cases, lambda case: case.ran is not None and not case.reason):
+        if planned.framework.profile == framework:
+            with suppress(InputError):
                 yield outcome_of(case, planned, predictor)
-        except InputError:
-            continue
 
 
 def own_figures(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[float]:
     """log(needed / predicted) of what is not sure, of a framework's runs that say what its allocator held on the fullest rank."""
-    for case in cases:
+    for case, planned in planned_cases(cases, lambda case: not (math.isnan(case.measured_memory) or case.reason)):
+        if planned.framework.profile != framework:
+            continue
         try:
-            if math.isnan(case.measured_memory) or case.reason or (planned := plan_of_case(case.inputs)).framework.profile != framework:
-                continue
             row = evaluate_memory(predictor.estimator(planned), planned.plan)
             rank = max(row.needs(planned.plan, memory_doubt(planned.profile)), key=lambda each: each.total)
         except InputError:

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from lab.accuracy import predicted_as, read_left_out
+from lab.cases import is_primary, planned_cases
 from lab.command import command_parser, exits_on_errors
 from lab.memory_outcomes import doubt_over, likeliest_doubt, own_figures, own_outcomes
 from lab.unseen import SWEPT, UnseenFrameworks, quantiles_of, unseen_residuals
@@ -27,7 +28,6 @@ from perfmodel.foundation.memory_room import MemoryDoubt
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN
 from perfmodel.uncertainty.residuals import ModelResiduals, Residuals, StrangerResiduals, stranger_interval
-from perfmodel.validation.case_plan import PlannedCase, plan_of_case
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.judgement import NO_TIMES, ValidationRow, best_releases
 from perfmodel.validation.plan_choice import BROKEN_NVLINK
@@ -163,25 +163,13 @@ def by_other_calibrations(cases: Iterable[Case]) -> dict[str, list[float]]:
     """Chip -> residuals of its primary runs as predicted with another chip's calibration: as if the chip had never been measured."""
     predictors = {name: CasePredictor(calibration=name, has_intervals=False) for name in set(OTHER_CALIBRATIONS.values())}
     found: dict[str, list[float]] = {}
-    for case, planned in _primary(cases):
+    for case, planned in planned_cases(cases, is_primary):
         chip = str(case.inputs.get("chip"))
         other = OTHER_CALIBRATIONS.get(chip.partition("-")[0])
         if other is not None:
             time = predictors[other].predict(planned).step_time
             found.setdefault(chip.partition("-")[0], []).append(math.log(case.measured_time / time))
     return found
-
-
-def _primary(cases: Iterable[Case]) -> Iterator[tuple[Case, PlannedCase]]:
-    for case in cases:
-        if case.tier != "primary" or case.group in NO_TIMES or case.is_apart:
-            continue
-        if math.isnan(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
-            continue
-        try:
-            yield case, plan_of_case(case.inputs)
-        except InputError:
-            continue
 
 
 def scatter_of_medians(residuals: Mapping[str, Sequence[float]]) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab import accuracy_lines as rules
+from lab.cases import is_primary, planned_cases
 from lab.command import command_parser, exits_on_errors
 from lab.memory_outcomes import MemoryOutcome, outcome_of, reliability, reliability_line, reliability_rows
 from lab.splits import Split, cross_validated
@@ -29,11 +30,10 @@ from perfmodel.frameworks.ensemble import family_weights
 from perfmodel.uncertainty.open_defaults import open_variance
 from perfmodel.uncertainty.priors import HABITS
 from perfmodel.uncertainty.residuals import StrangerResiduals, stranger_interval
-from perfmodel.validation.case_plan import plan_of_case
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.hidden_framework import HiddenFrameworks, HiddenRun, hidden
 from perfmodel.validation.judgement import FitCounts
-from perfmodel.validation.plan_choice import BROKEN_NVLINK, LEAST_PLANS, Choice, PlanChoices, choice_of, plan_choices
+from perfmodel.validation.plan_choice import LEAST_PLANS, Choice, PlanChoices, choice_of, plan_choices
 from perfmodel.validation.statistics import error_statistics
 from perfmodel.validation.step_times import PlannedRun, StepTimes
 from perfmodel.validation.validate import CasePredictor
@@ -57,15 +57,17 @@ GROUPS: Groups = (
 )
 
 
-def judged_group(case: Case, groups: Groups = GROUPS) -> tuple[Choice | None, str]:
-    """Return a primary run with a meaningful time as a choice of plan, and the title of its group, empty for none.
-
-    Raises InputError where the run cannot be predicted.
-    """
-    if case.tier != "primary" or case.reason or case.is_apart or math.isnan(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
-        return None, ""
-    choice = choice_of(case, plan_of_case(case.inputs))
-    return choice, next((title for title, holds in groups if holds(choice.labels)), "")
+def hidden_runs(cases: Iterable[Case], groups: Groups = GROUPS) -> Iterator[tuple[Case, Choice, str, HiddenRun]]:
+    """Yield the primary runs of the groups: case, choice of plan, title of the group, and the run as read without its framework."""
+    for case, planned in planned_cases(cases, is_primary):
+        choice = choice_of(case, planned)
+        title = next((title for title, holds in groups if holds(choice.labels)), "")
+        try:
+            run = hidden(case) if title else None
+        except InputError:
+            continue
+        if run is not None:
+            yield case, choice, title, run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +110,8 @@ class UnseenFrameworks(HiddenFrameworks):
         """Yield the primary runs of the groups."""
         found: list[UnseenRun] = []
         runs: list[HiddenRun] = []
-        for case in cases:
+        for case, choice, group, run in hidden_runs(cases, groups):
             try:
-                choice, group = judged_group(case, groups)
-                if choice is None or not group:
-                    continue
-                run = hidden(case)
                 name, planned = self.planned(case)
                 time = self.predictor.predict(planned).step_time
             except InputError:

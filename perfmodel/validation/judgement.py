@@ -38,7 +38,7 @@ class ValidationRow:
     has_experts     its model has experts; setting: the same for runs that differ in the release of the framework alone
     shape, features, is_framework_known   the model's sizes; by what errors differ; whether the framework is one with a profile of its own
     passed_over     what it states of its setup that is not read
-    choice_group, choice_plan             runs with the same group differ in their plan only; `noted_all_reduce` chooses among them
+    choice          the run among those that differ from it in their plan only; None: not predicted
     """
 
     id: str
@@ -62,8 +62,7 @@ class ValidationRow:
     shape: str = ""
     features: RunFeatures | None = None
     is_framework_known: bool = True
-    choice_group: str = ""
-    choice_plan: str = ""
+    choice: Choice | None = None
     noted_all_reduce: float = math.nan
     trains_adapters: bool = False
     has_experts: bool = False
@@ -279,9 +278,9 @@ def summarise(rows: Iterable[ValidationRow], *, by: Sequence[str] = (), skip_bro
         scored=Scored(
             overall=error_summary("all", scored),
             by={field: errors_by(scored, field) for field in by},
-            choices=plan_choices([_choice(row) for row in scored if _is_choice(row)], skip_broken_nvlink=True),
+            choices=plan_choices(_choices(scored), skip_broken_nvlink=True),
         ),
-        choices=plan_choices([_choice(row) for row in dense if _is_choice(row)], skip_broken_nvlink=skip_broken_nvlink),
+        choices=plan_choices(_choices(dense), skip_broken_nvlink=skip_broken_nvlink),
         kinds=dict(Counter(row.kind for row in rows)),
         memories=memory_summaries(dense),
         experts=expert_figures(rows, by),
@@ -328,20 +327,13 @@ def errors_by(rows: Sequence[ValidationRow], field: str) -> tuple[ErrorSummary, 
     return tuple(error_summary(name, groups[name]) for name in names)
 
 
-def _is_choice(row: ValidationRow) -> bool:
-    return bool(row.choice_group) and row.is_predicted and not math.isnan(row.measured_step_time)
-
-
-def _choice(row: ValidationRow) -> Choice:
-    return Choice(
-        group=row.choice_group,
-        plan=row.choice_plan,
-        labels=row.labels,
-        predicted=row.predicted_step_time,
-        measured=row.measured_step_time,
-        fits=bool(row.predicted_fits),
-        noted_all_reduce=row.noted_all_reduce,
-    )
+def _choices(rows: Iterable[ValidationRow]) -> list[Choice]:
+    """Return the predicted runs with a measured time as choices of plan."""
+    return [
+        replace(row.choice, predicted=row.predicted_step_time, measured=row.measured_step_time, fits=bool(row.predicted_fits))
+        for row in rows
+        if row.choice is not None and row.is_predicted and not math.isnan(row.measured_step_time)
+    ]
 
 
 def fit_counts(name: str, judged: Iterable[ValidationRow]) -> FitCounts:

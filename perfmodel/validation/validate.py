@@ -33,8 +33,9 @@ from perfmodel.validation.case_settings import READ_APART, settings_of_case
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.failures import FAILURES, NOT_FINITE, reason_of
 from perfmodel.validation.judgement import ValidationResult, ValidationRow, summarise
+from perfmodel.validation.plan_choice import choice_of
 from perfmodel.validation.rows import case_columns, case_rows
-from perfmodel.validation.run_labels import FIELDS, check_fields, labels_of, plan_group, plan_of, setting_of
+from perfmodel.validation.run_labels import FIELDS, check_fields, labels_of, setting_of
 from perfmodel.validation.run_machine import cluster_of_run, machine_of_run
 from perfmodel.validation.serving.judgement import summarise_serving
 from perfmodel.validation.serving.predict import ServingCasePredictor
@@ -180,11 +181,11 @@ class CasePredictor:
         time = prediction.step_time
         if not (math.isfinite(time) and math.isfinite(memory)):
             return replace(row, reason=NOT_FINITE)
-        shape = shape_of(planned.plan.job.transformer)
+        shape, choice = shape_of(planned.plan.job.transformer), choice_of(case, planned)
         low, high = self.interval(planned, shape) if self.has_intervals else (math.nan, math.nan)
         return replace(
             row,
-            labels=labels_of(case, planned),
+            labels=choice.labels,
             framework=planned.framework.profile,
             memory_kind=planned.framework.memory_kind,
             memory_rank=planned.framework.memory_rank,
@@ -197,8 +198,7 @@ class CasePredictor:
             predicted_memory=memory,
             predicted_fits=prediction.fits,
             assumed=planned.assumed,
-            choice_group=plan_group(case),
-            choice_plan=plan_of(case, planned),
+            choice=choice,
         )
 
     def interval(self, planned: PlannedCase, shape: str) -> tuple[float, float]:

@@ -36,9 +36,9 @@ def test_three_runs_of_another_framework_take_a_third_of_the_error():
 def test_a_choice_of_plan_is_judged_with_none_and_with_some_runs_given():
     groups = groups_of([parse_case(json.dumps(case), 1) for case in sweep()])
     ((name, group),) = groups.items()
-    found = figures_of(name, group, load_profile("megatron"), draws=2, seed=1)
+    found = figures_of(name, group, load_profile("megatron"), draws=1, seed=1)
     assert len(found.regrets[0]) == len(found.first_three) == 1
-    assert len(found.regrets[3]) == len(found.of_the_job[3]) == 2
+    assert len(found.regrets[3]) == len(found.of_the_job[3]) == 1
     assert len(found.tried_first[3]) == 1
     assert found.first_three[0] <= found.regrets[0][0]
     assert "any of the job" in table_text([found])
