@@ -33,7 +33,8 @@ def test_three_runs_of_another_framework_take_a_third_of_the_error():
     assert "no group of runs differs in its plan only" in table_text([found])
 
 
-def test_a_choice_of_plan_is_judged_with_none_and_with_some_runs_given():
+def test_a_choice_of_plan_is_judged_with_none_and_with_some_runs_given(monkeypatch):
+    monkeypatch.setattr("lab.few_runs.GIVEN", (3,))
     groups = groups_of([parse_case(json.dumps(case), 1) for case in sweep()])
     ((name, group),) = groups.items()
     found = figures_of(name, group, load_profile("megatron"), draws=1, seed=1)
