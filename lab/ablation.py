@@ -20,11 +20,10 @@ from lab.command import command_parser, exits_on_errors
 from lab.left_out.fits import FITS
 from lab.left_out.memories import MEMORY_FITS, Memories, runs_with_memory
 from lab.left_out.runs import read_runs
+from lab.pages import table
 from perfmodel.foundation.text import columns_text
 from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
 from perfmodel.frameworks.shipped import NEUTRAL, fitted_numbers
-from perfmodel.report.markdown import markdown_table
-from perfmodel.report.table import Table
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.step_times import StepTimes
 
@@ -121,18 +120,11 @@ def rows_of(found: Sequence[Ablation]) -> list[tuple[str, ...]]:
 HEADERS = ("framework", "number", "value", "predicts", "runs affected", "error, %", "without it, %", "difference")
 
 
-def worth_text(found: Sequence[Ablation]) -> str:
-    """For docs/accuracy.md."""
+def ablation_values(found: Sequence[Ablation]) -> dict[str, object]:
+    """Return the values of the section of docs/accuracy.md."""
     lent = sum(each.is_lent for each in found)
-    table = Table(title="", headers=HEADERS, rows=tuple(rows_of(found)), right=(HEADERS[2], *HEADERS[4:]))
-    return f"""### Ablation of the fitted numbers
-
-Each number in turn is set to its neutral value (a rate of 1, a share or a time of 0), with all others as shipped. The table has the mean
-error of the runs whose prediction changes, with the number and without it, and the difference in points. A number with a difference under
-{100 * WORTH:.1f} points is not fitted. {len(found) - lent} numbers are fitted; {lent} rows are borrowed from the fit of another framework.
-The files of all frameworks hold {num_constants()} numbers, because profiles that share runs repeat them.
-
-""" + markdown_table(table)
+    counts = {"worth": f"{100 * WORTH:.1f}", "fitted": len(found) - lent, "lent": lent, "numbers": num_constants()}
+    return {**counts, "table": table(HEADERS, rows_of(found), (HEADERS[2], *HEADERS[4:]))}
 
 
 @exits_on_errors

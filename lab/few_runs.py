@@ -2,15 +2,15 @@
 
     python -m lab.few_runs CASES.jsonl [--draws 4] [--seed 1]
 
-Each group's runs are read as if nobody had named their framework. So many of them, drawn at random, are given to `perfmodel fit`'s own
-fit, which starts from `generic` as all other frameworks make it; the rest is predicted. Errors are means of |predicted / measured - 1| over
-draws; intervals are the 80 % ones that the fitted profile has.
+The runs of each group are read without the name of their framework. Some of them, drawn at random, are given to the fit of `perfmodel
+fit`, which starts from `generic` as all other frameworks make it; the rest is predicted. Errors are means of |predicted / measured - 1|
+over draws; intervals are the 80 % ones of the fitted profile.
 
-Plans: how much slower than the best measured one the plan is that a user would take, on average over draws and jobs (runs that differ in
-their plan only). Times of runs that were given are known, those of others expected over what the fit leaves open, and before any fit over
-the frameworks that are known (`frameworks/ensemble.py`, as a search does): he takes the plan whose time is least.
-Which runs are given decides how much they tell, so three ways are told apart: any of the framework's, of other models and numbers of chips
-for the most part; any of the job's own; and those of the job that are expected to be fastest, which are the ones that a search puts first.
+Plans: how much slower than the best measured one the chosen plan is, on average over draws and jobs (runs that differ in their plan only).
+The choice is the plan with the least time: measured if its run is given, otherwise expected over the posterior of the fit, and before any
+fit over the known frameworks (`frameworks/ensemble.py`, as in a search). Three ways of giving runs are compared: any of the framework's,
+mostly of other models and numbers of chips; any of the job's own; and those of the job that are expected to be fastest, which a search
+lists first.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.command import command_parser, exits_on_errors
-from lab.strangers import GROUPS, Strangers, judged_group
+from lab.splits import k_of_n
+from lab.unseen import GROUPS, UnseenFrameworks, hidden_runs
 from perfmodel.fitting.fit import LogTimes, OwnFit, OwnRun, fit_some, mean_error
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.text import columns_text
 from perfmodel.frameworks.ensemble import points_about
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.interval import NORMAL
-from perfmodel.report.markdown import markdown_table
-from perfmodel.report.table import Table, percent
+from perfmodel.report.table import percent
 from perfmodel.uncertainty.priors import HABITS
 from perfmodel.validation.cases import Case, read_cases
-from perfmodel.validation.hidden_framework import hidden
 from perfmodel.validation.plan_choice import LEAST_PLANS, Choice, PlanGroup, plan_choices
 
 Array = NDArray[np.float64]
@@ -42,17 +42,17 @@ Array = NDArray[np.float64]
 GIVEN = (1, 3, 10)
 DRAWS, SEED = 4, 1
 _MOST_PREDICTED = 60
-"""Runs of a group that a draw is judged by: of the largest a random part."""
+"""Runs of a group by which a draw is judged; of larger groups a random part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFigures:
-    """By the number of runs that were given; those that a group has too few runs for are left out.
+    """Figures by the number of given runs; numbers for which a group has too few runs are left out.
 
-    regrets      of the plan that would be chosen after any runs of the group, one a draw and job
-    of_the_job   the same after any runs of the job; jobs that have no more plans than that are left out
+    regrets      of the chosen plan after any runs of the group, one a draw and job
+    of_the_job   the same after any runs of the job; jobs without further plans are left out
     tried_first  the same after those of the job that are expected to be fastest, one a job
-    first_three  of the best of the three plans that a stranger would try first, one a job
+    first_three  of the best of the three plans that are expected to be fastest before any run is given, one a job
     """
 
     name: str
@@ -67,7 +67,7 @@ class GroupFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenGroup:
-    """Runs of one framework, read without its name; profile: what is to be left out of what a fit starts from."""
+    """Runs of one framework, read without its name. profile: of that framework, which the base of a fit leaves out."""
 
     profile: str
     runs: list[OwnRun]
@@ -75,39 +75,29 @@ class HiddenGroup:
 
     @property
     def jobs(self) -> list[list[int]]:
-        """Places of runs that differ in their plan only, of at least `LEAST_PLANS` plans."""
-        members: dict[str, list[int]] = {}
-        for place, choice in enumerate(self.choices):
-            members.setdefault(choice.group, []).append(place)
-        return [places for places in members.values() if len({self.choices[place].plan for place in places}) >= LEAST_PLANS]
+        """Indices of runs that differ in their plan only, of at least `LEAST_PLANS` plans."""
+        jobs = grouped(range(len(self.choices)), lambda place: self.choices[place].group).values()
+        return [places for places in jobs if len({self.choices[place].plan for place in places}) >= LEAST_PLANS]
 
     def judged(self, job: Sequence[int], log_times: Array, known: Sequence[int] = ()) -> PlanGroup:
-        """The choice among the runs of a job by predicted times, of runs that are known by the measured one."""
+        """Return the choice among the runs of a job by predicted times, and by the measured one of runs that are known."""
         times = zip(job, np.exp(log_times), strict=True)
-        told = [replace(self.choices[i], predicted=self.runs[i].measured if i in known else float(time)) for i, time in times]
-        return plan_choices(told).groups[0]
+        choices = [replace(self.choices[i], predicted=self.runs[i].measured if i in known else float(time)) for i, time in times]
+        return plan_choices(choices).groups[0]
 
 
 def groups_of(cases: Sequence[Case]) -> dict[str, HiddenGroup]:
-    """Primary runs of dense decoders by group (`strangers.GROUPS`)."""
+    """Return the primary runs of dense decoders by group (`unseen.GROUPS`)."""
     found: dict[str, HiddenGroup] = {}
-    for case in cases:
-        try:
-            choice, name = judged_group(case)
-            run = hidden(case) if name else None
-        except InputError:
-            continue
-        if run is None or choice is None:
-            continue
-        own = OwnRun(id=case.id, planned=run.planned, measured=case.measured_time, settings=run.settings)
+    for case, choice, name, run in hidden_runs(cases):
         group = found.setdefault(name, HiddenGroup(profile=run.profile, runs=[]))
-        group.runs.append(own)
+        group.runs.append(OwnRun(id=case.id, planned=run.planned, measured=case.measured_time, settings=run.settings))
         group.choices.append(choice)
     return found
 
 
 def expected_log_times(every: LogTimes, fit: OwnFit, chosen: Sequence[int]) -> Array:
-    """log(time) of some of the runs, expected over what a fit leaves open."""
+    """Return log(time) of some runs, expected over the posterior of a fit."""
     total = np.zeros(len(chosen))
     for weight, point in points_about(fit.posterior.covariance):
         values = {}
@@ -119,8 +109,10 @@ def expected_log_times(every: LogTimes, fit: OwnFit, chosen: Sequence[int]) -> A
 
 
 def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, first: Array | None = None, draws: int, seed: int) -> GroupFigures:
-    """Of one group, its framework starting from `base`; first: times by which plans are chosen before any fit [s], those of
-    the base where none are given."""
+    """Return the figures of one group, whose fits start from `base`.
+
+    first   times by which plans are chosen before any fit; those of the base if left out [s]
+    """
     runs = group.runs
     every = LogTimes(runs=runs, base=base, habits=HABITS)
     measured = np.log([run.measured for run in runs])
@@ -136,16 +128,15 @@ def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, first: 
         if given >= len(runs):
             continue
         random = np.random.default_rng((seed, given))
-        off, inside, regrets[given] = [], [], []
-        for _ in range(draws):
-            chosen = random.permutation(len(runs))
-            known, rest = chosen[:given].tolist(), chosen[given : given + _MOST_PREDICTED].tolist()
-            fit = fit_some(every, known)
+        means, shares, regrets[given] = [], [], []
+        for split in k_of_n(given, len(runs), draws=draws, random=random):
+            rest = split.held_out[:_MOST_PREDICTED]
+            fit = fit_some(every, split.seen)
             left = every.at(fit.values, rest) - measured[rest]
-            off.append(mean_error(left))
-            inside.append(float((np.abs(left) < NORMAL * fit.spread(every.slopes(fit.values, rest))).mean()))
-            regrets[given] += [group.judged(job, expected_log_times(every, fit, job), known).regret for job in jobs]
-        errors[given], coverages[given] = float(np.mean(off)), float(np.mean(inside))
+            means.append(mean_error(left))
+            shares.append(float((np.abs(left) < NORMAL * fit.spread(every.slopes(fit.values, rest))).mean()))
+            regrets[given] += [group.judged(job, expected_log_times(every, fit, job), split.seen).regret for job in jobs]
+        errors[given], coverages[given] = float(np.mean(means)), float(np.mean(shares))
     return GroupFigures(
         name=name,
         num_runs=len(runs),
@@ -161,7 +152,7 @@ def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, first: 
 def _given_of_the_job(
     group: HiddenGroup, every: LogTimes, jobs: Sequence[Sequence[int]], *, first: Array, draws: int, seed: int
 ) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
-    """Regrets after runs of the job itself: any, and those that are expected to be fastest."""
+    """Return the regrets after runs of the job itself: any, and those that are expected to be fastest."""
     of_the_job: dict[int, list[float]] = {given: [] for given in GIVEN}
     tried_first: dict[int, list[float]] = {given: [] for given in GIVEN}
     for given in GIVEN:
@@ -169,12 +160,11 @@ def _given_of_the_job(
         for job in jobs:
             if given >= len(job):
                 continue
-            for draw in range(draws + 1):
-                order = random.permutation(len(job)) if draw < draws else np.argsort(first[job], kind="stable")
-                known = [job[place] for place in order[:given]]
+            drawn = [(of_the_job, split.seen) for split in k_of_n(given, len(job), draws=draws, random=random)]
+            for regrets, seen in (*drawn, (tried_first, np.argsort(first[job], kind="stable")[:given].tolist())):
+                known = [job[place] for place in seen]
                 fit = fit_some(every, known)
-                judged = group.judged(job, expected_log_times(every, fit, job), known)
-                (of_the_job if draw < draws else tried_first)[given].append(judged.regret)
+                regrets[given].append(group.judged(job, expected_log_times(every, fit, job), known).regret)
     return of_the_job, tried_first
 
 
@@ -183,7 +173,7 @@ def table_text(figures: Sequence[GroupFigures]) -> str:
 
 
 def rows_of(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
-    """Headers, a line for each group, and their mean, each group weighing one."""
+    """Return headers, a line for each group, and their mean, each group weighing one."""
     counts = (0, *GIVEN)
     rows: list[tuple[str, ...]] = [("group", "runs", *(f"{count} given" for count in counts), *(f"coverage, {count}" for count in GIVEN))]
     for each in figures:
@@ -202,7 +192,7 @@ def rows_of(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
 
 
 def mean_regrets(figures: Sequence[GroupFigures], kind: str = "regrets") -> dict[int, float]:
-    """By the number of runs that were given, every job weighing one."""
+    """Return the mean regret by the number of given runs, each job weighing one."""
     found = {count: [regret for each in figures for regret in getattr(each, kind).get(count, ())] for count in (0, *GIVEN)}
     return {count: float(np.mean(regrets)) for count, regrets in found.items() if regrets}
 
@@ -215,7 +205,7 @@ _WAYS = (
 
 
 def regret_rows(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
-    """Headers, and a line for each way of giving runs; none where no job has plans to choose from."""
+    """Return headers and a line for each way of giving runs; nothing where no job has plans to choose from."""
     at_first = mean_regrets(figures).get(0)
     if at_first is None:
         return []
@@ -238,46 +228,21 @@ def regrets_text(figures: Sequence[GroupFigures]) -> str:
 
 
 def few_runs_figures(cases: Sequence[Case], *, draws: int = DRAWS, seed: int = SEED) -> list[GroupFigures]:
-    """Of every group of the published runs."""
-    groups, strangers = groups_of(cases), Strangers()
+    """Return the figures of every group of the published runs."""
+    groups, frameworks = groups_of(cases), UnseenFrameworks()
     if not groups:
         raise InputError("cases: hold no primary training run of the groups; give the published ones")
     return [
         figures_of(
             name,
             group,
-            strangers.profile_without(group.profile),
-            first=strangers.expected(group.profile, group.runs),
+            frameworks.profile_without(group.profile),
+            first=frameworks.expected(group.profile, group.runs),
             draws=draws,
             seed=seed,
         )
         for name, group in ((name, groups[name]) for name, _ in GROUPS if name in groups)
     ]
-
-
-def few_runs_section(figures: Sequence[GroupFigures]) -> str:
-    """For docs/accuracy.md."""
-    if not figures:
-        return ""
-    return f"""
-
-### With a few runs of the framework
-
-The given number of runs of a group, drawn at random ({DRAWS} draws), is passed to `perfmodel fit`, which starts from the same `generic`.
-The remaining runs are predicted. The table has their mean error, and the coverage of the 80 % interval of the fitted profile.
-
-{_markdown(rows_of(figures))}
-
-{regrets_text(figures)}.
-
-{_markdown(regret_rows(figures))}"""
-
-
-def _markdown(rows: Sequence[tuple[str, ...]]) -> str:
-    if not rows:
-        return ""
-    headers, *lines = rows
-    return markdown_table(Table(title="", headers=headers, rows=tuple(lines), right=headers[1:]))
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.cases import planned_cases
+from lab.splits import Split, cross_validated
 from perfmodel.cost.estimate import evaluate_memory
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import MemoryDoubt, Verdict
 from perfmodel.frameworks.memory_uncertainty import memory_doubt
-from perfmodel.validation.case_plan import PlannedCase, plan_of_case
+from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import Case
 from perfmodel.validation.validate import CasePredictor
 
@@ -62,20 +65,18 @@ def outcome_of(case: Case, planned: PlannedCase, predictor: CasePredictor) -> Me
 
 def own_outcomes(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[MemoryOutcome]:
     """Of a framework's runs, with its own profile."""
-    for case in cases:
-        try:
-            if case.ran is not None and not case.reason and (planned := plan_of_case(case.inputs)).framework.profile == framework:
+    for case, planned in planned_cases(cases, lambda case: case.ran is not None and not case.reason):
+        if planned.framework.profile == framework:
+            with suppress(InputError):
                 yield outcome_of(case, planned, predictor)
-        except InputError:
-            continue
 
 
 def own_figures(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[float]:
     """log(needed / predicted) of what is not sure, of a framework's runs that say what its allocator held on the fullest rank."""
-    for case in cases:
+    for case, planned in planned_cases(cases, lambda case: not (math.isnan(case.measured_memory) or case.reason)):
+        if planned.framework.profile != framework:
+            continue
         try:
-            if math.isnan(case.measured_memory) or case.reason or (planned := plan_of_case(case.inputs)).framework.profile != framework:
-                continue
             row = evaluate_memory(predictor.estimator(planned), planned.plan)
             rank = max(row.needs(planned.plan, memory_doubt(planned.profile)), key=lambda each: each.total)
         except InputError:
@@ -150,14 +151,12 @@ def wilson_band(share: float, num_runs: int) -> tuple[float, float]:
 
 def reliability(outcomes: Sequence[MemoryOutcome]) -> tuple[ReliabilityBin, ...]:
     """Stated probabilities of fitting against what happened; each model's by the doubt that the others' runs give."""
-    models = sorted({each.model for each in outcomes})
-    stated = np.empty(len(outcomes))
-    for model in models:
-        others = [each for each in outcomes if each.model != model] or outcomes
-        doubt = likeliest_doubt(others)
-        for i, each in enumerate(outcomes):
-            if each.model == model:
-                stated[i] = doubt.probability_below(each.log_room)
+
+    def probabilities(split: Split) -> list[float]:
+        doubt = likeliest_doubt([outcomes[index] for index in split.seen] or outcomes)
+        return [doubt.probability_below(outcomes[index].log_room) for index in split.held_out]
+
+    stated = cross_validated([each.model for each in outcomes], probabilities)
     ran, place = np.array([each.ran for each in outcomes]), np.minimum((stated * NUM_BINS).astype(int), NUM_BINS - 1)
     return tuple(
         ReliabilityBin(

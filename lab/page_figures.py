@@ -19,21 +19,16 @@ from perfmodel.foundation.resources import write_atomically
 
 TRAINING_PAGE, SERVING_PAGE, FIGURES_FILE = "accuracy.md", "accuracy-serving.md", "figures.json"
 
-#: key -> (table, row, column): a table is named by two of its column headers.
-_TRAINING_CELLS: Mapping[str, tuple[tuple[str, str], str, int]] = {
-    "scored_runs": (("times", "memories"), "all", 1),
-    "scored_mean": (("times", "memories"), "all", 2),
-    "scored_median": (("times", "memories"), "all", 3),
-    "scored_p90": (("times", "memories"), "all", 4),
-    "known_runs": (("mean, left out", "p90, left out"), "all but those in brackets", 1),
-    "known_mean": (("mean, left out", "p90, left out"), "all but those in brackets", 7),
-    "known_p90": (("mean, left out", "p90, left out"), "all but those in brackets", 8),
-    "unseen_mean": (("bias", "in 80 %"), "mean over groups", 3),
-    "unseen_coverage": (("bias", "in 80 %"), "mean over groups", 4),
-    "known_coverage": (("coverage", "median width"), "all", 4),
-    "expert_runs": (("cases", "predicted"), "all", 3),
-    "expert_mean": (("cases", "predicted"), "all", 4),
-}
+Cells = Sequence[tuple[tuple[str, str], str, Mapping[str, int]]]
+"""Table, which two of its column headers name, row, and key -> column."""
+
+_TRAINING_CELLS: Cells = (
+    (("times", "memories"), "all", {"scored_runs": 1, "scored_mean": 2, "scored_median": 3, "scored_p90": 4}),
+    (("mean, left out", "p90, left out"), "all but those in brackets", {"known_runs": 1, "known_mean": 7, "known_p90": 8}),
+    (("bias", "in 80 %"), "mean over groups", {"unseen_mean": 3, "unseen_coverage": 4}),
+    (("coverage", "median width"), "all", {"known_coverage": 4}),
+    (("cases", "predicted"), "all", {"expert_runs": 3, "expert_mean": 4}),
+)
 _LEFT_OUT_CHOICE = (("groups", "rank correlation"), "all")
 _GIVEN = (0, 1, 3, 10)
 _FEW_TABLE, _FEW_ROW = ("0 given", "coverage, 1"), "mean over groups"
@@ -43,16 +38,11 @@ _CHOICE_ROWS = {
     "job_run": "any of the job",
     "fastest": "the expected fastest of the job",
 }
-_SERVING_CELLS: Mapping[str, tuple[tuple[str, str], str, int]] = {
-    "tpot_runs": (("what", "runs"), "TPOT, all", 1),
-    "tpot_median": (("what", "runs"), "TPOT, all", 2),
-    "tpot_p90": (("what", "runs"), "TPOT, all", 3),
-    "tpot_median_unseen_model": (("what", "runs"), "TPOT, all", 5),
-    "ttft_median": (("what", "runs"), "TTFT, all", 2),
-    "ttft_median_unseen_model": (("what", "runs"), "TTFT, all", 5),
-    "ttft_p90": (("what", "runs"), "TTFT, all", 3),
-    "latency_median": (("what", "runs"), "request latency, all", 2),
-}
+_SERVING_CELLS: Cells = (
+    (("what", "runs"), "TPOT, all", {"tpot_runs": 1, "tpot_median": 2, "tpot_p90": 3, "tpot_median_unseen_model": 5}),
+    (("what", "runs"), "TTFT, all", {"ttft_median": 2, "ttft_median_unseen_model": 5, "ttft_p90": 3}),
+    (("what", "runs"), "request latency, all", {"latency_median": 2}),
+)
 #: Figures that the page has in a sentence only.
 _SENTENCES = (
     (
@@ -74,7 +64,7 @@ _SENTENCES = (
 def training_figures(page: str) -> dict[str, str]:
     """Return the figures of docs/accuracy.md, as printed there and without units."""
     tables = _tables(page)
-    found = {key: _cell(tables, *place) for key, place in _TRAINING_CELLS.items()}
+    found = _cells(tables, _TRAINING_CELLS)
     groups = [row for row in _table(tables, ("bias", "in 80 %"))[1:] if _plain(row[0]) != "mean over groups"]
     found["unseen_groups"] = str(len(groups))
     found["unseen_coverage_worst"] = min((_plain(row[4]) for row in groups), key=float)
@@ -100,8 +90,7 @@ def training_figures(page: str) -> dict[str, str]:
 
 def serving_figures(page: str) -> dict[str, str]:
     """Return the figures of docs/accuracy-serving.md, as printed there and without units."""
-    tables = _tables(page)
-    return {key: _cell(tables, *place) for key, place in _SERVING_CELLS.items()}
+    return _cells(_tables(page), _SERVING_CELLS)
 
 
 def write_page_figures(folder: Path) -> Path:
@@ -131,6 +120,10 @@ def _table(tables: Sequence[list[list[str]]], headers: tuple[str, str]) -> list[
         if set(headers) <= set(table[0]):
             return table
     raise InputError(f"docs: no table has the columns {headers[0]!r} and {headers[1]!r}; write the page again with `make accuracy`")
+
+
+def _cells(tables: Sequence[list[list[str]]], cells: Cells) -> dict[str, str]:
+    return {key: _cell(tables, headers, row, column) for headers, row, columns in cells for key, column in columns.items()}
 
 
 def _cell(tables: Sequence[list[list[str]]], headers: tuple[str, str], row: str, column: int) -> str:

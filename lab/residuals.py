@@ -12,21 +12,22 @@ import datetime
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
 from lab.accuracy import predicted_as, read_left_out
+from lab.cases import is_primary, planned_cases
 from lab.command import command_parser, exits_on_errors
 from lab.memory_outcomes import doubt_over, likeliest_doubt, own_figures, own_outcomes
-from lab.strangers import SWEPT, Strangers, quantiles_of, residuals_of_strangers
+from lab.unseen import SWEPT, UnseenFrameworks, quantiles_of, unseen_residuals
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.memory_room import MemoryDoubt
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN
 from perfmodel.uncertainty.residuals import ModelResiduals, Residuals, StrangerResiduals, stranger_interval
-from perfmodel.validation.case_plan import PlannedCase, plan_of_case
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.judgement import NO_TIMES, ValidationRow, best_releases
 from perfmodel.validation.plan_choice import BROKEN_NVLINK
@@ -93,12 +94,14 @@ def residuals_of(
 ) -> Residuals:
     """What ships of them."""
     primary = [each for each in kept if each.is_primary]
-    groups: dict[tuple[str, str, str, str, int], list[float]] = {}
-    for each in kept:
-        groups.setdefault((each.family, each.model, each.chip, each.scale, each.bits), []).append(each.value)
+    groups = grouped(kept, lambda each: (each.family, each.model, each.chip, each.scale, each.bits))
     models = tuple(
-        ModelResiduals(family=family, model=model, chip=chip, scale=scale, bits=bits, num_runs=len(values), quantiles=quantiles_of(values))
-        for (family, model, chip, scale, bits), values in sorted(groups.items())
+        ModelResiduals(
+            **{name: getattr(runs[0], name) for name in ("family", "model", "chip", "scale", "bits")},
+            num_runs=len(runs),
+            quantiles=quantiles_of([run.value for run in runs]),
+        )
+        for _, runs in sorted(groups.items(), key=lambda item: item[0])
     )
     return Residuals(
         source=source,
@@ -129,10 +132,8 @@ def spreads_of_features(rows: Iterable[ValidationRow]) -> tuple[tuple[str, float
 
 def residuals_of_experts(rows: Iterable[ValidationRow]) -> tuple[StrangerResiduals, ...]:
     """Of models with experts by source, the fastest release of each setting; tests bound by launches aside."""
-    groups: dict[str, list[ValidationRow]] = {}
-    for row in best_releases([row for row in rows if row.has_experts and row.group not in NO_TIMES]):
-        if not math.isnan(row.time_error):
-            groups.setdefault(row.group, []).append(row)
+    best = best_releases([row for row in rows if row.has_experts and row.group not in NO_TIMES])
+    groups = grouped([row for row in best if not math.isnan(row.time_error)], lambda row: row.group)
     return tuple(
         StrangerResiduals(
             group=group,
@@ -140,19 +141,16 @@ def residuals_of_experts(rows: Iterable[ValidationRow]) -> tuple[StrangerResidua
             num_runs=len(found),
             quantiles=quantiles_of([math.log(row.measured_step_time / row.predicted_step_time) for row in found]),
         )
-        for group, found in sorted(groups.items())
+        for group, found in sorted(groups.items(), key=lambda item: item[0])
     )
 
 
-def _scatter(residuals: Sequence[Residual], part: Callable[[Residual], object], whole: Callable[[Residual], object]) -> float:
-    """Standard deviation of the parts' medians about the mean of their whole's, over wholes of two parts or more."""
-    parts: dict[object, list[float]] = {}
-    wholes: dict[object, set[object]] = {}
-    for each in residuals:
-        parts.setdefault(part(each), []).append(each.value)
-        wholes.setdefault(whole(each), set()).add(part(each))
+def _scatter(residuals: Sequence[Residual], part: Callable[[Residual], Hashable], whole: Callable[[Residual], Hashable]) -> float:
+    """Return the standard deviation of the parts' medians about the mean of their whole's, over wholes of two parts or more."""
+    parts = {name: [each.value for each in runs] for name, runs in grouped(residuals, part).items()}
     deviations, freedom = [], 0
-    for names in wholes.values():
+    for runs in grouped(residuals, whole).values():
+        names = dict.fromkeys(map(part, runs))
         medians = [median(parts[name]) for name in names if len(parts[name]) >= _FEWEST_OF_A_MODEL]
         if len(medians) > 1:
             centre = sum(medians) / len(medians)
@@ -165,25 +163,13 @@ def by_other_calibrations(cases: Iterable[Case]) -> dict[str, list[float]]:
     """Chip -> residuals of its primary runs as predicted with another chip's calibration: as if the chip had never been measured."""
     predictors = {name: CasePredictor(calibration=name, has_intervals=False) for name in set(OTHER_CALIBRATIONS.values())}
     found: dict[str, list[float]] = {}
-    for case, planned in _primary(cases):
+    for case, planned in planned_cases(cases, is_primary):
         chip = str(case.inputs.get("chip"))
         other = OTHER_CALIBRATIONS.get(chip.partition("-")[0])
         if other is not None:
             time = predictors[other].predict(planned).step_time
             found.setdefault(chip.partition("-")[0], []).append(math.log(case.measured_time / time))
     return found
-
-
-def _primary(cases: Iterable[Case]) -> Iterator[tuple[Case, PlannedCase]]:
-    for case in cases:
-        if case.tier != "primary" or case.group in NO_TIMES or case.is_apart:
-            continue
-        if math.isnan(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
-            continue
-        try:
-            yield case, plan_of_case(case.inputs)
-        except InputError:
-            continue
 
 
 def scatter_of_medians(residuals: Mapping[str, Sequence[float]]) -> float:
@@ -206,10 +192,7 @@ def residuals_text(residuals: Residuals) -> str:
         *(["features:", *(f"  {name}: {value:.4f}" for name, value in residuals.features)] if residuals.features else []),
         "families:",
     ]
-    families: dict[str, list[ModelResiduals]] = {}
-    for each in residuals.models:
-        families.setdefault(each.family, []).append(each)
-    for family, models in families.items():
+    for family, models in grouped(residuals.models, lambda each: each.family).items():
         lines.append(f"  {family}:")
         for each in models:
             bits = f"bits: {each.bits}, " if each.bits != 16 else ""
@@ -238,8 +221,8 @@ def _quoted(text: str) -> str:
 
 def memory_doubts(cases: Sequence[Case]) -> dict[str, MemoryDoubt]:
     """By kind of framework: known, with their own profiles; unknown, each as predicted by who does not know it."""
-    predictor, strangers = CasePredictor(has_intervals=False), Strangers()
-    swept, hidden = list(own_outcomes(cases, predictor, SWEPT)), strangers.outcomes(cases)
+    predictor, frameworks = CasePredictor(has_intervals=False), UnseenFrameworks()
+    swept, hidden = list(own_outcomes(cases, predictor, SWEPT)), frameworks.outcomes(cases)
     held = list(own_figures(cases, predictor, HELD))
     counts = Counter(each.ran for each in swept)
     sweep = f"{counts[True]} runs of {SWEPT} that ran and {counts[False]} that ran out of memory"
@@ -295,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source=f"published runs ({names}); {unseen or 'none'} of them predicted by fits that did not see their model",
         date=datetime.date.today().isoformat(),
         between_calibrations=scatter_of_medians(calibrations),
-        strangers=residuals_of_strangers(Strangers().times(cases)),
+        strangers=unseen_residuals(UnseenFrameworks().times(cases)),
         experts=residuals_of_experts(rows),
         features=spreads_of_features(rows),
     )

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from lab.command import command_parser, exits_on_errors
 from lab.fit_profiles import NOISE, fit_constants
 from lab.left_out.runs import PublishedRun, read_runs
+from lab.pages import table
+from lab.splits import leave_one_out
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.text import columns_text
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.reader import load_calibration
-from perfmodel.report.markdown import markdown_table
-from perfmodel.report.table import Table
 from perfmodel.uncertainty.priors import Constant
 from perfmodel.validation.plan_choice import BROKEN_NVLINK
 from perfmodel.validation.run_machine import calibration_of_run
@@ -161,9 +161,9 @@ class Clocks:
         )
         known = np.array([constant.spreads(found.values[constant.name]) * constant.spread for constant in constants])
         widths = np.array([constant.spread for constant in constants])
-        kin = np.repeat([cell.kin for cell in self.cells], [len(cell.rows) for cell in self.cells])
+        kin = [cell.kin for cell in self.cells for _ in cell.rows]
         every = _solved(here, slopes, known, widths)
-        without = {name: _solved(here[kin != name], slopes[kin != name], known, widths) for name in dict.fromkeys(kin)}
+        without = [_solved(here[split.seen], slopes[split.seen], known, widths) for split in leave_one_out(kin)]
         rates = []
         for index, name in enumerate(names):
             if name == _EAGER_RATE:
@@ -172,7 +172,7 @@ class Clocks:
             telling = [cell for cell in self.cells if any(name in factors for factors in cell.rates.values())]
             frameworks = tuple(sorted({cell.kin for cell in telling}))
             shipped, value = _shipped(load_calibration(calibration), of), float(np.exp(every[index]))
-            others = [value] if len(frameworks) == 1 else [float(np.exp(without[each][index])) for each in dict.fromkeys(kin)]
+            others = [value] if len(frameworks) == 1 else [float(np.exp(logs[index])) for logs in without]
             rates.append(
                 Rate(
                     calibration=calibration,
@@ -256,20 +256,11 @@ def rows_of(rates: Sequence[Rate]) -> list[tuple[str, ...]]:
     ]
 
 
-def clocks_text(rates: Sequence[Rate]) -> str:
-    """For docs/accuracy.md."""
-    table = Table(title="", headers=HEADERS, rows=tuple(rows_of(rates)), right=HEADERS[2:5])
+def clocks_values(rates: Sequence[Rate]) -> dict[str, object]:
+    """Return the values of the section of docs/accuracy.md."""
     surprises = [f"{each.of} of {each.calibration}" for each in rates if not each.agrees]
-    told = sum(each.is_told for each in rates)
-    return f"""### Sustained clocks and older attention kernels
-
-Tables of short bursts do not determine these rates. They are set in `lab/kernels/fit.py`, with their source. As a check,
-`python -m lab.kernels.clocks` fits them jointly to the published runs (at most {_MOST} per framework and chip), together with the
-rate of matrix multiplies in eager torch. The fits without one framework are first-order. {told} of {len(rates)} rates are determined:
-within 5 %, by more than one framework. For the others only the range is known. More than two standard deviations from the shipped value:
-{", ".join(surprises) or "none"}.
-
-{markdown_table(table)}"""
+    counts = {"most": _MOST, "told": sum(each.is_told for each in rates), "rates": len(rates)}
+    return {**counts, "surprises": ", ".join(surprises) or "none", "table": table(HEADERS, rows_of(rates), HEADERS[2:5])}
 
 
 def fitted_clocks(cases: Path) -> list[Rate]:

@@ -2,60 +2,45 @@
 
     python -m lab.kernels.fit --data DIR --chip a100 [--chip h100 ...] --out hardware_specs/calibrations [--part serving]
 
-DIR holds the tables as aiconfigurator, LLMCompass, SimuMax, SimAI and vidur publish them (`lab.kernels.tables`). No run of
-a whole model enters, but for what no table of short bursts can give: sustained clocks and older generations of attention, below, with
-their source; `python -m lab.kernels.clocks` says what published runs make of them, and of which they tell nothing.
+DIR holds the tables as aiconfigurator, LLMCompass, SimuMax, SimAI and vidur publish them (`lab.kernels.tables`). No run of a model enters,
+except for what no table of short bursts determines: sustained clocks and older generations of attention, below, with their source.
+`python -m lab.kernels.clocks` compares these with published runs.
 """
+
+from __future__ import annotations
 
 import datetime
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lab.command import command_parser, exits_on_errors
-from lab.kernels.decode import decode_errors, fit_decode, read_decode, serving_decode
-from lab.kernels.grouped import fit_grouped, grouped_errors, tuned_grouped
-from lab.kernels.held_out import DECODE_ROWS, attention_errors, collective_errors, matmul_errors, sample, size_decades
+from lab.kernels.between_nodes import between_nodes, with_tree
+from lab.kernels.chip_kernels import (
+    MEASURED_DTYPES,
+    attention_of_chip,
+    collective_of_chip,
+    decode_of_chip,
+    grouped_of_chip,
+    latent_attention_of_chip,
+    matmuls_of_chip,
+)
+from lab.kernels.kernel_fit import KernelFit
 from lab.kernels.serving import fit_serving
 from lab.kernels.tables import (
     AICONFIGURATOR_KINDS,
-    LATENT_WIDTH,
-    published_all_to_all,
-    read_attention,
-    read_collectives,
-    read_latent_attention,
     read_llmcompass,
-    read_many_nodes_all_reduce,
     read_matmuls,
-    read_published_all_reduce,
-    read_simai,
     read_simumax,
     read_vidur_sends,
     simumax_backward_rate,
     simumax_matmuls,
 )
-from perfmodel.calibrate.fits import (
-    Array,
-    AttentionTable,
-    CollectiveTable,
-    Indices,
-    MatmulTable,
-    Tiles,
-    bare_machine,
-    fit_attention,
-    fit_collective,
-    fit_linear,
-    fit_logarithm,
-    fit_matmul,
-    held_out_errors,
-    predict_matmul,
-    relative_errors,
-    rounded,
-)
-from perfmodel.cost.collectives import collective_time
+from perfmodel.calibrate.fits import Array, MatmulTable, Tiles, fit_linear, predict_matmul, relative_errors, rounded
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import (
@@ -66,15 +51,11 @@ from perfmodel.hardware.calibration import (
     AttentionModel,
     Calibration,
     CollectiveModel,
-    DecodeAttentionModel,
-    GroupedMatmulModel,
     KernelClass,
     LongAttention,
-    MatmulModel,
     StreamingModel,
 )
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.fabric import Link
 from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.hardware.writer import save_calibration
 
@@ -89,19 +70,19 @@ CHANNEL_BYTES = 22e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipTables:
-    """Where a chip's tables are, and the one number that they cannot give.
+    """Place and versions of a chip's tables, and the numbers that they do not determine.
 
-    tuned   of products in these formats the table of another engine: `gemm` ran one kernel without trying others, as engines do at start
+    tuned   format of products -> the table of another engine; `gemm` ran one kernel without trying others, as engines do at start
     """
 
     chip: str
     cluster: str
     folder: str
-    gemm: str
-    attention: str
-    latent: str
-    nccl: str
-    sends: str
+    gemm: str = "trtllm/1.3.0rc20"
+    attention: str = "trtllm/1.3.0rc20"
+    latent: str = "trtllm/1.3.0rc20"
+    nccl: str = "2.29.2"
+    sends: str = "h100_dgx"
     relatives: tuple[str, ...]
     sustained_clock_fraction: float
     attention_clock_fraction: float
@@ -112,7 +93,7 @@ class ChipTables:
     tuned: Mapping[str, str] = field(default_factory=dict)
 
     def cluster_of_fits(self) -> Cluster:
-        """Two nodes of it, of whose rates the figures are fractions."""
+        """Return two nodes; the fitted figures are fractions of their rates."""
         return load_cluster(self.cluster, num_chips=16)
 
 
@@ -140,6 +121,17 @@ _HOPPER_LONG = {"flash2": (370.0, 322.0), "flash3": (648.0, 561.0), "cudnn": (59
 _AMPERE_LONG = {"flash2": (228.0, 196.0)}
 #: FlashAttention-2 has no kernels for Blackwell: its warp-level products are those of Hopper, on 148 compute units in the place of 132.
 _BLACKWELL_LONG = {"flash2": (415.0, 361.0)}
+_H100 = ChipTables(
+    chip="h100-sxm-80gb",
+    cluster="dgx-h100",
+    folder="h100_sxm",
+    relatives=("h100-sxm-96gb-hbm2e", "h100-pcie-80gb", "h100-nvl-94gb", "gh200-96gb"),
+    sustained_clock_fraction=0.83,
+    attention_clock_fraction=0.72,
+    attention_generations=_HOPPER_GENERATIONS,
+    long_attention=_HOPPER_LONG,
+    clock_source=_HOPPER_CLOCK,
+)
 TABLES = {
     "a100": ChipTables(
         chip="a100-sxm-80gb",
@@ -160,47 +152,19 @@ TABLES = {
         "FlashAttention-1 .69 of FlashAttention-2 (MPT)",
         tiles=(*GPU_TILES, NARROW_TILE),
     ),
-    "h100": ChipTables(
-        chip="h100-sxm-80gb",
-        cluster="dgx-h100",
-        folder="h100_sxm",
-        gemm="trtllm/1.3.0rc20",
-        attention="trtllm/1.3.0rc20",
-        latent="trtllm/1.3.0rc20",
-        nccl="2.29.2",
-        sends="h100_dgx",
-        relatives=("h100-sxm-96gb-hbm2e", "h100-pcie-80gb", "h100-nvl-94gb", "gh200-96gb"),
-        sustained_clock_fraction=0.83,
-        attention_clock_fraction=0.72,
-        attention_generations=_HOPPER_GENERATIONS,
-        long_attention=_HOPPER_LONG,
-        clock_source=_HOPPER_CLOCK,
-    ),
-    "h200": ChipTables(
+    "h100": _H100,
+    "h200": replace(
+        _H100,
         chip="h200-sxm-141gb",
         cluster="hgx-h200",
         folder="h200_sxm",
-        gemm="trtllm/1.3.0rc20",
-        attention="trtllm/1.3.0rc20",
-        latent="trtllm/1.3.0rc20",
-        nccl="2.29.2",
-        sends="h100_dgx",
         relatives=(),
-        sustained_clock_fraction=0.83,
-        attention_clock_fraction=0.72,
-        attention_generations=_HOPPER_GENERATIONS,
-        long_attention=_HOPPER_LONG,
         clock_source=_HOPPER_CLOCK + ". The H200 has the same compute and the same power limit",
     ),
     "b200": ChipTables(
         chip="b200-180gb",
         cluster="dgx-b200",
         folder="b200_sxm",
-        gemm="trtllm/1.3.0rc20",
-        attention="trtllm/1.3.0rc20",
-        latent="trtllm/1.3.0rc20",
-        nccl="2.29.2",
-        sends="h100_dgx",
         relatives=("b100-192gb", "gb200-nvl72", "b300-288gb", "gb300-nvl72"),
         long_attention=_BLACKWELL_LONG,
         sustained_clock_fraction=0.68,
@@ -214,19 +178,7 @@ TABLES = {
 }  # fmt: skip
 
 EXPOSED_FLOOR_FRACTION = 0.5
-"""Kernels of one stream follow one another: the launch and drain of about half their floor hide under the neighbours."""
-
-SCALE_OUT_FRACTION = 0.85
-"""Of a NIC's rate, for large messages between nodes: SimAI's tables reach .95, EFA clusters .8, InfiniBand in Calculon's A100 system .9."""
-
-TREE_LEVEL_TIME = 39e-6
-"""[s] A level of the tree between nodes, up and down: nccl-tests floors of 44 and 69 us on 2 nodes (1 level), 184 us on 16 (4 levels)."""
-
-NVLINK_OVER_NETWORK_HOP = 3.4 / 14.0
-"""Latency of a ring hop inside a node over one between nodes, simple protocol, in NCCL's own tuning table (src/graph/tuning.cc)."""
-
-SIMAI_NIC_BANDWIDTH = 50e9
-"""[byte/s] of one chip: SimAI's tables are taken to be of 400 Gbit/s NICs."""
+"""Kernels of one stream follow one another: the launch and drain of about half their floor are overlapped with the neighbours."""
 
 
 def _long_attention(tables: ChipTables, peak: float) -> dict[str, LongAttention]:
@@ -237,7 +189,7 @@ def _long_attention(tables: ChipTables, peak: float) -> dict[str, LongAttention]
 
 
 def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> Calibration:
-    """The calibration of one chip from the tables in `folder`; `say` reports each part."""
+    """Return the calibration of one chip, fitted to the tables in `folder`; `say` reports each part."""
     tables = TABLES[name]
     cluster = tables.cluster_of_fits()
     points: dict[str, int] = {}
@@ -247,15 +199,25 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         points[part], errors[part] = len(found), round(float(np.median(found)), 4)
         say(f"{name} {part}: {len(found)} points, held-out errors: median {np.median(found):.1%}, p90 {np.quantile(found, 0.9):.1%}")
 
-    matmul = {
-        dtype: _fit_matmuls(folder, tables, cluster, dtype, note) for dtype in MEASURED_DTYPES if dtype in cluster.chip.peak_flop_rate
-    }
-    grouped = {dtype: _fit_grouped(folder, tables, cluster, dtype, plain, note) for dtype, plain in matmul.items()}
-    attention = _fit_attention(folder, tables, cluster, note)
-    decode = _fit_decode(folder, tables, cluster, note)
-    streaming = _fit_streaming(folder, tables, cluster, note)
-    inside = _fit_inside(folder, tables, cluster, note)
-    outside = _fit_outside(folder, note)
+    def noted(kernel: KernelFit[Any, Any]) -> KernelFit[Any, Any]:
+        for part, found in kernel.by_part(kernel.held_out_errors()):
+            note(part, found)
+        return kernel
+
+    dtypes = [dtype for dtype in MEASURED_DTYPES if dtype in cluster.chip.peak_flop_rate]
+    matmul = {dtype: noted(matmuls_of_chip(folder, tables, dtype)).model() for dtype in dtypes}
+    grouped = {dtype: noted(grouped_of_chip(folder, tables, plain, dtype)).model() for dtype, plain in matmul.items()}
+    attention = _fit_attention(folder, tables, noted)
+    decode = {"flash": noted(decode_of_chip(folder, tables)).model()}
+    streaming = _fit_streaming(folder, tables, cluster, note, noted)
+    inside = {kind: with_tree(noted(collective_of_chip(folder, tables, kind))) for kind in AICONFIGURATOR_KINDS}
+    link = load_cluster({"a100_dgx": "dgx-a100", "h100_dgx": "dgx-h100"}[tables.sends]).tiers[0].link.bandwidth
+    inside[CollectiveKind.SEND_RECV] = _fit_sends(folder, tables.sends, 2, link, SCALE_UP, note)
+    found = {kind: noted(kernel).model() for kind, kernel in between_nodes(folder, TABLES["h100"])}
+    found[CollectiveKind.REDUCE_SCATTER] = found[CollectiveKind.ALL_GATHER]
+    link = load_cluster("dgx-h100", num_chips=1024).tiers[-1].link.bandwidth
+    found[CollectiveKind.SEND_RECV] = _fit_sends(folder, "h100_dgx", 1, link, SCALE_OUT, note)
+    outside = {kind: found[kind] for kind in inside}
     if name == "b200":
         table, _ = simumax_matmuls(read_simumax(folder, "b200_bf16_ceperm"))
         is_large = 2 * table.m * table.n * table.k > 5e11
@@ -303,79 +265,45 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
 
 
 Note = Callable[[str, Array], None]
-MEASURED_DTYPES = {Dtype.BF16: "bfloat16", Dtype.FP8: "fp8"}
-"""What the tables call them."""
+Noted = Callable[[KernelFit[Any, Any]], KernelFit[Any, Any]]
+"""Reports the held-out errors of a kernel, and returns it."""
 
 
-def _fit_matmuls(folder: Path, tables: ChipTables, cluster: Cluster, dtype: Dtype, note: Note) -> MatmulModel:
-    table: MatmulTable = read_matmuls(folder, tables.folder, tables.gemm, MEASURED_DTYPES[dtype])
-    held_out = matmul_errors(table, cluster, dtype, tiles=tables.tiles)
-    note(f"matmul.{dtype}", held_out[table.m >= DECODE_ROWS])
-    note(f"matmul.{dtype}.m>=1024", held_out[table.m >= 1024])
-    note(f"matmul.{dtype}.m<{DECODE_ROWS}", held_out[table.m < DECODE_ROWS])
-    return fit_matmul(table.rows(sample(len(table.time))), cluster, dtype, tiles=tables.tiles)
-
-
-def _fit_attention(folder: Path, tables: ChipTables, cluster: Cluster, note: Note) -> dict[str, AttentionModel]:
-    table = training_attention(read_attention(folder, tables.folder, tables.attention))
-    backward_rate = simumax_backward_rate(read_simumax(folder, "a100_pcie" if tables.folder == "a100_sxm" else "b200_bf16_ceperm"))
-    note("attention.flash", attention_errors(table, cluster))
-    flash = fit_attention(table, cluster, Dtype.BF16, backward_rate=backward_rate)
-    return {"flash": flash, LATENT_KERNEL: fit_latent_attention(folder, tables, cluster, flash, note)}
-
-
-def fit_latent_attention(folder: Path, tables: ChipTables, cluster: Cluster, flash: AttentionModel, note: Note) -> AttentionModel:
-    """Of values with other widths than keys. One width is measured: what a score costs besides is the other kernel's; its backward was
-    measured on B200."""
-    table = training_attention(read_latent_attention(folder, tables.folder, tables.latent))
-    note(f"attention.{LATENT_KERNEL}", attention_errors(table, cluster, head_dim_offset=flash.head_dim_offset))
-    backward = simumax_backward_rate(read_simumax(folder, "b200_bf16_ceperm"), key_dim=192)
-    return fit_attention(table, cluster, Dtype.BF16, backward_rate=backward, head_dim_offset=flash.head_dim_offset)
-
-
-def training_attention(table: AttentionTable) -> AttentionTable:
-    """The shapes of training: lengths from 512, head dims 64 and 128, and those of latent attention."""
-    return table.rows((table.length >= 512) & np.isin(table.head_dim, (64, 128, LATENT_WIDTH)))
-
-
-def _fit_grouped(folder: Path, tables: ChipTables, cluster: Cluster, dtype: Dtype, plain: MatmulModel, note: Note) -> GroupedMatmulModel:
-    table = tuned_grouped(folder, tables.folder, tables.gemm, MEASURED_DTYPES[dtype])
-    note(f"grouped_matmul.{dtype}", grouped_errors(table, plain, cluster, dtype))
-    return fit_grouped(table.only(sample(len(table.time))), plain, cluster, dtype)
-
-
-def _fit_decode(folder: Path, tables: ChipTables, cluster: Cluster, note: Note) -> dict[str, DecodeAttentionModel]:
-    table = serving_decode(read_decode(folder, tables.folder, tables.attention))
-    note("decode_attention.flash", decode_errors(table, cluster))
-    return {"flash": fit_decode(table.rows(sample(len(table.time))), cluster, Dtype.BF16)}
+def _fit_attention(folder: Path, tables: ChipTables, noted: Noted) -> dict[str, AttentionModel]:
+    """The backward of latent attention was measured on B200."""
+    b200 = read_simumax(folder, "b200_bf16_ceperm")
+    backward_rate = simumax_backward_rate(read_simumax(folder, "a100_pcie") if tables.folder == "a100_sxm" else b200)
+    flash = noted(attention_of_chip(folder, tables, backward_rate=backward_rate)).model()
+    latent = latent_attention_of_chip(folder, tables, flash, backward_rate=simumax_backward_rate(b200, key_dim=192))
+    return {"flash": flash, LATENT_KERNEL: noted(latent).model()}
 
 
 def _linear_stream(num_bytes: Array, time: Array) -> tuple[float, float]:
-    """Floor [s] and bandwidth [byte/s] of t = t0 + V / B."""
+    """Return floor [s] and bandwidth [byte/s] of t = t0 + V / B."""
     floor_time, inverse_bandwidth = fit_linear(np.stack([np.ones_like(num_bytes), num_bytes], axis=1), time)
     return rounded(floor_time), float(1.0 / inverse_bandwidth)
 
 
-def _weight_stream(folder: Path, tables: ChipTables) -> tuple[Array, Array]:
-    """Bytes and times of products with one row: they do nothing but stream the weight."""
+def _weight_stream(folder: Path, tables: ChipTables) -> KernelFit[MatmulTable, tuple[float, float]]:
+    """Products with one row, which do nothing but stream the weight."""
     table = read_matmuls(folder, tables.folder, tables.gemm, "bfloat16")
     table = table.rows((table.m == 1) & (table.n * table.k >= 2**19))
-    return 2 * table.n * table.k, table.time
+    return KernelFit(
+        name="streaming.default",
+        table=table,
+        groups=2 * table.n * table.k,
+        fit=lambda seen: _linear_stream(2 * seen.n * seen.k, seen.time),
+        predict=lambda line, rows: line[0] + 2 * rows.n * rows.k / line[1],
+        uses_all=True,
+    )
 
 
-def _fit_streaming(folder: Path, tables: ChipTables, cluster: Cluster, note: Note) -> dict[KernelClass, StreamingModel]:
-    """Plain streaming from this chip's weight streaming; other classes in the proportion that they have to it on the A100."""
+def _fit_streaming(folder: Path, tables: ChipTables, cluster: Cluster, note: Note, noted: Noted) -> dict[KernelClass, StreamingModel]:
+    """Return plain streaming from this chip's weight streaming, and the other classes in their proportion to it on the A100."""
     peak = cluster.chip.memory.bandwidth
-    num_bytes, time = _weight_stream(folder, tables)
-
-    def refit(chosen: Indices) -> Callable[[Indices], Array]:
-        floor_time, bandwidth = _linear_stream(num_bytes[chosen], time[chosen])
-        return lambda rows: floor_time + num_bytes[rows] / bandwidth
-
-    note("streaming.default", held_out_errors(num_bytes, time, refit))
-    floor_time, bandwidth = _linear_stream(num_bytes, time)
+    floor_time, bandwidth = noted(_weight_stream(folder, tables)).model()
     a100 = load_cluster("dgx-a100").chip.memory.bandwidth
-    _, a100_stream = _linear_stream(*_weight_stream(folder, TABLES["a100"]))
+    _, a100_stream = _weight_stream(folder, TABLES["a100"]).model()
     shares = {}
     for kernel in (KernelClass.SOFTMAX, KernelClass.LAYERNORM, KernelClass.GELU):
         elements, kernel_time = read_llmcompass(folder, str(kernel))
@@ -392,7 +320,7 @@ def _fit_streaming(folder: Path, tables: ChipTables, cluster: Cluster, note: Not
 
     # rows in the order of their experts, and back: fused kernels on B200 (the A100's of that table are not)
     moved = read_simumax(folder, "b200_bf16_ceperm")["accelerator"]["bandwidth"]
-    _, b200_stream = _linear_stream(*_weight_stream(folder, TABLES["b200"]))
+    _, b200_stream = _weight_stream(folder, TABLES["b200"]).model()
     there, back = (moved[name]["efficient_factor"] * moved[name]["gbps"] * 1e9 for name in ("permute_fwd", "permute_bwd"))
 
     def model(share: float) -> StreamingModel:
@@ -406,181 +334,12 @@ def _fit_streaming(folder: Path, tables: ChipTables, cluster: Cluster, note: Not
     }
 
 
-def _fit_inside(folder: Path, tables: ChipTables, cluster: Cluster, note: Note) -> dict[CollectiveKind, CollectiveModel]:
-    models = {}
-    for kind in AICONFIGURATOR_KINDS:
-        models[kind] = _fit_one_inside(inside_table(folder, tables, kind), kind, cluster, note)
-    num_bytes, time = read_vidur_sends(folder, tables.sends, per_node=2)
+def _fit_sends(folder: Path, cluster: str, per_node: int, link: float, tier: str, note: Note) -> CollectiveModel:
+    """Return the send-receive of two ranks, a straight line. link: bandwidth of which it is a fraction [byte/s]."""
+    num_bytes, time = read_vidur_sends(folder, cluster, per_node=per_node)
     floor_time, bandwidth = _linear_stream(num_bytes, time)
-    link = load_cluster({"a100_dgx": "dgx-a100", "h100_dgx": "dgx-h100"}[tables.sends]).tiers[0].link.bandwidth
-    note("scale_up.send_recv", relative_errors(floor_time + num_bytes / bandwidth, time))
-    models[CollectiveKind.SEND_RECV] = CollectiveModel(hop_time=floor_time, bandwidth_fraction=rounded(bandwidth / link))
-    return models
-
-
-def inside_table(folder: Path, tables: ChipTables, kind: CollectiveKind) -> CollectiveTable:
-    """What was measured of a collective in a node of the chip."""
-    table = read_collectives(folder, tables.folder, tables.nccl, kind)
-    if kind is CollectiveKind.ALL_REDUCE and tables.folder == "h100_sxm":
-        return _joined(table, _large(read_published_all_reduce(folder, "H100", nodes=1)))
-    return table
-
-
-def reduces_in_switch(kind: CollectiveKind, cluster: Cluster) -> bool:
-    """Whether the switches can add: NVLink SHARP came with the H100's."""
-    return kind is CollectiveKind.ALL_REDUCE and cluster.name != "dgx-a100"
-
-
-def _large(table: CollectiveTable) -> CollectiveTable:
-    """Messages beyond the range of the other table: they fix the asymptote."""
-    return table.rows(table.num_bytes > 2**29)
-
-
-def _joined(first: CollectiveTable, second: CollectiveTable) -> CollectiveTable:
-    return CollectiveTable(
-        num_bytes=np.concatenate([first.num_bytes, second.num_bytes]),
-        ranks=np.concatenate([first.ranks, second.ranks]),
-        ranks_per_node=np.concatenate([first.ranks_per_node, second.ranks_per_node]),
-        time=np.concatenate([first.time, second.time]),
-        link_scale=np.concatenate([first.link_scales, second.link_scales]),
-    )
-
-
-def _fit_one_inside(table: CollectiveTable, kind: CollectiveKind, cluster: Cluster, note: Note) -> CollectiveModel:
-    in_switch = reduces_in_switch(kind, cluster)
-    note(f"scale_up.{kind}", collective_errors(table, kind, cluster, reduces_in_switch=in_switch))
-    model = fit_collective(table, kind, cluster, reduces_in_switch=in_switch)
-    # A tree instead of the ring's hops beyond the ranks that were measured; equal to the ring at the largest that was.
-    most_ranks = float(table.ranks.max())
-    return replace(model, tree_hop_time=rounded(model.hop_time * (most_ranks - 1) / np.ceil(np.log2(most_ranks))))
-
-
-def between_nodes_errors(folder: Path) -> dict[CollectiveKind, Array]:
-    """Of every message between nodes, by a fit that saw none of its decade of sizes. Sends, a straight line, are left aside. [-]"""
-    found: dict[str, Array] = {}
-    _fit_outside(folder, found.__setitem__)
-    kinds = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
-    return {kind: found[f"{SCALE_OUT}.{kind}"] for kind in kinds}
-
-
-def _fit_outside(folder: Path, note: Note) -> dict[CollectiveKind, CollectiveModel]:
-    """Between nodes, from H100 and H200 tables; fractions of the NIC's rate, so that they carry over to other chips."""
-    tables = TABLES["h100"]
-    cluster = load_cluster("dgx-h100", num_chips=1024)
-    silent: Note = lambda part, found: None  # noqa: E731
-    inside = {
-        kind: fit_collective(read_collectives(folder, tables.folder, tables.nccl, kind), kind, cluster)
-        for kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
-    }
-    inside[CollectiveKind.ALL_REDUCE] = _fit_inside(folder, tables, cluster, silent)[CollectiveKind.ALL_REDUCE]
-
-    def ring(x: Array) -> CollectiveModel:
-        hop_time = rounded(x[0] * 1e-6)
-        inner = max(hop_time * NVLINK_OVER_NETWORK_HOP - inside[CollectiveKind.ALL_GATHER].hop_time, 0.0)
-        return _ramped(x, hop_time=hop_time, inner_hop_time=rounded(inner))
-
-    def tree(x: Array) -> CollectiveModel:
-        both_ways = 2.0 * gather.hop_time
-        return _ramped(x, base_time=rounded(x[0] * 1e-6), hop_time=both_ways, inner_hop_time=2.0 * gather.inner_hop_time)
-
-    def exchange(x: Array) -> CollectiveModel:
-        return _ramped(x, hop_time=rounded(x[0] * 1e-6))
-
-    gather = _fit_one_outside(
-        read_simai(folder, "nic_ratio", nic_bandwidth=SIMAI_NIC_BANDWIDTH), CollectiveKind.ALL_GATHER, ring, inside, cluster, note
-    )
-    two_nodes = _joined(read_published_all_reduce(folder, "H100", nodes=2), read_published_all_reduce(folder, "H200", nodes=2))
-    published = _joined(two_nodes, read_many_nodes_all_reduce(folder))
-    reduce = _fit_one_outside(
-        published,
-        CollectiveKind.ALL_REDUCE,
-        lambda x: replace(tree(x), tree_hop_time=TREE_LEVEL_TIME, nested=True),
-        inside,
-        cluster,
-        note,
-    )
-    simai = read_simai(folder, "ata_ratio", nic_bandwidth=SIMAI_NIC_BANDWIDTH)
-    exchanges, num_points = _exchanges(simai.rows(simai.ranks > 16))
-    shuffle = _fit_one_outside(
-        exchanges, CollectiveKind.ALL_TO_ALL, exchange, inside, cluster, lambda part, found: note(part, found[:num_points])
-    )
-    num_bytes, time = read_vidur_sends(folder, "h100_dgx", per_node=1)
-    floor_time, bandwidth = _linear_stream(num_bytes, time)
-    note("scale_out.send_recv", relative_errors(floor_time + num_bytes / bandwidth, time))
-    send = CollectiveModel(hop_time=floor_time, bandwidth_fraction=rounded(bandwidth / cluster.tiers[-1].link.bandwidth))
-    return {
-        CollectiveKind.ALL_REDUCE: reduce,
-        CollectiveKind.ALL_GATHER: gather,
-        CollectiveKind.REDUCE_SCATTER: gather,
-        CollectiveKind.ALL_TO_ALL: shuffle,
-        CollectiveKind.SEND_RECV: send,
-    }
-
-
-def _exchanges(simai: CollectiveTable) -> tuple[CollectiveTable, int]:
-    """With the other source as often as it takes to weigh as much, after its first time; and how many points there are.
-
-    SimAI's figures of two nodes are not among them: at half of what a NIC carries they are not what NCCL reaches (82 %).
-    """
-    published = published_all_to_all()
-    table = _joined(simai, published)
-    for _ in range(round(len(simai.time) / len(published.time)) - 1):
-        table = _joined(table, published)
-    return table, len(simai.time) + len(published.time)
-
-
-def with_faster_links(cluster: Cluster, scale: float) -> Cluster:
-    """The cluster with all its links that much faster, as no slower to respond."""
-
-    def faster(link: Link) -> Link:
-        return replace(link, bandwidth=link.bandwidth * scale, pair_bandwidth=link.pair_bandwidth * scale)
-
-    return replace(cluster, tiers=tuple(replace(tier, link=faster(tier.link)) for tier in cluster.tiers))
-
-
-def _ramped(x: Array, *, base_time: float = 0.0, hop_time: float = 0.0, inner_hop_time: float = 0.0) -> CollectiveModel:
-    ramp_time = rounded(x[1] * 1e-6)
-    return CollectiveModel(
-        base_time=base_time,
-        hop_time=hop_time,
-        inner_hop_time=inner_hop_time,
-        bandwidth_fraction=SCALE_OUT_FRACTION,
-        ramp_time=ramp_time,
-        ramp_exponent=rounded(x[2]) if ramp_time > 0 else 0.5,
-    )
-
-
-def _fit_one_outside(
-    table: CollectiveTable,
-    kind: CollectiveKind,
-    model: Callable[[Array], CollectiveModel],
-    inside: dict[CollectiveKind, CollectiveModel],
-    cluster: Cluster,
-    note: Note,
-) -> CollectiveModel:
-    def predict(x: Array, rows: CollectiveTable) -> Array:
-        time = np.empty_like(rows.time)
-        for scale in np.unique(rows.link_scales):
-            own = rows.link_scales == scale
-            machine = bare_machine(
-                with_faster_links(cluster, scale), Dtype.BF16, collectives={SCALE_UP: {kind: inside[kind]}, SCALE_OUT: {kind: model(x)}}
-            )
-            some = rows.rows(own)
-            time[own] = collective_time(
-                kind, some.num_bytes, group_size=some.ranks, inside=[some.ranks_per_node, some.ranks], machine=machine
-            )
-        return time
-
-    def fit(rows: CollectiveTable) -> Array:
-        return fit_logarithm(lambda x: predict(x, rows), rows.time, start=(10, 10, 0.4), lower=(0, 0, 0.1), upper=(200, 300, 0.95))
-
-    def refit(chosen: Indices) -> Callable[[Indices], Array]:
-        found = fit(table.rows(chosen))
-        return lambda rows: predict(found, table.rows(rows))
-
-    decades = size_decades(table)
-    note(f"scale_out.{kind}", held_out_errors(decades, table.time, refit, num_folds=len(np.unique(decades))))
-    return model(fit(table))
+    note(f"{tier}.send_recv", relative_errors(floor_time + num_bytes / bandwidth, time))
+    return CollectiveModel(hop_time=floor_time, bandwidth_fraction=rounded(bandwidth / link))
 
 
 @exits_on_errors

@@ -1,8 +1,9 @@
-"""Grouped matrix multiplies (the experts of a mixture-of-experts layer): their tables, the fit to them, and its errors.
+"""Tables of grouped matrix multiplies (the experts of a mixture-of-experts layer).
 
-Everything stands on the chip's plain matrix multiplies, which are fitted first. aiconfigurator measured fused layers (Apache-2.0); only
-parameters fitted to them are shipped.
+aiconfigurator measured fused layers (Apache-2.0); only parameters fitted to them are shipped.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -13,13 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.kernels.held_out import groups_of, unseen_errors
+from lab.kernels.kernel_fit import groups_of
 from lab.kernels.tables import read_perf
-from perfmodel.calibrate.fits import Array, Indices, bare_machine, chosen_rows, fit_logarithm, octave_weight, rounded
-from perfmodel.cost.compute import grouped_matmul_time
-from perfmodel.foundation.dtypes import Dtype, itemsize
-from perfmodel.hardware.calibration import GroupedMatmulModel, MatmulModel
-from perfmodel.hardware.cluster import Cluster
+from perfmodel.calibrate.fits import Array, Indices, chosen_rows
 
 GATED_KERNELS = ("moe_torch_flow_cutlass", "moe_torch_flow")
 """TensorRT-LLM's kernel of gated experts; the second name is that of the version measured on the A100."""
@@ -39,14 +36,14 @@ ran a kernel that the library did not choose for it (its tuning failed): one in 
 class GroupedTable:
     """Measured layers of experts on one chip: columns of one length; time [s].
 
-    rows, experts  (token, expert) pairs of the chip, and its experts that have any: what `grouped_matmul_time` takes
+    pairs, experts   (token, expert) pairs of the chip, and its experts that have any
     intermediate_size, whole_intermediate_size   the chip's share of an expert's, and the whole
     num_experts, top_k    of the layer, and of a token
     is_fallback    the library ran a kernel that it did not choose for the shape
     """
 
     tokens: Array
-    rows: Array
+    pairs: Array
     experts: Array
     hidden_size: Array
     intermediate_size: Array
@@ -61,7 +58,13 @@ class GroupedTable:
         """The same integer for all runs of a layer: on any number of chips, with any number of tokens."""
         return groups_of(self.hidden_size, self.whole_intermediate_size, self.num_experts, self.top_k)
 
-    def only(self, chosen: Any) -> "GroupedTable":
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """Return the shapes as arguments of `grouped_matmul_time`."""
+        names = ("experts", "tokens", "hidden_size", "intermediate_size")
+        return {"rows": self.pairs, **{name: getattr(self, name) for name in names}}
+
+    def rows(self, chosen: Any) -> GroupedTable:
         return chosen_rows(self, chosen)
 
 
@@ -78,14 +81,14 @@ def read_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Seq
     frame = frame.groupby([*keys, "kernel_source"]).latency.median().groupby(keys).min().reset_index()
     routing = list(zip(frame.num_tokens, frame.num_experts, frame.topk, frame.moe_ep_size, frame.distribution, strict=True))
     known = {key: load_of(*key) for key in dict.fromkeys(routing)}
-    rows, experts = np.array([known[key] for key in routing], dtype=float).reshape(-1, 2).T
+    pairs, experts = np.array([known[key] for key in routing], dtype=float).reshape(-1, 2).T
     columns = {name: np.asarray(frame[name], dtype=float) for name in keys if name != "distribution"}
     law = np.asarray(frame.distribution.map({name: index for index, name in enumerate(routings)}), dtype=float)
     time = np.asarray(frame.latency, dtype=float) * 1e-3
     series = groups_of(law, columns["hidden_size"], columns["inter_size"], columns["topk"], columns["num_experts"])
     table = GroupedTable(
         tokens=columns["num_tokens"],
-        rows=rows,
+        pairs=pairs,
         experts=experts,
         hidden_size=columns["hidden_size"],
         intermediate_size=columns["inter_size"] / columns["moe_tp_size"],
@@ -95,7 +98,7 @@ def read_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Seq
         is_fallback=fallback_runs(series, columns["num_tokens"], columns["moe_tp_size"], columns["moe_ep_size"], time),
         time=time,
     )
-    return table.only(rows > 0)
+    return table.rows(pairs > 0)
 
 
 def load_of(tokens: int, experts: int, top_k: int, ranks: int, routing: str) -> tuple[float, float]:
@@ -154,55 +157,7 @@ def _members(group: NDArray[Any]) -> list[Indices]:
     return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
 
 
-def predict_grouped(model: GroupedMatmulModel, plain: MatmulModel, table: GroupedTable, cluster: Cluster, dtype: Dtype) -> Array:
-    machine = bare_machine(cluster, dtype, matmul={dtype: plain}, grouped_matmul={dtype: model})
-    time = grouped_matmul_time(
-        experts=table.experts,
-        rows=table.rows,
-        tokens=table.tokens,
-        hidden_size=table.hidden_size,
-        intermediate_size=table.intermediate_size,
-        itemsize=itemsize(dtype),
-        machine=machine,
-    )
-    return np.asarray(time)
-
-
-def fit_grouped(table: GroupedTable, plain: MatmulModel, cluster: Cluster, dtype: Dtype) -> GroupedMatmulModel:
-    """The model of the fused kernel on a chip with these plain products; neither peak nor memory bandwidth can be exceeded."""
-
-    def model(x: Array) -> GroupedMatmulModel:
-        return GroupedMatmulModel(
-            rate_fraction=rounded(x[0]),
-            memory_fraction=rounded(x[1]),
-            row_fraction=rounded(1.0 / x[2]),
-            expert_time=rounded(x[3] * 1e-6),
-            floor_time=rounded(x[4] * 1e-6),
-        )
-
-    found = fit_logarithm(
-        lambda x: predict_grouped(model(x), plain, table, cluster, dtype),
-        table.time,
-        start=(0.9, 0.9, 2.0, 0.03, 25),
-        lower=(0.1, 0.1, 1.0, 0, 1),
-        upper=(1.0 / plain.peak_fraction, 1.0 / plain.memory_fraction, 20, 5, 300),
-        weight=octave_weight(table.rows / table.experts, table.experts, table.hidden_size * table.intermediate_size),
-    )
-    return model(found)
-
-
-def grouped_errors(table: GroupedTable, plain: MatmulModel, cluster: Cluster, dtype: Dtype, *, groups: NDArray[Any] | None = None) -> Array:
-    """Of every run, by a fit that saw its layer on no number of chips and with no number of tokens; or none of its `groups`. [-]"""
-    return unseen_errors(
-        table.layer if groups is None else groups,
-        table.time,
-        table.only,
-        fit=lambda seen: fit_grouped(seen, plain, cluster, dtype),
-        predict=lambda model, unseen: predict_grouped(model, plain, unseen, cluster, dtype),
-    )
-
-
 def tuned_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Sequence[str] = GATED_KERNELS) -> GroupedTable:
     """What is fitted: the runs of kernels that the library chose."""
     table = read_grouped(folder, chip, version, dtype, kernels)
-    return table.only(~table.is_fallback)
+    return table.rows(~table.is_fallback)

@@ -3,14 +3,17 @@
 `folder` is the user's copy of the tables. Only parameters fitted to them are shipped.
 """
 
+from __future__ import annotations
+
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from perfmodel.calibrate.fits import Array, AttentionTable, CollectiveTable, MatmulTable
+from perfmodel.calibrate.fits import Array, AttentionTable, CollectiveTable, MatmulTable, chosen_rows
 from perfmodel.cost.compute import forward_width
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
@@ -43,25 +46,30 @@ def _column(frame: Any, name: str) -> Array:
     return np.asarray(frame[name], dtype=float)
 
 
+def _medians(frame: Any, keys: list[str]) -> tuple[Array, ...]:
+    """Return the columns of the shapes, and the median time of the repeats of each. [s]"""
+    frame = frame.groupby(keys).latency.median().reset_index()
+    return (*(_column(frame, key) for key in keys), _column(frame, "latency") * 1e-3)
+
+
 def read_matmuls(folder: Path, chip: str, version: str, dtype: str) -> MatmulTable:
     """aiconfigurator's GEMM table; `dtype` as it says (bfloat16, fp8); repeats of a shape become their median."""
     frame = read_perf(folder, chip, "gemm", version, "gemm_perf")
-    frame = frame[frame.gemm_dtype == dtype].groupby(["m", "n", "k"]).latency.median().reset_index()
-    return MatmulTable(m=_column(frame, "m"), n=_column(frame, "n"), k=_column(frame, "k"), time=_column(frame, "latency") * 1e-3)
+    m, n, k, time = _medians(frame[frame.gemm_dtype == dtype], ["m", "n", "k"])
+    return MatmulTable(m=m, n=n, k=k, time=time)
 
 
 def read_attention(folder: Path, chip: str, version: str) -> AttentionTable:
     """aiconfigurator's prefill attention, bf16, causal, without a window."""
     frame = read_perf(folder, chip, "attention", version, "context_attention_perf")
     frame = frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
-    if "window_size" in frame:
-        frame = frame[frame.window_size == 0]
     keys = ["batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"]
-    frame = frame.groupby(keys).latency.median().reset_index()
-    batch, length, heads, kv_heads, head_dim = (_column(frame, key) for key in keys)
-    return AttentionTable(
-        batch=batch, heads=heads, kv_heads=kv_heads, length=length, head_dim=head_dim, time=_column(frame, "latency") * 1e-3
-    )
+    batch, length, heads, kv_heads, head_dim, time = _medians(_without_window(frame), keys)
+    return AttentionTable(batch=batch, heads=heads, kv_heads=kv_heads, length=length, head_dim=head_dim, time=time)
+
+
+def _without_window(frame: Any) -> Any:
+    return frame[frame.window_size == 0] if "window_size" in frame else frame
 
 
 #: Of the tables of latent attention, DeepSeek's: queries and keys of 192 entries, values of 128.
@@ -72,10 +80,59 @@ def read_latent_attention(folder: Path, chip: str, version: str) -> AttentionTab
     """aiconfigurator's prefill of latent attention in its plain form, bf16, causal: every head has keys and values of its own."""
     frame = read_perf(folder, chip, "mla", version, "context_mla_perf")
     frame = frame[(frame.mla_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
-    frame = frame.groupby(["batch_size", "isl", "num_heads"]).latency.median().reset_index()
-    batch, length, heads = (_column(frame, key) for key in ("batch_size", "isl", "num_heads"))
+    batch, length, heads, time = _medians(frame, ["batch_size", "isl", "num_heads"])
     width = np.full(len(heads), LATENT_WIDTH)
-    return AttentionTable(batch=batch, heads=heads, kv_heads=heads, length=length, head_dim=width, time=_column(frame, "latency") * 1e-3)
+    return AttentionTable(batch=batch, heads=heads, kv_heads=heads, length=length, head_dim=width, time=time)
+
+
+LEAST_LENGTH, MOST_QUERIES, HEAD_DIMS = 128, 16, (64, 128)
+"""Decode shapes that are fitted: cached tokens of serving, query heads to a key-value head for which libraries have a tensor-core kernel,
+usual head dims."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecodeTable:
+    """Measured decode attention; key_length counts the new token; kv_heads and head_dim are 1 for latent caches; time [s]."""
+
+    batch: Array
+    heads: Array
+    kv_heads: Array
+    key_length: Array
+    head_dim: Array
+    time: Array
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """Return the shapes as arguments of `attention_decode_time`."""
+        return {name: getattr(self, name) for name in ("batch", "heads", "kv_heads", "key_length", "head_dim")}
+
+    def rows(self, chosen: Any) -> DecodeTable:
+        return chosen_rows(self, chosen)
+
+
+def read_decode(folder: Path, chip: str, version: str, *, cache: str = "bfloat16") -> DecodeTable:
+    """aiconfigurator's generation attention in bf16 without a window. cache: its dtype in the table (bfloat16, fp8)."""
+    frame = read_perf(folder, chip, "attention", version, "generation_attention_perf")
+    return _decode_table(_without_window(frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == cache)]))
+
+
+def read_latent_decode(folder: Path, chip: str, version: str, *, cache: str) -> DecodeTable:
+    """aiconfigurator's generation attention with a latent cache, of serving's lengths."""
+    frame = read_perf(folder, chip, "mla", version, "generation_mla_perf")
+    table = _decode_table(frame[frame.kv_cache_dtype == cache].assign(num_key_value_heads=1, head_dim=1))
+    return table.rows(table.key_length >= LEAST_LENGTH)
+
+
+def _decode_table(frame: Any) -> DecodeTable:
+    keys = ["batch_size", "num_heads", "num_key_value_heads", "key_length", "head_dim"]
+    batch, heads, kv_heads, key_length, head_dim, time = _medians(frame.assign(key_length=frame.isl + frame.step), keys)
+    return DecodeTable(batch=batch, heads=heads, kv_heads=kv_heads, key_length=key_length, head_dim=head_dim, time=time)
+
+
+def serving_decode(table: DecodeTable) -> DecodeTable:
+    """Return the shapes that are fitted."""
+    is_usual = (table.key_length >= LEAST_LENGTH) & (table.heads <= MOST_QUERIES * table.kv_heads) & np.isin(table.head_dim, HEAD_DIMS)
+    return table.rows(is_usual)
 
 
 def read_collectives(folder: Path, chip: str, version: str, kind: CollectiveKind) -> CollectiveTable:

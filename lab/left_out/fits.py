@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lab.accuracy_lines import is_narrow
 from lab.fit_profiles import FittedConstants, fit_constants
 from lab.left_out.runs import PublishedRun
+from lab.splits import leave_one_out
 from perfmodel.uncertainty.priors import Constant
 from perfmodel.validation.step_times import StepTimes
 
@@ -187,19 +188,17 @@ class LeftOut:
         return own or any(self._sees(relative, model) for relative in relatives)
 
     def predictions(self) -> list[PredictedRun]:
-        """Every run by the fit of its framework without its model; a framework of one model by what its relatives say."""
-        found: list[PredictedRun | None] = [None] * len(self.runs)
+        """Return the prediction of each run by the fit of its framework without its model, or by its relatives' where there is no other."""
+        found: dict[int, PredictedRun] = {}
         for name, fit in self.fits.items():
-            own = [index for index, run in enumerate(self.runs) if run.profile in fit.profiles]
-            for model in dict.fromkeys(self.runs[index].model for index in own):
-                rows = [index for index in own if self.runs[index].model == model]
-                fitted = self.fitted(name, without=model)
-                times = self.times.predict(rows, fitted.values)
-                for index, time in zip(rows, times, strict=True):
-                    found[index] = PredictedRun(
-                        run=self.runs[index], predicted=float(time), fold=_fold(name, self.runs[index].model, fitted)
-                    )
-        return [prediction for prediction in found if prediction is not None]
+            rows = [index for index, run in enumerate(self.runs) if run.profile in fit.profiles]
+            for split in leave_one_out([self.runs[index].model for index in rows]):
+                held_out = [rows[index] for index in split.held_out]
+                fitted = self.fitted(name, without=split.label)
+                fold = _fold(name, split.label, fitted)
+                for index, time in zip(held_out, self.times.predict(held_out, fitted.values).tolist(), strict=True):
+                    found[index] = PredictedRun(run=self.runs[index], predicted=time, fold=fold)
+        return [found[index] for index in sorted(found)]
 
 
 def with_prior(constant: Constant, value: float) -> Constant:

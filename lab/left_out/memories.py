@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.cases import planned_cases
 from lab.fit_profiles import FittedConstants, fit_constants
 from perfmodel.cost.assemble import PlanColumns, plan_columns
 from perfmodel.cost.estimate import Estimator
-from perfmodel.foundation.errors import InputError
 from perfmodel.uncertainty.priors import Constant
 from perfmodel.uncertainty.residuals import shape_of
-from perfmodel.validation.case_plan import PlannedCase, plan_of_case
+from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import Case
 from perfmodel.validation.validate import CasePredictor, memory_figure
 
@@ -71,17 +71,12 @@ class RunMemory:
 
 def runs_with_memory(cases: Iterable[Case]) -> list[RunMemory]:
     """Runs whose memory was reported, of profiles that are fitted to it."""
-    found = []
-    for case in cases:
-        if case.reason or case.has_experts or math.isnan(case.measured_memory):
-            continue
-        try:
-            planned = plan_of_case(case.inputs)
-        except InputError:
-            continue
-        if planned.framework.profile in MEMORY_FITS and not planned.framework.borrows and "recompute" not in planned.assumed:
-            found.append(RunMemory(planned=planned, measured=case.measured_memory))
-    return found
+    has_memory = planned_cases(cases, lambda case: not (case.reason or case.has_experts or math.isnan(case.measured_memory)))
+    return [
+        RunMemory(planned=planned, measured=case.measured_memory)
+        for case, planned in has_memory
+        if planned.framework.profile in MEMORY_FITS and not planned.framework.borrows and "recompute" not in planned.assumed
+    ]
 
 
 @dataclass(slots=True, kw_only=True)

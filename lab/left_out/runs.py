@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from lab.cases import planned_cases
 from perfmodel.foundation.errors import InputError
-from perfmodel.validation.case_plan import PlannedCase, plan_of_case
+from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.framework_patterns import framework_of
 from perfmodel.validation.plan_choice import Choice, choice_of
@@ -49,7 +50,7 @@ def read_runs(path: str | Path) -> tuple[PublishedRun, ...]:
 
     Primary ones, and of NVIDIA's recipes all: none of their tables states the recomputation.
     """
-    runs = tuple(run for run in map(_run, filter(_is_scored, read_cases(path))) if run is not None)
+    runs = tuple(_run(case, planned) for case, planned in planned_cases(read_cases(path), _is_scored))
     if not runs:
         raise InputError(f"cases={path}: holds no primary training run of a dense decoder that can be predicted; give another file")
     return runs
@@ -64,11 +65,7 @@ def _is_scored(case: Case) -> bool:
     return not model.get("num_experts") and model.get("kind") == "decoder" and (model.get("num_hidden_layers") or 0) > 1
 
 
-def _run(case: Case) -> PublishedRun | None:
-    try:
-        planned = plan_of_case(case.inputs)
-    except InputError:
-        return None
+def _run(case: Case, planned: PlannedCase) -> PublishedRun:
     model = planned.plan.job.transformer
     return PublishedRun(
         id=case.id,

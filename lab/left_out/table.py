@@ -16,10 +16,9 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
-
-import numpy as np
 
 from lab import accuracy_lines as rules
 from lab.accuracy import AccuracyReport
@@ -33,6 +32,7 @@ from perfmodel.foundation.text import columns_text
 from perfmodel.validation.judgement import error_summary
 from perfmodel.validation.plan_choice import PlanChoices, plan_choices
 from perfmodel.validation.run_labels import RunLabels
+from perfmodel.validation.statistics import error_statistics
 from perfmodel.validation.validate import validate_cases
 
 COLUMNS = ("id", "source", "model", "measured_step_time", "predicted_step_time", "fold")
@@ -54,53 +54,29 @@ LINES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """Of |predicted / measured - 1| over some runs; bias: the median with its sign."""
-
-    num_runs: int
-    mean: float
-    median: float
-    p90: float
-    largest: float
-    bias: float
-
-
-def figures(errors: Sequence[float]) -> Figures:
-    absolute = sorted(abs(error) for error in errors)
-    return Figures(
-        num_runs=len(absolute),
-        mean=sum(absolute) / len(absolute),
-        median=median(absolute),
-        p90=float(np.quantile(absolute, 0.9)),
-        largest=absolute[-1],
-        bias=median(errors),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOutTable:
-    """lines: figures by title, in the order of LINES; counted: of all lines that count; source_median: of their means."""
+    """Errors of predictions by fits that did not see the model of a run.
 
-    lines: Mapping[str, Figures]
-    counted: Figures
+    lines     title -> predicted / measured - 1, in the order of LINES; counted: of all lines that count; source_median: of their means
+    """
+
+    lines: Mapping[str, Sequence[float]]
+    counted: Sequence[float]
     source_median: float
     choices: PlanChoices
 
 
 def judge(predictions: Sequence[PredictedRun]) -> LeftOutTable:
-    found, counted, means = {}, [], []
-    for line in LINES:
-        errors = [prediction.error for prediction in predictions if line.holds(prediction.run.choice.labels)]
-        if errors:
-            found[line.title] = figures(errors)
-            if line.counts:
-                counted += errors
-                means.append(found[line.title].mean)
+    lines = {line: [each.error for each in predictions if line.holds(each.run.choice.labels)] for line in LINES}
+    counted = [errors for line, errors in lines.items() if line.counts and errors]
     if not counted:
         raise InputError("cases: none of the sources of the table is among them; give the file of published training runs")
     choices = [replace(each.run.choice, predicted=each.predicted) for each in predictions if each.run.source == "nanotron"]
     return LeftOutTable(
-        lines=found, counted=figures(counted), source_median=median(means), choices=plan_choices(choices, skip_broken_nvlink=True)
+        lines={line.title: errors for line, errors in lines.items() if errors},
+        counted=[*chain.from_iterable(counted)],
+        source_median=median(error_statistics(errors).mean for errors in counted),
+        choices=plan_choices(choices, skip_broken_nvlink=True),
     )
 
 
@@ -140,9 +116,9 @@ def kernels_text(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _cells(found: Figures) -> tuple[str, ...]:
-    numbers = (found.mean, found.median, found.p90, found.largest, found.bias)
-    return (str(found.num_runs), *map(_percent, numbers))
+def _cells(errors: Sequence[float]) -> tuple[str, ...]:
+    of = error_statistics(errors)
+    return (str(of.count), *map(_percent, (of.mean, of.median, of.p90, max(map(abs, errors)), of.bias)))
 
 
 def _percent(share: float) -> str:

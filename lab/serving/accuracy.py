@@ -9,29 +9,34 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from lab.command import command_parser, exits_on_errors
+from lab.pages import Section, page
 from lab.serving.choices import ChoiceFigures, Point, choice_figures, points_of
 from lab.serving.engines import elsewhere, read_rows, shipped_fits
 from lab.serving.fitting import EngineFit, left_out_residuals
 from lab.serving.residuals import ServingResidual, every_footing, factors, known_residuals, unknown_residuals
 from lab.serving.saturation import Saturation, saturation_of
+from lab.splits import Split, cross_validated
+from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import fitted_numbers
 from perfmodel.frameworks.serving_intervals import METRICS, interval_factors
 from perfmodel.planner.serving.result import LIMIT_HEADROOM
 from perfmodel.validation.serving.estimators import Estimators
-from perfmodel.validation.serving.judgement import error_statistics
 from perfmodel.validation.serving.rows import ServingRow, label_order
 from perfmodel.validation.serving.tables import WORDS
+from perfmodel.validation.statistics import ErrorStatistics, error_statistics
 
 Errors = Mapping[tuple[str, str], float]
 """(id of a run, metric) -> predicted / measured - 1."""
+
+Sections = Iterator[Section]
 
 _DENSE_CHIPS = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-180gb")
 _MARGINS = (0.0, 0.02, 0.05)
@@ -39,7 +44,7 @@ _MARGINS = (0.0, 0.02, 0.05)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingAccuracy:
-    """Everything that the document is made from."""
+    """Contents of the page."""
 
     rows: tuple[ServingRow, ...]
     shipped: Errors
@@ -99,92 +104,68 @@ def _moved(rows: Sequence[ServingRow], errors: Errors) -> dict[str, dict[str, fl
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------
-# The document
-# ---------------------------------------------------------------------------------------------------------------------------------
-
-
 def document(found: ServingAccuracy) -> str:
-    sections: Sequence[Callable[[ServingAccuracy], str]] = (
-        _introduction, _main_table, _static, _second_hand, _saturation, _plan_choice, _by_label, _intervals, _engines,
-        _not_scored, _rebuild,
+    """Return the page."""
+    parts: Sequence[Callable[[ServingAccuracy], Sections]] = (
+        _introduction, _main_table, _static, _second_hand, _saturation, _plan_choice, _by_label, _intervals, _engines, _not_scored,
     )  # fmt: skip
-    return "\n\n".join(section(found) for section in sections) + "\n"
+    return page("accuracy-serving", [*(section for part in parts for section in part(found)), ("rebuild", {})])
 
 
-def _introduction(found: ServingAccuracy) -> str:
-    predicted = sum(row.is_predicted for row in found.rows)
-    return f"""# Accuracy of serving
-
-Errors of predicted serving times and throughput on published runs. One command writes this page (last section); do not edit it by hand.
-
-{len(found.rows):,} points are read, {predicted:,} predicted and {len(found.scored):,} scored: the primary ones that are not marked as
-suspect. Errors are |predicted / measured - 1| in percent. *Model left out* and *chip left out*: the engine's numbers are fitted to all
-its runs except those of the run's model or chip. Kernels and collectives are never fitted to serving runs."""
+def _introduction(found: ServingAccuracy) -> Sections:
+    counts = {"points": len(found.rows), "predicted": sum(row.is_predicted for row in found.rows), "scored": len(found.scored)}
+    yield "introduction", {name: f"{count:,}" for name, count in counts.items()}
 
 
-def _main_table(found: ServingAccuracy) -> str:
-    serving = [row for row in found.scored if row.kind == "serving"]
+_LEFT_OUT = ("runs", "median", "p90", "bias", "median, model left out", "p90", "median, chip left out", "p90")
+
+
+def _main_table(found: ServingAccuracy) -> Sections:
+    kinds = {kind: [row for row in found.scored if row.kind == kind] for kind in ("serving", "static_batch", "max_throughput", "ttft_only")}
+    serving = kinds["serving"]
     dense = [row for row in serving if row.labels["experts"] == "dense"]
-    routed = [row for row in serving if row.labels["experts"] != "dense"]
-    known = [row for row in dense if row.labels["chip"] in _DENSE_CHIPS]
     lines = (
-        ("TPOT, dense models on H100, H200, B200", known, "tpot"),
-        ("TPOT, mixture-of-experts models", routed, "tpot"),
+        ("TPOT, dense models on H100, H200, B200", [row for row in dense if row.labels["chip"] in _DENSE_CHIPS], "tpot"),
+        ("TPOT, mixture-of-experts models", [row for row in serving if row.labels["experts"] != "dense"], "tpot"),
         ("TPOT, all", serving, "tpot"),
         ("TTFT, dense models", dense, "ttft"),
         ("TTFT, all", serving, "ttft"),
         ("request latency, all", serving, "request_latency"),
-        ("static batches (latency)", [row for row in found.scored if row.kind == "static_batch"], "request_latency"),
-        ("maximum load (tokens/s)", [row for row in found.scored if row.kind == "max_throughput"], "tokens_per_second"),
-        ("TTFT of a static batch", [row for row in found.scored if row.kind == "ttft_only"], "ttft"),
+        ("static batches (latency)", kinds["static_batch"], "request_latency"),
+        ("maximum load (tokens/s)", kinds["max_throughput"], "tokens_per_second"),
+        ("TTFT of a static batch", kinds["ttft_only"], "ttft"),
     )
-    head = ("what", "runs", "median", "p90", "bias", "median, model left out", "p90", "median, chip left out", "p90")
-    return "## Latency and throughput\n\n" + _table(head, [_line(found, *each) for each in lines])
+    yield "main", {"table": _table(("what", *_LEFT_OUT), [_line(found, *each) for each in lines])}
 
 
 def _line(found: ServingAccuracy, name: str, rows: Sequence[ServingRow], metric: str) -> tuple[str, ...]:
+    shipped, model, chip = _errors(found, rows, metric)
+    numbers = (shipped.median, shipped.p90, shipped.bias, model.median, model.p90, chip.median, chip.p90)
+    return (name, f"{shipped.count:,}", *map(_percent, numbers))
+
+
+def _errors(found: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> Iterator[ErrorStatistics]:
+    """Yield the errors of a metric as shipped, with the model left out and with the chip left out."""
     ids = [(row.id, metric) for row in rows if row.counts(metric)]
-    own, model, chip = (error_statistics([errors[each] for each in ids if each in errors]) for errors in _sets(found))
-    return (
-        name,
-        f"{own.count:,}",
-        *map(_percent, (own.median, own.p90, own.bias, model.median, model.p90, chip.median, chip.p90)),
-    )
+    for errors in (found.shipped, found.without_model, found.without_chip):
+        yield error_statistics([errors[each] for each in ids if each in errors])
 
 
-def _sets(found: ServingAccuracy) -> tuple[Errors, Errors, Errors]:
-    return found.shipped, found.without_model, found.without_chip
+def _static(found: ServingAccuracy) -> Sections:
+    lines = []
+    for kind, metric, suffix in (
+        ("static_batch", "request_latency", ""),
+        ("max_throughput", "tokens_per_second", " (tokens/s at maximum load)"),
+    ):
+        scored = [row for row in found.scored if row.kind == kind]
+        groups = grouped(scored, lambda row: (row.labels["source"], row.labels["engine"], row.labels["chip"]))
+        lines += [_line(found, ", ".join(key) + suffix, groups[key], metric) for key in sorted(groups)]
+    yield "static", {"table": _table(("source, engine, chip", *_LEFT_OUT), lines)}
 
 
-def _static(found: ServingAccuracy) -> str:
-    head = ("source, engine, chip", "runs", "median", "p90", "bias", "median, model left out", "p90", "median, chip left out", "p90")
-    lines = [_line(found, ", ".join(key), rows, "request_latency") for key, rows in _by_source(found, "static_batch")]
-    lines += [
-        _line(found, f"{source}, {engine}, {chip} (tokens/s at maximum load)", rows, "tokens_per_second")
-        for (source, engine, chip), rows in _by_source(found, "max_throughput")
-    ]
-    return "## Static batches and maximum load, by source\n\n" + _table(head, lines)
-
-
-def _by_source(found: ServingAccuracy, kind: str) -> list[tuple[tuple[str, str, str], list[ServingRow]]]:
-    """Scored runs of a kind by source, engine and chip, in that order."""
-    groups: dict[tuple[str, str, str], list[ServingRow]] = {}
-    for row in found.scored:
-        if row.kind == kind:
-            groups.setdefault((row.labels["source"], row.labels["engine"], row.labels["chip"]), []).append(row)
-    return sorted(groups.items(), key=lambda item: item[0])
-
-
-def _second_hand(found: ServingAccuracy) -> str:
+def _second_hand(found: ServingAccuracy) -> Sections:
+    yield "second_hand", {}
     rows = [row for row in found.rows if row.is_second_hand and row.is_predicted]
-    errors = [row.error("request_latency") for row in rows]
-    text = """## Llama-2 latencies of Kundu et al. 2024
-
-22 latencies of Llama-2 with 200 input and 200 output tokens, in seconds. They come from a secondary source, so they are not scored with
-the others, and nothing is fitted to them."""
-    if not rows:
-        return text
     lines = [
         (
             row.labels["model"],
@@ -196,13 +177,15 @@ the others, and nothing is fitted to them."""
         )
         for row in rows
     ]
-    own = error_statistics(errors)
-    summary = f"Mean {_percent(own.mean)} %, median {_percent(own.median)} %, bias {_percent(own.bias)} %."
-    return f"{text}\n\n{_table(('model', 'chip', 'tp', 'measured', 'predicted', 'error %'), lines)}\n\n{summary}"
+    if lines:
+        of = error_statistics([row.error("request_latency") for row in rows])
+        numbers = {"mean": _percent(of.mean), "median": _percent(of.median), "bias": _percent(of.bias)}
+        yield "second_hand_table", {"table": _table(("model", "chip", "tp", "measured", "predicted", "error %"), lines), **numbers}
 
 
-def _saturation(found: ServingAccuracy) -> str:
-    full, limited = found.saturation.full, found.saturation.num_limited
+def _saturation(found: ServingAccuracy) -> Sections:
+    yield "saturation", {}
+    full = found.saturation.full
     errors = [run.predicted / run.running - 1.0 for run in full]
     lines = [
         (
@@ -210,46 +193,34 @@ def _saturation(found: ServingAccuracy) -> str:
             f"{run.clients:.0f}",
             f"{run.running:.1f}",
             f"{run.predicted:.1f}",
-            f"{100 * (run.predicted / run.running - 1):+.1f}",
+            f"{100 * error:+.1f}",
         )
-        for run in full
+        for run, error in zip(full, errors, strict=True)
     ]
-    waves = [
-        row for row in found.scored
-        if row.kind == "static_batch" and row.planned is not None and (row.planned.job.concurrency or 0) > row.max_sequences
-    ]  # fmt: skip
-    over = error_statistics([row.error("request_latency") for row in waves])
-    text = """## Running sequences when the KV cache is full
-
-Serving runs in which at least a tenth of the clients waited and the KV cache is predicted to be full. Both figures are clients x (1 -
-TTFT / latency), by Little's law. The measured one uses mean lengths. The predicted one simulates the same benchmark: all clients start at
-once on an empty engine, and each sends ten requests. An engine admits a request when the cache has room for its prompt or, with
-`reserves_answers`, for the whole answer too. When the cache runs full, the latest requests are preempted and recomputed."""
-    table = _table(("engine", "model", "chip", "clients", "measured", "predicted", "error %"), lines) if lines else ""
-    own = error_statistics(errors)
-    queues = error_statistics([run.predicted / run.running - 1.0 for run in full if run.is_mostly_queue])
-    summary = (
-        f"""Median error: {_percent(own.median)} % over {own.count:,} runs, {_percent(queues.median)} % over the {queues.count:,} runs in
-which requests waited longer than they ran. {found.saturation.num_others:,} more runs with waiting clients are not in the table. Either all
-clients are predicted to fit in the cache (most of them wait for other prompts), or the run has the same number of running requests under
-every plan (an admission limit that is not stated; {limited:,} runs)."""
-        if lines
-        else ""
-    )
-    tail = f"""Static batches that are predicted to run in waves because the cache is full ({over.count:,} runs): median latency error
-{_percent(over.median)} %, 90th percentile {_percent(over.p90)} %, bias {_percent(over.bias)} %. All scored runs ran; the number predicted
-not to fit is {sum(row.predicted_fits is False for row in found.scored):,}."""
-    return "\n\n".join(each for each in (text, table, summary, tail) if each)
+    if lines:
+        of = error_statistics(errors)
+        queues = error_statistics([error for run, error in zip(full, errors, strict=True) if run.is_mostly_queue])
+        yield (
+            "saturation_table",
+            {
+                "table": _table(("engine", "model", "chip", "clients", "measured", "predicted", "error %"), lines),
+                "median": _percent(of.median),
+                "count": f"{of.count:,}",
+                "queue_median": _percent(queues.median),
+                "queues": f"{queues.count:,}",
+                "others": f"{found.saturation.num_others:,}",
+                "limited": f"{found.saturation.num_limited:,}",
+            },
+        )
+    static = [row for row in found.scored if row.kind == "static_batch" and row.planned is not None]
+    waves = [row for row in static if row.planned and (row.planned.job.concurrency or 0) > row.max_sequences]
+    of = error_statistics([row.error("request_latency") for row in waves])
+    numbers = {"median": _percent(of.median), "p90": _percent(of.p90), "bias": _percent(of.bias)}
+    out = sum(row.predicted_fits is False for row in found.scored)
+    yield "waves", {"count": f"{of.count:,}", **numbers, "out": f"{out:,}"}
 
 
-def _plan_choice(found: ServingAccuracy) -> str:
-    text = f"""## Choice of plan and load under a TPOT limit
-
-Groups of runs that differ in plan and load only, under six TPOT limits (10 to 100 ms). The chosen point has the most output tokens/s per
-chip among those predicted to meet the limit. Broken: share of choices whose measured TPOT exceeds the limit. Regret: how much less the
-other choices yield than the measured best under the limit. Median point: regret of the median point that meets the limit. A choice is the
-point predicted fastest for its load, so its prediction is optimistic. As in a search, the prediction has to stay
-{100 * LIMIT_HEADROOM:g} % below the limit, unless a row states another headroom."""
+def _plan_choice(found: ServingAccuracy) -> Sections:
     head = ("engine numbers", "cases", "mean regret", "median regret", "broken", "same number of chips as the best", "median point")
     lines = [
         (
@@ -259,35 +230,28 @@ point predicted fastest for its load, so its prediction is optimistic. As in a s
         )
         for name, each in found.choices.items()
     ]
-    return f"{text}\n\n{_table(head, lines)}"
+    yield "choice", {"headroom": f"{100 * LIMIT_HEADROOM:g}", "table": _table(head, lines)}
 
 
-def _by_label(found: ServingAccuracy) -> str:
-    parts = ["## By engine, chip, model, precision, clients\n\nServing runs with the shipped numbers; in brackets with the model left out."]
+def _by_label(found: ServingAccuracy) -> Sections:
+    tables = []
     serving = [row for row in found.scored if row.kind == "serving"]
     for field in ("engine", "framework", "chip", "model", "precision", "concurrency"):
-        labels = sorted({row.labels[field] for row in serving}, key=label_order)
         lines = []
-        for label in labels:
+        for label in sorted({row.labels[field] for row in serving}, key=label_order):
             rows = [row for row in serving if row.labels[field] == label]
             lines.append((label, f"{len(rows):,}", *(cell for metric in METRICS[:3] for cell in _pair(found, rows, metric))))
         head = (field, "runs", *(f"{WORDS[metric]} {word}" for metric in METRICS[:3] for word in ("median", "p90", "bias")))
-        parts.append(_table(head, lines))
-    return "\n\n".join(parts)
+        tables.append(_table(head, lines))
+    yield "labels", {"tables": "\n\n".join(tables)}
 
 
 def _pair(found: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> tuple[str, str, str]:
-    ids = [(row.id, metric) for row in rows if row.counts(metric)]
-    own, left = (error_statistics([errors[each] for each in ids if each in errors]) for errors in _sets(found)[:2])
-    return f"{_percent(own.median)} ({_percent(left.median)})", _percent(own.p90), _percent(own.bias)
+    shipped, left_out, _ = _errors(found, rows, metric)
+    return f"{_percent(shipped.median)} ({_percent(left_out.median)})", _percent(shipped.p90), _percent(shipped.bias)
 
 
-def _intervals(found: ServingAccuracy) -> str:
-    text = """## Intervals
-
-80 % intervals of a prediction, as factors: quantiles of measured / predicted over scored runs, each predicted with its model left out.
-For an unknown engine, each of today's engines is predicted with the mean of the other two. A set with fewer than 20 residuals uses the
-next wider set. *Coverage*: share of runs inside the interval, computed without the run's model."""
+def _intervals(found: ServingAccuracy) -> Sections:
     lines = []
     for footing in every_footing():
         for metric in METRICS:
@@ -297,73 +261,51 @@ next wider set. *Coverage*: share of runs inside the interval, computed without 
                 continue
             held = _coverage(found.residuals, of)
             lines.append((footing.key, WORDS[metric], f"{shipped[0]:.2f} to {shipped[1]:.2f}", f"{len(of):,}", _percent(held)))
-    return f"{text}\n\n{_table(('basis', 'metric', 'interval', 'residuals', 'coverage'), lines)}"
+    yield "intervals", {"table": _table(("basis", "metric", "interval", "residuals", "coverage"), lines)}
 
 
 def _coverage(residuals: Sequence[ServingResidual], of: Sequence[ServingResidual]) -> float:
-    held = 0
-    for model in {each.row.labels["model"] for each in of}:
-        own = [each for each in of if each.row.labels["model"] == model]
-        made = factors([each for each in residuals if each.row.labels["model"] != model], own[0].footing, own[0].metric)
-        if made is not None:
-            held += sum(math.log(made[0]) <= each.value <= math.log(made[1]) for each in own)
-    return held / len(of)
+    """Return the share of residuals in the interval that the residuals of other models give."""
+
+    def held(split: Split) -> list[bool]:
+        first = of[split.held_out[0]]
+        made = factors([each for each in residuals if each.row.labels["model"] != split.label], first.footing, first.metric)
+        values = [of[index].value for index in split.held_out]
+        return [made is not None and math.log(made[0]) <= value <= math.log(made[1]) for value in values]
+
+    return float(cross_validated([each.row.labels["model"] for each in of], held).mean())
 
 
-def _engines(found: ServingAccuracy) -> str:
-    text = """## Fitted numbers of engines
-
-The numbers of an engine are fitted jointly to all its scored runs (`python -m lab.serving.engines`). The range holds 80 % of the
-values of fits that leave one model out. Everything else about an engine comes from its source code (`strategies/engines/`)."""
+def _engines(found: ServingAccuracy) -> Sections:
     lines = [
-        (engine, number, str(told["value"]), f"{told['low']} to {told['high']}",
-         str(told["runs"]), str(told["models"]), str(told["chips"]))
+        (engine, number, str(told["value"]), f"{told['low']} to {told['high']}", *(str(told[name]) for name in ("runs", "models", "chips")))
         for engine, numbers in sorted(fitted_numbers().items())
         for number, told in numbers.items()
-    ]  # fmt: skip
-    return f"{text}\n\n{_table(('engine', 'number', 'value', 'range', 'runs', 'models', 'chips'), lines)}"
+    ]
+    yield "engines", {"table": _table(("engine", "number", "value", "range", "runs", "models", "chips"), lines)}
 
 
-def _not_scored(found: ServingAccuracy) -> str:
+def _not_scored(found: ServingAccuracy) -> Sections:
     suspect = Counter(_reason(row.served.suspect) for row in found.rows if row.served.suspect and not row.is_second_hand)
     missing = Counter(row.reason for row in found.rows if not row.is_predicted)
     secondary = [row for row in found.rows if row.tier != "primary" and not row.served.suspect and row.is_predicted]
-    noted = sum(bool(row.served.ttft_note) for row in found.rows)
-    lines = [(WORDS[metric], *_statistics(secondary, metric)) for metric in METRICS]
-    return "\n\n".join(
-        [
-            "## Not scored",
-            f"Secondary runs (unknown input, speculative decoding, disaggregated workers, admission limit): {len(secondary):,}.",
-            _table(("metric", "runs", "median", "p90", "bias"), lines),
-            f"TTFT of {noted:,} runs is not scored: by its source it is mostly queueing or start-up. Suspect runs, by reason:",
-            _table(("runs", "reason"), [(f"{count:,}", reason) for reason, count in suspect.most_common(12)]),
-            "Not predicted:",
-            _table(("runs", "reason"), [(f"{count:,}", reason) for reason, count in missing.most_common()]),
-        ]
+    errors = {metric: error_statistics([row.error(metric) for row in secondary if row.counts(metric)]) for metric in METRICS}
+    lines = [(WORDS[metric], f"{of.count:,}", *map(_percent, (of.median, of.p90, of.bias))) for metric, of in errors.items()]
+    yield (
+        "not_scored",
+        {
+            "secondary": f"{len(secondary):,}",
+            "metrics": _table(("metric", "runs", "median", "p90", "bias"), lines),
+            "noted": f"{sum(bool(row.served.ttft_note) for row in found.rows):,}",
+            "suspect": _table(("runs", "reason"), [(f"{count:,}", reason) for reason, count in suspect.most_common(12)]),
+            "missing": _table(("runs", "reason"), [(f"{count:,}", reason) for reason, count in missing.most_common()]),
+        },
     )
 
 
 def _reason(text: str) -> str:
-    """Without what is particular to one run."""
+    """Return a reason without what is particular to one run."""
     return re.sub(r"\d+(\.\d+)?", "N", text)[:110]
-
-
-def _statistics(rows: Sequence[ServingRow], metric: str) -> tuple[str, ...]:
-    own = error_statistics([row.error(metric) for row in rows if row.counts(metric)])
-    return f"{own.count:,}", _percent(own.median), _percent(own.p90), _percent(own.bias)
-
-
-def _rebuild(found: ServingAccuracy) -> str:
-    return """## Regenerate this page
-
-```text
-CASES=tests/golden/published_serving.jsonl.gz
-python -m lab.serving.engines $CASES
-python -m lab.serving.residuals $CASES
-python -m lab.serving.accuracy $CASES --out docs/accuracy-serving.md
-```
-
-`perfmodel validate CASES.jsonl --by engine,model,concurrency` prints such tables for any file of runs."""
 
 
 def _percent(share: float) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfmodel.foundation.grouping import grouped
 from perfmodel.validation.serving.rows import ServingRow
 
 TPOT_LIMITS = (0.010, 0.015, 0.020, 0.030, 0.050, 0.100)
@@ -70,12 +71,9 @@ def points_of(rows: Sequence[ServingRow], predicted: Mapping[str, Mapping[str, f
 
 def choice_figures(points: Sequence[Point], limits: Sequence[float] = TPOT_LIMITS, *, margin: float = 0.0) -> ChoiceFigures:
     """margin: share of a limit that a choice is predicted to stay below it."""
-    groups: dict[str, list[Point]] = {}
-    for point in points:
-        groups.setdefault(point.group, []).append(point)
     regrets, broken, same, middle = list[float](), 0, 0, list[float]()
     cases = 0
-    for each in groups.values():
+    for each in grouped(points, lambda point: point.group).values():
         if len(each) < LEAST_POINTS:
             continue
         for limit in limits:

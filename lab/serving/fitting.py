@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.splits import leave_one_out
 from perfmodel.calibrate.fits import rounded
 from perfmodel.foundation.errors import PerfModelError
 from perfmodel.frameworks.engine import Engine
@@ -154,7 +155,7 @@ def fit_engine(engine: Engine, rows: Sequence[ServingRow], predict: PredictAs, *
     logs = np.log([NUMBERS[name][0] for name in names])
     for number in (most, most, most, final):
         fit = linearised(engine, _spread_evenly(rows, number), names, logs, predict)
-        logs = left_out_logs(fit, np.ones(len(fit.targets), dtype=bool), {})
+        logs = left_out_logs(fit, range(len(fit.targets)), {})
     return linearised(engine, _spread_evenly(rows, final), names, logs, predict)
 
 
@@ -184,17 +185,17 @@ def linearised(engine: Engine, rows: Sequence[ServingRow], names: tuple[str, ...
     )
 
 
-def left_out_logs(fit: EngineFit, keep: NDArray[np.bool_], elsewhere: Mapping[str, float]) -> Array:
-    """The numbers by the targets that are kept; those of other engines where too few are left.
+def left_out_logs(fit: EngineFit, seen: Sequence[int], elsewhere: Mapping[str, float]) -> Array:
+    """Return the logarithms of the numbers by the seen targets; those of other engines where these are of too few runs.
 
-    elsewhere   what other engines' runs say of each number
+    elsewhere   number -> value by the runs of other engines
     """
     start = np.log([NUMBERS[name][0] for name in fit.names])
-    if len({fit.targets[i].row for i in np.flatnonzero(keep)}) < LEAST_RUNS:
+    if len({fit.targets[i].row for i in seen}) < LEAST_RUNS:
         return np.array([math.log(elsewhere.get(name, NUMBERS[name][0])) for name in fit.names])
     logs = fit.logs.copy()
     weights = np.array([each.weight for each in fit.targets])
-    residuals, known = fit.residuals, keep & np.isfinite(fit.predicted)
+    residuals, known = fit.residuals, [i for i in seen if np.isfinite(fit.predicted[i])]
     for _ in range(3):
         now = residuals + fit.slopes @ (logs - fit.logs)
         robust = (1.0 + (now * weights / _SCALE) ** 2) ** -0.5
@@ -211,15 +212,14 @@ def left_out_logs(fit: EngineFit, keep: NDArray[np.bool_], elsewhere: Mapping[st
 
 
 def left_out_residuals(fit: EngineFit, by: str, elsewhere: Mapping[str, float]) -> tuple[Array, list[Array]]:
-    """(log(predicted / measured) of each target with its own label left out of the fit, the numbers of each such fit)."""
+    """Return log(predicted / measured) of each target with its own label left out of the fit, and the numbers of each such fit."""
     if fit.is_borrowed:
         return fit.residuals, []
-    labels = np.array([fit.rows[each.row].labels.get(by, "") for each in fit.targets])
     residuals, found = fit.residuals.copy(), []
-    for label in sorted(set(labels.tolist())):
-        logs = left_out_logs(fit, labels != label, elsewhere)
+    for split in leave_one_out([fit.rows[each.row].labels.get(by, "") for each in fit.targets]):
+        logs = left_out_logs(fit, split.seen, elsewhere)
         found.append(logs)
-        residuals[labels == label] += (fit.slopes @ (logs - fit.logs))[labels == label]
+        residuals[split.held_out] += (fit.slopes @ (logs - fit.logs))[split.held_out]
     return residuals, found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.cost.serving.simulated import simulate_replicas
+from perfmodel.foundation.grouping import grouped
 from perfmodel.validation.serving.estimators import Estimators
 from perfmodel.validation.serving.rows import ServingRow
 
@@ -77,10 +78,7 @@ def saturated_runs(rows: Sequence[ServingRow]) -> list[Saturated]:
 def admission_limited(runs: Sequence[Saturated]) -> set[str]:
     """Runs of a group in which most clients wait, and as many run at once whatever the plan and the lengths, though caches are of very
     different sizes: what limits them is a number that the source does not state."""
-    groups: dict[tuple[str, ...], list[Saturated]] = {}
-    for run in runs:
-        if run.is_mostly_queue:
-            groups.setdefault(run.key, []).append(run)
+    groups = grouped([run for run in runs if run.is_mostly_queue], lambda run: run.key)
     return {
         run.row.id
         for group in groups.values()

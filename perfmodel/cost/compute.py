@@ -101,7 +101,7 @@ def grouped_matmul_time(
     routing by a power law (exponents 1.01, 1.2) took 4-9 % longer for as many rows.
     f may exceed 1: what the products reach cannot be told apart from what the passes over rows take.
     Source: as `matmul_time`, on which this stands; f, g, B, t0, t1 are fitted to TensorRT-LLM's fused kernel (aiconfigurator's tables) by
-    `lab.kernels.grouped`. Median error of layers that no fit saw, bf16: H100 and H200 4 %, B200 6 %, A100 9 %; fp8: 6-7 %.
+    `lab.kernels.chip_kernels`. Median error of layers that no fit saw, bf16: H100 and H200 4 %, B200 6 %, A100 9 %; fp8: 6-7 %.
     """
     e, r, h, i, u = experts, rows, hidden_size, intermediate_size, up_projections
     rates = machine.grouped_matmul
@@ -334,7 +334,7 @@ def attention_decode_time(
     It streams the cache: with t0 and t1 bandwidth saturates, so small caches reach a small fraction of it. t1 shows where the cache of one
     layer outgrows the chip's own (V1); tables repeat one call, so below V1 they find it there, which a model of many layers does not.
     Each (sequence, key-value head) takes a unit for w at least: it decides where there are many short ones.
-    Source: the form is ours; parameters are fitted by `lab.kernels.decode` to aiconfigurator's generation attention (lengths
+    Source: the form is ours; parameters are fitted by `lab.kernels.chip_kernels` to aiconfigurator's generation attention (lengths
     from 128, up to 16 query heads to a key-value head, head dims 64 and 128). Median error of heads that no fit saw, bf16: B200 3 %,
     H100 6 %, A100 7 %, H200 9 %; caches over 200 MB: 1-8 %.
     """

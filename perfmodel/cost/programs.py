@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 from perfmodel.cost.assigned import handed_on, priced_graph, stage_blocks
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters
@@ -29,13 +30,13 @@ from perfmodel.workload.routing import RankRows
 from perfmodel.workload.transformer import build_graph
 
 _MOST_COMPILED = 16
-"""Jobs whose graphs and programs are kept for later estimators."""
+"""Jobs whose graphs and programs are kept for later estimators, in addition to those that an estimator still holds."""
 
 _MOST_PROGRAMS = 64
 """Programs that are kept of one job, 0.3 MB each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Compiled:
     """Graphs and programs of one job under profiles that compile alike, filled as they are needed."""
 
@@ -44,14 +45,17 @@ class Compiled:
     graphs: dict[tuple[AttentionKernel, Dispatcher, RankRows] | int, Graph] = field(default_factory=dict)
 
 
+_HELD: WeakValueDictionary[tuple[Any, ...], Compiled] = WeakValueDictionary()
+
+
 @lru_cache(maxsize=_MOST_COMPILED)
 def compiled_for(job: TrainingJob, compiled: tuple[Any, ...], any_operand_order: bool) -> Compiled:
-    """Return what estimators of equal jobs share. A step's batch is no part of it: a program is of one microbatch.
+    """Return the programs that estimators of equal jobs share. The batch of a step is no part of them: a program is of one microbatch.
 
     compiled            of the profile (`ExecutionProfile.compiled`)
     any_operand_order   the chip takes 8-bit operands in either order, which decides whether the graph has transposed copies
     """
-    return Compiled()
+    return _HELD.setdefault((job, compiled, any_operand_order), Compiled())
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

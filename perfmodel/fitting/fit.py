@@ -65,22 +65,18 @@ class LogTimes:
     """log(predicted time) of runs at values of the habits, and how it moves with each.
 
     Programs are compiled at two values of elementwise traffic and no others; steps at other values lie on the line between.
-    like: others with this base, whose programs are used again.
     """
 
     runs: Sequence[OwnRun]
     base: ExecutionProfile
     habits: Sequence[Habit]
     constants: tuple[Constant, ...] = ()
-    like: StepTimes | None = None
     times: StepTimes = field(init=False)
     _asked: Any = None
     _told: tuple[Array, Array] = field(init=False)
 
     def __post_init__(self) -> None:
         self.times = StepTimes(runs=self.runs, load=lambda name: self.base)
-        if self.like is not None:
-            self.times.share_programs(self.like)
         self.constants = self.constants or tuple(habit.constant(self.base) for habit in self.habits)
 
     @property
@@ -175,7 +171,6 @@ class OwnFit:
     base: ExecutionProfile
     habits: tuple[Habit, ...]
     constants: tuple[Constant, ...]
-    times: StepTimes
     values: Mapping[str, float]
     posterior: Posterior
     noise: float
@@ -216,7 +211,6 @@ def fit_some(log_times: LogTimes, chosen: Sequence[int]) -> OwnFit:
         base=log_times.base,
         habits=tuple(log_times.habits),
         constants=log_times.constants,
-        times=log_times.times,
         values=values,
         posterior=known,
         noise=_scatter(left_out, known),

@@ -76,6 +76,6 @@ def label(value: object) -> str:
     return one_line(value, 60) or UNKNOWN if isinstance(value, str) else UNKNOWN
 
 
-def known_label(text: str) -> str | None:
+def known_label(value: str | float) -> str | float | None:
     """Return a label, or None where it is unknown."""
-    return None if text == UNKNOWN else text
+    return None if value == UNKNOWN else value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.grouping import grouped
 from perfmodel.report.figures import new_figure, plain_numbers, write_figure
 from perfmodel.validation.judgement import ValidationResult, ValidationRow
 from perfmodel.validation.source_names import source_name
@@ -82,9 +83,7 @@ def error_by_chips(rows: Sequence[ValidationRow]) -> Figure:
         axes.plot([row.labels.num_chips * _spread(row.id) for row in members], errors, label=label, **style)
     axes.set_xscale("log", base=2)
     plain_numbers(axes.xaxis, subs=(1.0,), base=2)
-    by_count: dict[float, list[float]] = {}
-    for row in known:
-        by_count.setdefault(row.labels.num_chips, []).append(_shown(row.time_error))
+    by_count = {count: [_shown(row.time_error) for row in rows] for count, rows in grouped(known, lambda row: row.labels.num_chips).items()}
     places = sorted(count for count, errors in by_count.items() if len(errors) >= _ENOUGH)
     low, middle, high = np.transpose([np.quantile(by_count[count], (0.1, 0.5, 0.9)) for count in places]) if places else ((), (), ())
     axes.vlines(places, low, high, color="black", linewidth=1.5, zorder=5)
@@ -148,9 +147,7 @@ FIGURES: Mapping[str, Callable[[Sequence[ValidationRow]], Any]] = {
 
 def _by_source(rows: Sequence[ValidationRow]) -> list[tuple[str, list[ValidationRow], dict[str, Any]]]:
     """(label, rows, style) for the sources with most rows; the rest together, in grey and behind."""
-    groups: dict[str, list[ValidationRow]] = {}
-    for row in rows:
-        groups.setdefault(row.labels.source, []).append(row)
+    groups = grouped(rows, lambda row: row.labels.source)
     ordered = sorted(groups, key=lambda name: (-len(groups[name]), name))
     shown, others = ordered[: len(_COLOURS)], ordered[len(_COLOURS) :]
     drawn = [

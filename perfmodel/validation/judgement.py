@@ -6,18 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from perfmodel.foundation.frames import data_frame
+from perfmodel.foundation.grouping import grouped
 from perfmodel.uncertainty.residuals import RunFeatures
 from perfmodel.validation.fields import UNKNOWN
 from perfmodel.validation.plan_choice import Choice, PlanChoices, plan_choices
 from perfmodel.validation.rows import case_columns, case_rows
 from perfmodel.validation.run_labels import RunLabels, order_of_labels
 from perfmodel.validation.serving.judgement import ServingResult
+from perfmodel.validation.statistics import error_statistics, share_of
 
 if TYPE_CHECKING:
     from perfmodel.foundation.frames import DataFrame
@@ -39,7 +38,7 @@ class ValidationRow:
     has_experts     its model has experts; setting: the same for runs that differ in the release of the framework alone
     shape, features, is_framework_known   the model's sizes; by what errors differ; whether the framework is one with a profile of its own
     passed_over     what it states of its setup that is not read
-    choice_group, choice_plan             runs with the same group differ in their plan only; `noted_all_reduce` chooses among them
+    choice          the run among those that differ from it in their plan only; None: not predicted
     """
 
     id: str
@@ -63,8 +62,7 @@ class ValidationRow:
     shape: str = ""
     features: RunFeatures | None = None
     is_framework_known: bool = True
-    choice_group: str = ""
-    choice_plan: str = ""
+    choice: Choice | None = None
     noted_all_reduce: float = math.nan
     trains_adapters: bool = False
     has_experts: bool = False
@@ -178,21 +176,17 @@ class FitCounts:
     @property
     def accuracy(self) -> float:
         """Share of the runs of which the prediction is right; nan where there are none."""
-        return _share_of(self.ran_and_fits + self.out_and_predicted_out, self.num_ran + self.num_out)
+        return share_of(self.ran_and_fits + self.out_and_predicted_out, self.num_ran + self.num_out)
 
     @property
     def false_fit_fraction(self) -> float:
         """Share of the runs out of memory that were predicted to fit."""
-        return _share_of(self.out_but_predicted_fits, self.num_out)
+        return share_of(self.out_but_predicted_fits, self.num_out)
 
     @property
     def false_out_fraction(self) -> float:
         """Share of the completed runs that were predicted not to fit."""
-        return _share_of(self.ran_but_predicted_out, self.num_ran)
-
-
-def _share_of(count: int, total: int) -> float:
-    return count / total if total else math.nan
+        return share_of(self.ran_but_predicted_out, self.num_ran)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,11 +266,6 @@ class ValidationResult:
 def summarise(rows: Iterable[ValidationRow], *, by: Sequence[str] = (), skip_broken_nvlink: bool = False) -> ValidationResult:
     """The result of these rows. by: fields of `RunLabels`; skip_broken_nvlink: see `plan_choices`."""
     rows = tuple(rows)
-    reasons: dict[str, int] = {}
-    for row in rows:
-        if not row.is_predicted:
-            kind = _kind_of(row.reason)
-            reasons[kind] = reasons.get(kind, 0) + 1
     dense = [row for row in rows if not row.has_experts]
     judged = [row for row in rows if row.is_judged]
     frameworks, groups = sorted({row.framework for row in judged}), sorted({row.group for row in judged})
@@ -289,16 +278,16 @@ def summarise(rows: Iterable[ValidationRow], *, by: Sequence[str] = (), skip_bro
         scored=Scored(
             overall=error_summary("all", scored),
             by={field: errors_by(scored, field) for field in by},
-            choices=plan_choices([_choice(row) for row in scored if _is_choice(row)], skip_broken_nvlink=True),
+            choices=plan_choices(_choices(scored), skip_broken_nvlink=True),
         ),
-        choices=plan_choices([_choice(row) for row in dense if _is_choice(row)], skip_broken_nvlink=skip_broken_nvlink),
+        choices=plan_choices(_choices(dense), skip_broken_nvlink=skip_broken_nvlink),
         kinds=dict(Counter(row.kind for row in rows)),
         memories=memory_summaries(dense),
         experts=expert_figures(rows, by),
         fits=fit_counts("all", judged),
         framework_fits=tuple(fit_counts(name, [row for row in judged if row.framework == name]) for name in frameworks),
         source_fits=tuple(fit_counts(name, [row for row in judged if row.group == name]) for name in groups),
-        reasons=dict(sorted(reasons.items(), key=lambda item: -item[1])),
+        reasons=dict(Counter(_kind_of(row.reason) for row in rows if not row.is_predicted).most_common()),
         passed_over=dict(Counter(name for row in rows for name in row.passed_over).most_common()),
     )
 
@@ -332,28 +321,19 @@ def best_releases(rows: Sequence[ValidationRow]) -> list[ValidationRow]:
 
 def errors_by(rows: Sequence[ValidationRow], field: str) -> tuple[ErrorSummary, ...]:
     """Errors by one field of `RunLabels`, in the order of its labels."""
-    groups: dict[str, list[ValidationRow]] = {}
-    for row in rows:
-        groups.setdefault(getattr(row.labels, field), []).append(row)
+    groups: dict[str, list[ValidationRow]] = grouped(rows, lambda row: getattr(row.labels, field))
     order = order_of_labels(field)
     names = sorted(groups, key=lambda name: (order.index(name) if name in order else len(order), name))
     return tuple(error_summary(name, groups[name]) for name in names)
 
 
-def _is_choice(row: ValidationRow) -> bool:
-    return bool(row.choice_group) and row.is_predicted and not math.isnan(row.measured_step_time)
-
-
-def _choice(row: ValidationRow) -> Choice:
-    return Choice(
-        group=row.choice_group,
-        plan=row.choice_plan,
-        labels=row.labels,
-        predicted=row.predicted_step_time,
-        measured=row.measured_step_time,
-        fits=bool(row.predicted_fits),
-        noted_all_reduce=row.noted_all_reduce,
-    )
+def _choices(rows: Iterable[ValidationRow]) -> list[Choice]:
+    """Return the predicted runs with a measured time as choices of plan."""
+    return [
+        replace(row.choice, predicted=row.predicted_step_time, measured=row.measured_step_time, fits=bool(row.predicted_fits))
+        for row in rows
+        if row.choice is not None and row.is_predicted and not math.isnan(row.measured_step_time)
+    ]
 
 
 def fit_counts(name: str, judged: Iterable[ValidationRow]) -> FitCounts:
@@ -370,52 +350,37 @@ def fit_counts(name: str, judged: Iterable[ValidationRow]) -> FitCounts:
 
 def memory_summaries(rows: Iterable[ValidationRow]) -> tuple[MemorySummary, ...]:
     """Errors of every predicted row with a measured memory, by source and by what its figures count."""
-    groups: dict[tuple[str, str, str, str], list[float]] = {}
-    for row in rows:
-        if not math.isnan(row.memory_error):
-            groups.setdefault((row.group, row.framework, row.memory_kind, row.memory_rank), []).append(row.memory_error)
+    measured = [row for row in rows if not math.isnan(row.memory_error)]
+    groups = grouped(measured, lambda row: (row.group, row.framework, row.memory_kind, row.memory_rank))
     summaries = []
-    for (name, framework, kind, rank), errors in sorted(groups.items()):
-        mean, median, p90, bias = _statistics(sorted(errors))
-        summaries.append(
-            MemorySummary(
-                name=name, framework=framework, kind=kind, rank=rank, num_rows=len(errors), mean=mean, median=median, p90=p90, bias=bias
-            )
-        )
+    for (name, framework, kind, rank), members in sorted(groups.items(), key=lambda item: item[0]):
+        of = error_statistics([row.memory_error for row in members])
+        figures = {"mean": of.mean, "median": of.median, "p90": of.p90, "bias": of.bias}
+        summaries.append(MemorySummary(name=name, framework=framework, kind=kind, rank=rank, num_rows=of.count, **figures))
     return tuple(summaries)
 
 
 def error_summary(name: str, rows: Iterable[ValidationRow]) -> ErrorSummary:
     rows = list(rows)
-    time = sorted(row.time_error for row in rows if not math.isnan(row.time_error))
-    memory = sorted(row.memory_error for row in rows if not math.isnan(row.memory_error))
-    covered = [row.is_covered for row in rows if row.is_covered is not None]
-    mean, median, p90, bias = _statistics(time)
-    memory_mean, memory_median, memory_p90, memory_bias = _statistics(memory)
+    held = [row.is_covered for row in rows if row.is_covered is not None]
+    time, memory = error_statistics([row.time_error for row in rows], held), error_statistics([row.memory_error for row in rows])
     return ErrorSummary(
         name=name,
         num_rows=len(rows),
         num_predicted=sum(row.is_predicted for row in rows),
-        num_times=len(time),
-        mean=mean,
-        median=median,
-        p90=p90,
-        bias=bias,
-        num_memories=len(memory),
-        memory_mean=memory_mean,
-        memory_median=memory_median,
-        memory_p90=memory_p90,
-        memory_bias=memory_bias,
-        num_intervals=len(covered),
-        coverage=_share_of(sum(covered), len(covered)),
+        num_times=time.count,
+        mean=time.mean,
+        median=time.median,
+        p90=time.p90,
+        bias=time.bias,
+        num_memories=memory.count,
+        memory_mean=memory.mean,
+        memory_median=memory.median,
+        memory_p90=memory.p90,
+        memory_bias=memory.bias,
+        num_intervals=len(held),
+        coverage=time.coverage,
     )
-
-
-def _statistics(errors: list[float]) -> tuple[float, float, float, float]:
-    if not errors:
-        return (math.nan,) * 4
-    absolute = sorted(abs(error) for error in errors)
-    return sum(absolute) / len(absolute), median(absolute), float(np.quantile(absolute, 0.9)), median(errors)
 
 
 def _kind_of(reason: str) -> str:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
+import numpy as np
+
+from perfmodel.foundation.grouping import grouped
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import Case
 from perfmodel.validation.run_labels import RunLabels, labels_of, plan_group, plan_of
@@ -116,10 +119,7 @@ def plan_choices(choices: Iterable[Choice], *, skip_broken_nvlink: bool = False)
     broken = [each for each in choices if each.noted_all_reduce < BROKEN_NVLINK]
     if skip_broken_nvlink:
         choices = [each for each in choices if not each.noted_all_reduce < BROKEN_NVLINK]
-    members: dict[str, list[Choice]] = {}
-    for each in choices:
-        members.setdefault(each.group, []).append(each)
-    merged = [_one_for_each_plan(runs) for runs in members.values()]
+    merged = [_one_for_each_plan(runs) for runs in grouped(choices, lambda each: each.group).values()]
     groups = tuple(judge_group(runs) for runs in merged if len(runs) >= LEAST_PLANS)
     names = sorted({group.source for group in groups})
     return PlanChoices(
@@ -133,20 +133,8 @@ def plan_choices(choices: Iterable[Choice], *, skip_broken_nvlink: bool = False)
 
 
 def _one_for_each_plan(runs: Sequence[Choice]) -> list[Choice]:
-    plans: dict[str, list[Choice]] = {}
-    for each in runs:
-        plans.setdefault(each.plan, []).append(each)
-    return [
-        Choice(
-            group=same[0].group,
-            plan=plan,
-            labels=same[0].labels,
-            predicted=same[0].predicted,
-            measured=median(each.measured for each in same),
-            fits=same[0].fits,
-        )
-        for plan, same in plans.items()
-    ]
+    plans = grouped(runs, lambda each: each.plan).values()
+    return [replace(same[0], measured=median(each.measured for each in same), noted_all_reduce=math.nan) for same in plans]
 
 
 def judge_group(runs: Sequence[Choice]) -> PlanGroup:
@@ -197,17 +185,9 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """From 0; equal values share the mean of their ranks."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        end = start
-        while end + 1 < len(order) and values[order[end + 1]] == values[order[start]]:
-            end += 1
-        for place in order[start : end + 1]:
-            ranks[place] = (start + end) / 2.0
-        start = end + 1
+    """Return ranks from 0; equal values share the mean of their ranks."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: list[float] = (np.cumsum(counts) - (counts + 1) / 2.0)[inverse].tolist()
     return ranks
 
 

@@ -74,7 +74,6 @@ def config_from_case(
         assumed.append("tie_word_embeddings")
     made = TransformerConfig(
         name=name,
-        architecture="llama" if gated else "gpt2",
         num_hidden_layers=stated_size(model, "num_hidden_layers", name),
         hidden_size=hidden,
         num_attention_heads=heads,
@@ -83,20 +82,22 @@ def config_from_case(
         intermediate_size=stated_size(model, "intermediate_size", name),
         vocab_size=vocabulary,
         max_position_embeddings=seq_len,
-        gated_mlp=gated,
-        activation="silu" if gated else "gelu_tanh",
-        norm="rmsnorm" if gated else "layernorm",
         position="rotary" if gated else "learned",
-        qkv_bias=not gated,
-        attention_output_bias=not gated,
-        mlp_bias=not gated,
-        norm_bias=not gated,
+        **block_fields(gated=gated),
         tie_word_embeddings=tied,
         **_windows(model),
         dropout=0.0 if gated else dropout,
         source="sizes of a published run" + (f"; assumed: {', '.join(assumed)}" if assumed else ""),
     )
     return with_experts(made, model, megatron_flags(settings)) if has_experts(model) else made
+
+
+def block_fields(*, gated: bool) -> dict[str, Any]:
+    """Return the fields of Llama's block for a gated MLP, and of GPT's for any other."""
+    biases = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias", "norm_bias"), not gated)
+    if gated:
+        return {"architecture": "llama", "gated_mlp": True, "activation": "silu", "norm": "rmsnorm", **biases}
+    return {"architecture": "gpt2", "gated_mlp": False, "activation": "gelu_tanh", "norm": "layernorm", **biases}
 
 
 def _windows(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,28 +12,14 @@ from perfmodel.validation.serving.rows import ServingRow
 if TYPE_CHECKING:
     from perfmodel.validation.judgement import ValidationRow
 
-COLUMNS = (
-    "id",
-    "predicted_step_time",
-    "measured_step_time",
-    "predicted_memory",
-    "measured_memory",
-    "predicted_fits",
-    "reason",
-    "step_time_low",
+_OF_ROW = (
+    "id", "predicted_step_time", "measured_step_time", "predicted_memory", "measured_memory", "predicted_fits", "reason", "step_time_low",
     "step_time_high",
-    "source",
-    "chip",
-    "framework",
-    "model",
-    "parameters",
-    "num_chips",
-    "form",
-    "tier",
-    "precision",
-    "experts",
-    "dispatcher",
-)
+)  # fmt: skip
+_OF_LABELS = (
+    "source", "chip", "framework", "model", "parameters", "num_chips", "form", "tier", "precision", "experts", "dispatcher",
+)  # fmt: skip
+COLUMNS = (*_OF_ROW, *_OF_LABELS)
 
 
 def case_columns(rows: Iterable[ValidationRow | ServingRow]) -> list[str]:
@@ -48,20 +34,5 @@ def case_rows(rows: Iterable[ValidationRow | ServingRow]) -> list[dict[str, Any]
 
 
 def _training_row_values(row: ValidationRow) -> dict[str, Any]:
-    labels = row.labels
-    values = (
-        row.id,
-        row.predicted_step_time,
-        row.measured_step_time,
-        row.predicted_memory,
-        row.measured_memory,
-        row.predicted_fits,
-        row.reason,
-        row.step_time_low,
-        row.step_time_high,
-        *map(known_label, (labels.source, labels.chip, labels.framework, labels.model)),
-        labels.parameters,
-        labels.num_chips,
-        *map(known_label, (labels.form, labels.tier, labels.precision, labels.experts, labels.dispatcher)),
-    )
-    return dict(zip(COLUMNS, values, strict=True))
+    labels = {name: known_label(getattr(row.labels, name)) for name in _OF_LABELS}
+    return {**{name: getattr(row, name) for name in _OF_ROW}, **labels}

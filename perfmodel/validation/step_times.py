@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
-from perfmodel.cost.estimate import Estimator, make_estimator
+from perfmodel.cost.estimate import Estimator, make_estimator, with_kept_programs
 from perfmodel.cost.programs import Compiled
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.options import GROUP_OF
@@ -57,18 +57,14 @@ class StepTimes:
     """Predicts runs with constants of theirs replaced. Runs that differ in columns only are predicted together.
 
     load       the profile of a name
-    _columns   by what they are made of and the runs: most constants of a fit change what is made of columns, not these
+    _made_of   programs, hardware and rates -> a number, and the programs, which are kept for as long as the runs
+    _columns   by that number and the runs: most constants of a fit change what is made of columns, not these
     """
 
     runs: Sequence[PlannedRun]
     load: Callable[[str], ExecutionProfile] = load_profile_once
-    _compiled: dict[Any, Compiled] = field(default_factory=dict)
-    _made_of: dict[Any, int] = field(default_factory=dict)
+    _made_of: dict[Any, tuple[int, Compiled]] = field(default_factory=dict)
     _columns: dict[tuple[int, tuple[int, ...]], PlanColumns] = field(default_factory=dict)
-
-    def share_programs(self, other: StepTimes) -> None:
-        """Share compiled programs with another of the same profile names."""
-        self._compiled = other._compiled
 
     def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
         """[s] of each chosen run. `values`: by name, fields of the profile; what is not among them stays as shipped."""
@@ -95,7 +91,7 @@ class StepTimes:
         for key, places in batches.items():
             run = self.runs[chosen[places[0]]]
             if key[:4] not in estimators:
-                estimators[key[:4]] = self._estimator(run, key[0], profiles[key[1]])
+                estimators[key[:4]] = self._estimator(run, profiles[key[1]])
             times[places] = self._step_times(*estimators[key[:4]], tuple(chosen[place] for place in places))
         return times
 
@@ -110,13 +106,11 @@ class StepTimes:
         total = step_columns(estimator, plans, kept.of(estimator)).step_time
         return np.broadcast_to(np.asarray(total, dtype=np.float64), (len(plans),))
 
-    def _estimator(self, run: PlannedRun, software: Any, profile: ExecutionProfile) -> tuple[Estimator, int]:
-        """The estimator, and a number for what its programs and its machine are made of."""
+    def _estimator(self, run: PlannedRun, profile: ExecutionProfile) -> tuple[Estimator, int]:
+        """Return the estimator, and a number for its programs and its machine."""
         machine = machine_of_run(run.planned.hardware, run.planned.matmul_dtype)
-        estimator = make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile)
-        takes_any = estimator.cluster.chip.any_operand_order  # a recipe's copies hang on it
-        compiled = (software, takes_any, profile.compiled)
-        shared = self._compiled.setdefault(compiled, estimator.programs.compiled)
-        estimator = replace(estimator, programs=replace(estimator.programs, recomputes=(), compiled=shared))
-        made_of = (compiled, run.planned.hardware, run.planned.matmul_dtype, profile.rates)
-        return estimator, self._made_of.setdefault(made_of, len(self._made_of))
+        estimator = with_kept_programs(make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile))
+        compiled = estimator.programs.compiled
+        made_of = (id(compiled), run.planned.hardware, run.planned.matmul_dtype, profile.rates)
+        number, _ = self._made_of.setdefault(made_of, (len(self._made_of), compiled))
+        return replace(estimator, programs=replace(estimator.programs, recomputes=())), number

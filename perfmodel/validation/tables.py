@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM
 from perfmodel.report.table import Table
@@ -51,7 +51,7 @@ def result_tables(result: ValidationResult) -> list[Table]:
     if result.choices.groups and result.choices.overall != scored.choices.overall:
         tables.append(choice_table(result.choices, of=", all runs" if scored.num_runs else ""))
     if result.reasons:
-        tables.append(reason_table(result))
+        tables.append(reason_table(result.reasons))
     return tables
 
 
@@ -174,14 +174,9 @@ def choice_lines(choices: PlanChoices) -> list[str]:
     return lines
 
 
-def reason_table(result: ValidationResult) -> Table:
-    return Table(
-        title="Not predicted",
-        headers=("cases", "reason"),
-        rows=tuple((f"{count:,}", reason) for reason, count in result.reasons.items()),
-        right=("cases",),
-        fold=("reason",),
-    )
+def reason_table(reasons: Mapping[str, int]) -> Table:
+    rows = tuple((f"{count:,}", reason) for reason, count in reasons.items())
+    return Table(title="Not predicted", headers=("cases", "reason"), rows=rows, right=("cases",), fold=("reason",))
 
 
 def share_text(value: float) -> str:

@@ -13,9 +13,8 @@ from typing import Any
 
 from perfmodel.cost.assemble import PlanColumns
 from perfmodel.cost.calibrated import uncalibrated
-from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories
+from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories, with_kept_programs
 from perfmodel.cost.memory.plan import RankMemory
-from perfmodel.cost.programs import Compiled
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.memory_room import outcome_rule
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
@@ -32,9 +31,11 @@ from perfmodel.validation.assumed_framework import PlanCase, plan_as_stated
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.case_settings import READ_APART, settings_of_case
 from perfmodel.validation.cases import Case, read_cases
+from perfmodel.validation.failures import FAILURES, NOT_FINITE, reason_of
 from perfmodel.validation.judgement import ValidationResult, ValidationRow, summarise
+from perfmodel.validation.plan_choice import choice_of
 from perfmodel.validation.rows import case_columns, case_rows
-from perfmodel.validation.run_labels import FIELDS, check_fields, labels_of, plan_group, plan_of, setting_of
+from perfmodel.validation.run_labels import FIELDS, check_fields, labels_of, setting_of
 from perfmodel.validation.run_machine import cluster_of_run, machine_of_run
 from perfmodel.validation.serving.judgement import summarise_serving
 from perfmodel.validation.serving.predict import ServingCasePredictor
@@ -151,7 +152,6 @@ class CasePredictor:
     has_intervals: bool = True
     plan_case: PlanCase = plan_as_stated
     estimators: dict[Any, Estimator] = field(default_factory=dict)
-    compiled: dict[Any, Compiled] = field(default_factory=dict)
 
     def row(self, case: Case) -> ValidationRow:
         row = ValidationRow(
@@ -176,19 +176,16 @@ class CasePredictor:
             planned = self.plan_case(case)
             prediction = self.predict(planned)
             memory = memory_figure(self.estimator(planned), planned)
-        except InputError as error:
-            return replace(row, reason=one_line(error, 400))
-        except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, AssertionError, MemoryError, RecursionError) as error:
-            # a case that breaks the predictor is a fault of ours: it is reported, and the other cases still count
-            return replace(row, reason=f"the prediction failed ({type(error).__name__}: {one_line(error, 200)}); please report this case")
+        except FAILURES as error:
+            return replace(row, reason=reason_of(error))
         time = prediction.step_time
         if not (math.isfinite(time) and math.isfinite(memory)):
-            return replace(row, reason="the prediction is not a finite number; please report this case")
-        shape = shape_of(planned.plan.job.transformer)
+            return replace(row, reason=NOT_FINITE)
+        shape, choice = shape_of(planned.plan.job.transformer), choice_of(case, planned)
         low, high = self.interval(planned, shape) if self.has_intervals else (math.nan, math.nan)
         return replace(
             row,
-            labels=labels_of(case, planned),
+            labels=choice.labels,
             framework=planned.framework.profile,
             memory_kind=planned.framework.memory_kind,
             memory_rank=planned.framework.memory_rank,
@@ -201,8 +198,7 @@ class CasePredictor:
             predicted_memory=memory,
             predicted_fits=prediction.fits,
             assumed=planned.assumed,
-            choice_group=plan_group(case),
-            choice_plan=plan_of(case, planned),
+            choice=choice,
         )
 
     def interval(self, planned: PlannedCase, shape: str) -> tuple[float, float]:
@@ -230,17 +226,14 @@ class CasePredictor:
         return estimator.predict(planned.plan, memory_headroom=rule.headroom, risk=rule.risk)
 
     def estimator(self, planned: PlannedCase) -> Estimator:
-        """The estimator of the case's job, whatever its batch, on its cluster; programs are shared across clusters whose chips take
-        operands alike."""
+        """Return the estimator of the case's job, whatever its batch, on its cluster."""
         job = planned.plan.job
-        takes_any = job.policy.recipe is not None and cluster_of_run(planned.hardware).chip.any_operand_order
-        software = (job.transformer, job.seq_len, job.precision, job.optimizer, job.train, planned.profile, takes_any)
-        key = (*software, planned.hardware, planned.matmul_dtype)
+        key = (
+            job.transformer, job.seq_len, job.precision, job.optimizer, job.train, planned.profile, planned.hardware, planned.matmul_dtype
+        )  # fmt: skip
         if key not in self.estimators:
             machine = machine_of_run(planned.hardware, planned.matmul_dtype, calibration=self.calibration)
-            estimator = make_estimator(job, cluster_of_run(planned.hardware), machine, planned.profile)
-            shared = self.compiled.setdefault(software, estimator.programs.compiled)
-            self.estimators[key] = replace(estimator, programs=replace(estimator.programs, compiled=shared))
+            self.estimators[key] = with_kept_programs(make_estimator(job, cluster_of_run(planned.hardware), machine, planned.profile))
         return self.estimators[key]
 
 

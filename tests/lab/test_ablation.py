@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.ablation import HEADERS, WORTH, _judged, ablations, main, rows_of, worth_text
+from lab.ablation import HEADERS, WORTH, _judged, ablation_values, ablations, main, rows_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -19,7 +19,7 @@ def test_a_number_is_judged_by_the_runs_that_it_moves():
     assert found.worth == pytest.approx(0.1)
     (row,) = rows_of([found])
     assert row == ("a, b", "host_launch_time", "1e-05", "step time", "2", "0.0", "10.0", "+10.0")
-    assert all(header in worth_text([found]) for header in HEADERS)
+    assert all(header in str(ablation_values([found])["table"]) for header in HEADERS)
     unmoved = _judged(("a",), "host_launch_time", 1e-5, "step time", base, base, measured)
     assert (unmoved.num_runs, unmoved.worth) == (0, 0.0)
 

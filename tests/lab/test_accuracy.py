@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.accuracy import main, read_left_out, write_report
+from lab.accuracy import document, main, read_left_out, write_report
 from lab.accuracy_lines import LINES, cause_of
 from perfmodel.report.markdown import markdown_table
 from perfmodel.report.table import Table
@@ -16,11 +16,16 @@ from tests.validation.published_cases import CASE, changed, sweep, write
 DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy.md"
 
 
+ONE_CHIP = dict(num_chips=1, tp=1, pp=1, dp=1, zero_stage=0, global_batch=1, model={**CASE["model"], "num_hidden_layers": 2})
+
+
 def write_cases(folder):
     return write(
         folder / "cases.jsonl",
         [
             *sweep(),
+            changed(id="slow", **ONE_CHIP, measured={"step_time_s": 1.0}),
+            changed(id="llmc-quick", **ONE_CHIP, framework="llm.c", measured={"step_time_s": 1e-3}),
             changed(id="mcore-1", framework="Megatron-LM dev (CI)"),
             changed(id="dgxc-1", tier="secondary", recompute=None),
             changed(id="nanotron-oom", measured=None, outcome="out_of_memory", micro_batch=16),
@@ -46,8 +51,8 @@ def written(tmp_path_factory):
 def test_the_document_is_written_with_its_figures(written):
     report, out = written
     text = out.read_text(encoding="utf-8")
-    assert [row.id for row in report.scored] == [f"nanotron-{i}" for i in range(5)]
-    assert "5 runs of 1 sources are scored" in text
+    assert [row.id for row in report.scored] == [*(f"nanotron-{i}" for i in range(5)), "slow", "llmc-quick"]
+    assert "7 runs of 3 sources are scored" in text
     assert "**These figures are in-sample**" in text
     assert "left out |" not in text
     for heading in ("Step time", "Method", "Choice of plan", "Memory", "Fitted parameters", "Not scored"):
@@ -59,40 +64,33 @@ def test_the_document_is_written_with_its_figures(written):
 
 
 @pytest.mark.slow
-def test_small_jobs_are_lines_of_their_own_and_what_no_chip_can_do_is_left_out(tmp_path):
-    one = dict(num_chips=1, tp=1, pp=1, dp=1, zero_stage=0, global_batch=1)
-    model = {**CASE["model"], "num_hidden_layers": 2}
-    rows = [changed(id="slow", model=model, **one, measured={"step_time_s": 1.0})]
-    rows.append(changed(id="llmc-quick", model=model, **one, framework="llm.c", measured={"step_time_s": 1e-3}))
-    out = tmp_path / "accuracy.md"
-    write_report([write(tmp_path / "cases.jsonl", rows)], out)
-    section = out.read_text(encoding="utf-8").split("## Small jobs\n")[1].split("\n## ")[0]
+def test_small_jobs_are_lines_of_their_own_and_what_no_chip_can_do_is_left_out(written):
+    section = written[1].read_text(encoding="utf-8").split("## Small jobs\n")[1].split("\n## ")[0]
     assert "Left out: llmc-quick, which" in " ".join(section.split())
     assert "| one chip | 1 |" in section
 
 
 @pytest.mark.slow
 def test_lines_hold_each_scored_run_once(written):
-    for row in written[0].scored:
+    for row in written[0].scored[:5]:
         assert sum(line.holds(row.labels) for line in LINES) == 1
 
 
 @pytest.mark.slow
-def test_left_out_predictions_stand_beside_the_others(cases, tmp_path):
-    table = tmp_path / "left.csv"
-    with table.open("w", encoding="utf-8", newline="") as stream:
+def test_left_out_predictions_stand_next_to_the_others(written, tmp_path):
+    left_out = tmp_path / "left.csv"
+    with left_out.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerows([("id", "predicted_step_time", "fold"), *((f"nanotron-{i}", 2.2, "x") for i in range(5)), ("other", 1.0, "y")])
-    out = tmp_path / "accuracy.md"
-    report = write_report([cases], out, left_out=table)
-    text = out.read_text(encoding="utf-8")
+    report = replace(written[0], left_out=read_left_out(left_out))
+    text = document(report)
     assert "mean, left out" in text
     assert "Left out:" in text
     errors = [2.2 / time - 1 for time in (2.0, 2.5, 3.0, 4.0, 5.0)]
     mean = sum(map(abs, errors)) / 5
     assert f"{100 * mean:.1f}" in text
     assert [row.predicted_step_time for row in report.scored_left_out] == [2.2] * 5
-    assert len(read_left_out(table)) == 6
+    assert len(report.left_out) == 6
 
 
 @pytest.mark.parametrize(
@@ -117,7 +115,7 @@ def test_bad_input_is_one_sentence(cases, tmp_path, monkeypatch, capsys, argumen
 @pytest.mark.slow
 def test_a_cause_is_named_where_a_source_tells_it(written):
     report, _ = written
-    assert {cause_of(row) for row in report.scored} == {"not known"}
+    assert {cause_of(row) for row in report.scored[:5]} == {"not known"}
     assert not next(row for row in report.result.rows if row.id == "mcore-1").is_scored
 
 

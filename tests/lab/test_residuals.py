@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from lab.residuals import by_other_calibrations, main, memory_doubts, residual_of, scatter_of_medians
+from lab.residuals import (
+    by_other_calibrations,
+    kept_residuals,
+    main,
+    memory_doubts,
+    residual_of,
+    residuals_of,
+    scatter_of_medians,
+    with_left_out,
+)
 from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN, load_memory_doubts
 from perfmodel.uncertainty.residuals import load_residuals
 from perfmodel.validation.cases import read_cases
@@ -16,11 +25,11 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = {**MODEL, "name": "half", "num_hidden_layers": 16}
 
 
-@pytest.fixture
-def cases(tmp_path):
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
     other = [{**case, "id": f"nanotron-half-{i}", "model": SMALL} for i, case in enumerate(sweep())]
     return write(
-        tmp_path / "cases.jsonl",
+        tmp_path_factory.mktemp("residuals") / "cases.jsonl",
         [
             *sweep(),
             *other,
@@ -34,38 +43,55 @@ def cases(tmp_path):
     )
 
 
-def test_a_family_keeps_its_primary_runs_by_model(cases, tmp_path, capsys):
-    out = tmp_path / "residuals.yaml"
-    assert main([str(cases), "--out", str(out)]) == 0
-    residuals = load_residuals(out)
+@pytest.fixture(scope="module")
+def rows(cases):
+    predictor = CasePredictor(has_intervals=False)
+    return {case.id: predictor.row(case) for case in read_cases(cases)}
+
+
+@pytest.fixture(scope="module")
+def folder(cases):
+    """The folder of the files that the command writes with runs that failed."""
+    failed = write(cases.parent / "failed.jsonl", [changed(id="oom", measured=None, outcome="out_of_memory", micro_batch=16)])
+    assert main([str(cases), "--out-of-memory", str(failed), "--out", str(cases.parent / "residuals.yaml")]) == 0
+    return cases.parent
+
+
+def test_a_family_keeps_its_primary_runs_by_model(folder, rows):
+    residuals = load_residuals(folder / "residuals.yaml")
     assert {(each.family, each.num_runs) for each in residuals.models} == {("nanotron", 5), ("nemo", 1)}
     assert residuals.num_runs == 11
     assert residuals.source == "published runs (nanotron 10, nemo 1); none of them predicted by fits that did not see their model"
-    rows = [CasePredictor().row(case) for case in read_cases(cases)]
-    values = sorted(-math.log1p(row.time_error) for row in rows[:5])
+    values = sorted(-math.log1p(row.time_error) for row in list(rows.values())[:5])
     (model,) = [each for each in residuals.models if each.family == "nanotron" and " 16/" not in each.model and "32x" in each.model]
     assert model.quantiles == pytest.approx(values, abs=1e-4)
     assert residuals.between_models > 0
-    assert "unseen framework: " in capsys.readouterr().out
     assert [(each.family, each.num_runs) for each in residuals.strangers] == [("nanotron", 10)]
 
 
-def test_times_that_mean_nothing_are_no_residuals(cases):
-    rows = {case.id: CasePredictor().row(case) for case in read_cases(cases)}
+def test_times_that_mean_nothing_are_no_residuals(rows):
     assert residual_of(rows["nanotron-0"]) is not None
     for name in ("nanotron-broken", "mcore-1", "x"):
         assert residual_of(rows[name]) is None
     assert residual_of(rows["megascale-1"]).family == ""
 
 
-def test_left_out_predictions_take_the_place_of_the_others(cases, tmp_path):
+def test_left_out_predictions_take_the_place_of_the_others(rows):
+    left_out = {f"nanotron-{i}": 1.0 for i in range(5)}
+    kept = kept_residuals(with_left_out(rows.values(), left_out))
+    times = [math.log(time) for time in (2.0, 2.5, 3.0, 4.0, 5.0)]
+    assert [each.value for each in kept if each.id in left_out] == pytest.approx(times)
+    residuals = residuals_of(kept, source="s", date="2026-01-01", between_calibrations=0.0)
+    assert any(each.quantiles == pytest.approx(times, abs=1e-4) for each in residuals.models)
+
+
+@pytest.mark.slow
+def test_the_command_reads_left_out_predictions(cases, tmp_path, capsys):
     table, out = tmp_path / "left.csv", tmp_path / "residuals.yaml"
     table.write_text("id,predicted_step_time\n" + "".join(f"nanotron-{i},1.0\n" for i in range(5)), encoding="utf-8")
     assert main([str(cases), "--left-out", str(table), "--out", str(out)]) == 0
-    residuals = load_residuals(out)
-    assert "5 of them predicted by fits that did not see their model" in residuals.source
-    times = [math.log(time) for time in (2.0, 2.5, 3.0, 4.0, 5.0)]
-    assert any(each.quantiles == pytest.approx(times, abs=1e-4) for each in residuals.models)
+    assert "5 of them predicted by fits that did not see their model" in load_residuals(out).source
+    assert "unseen framework: " in capsys.readouterr().out
 
 
 def test_other_calibrations_predict_what_they_have_not_seen(cases):
@@ -78,13 +104,10 @@ def test_the_scatter_of_medians_is_about_nothing():
     assert scatter_of_medians({}) == 0.0
 
 
-def test_with_runs_that_failed_the_doubts_of_memory_are_written_too(cases, tmp_path, capsys):
-    failed = write(tmp_path / "failed.jsonl", [changed(id="oom", measured=None, outcome="out_of_memory", micro_batch=16)])
-    assert main([str(cases), "--out-of-memory", str(failed), "--out", str(tmp_path / "r.yaml")]) == 0
-    doubts = load_memory_doubts(tmp_path / "memory_doubts.yaml")
+def test_with_runs_that_failed_the_doubts_of_memory_are_written_too(folder):
+    doubts = load_memory_doubts(folder / "memory_doubts.yaml")
     assert doubts[KNOWN].scale <= doubts[UNKNOWN].scale
     assert "and 1 that ran out of memory" in doubts[UNKNOWN].rests_on
-    capsys.readouterr()
 
 
 @pytest.mark.slow
@@ -98,8 +121,9 @@ def test_the_shipped_doubts_of_memory_are_what_published_runs_say():
 
 
 @pytest.mark.parametrize("arguments", [["none.jsonl"], ["cases.jsonl", "--out", "no/where.yaml"], ["empty.jsonl"]])
-def test_bad_input_writes_nothing(cases, tmp_path, monkeypatch, capsys, arguments):
+def test_bad_input_writes_nothing(tmp_path, monkeypatch, capsys, arguments):
     monkeypatch.chdir(tmp_path)
+    write(tmp_path / "cases.jsonl", sweep()[:1])
     (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
     assert main(arguments if "--out" in arguments else [*arguments, "--out", "r.yaml"]) == 2
     assert capsys.readouterr().err

@@ -57,8 +57,11 @@ CASE = {
 INPUTS = sorted(set(CASE) - set(NOT_INPUTS))
 
 
-def row_of(case, predictor=None):
-    return (predictor or CasePredictor()).row(parse_case(json.dumps(case), 1))
+PREDICTOR = CasePredictor()
+
+
+def row_of(case, predictor=PREDICTOR):
+    return predictor.row(parse_case(json.dumps(case), 1))
 
 
 def changed(**values):
@@ -105,7 +108,7 @@ def test_a_case_alone_is_predicted_as_among_others():
     predictor = CasePredictor()
     cases = [changed(tp=tp, dp=32 // tp, global_batch=batch, zero_stage=z) for tp in (1, 2, 4) for batch in (128, 256) for z in (0, 1)]
     together = [row_of(case, predictor) for case in cases]
-    assert [row.predicted_step_time for row in together] == [row_of(case).predicted_step_time for case in cases]
+    assert [row.predicted_step_time for row in together] == [row_of(case, CasePredictor()).predicted_step_time for case in cases]
 
 
 # --- models with experts ------------------------------------------------------------------------------------------
@@ -529,9 +532,6 @@ def test_a_mangled_case_is_a_row_with_a_prediction_or_a_reason(fields, model, dr
         assert row.predicted_step_time > 0
         assert row.predicted_memory > 0
         assert row.predicted_fits is not None
-
-
-PREDICTOR = CasePredictor()
 
 
 def test_settings_of_torch_runs_are_read():

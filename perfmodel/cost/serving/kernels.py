@@ -34,7 +34,7 @@ def small_all_reduce_time(num_bytes: Column, group_size: Column, machine: Machin
     0 for one rank; never the cheapest (1e30) for ranks of several nodes, or that cannot read each other's memory. It is small messages'
     time alone: the caller takes the least of it and `collective_time`. Where both start together: engines see ranks arrive one after
     the other, which this does not hold.
-    Source: the form is that of the custom all-reduce of TensorRT-LLM and vLLM; fitted by `lab.kernels.all_reduce` to
+    Source: the form is that of the custom all-reduce of TensorRT-LLM and vLLM; fitted by `lab.kernels.serving` to
     aiconfigurator's tables of it (2, 4 and 8 ranks) where it beats NCCL. Median error on decades of sizes that no fit saw: docs/kernels.md.
     """
     rates = machine.serving.all_reduce
@@ -77,7 +77,7 @@ def weight_product_time(
     In 16 bits it is `matmul_time`. Where the chip has no units for the format's products they are computed in 16 bits.
     The tables' floors of 6-15 us in 8 and 4 bits are those of the pass before the product: with it the fp8 tables of H100, H200 and B200
     are 3-5 % off, without it 7-9 % and one shape in ten by more than 30 %.
-    Source: fitted by `lab.kernels.weight_products` to aiconfigurator's products; formats that a chip's tables lack: the shares
+    Source: fitted by `lab.kernels.serving` to aiconfigurator's products; formats that a chip's tables lack: the shares
     of the plain products' rates that another chip reaches. Errors on weights that no fit saw: docs/kernels.md.
     """
     tuned = _tuned_product_time(batch, m, n, k, quantization, machine, casts)
@@ -130,7 +130,7 @@ def grouped_weight_time(
 
     Arguments as of `grouped_matmul_time`, which this is in 16 bits; parameters of `GroupedWeightModel`. Narrowing rows is in it.
     The call is a row of kernels that wait for one another (choices sorted, rows copied, two products, sums): its floor shows whole.
-    Source: fitted by `lab.kernels.grouped_weights` to aiconfigurator's fused layers, routed evenly, of several kernels the
+    Source: fitted by `lab.kernels.serving` to aiconfigurator's fused layers, routed evenly, of several kernels the
     quickest (on Blackwell mxfp4 is multiplied with mxfp8). In 4 bits one kernel for experts of few rows and one for those of many: the
     quicker counts. Median error of layers that no fit saw: fp8 4-7 %; 4 bits, whose kernels leap from tile to tile, 18-22 %.
     """
@@ -183,7 +183,7 @@ def cached_attention_time(
     B0, R0, S       memory bandwidth, FLOP rate in 16 bits, compute units of the chip; the rest of `CachedAttentionModel`
 
     In 16 bits it is `attention_decode_time`. Queries and outputs have 16 bits.
-    Source: as that function; fitted by `lab.kernels.cached` to aiconfigurator's generation attention with an fp8 cache (lengths
+    Source: as that function; fitted by `lab.kernels.serving` to aiconfigurator's generation attention with an fp8 cache (lengths
     from 128, up to 16 query heads to a key-value head, head dims 64 and 128). Errors on heads that no fit saw: docs/kernels.md.
     """
     if cache_itemsize == WIDE_ITEMSIZE:

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
-import numpy as np
-
+from perfmodel.foundation.grouping import grouped
 from perfmodel.frameworks.serving_intervals import METRICS
+from perfmodel.validation.fields import UNKNOWN
 from perfmodel.validation.serving.rows import ServingRow, label_order
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricErrors:
-    """Statistics of |predicted / measured - 1|.
-
-    bias      the median of predicted / measured - 1
-    coverage  share of the measured values that lie in their 80 % interval
-    """
-
-    count: int
-    median: float
-    p90: float
-    mean: float
-    bias: float
-    coverage: float
+from perfmodel.validation.statistics import ErrorStatistics, error_statistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +20,7 @@ class ServingErrors:
     name: str
     num_rows: int
     num_predicted: int
-    metrics: Mapping[str, MetricErrors]
+    metrics: Mapping[str, ErrorStatistics]
     num_out: int
 
 
@@ -64,10 +48,6 @@ class ServingResult:
 
 def summarise_serving(rows: Iterable[ServingRow], *, by: Sequence[str] = ()) -> ServingResult:
     rows = tuple(rows)
-    reasons: dict[str, int] = {}
-    for row in rows:
-        if not row.is_predicted:
-            reasons[row.reason] = reasons.get(row.reason, 0) + 1
     scored = [row for row in rows if row.is_scored]
     others = [row for row in rows if row.tier != "primary" and not row.served.suspect and not row.is_second_hand]
     return ServingResult(
@@ -77,14 +57,12 @@ def summarise_serving(rows: Iterable[ServingRow], *, by: Sequence[str] = ()) -> 
         secondary=serving_errors("secondary", others),
         second_hand=serving_errors("second-hand", [row for row in rows if row.is_second_hand]),
         num_suspect=sum(bool(row.served.suspect) and not row.is_second_hand for row in rows),
-        reasons=dict(sorted(reasons.items(), key=lambda item: -item[1])),
+        reasons=dict(Counter(row.reason for row in rows if not row.is_predicted).most_common()),
     )
 
 
 def serving_errors_by(rows: Iterable[ServingRow], field: str) -> tuple[ServingErrors, ...]:
-    groups: dict[str, list[ServingRow]] = {}
-    for row in rows:
-        groups.setdefault(row.labels.get(field, "?"), []).append(row)
+    groups = grouped(rows, lambda row: row.labels.get(field, UNKNOWN))
     return tuple(serving_errors(name, groups[name]) for name in sorted(groups, key=label_order))
 
 
@@ -99,28 +77,9 @@ def serving_errors(name: str, rows: Iterable[ServingRow]) -> ServingErrors:
     )
 
 
-def metric_errors(rows: Iterable[ServingRow], metric: str) -> MetricErrors:
+def metric_errors(rows: Iterable[ServingRow], metric: str) -> ErrorStatistics:
     counted = [row for row in rows if row.counts(metric)]
-    held = [
-        low <= row.measured(metric) <= high
-        for row in counted
-        for low, high in [row.intervals.get(metric, (math.nan, math.nan))]
-        if low <= high
-    ]
-    return error_statistics([row.error(metric) for row in counted], held)
-
-
-def error_statistics(errors: Sequence[float], held: Sequence[bool] = ()) -> MetricErrors:
-    """errors: predicted / measured - 1; held: whether an interval holds the measured value."""
-    coverage = sum(held) / len(held) if held else math.nan
-    if not errors:
-        return MetricErrors(count=0, median=math.nan, p90=math.nan, mean=math.nan, bias=math.nan, coverage=coverage)
-    absolute = np.abs(errors)
-    return MetricErrors(
-        count=len(errors),
-        median=float(np.median(absolute)),
-        p90=float(np.quantile(absolute, 0.9)),
-        mean=float(absolute.mean()),
-        bias=median(errors),
-        coverage=coverage,
+    intervals = [(row, row.intervals[metric]) for row in counted if metric in row.intervals]
+    return error_statistics(
+        [row.error(metric) for row in counted], [low <= row.measured(metric) <= high for row, (low, high) in intervals if low <= high]
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.validation.fields import stated_size
+from perfmodel.validation.published_models import block_fields
 from perfmodel.workload.config import MAX_LAYERS, TransformerConfig
 from perfmodel.workload.layer_specs import (
     DeltaNet,
@@ -75,7 +76,6 @@ def _made(model: Mapping[str, Any]) -> TransformerConfig:
     window = model.get("sliding_window") or 0
     return TransformerConfig(
         name=name,
-        architecture="llama" if gated else "gpt2",
         num_hidden_layers=layers,
         hidden_size=hidden,
         num_attention_heads=heads,
@@ -84,14 +84,8 @@ def _made(model: Mapping[str, Any]) -> TransformerConfig:
         intermediate_size=stated_size({"ffn": ffn}, "ffn", name),
         vocab_size=stated_size(model, "vocab", name),
         max_position_embeddings=1,
-        gated_mlp=gated,
-        activation="silu" if gated else "gelu_tanh",
-        norm="rmsnorm" if gated else "layernorm",
         position="rotary",
-        qkv_bias=not gated,
-        attention_output_bias=not gated,
-        mlp_bias=not gated,
-        norm_bias=not gated,
+        **block_fields(gated=gated),
         tie_word_embeddings=False,
         sliding_window=window,
         full_attention_every=(model.get("full_attention_interval") or 0) if window else 0,

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.foundation.errors import one_line
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.validation.cases import Case
+from perfmodel.validation.failures import FAILURES, NOT_FINITE, reason_of
 from perfmodel.validation.serving.cases import PlannedServing, plan_of_serving
 from perfmodel.validation.serving.rows import ServingRow, labels_of_serving
 
@@ -49,11 +50,8 @@ class ServingCasePredictor:
                 labels=labels_of_serving(case.inputs, group=case.group, tier=case.tier, planned=planned),
             )
             return with_prediction(row, self._predict(planned))
-        except InputError as error:
-            return replace(row, reason=one_line(error, 400))
-        except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, AssertionError, MemoryError, RecursionError) as error:
-            # a case that breaks the predictor is a fault of ours: it is reported, and the other cases still count
-            return replace(row, reason=f"the prediction failed ({type(error).__name__}: {one_line(error, 200)}); please report this case")
+        except FAILURES as error:
+            return replace(row, reason=reason_of(error))
 
     def plan(self, inputs: Mapping[str, Any]) -> PlannedServing:
         """Runs that print one configuration again share its plan."""
@@ -77,7 +75,7 @@ def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRo
     assert planned is not None
     predicted = metrics_of(planned, prediction)
     if not all(math.isfinite(value) for value in predicted.values()):
-        return replace(row, reason="the prediction is not a finite number; please report this case")
+        return replace(row, reason=NOT_FINITE)
     held = dict(prediction.intervals)
     if "tokens_per_second" in held:  # those are of one chip
         low, high = held["tokens_per_second"]

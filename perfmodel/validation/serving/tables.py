@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from perfmodel.frameworks.serving_intervals import METRICS
 from perfmodel.report.table import Table
-from perfmodel.validation.serving.judgement import MetricErrors, ServingErrors, ServingResult
-from perfmodel.validation.tables import share_text
+from perfmodel.validation.serving.judgement import ServingErrors, ServingResult
+from perfmodel.validation.statistics import ErrorStatistics
+from perfmodel.validation.tables import reason_table, share_text
 
 WORDS = {"ttft": "TTFT", "tpot": "TPOT", "request_latency": "latency", "tokens_per_second": "tokens/s"}
 
@@ -38,15 +38,7 @@ def serving_tables(result: ServingResult) -> list[Table]:
     if rest:
         tables.append(serving_error_table("Errors of serving, not scored", "runs", rest))
     if result.reasons:
-        tables.append(
-            Table(
-                title="Not predicted",
-                headers=("cases", "reason"),
-                rows=tuple((f"{count:,}", reason) for reason, count in result.reasons.items()),
-                right=("cases",),
-                fold=("reason",),
-            )
-        )
+        tables.append(reason_table(result.reasons))
     return tables
 
 
@@ -62,7 +54,7 @@ def serving_error_table(title: str, field: str, summaries: Sequence[ServingError
     return Table(title=title, headers=tuple(headers), rows=rows, right=tuple(headers[1:]))
 
 
-def _cells(errors: MetricErrors) -> tuple[str, ...]:
+def _cells(errors: ErrorStatistics) -> tuple[str, ...]:
     if not errors.count:
         return ("", "", "", "")
-    return (f"{errors.count:,}", *(("-" if math.isnan(value) else share_text(value)) for value in (errors.median, errors.p90, errors.bias)))
+    return (f"{errors.count:,}", *map(share_text, (errors.median, errors.p90, errors.bias)))

@@ -1,32 +1,33 @@
 """Cross-validation on made-up tables: planted parameters are found without the shapes, and groups are left out whole."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
-from lab.kernels import held_out
+from lab.kernels.chip_kernels import attention_kernel, collective_kernel, matmul_kernel
 from lab.kernels.cross_validate import SUMMARISED, Errors, document, main, summary, table
-from lab.kernels.held_out import (
-    attention_errors,
-    attention_groups,
-    collective_errors,
-    matmul_errors,
-    matmul_groups,
-    size_decades,
-)
-from perfmodel.calibrate import fits
-from perfmodel.calibrate.fits import AttentionTable, CollectiveTable, MatmulTable, predict_attention, predict_collective, predict_matmul
+from perfmodel.calibrate.fits import NUM_FOLDS, AttentionTable, CollectiveTable, MatmulTable
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import GPU_TILES, AttentionModel, CollectiveModel, MatmulModel
 from perfmodel.hardware.reader import load_cluster
+from tests.lab.kernels.tables_of_tests import grid, planted
 
 H100 = load_cluster("dgx-h100", num_chips=16)
 
 
-def grid(*axes):
-    return [column.ravel().astype(float) for column in np.meshgrid(*axes, indexing="ij")]
+def matmul(rows):
+    return matmul_kernel(rows, H100, Dtype.BF16)
+
+
+def attention(rows):
+    return attention_kernel(rows, H100)
+
+
+def all_gather(rows):
+    return collective_kernel(rows, CollectiveKind.ALL_GATHER, H100)
 
 
 def matmuls():
@@ -35,8 +36,7 @@ def matmuls():
         peak_fraction=0.8, depth_offset=100, wave_softness=0.2, memory_fraction=0.85, floor_time=3e-6, sharpness=3, least_waves=0.6,
         split_depth=3000, small_tile_penalty=0.1, tiles=GPU_TILES,
     )  # fmt: skip
-    table = MatmulTable(m=m, n=n, k=k, time=np.ones_like(m))
-    return replace(table, time=predict_matmul(true, table, H100, Dtype.BF16))
+    return planted(matmul, MatmulTable(m=m, n=n, k=k, time=np.ones_like(m)), true)
 
 
 def attentions():
@@ -45,37 +45,42 @@ def attentions():
         peak_fraction=0.7, head_dim_offset=30, sequence_offset=9e4, floor_time=15e-6, wave_softness=0.8, memory_fraction=0.6
     )
     table = AttentionTable(batch=batch, heads=heads, kv_heads=heads / 4, length=length, head_dim=head_dim, time=np.ones_like(batch))
-    return replace(table, time=predict_attention(true, table, H100, Dtype.BF16))
+    return planted(attention, table, true)
 
 
 def all_gathers():
     num_bytes, ranks = grid(2.0 ** np.arange(9, 30), [2, 4, 8])
     true = CollectiveModel(base_time=5e-6, hop_time=1e-6, bandwidth_fraction=0.8, own_share=0.4, step_share=0.3, bulk_time=15e-6)
-    table = CollectiveTable(num_bytes=num_bytes, ranks=ranks, ranks_per_node=ranks, time=np.ones_like(ranks))
-    return replace(table, time=predict_collective(true, CollectiveKind.ALL_GATHER, table, H100))
+    return planted(all_gather, CollectiveTable(num_bytes=num_bytes, ranks=ranks, ranks_per_node=ranks, time=np.ones_like(ranks)), true)
 
 
-def test_planted_parameters_predict_the_shapes_left_out():
-    assert np.median(matmul_errors(matmuls(), H100, Dtype.BF16)) < 0.03
-    assert np.median(attention_errors(attentions(), H100)) < 0.02
-    assert np.median(collective_errors(all_gathers(), CollectiveKind.ALL_GATHER, H100)) < 0.03
+KERNELS = {"matmul": matmul(matmuls()), "attention": attention(attentions()), "collective": all_gather(all_gathers())}
+
+
+@cache
+def held_out_errors(name):
+    return KERNELS[name].held_out_errors()
+
+
+@pytest.mark.parametrize(("name", "most"), [("matmul", 0.03), ("attention", 0.02), ("collective", 0.03)])
+def test_planted_parameters_predict_the_shapes_left_out(name, most):
+    assert np.median(held_out_errors(name)) < most
 
 
 def test_noise_shows_as_it_is():
     table = matmuls()
     noise = np.exp(np.random.default_rng(1).normal(0, 0.15, len(table.time)))
-    errors = matmul_errors(replace(table, time=table.time * noise), H100, Dtype.BF16)
+    errors = matmul(replace(table, time=table.time * noise)).held_out_errors()
     assert 0.07 < np.median(errors) < 0.16  # the median of |N(0, .15)| is .10
 
 
 def test_cross_validation_is_deterministic():
-    table = all_gathers()
-    np.testing.assert_array_equal(*(collective_errors(table, CollectiveKind.ALL_GATHER, H100) for _ in range(2)))
+    np.testing.assert_array_equal(held_out_errors("collective"), KERNELS["collective"].held_out_errors())
 
 
 def test_a_group_holds_a_weight_at_every_m():
     table = matmuls()
-    groups = matmul_groups(table)
+    groups = matmul(table).groups
     assert len(set(groups)) == 16
     for group in set(groups):
         assert len(set(table.m[groups == group])) == 5
@@ -83,53 +88,36 @@ def test_a_group_holds_a_weight_at_every_m():
 
 
 def test_a_group_holds_the_heads_at_every_batch_and_length():
-    table = attentions()
-    groups = attention_groups(table)
+    groups = attention(attentions()).groups
     assert len(set(groups)) == 8
     assert {(groups == group).sum() for group in set(groups)} == {9}
 
 
 def test_a_decade_holds_the_sizes_of_all_ranks():
     table = all_gathers()
-    decades = size_decades(table)
+    decades = all_gather(table).groups
     assert sorted(set(decades)) == [2, 3, 4, 5, 6, 7, 8]
     assert set(table.ranks[decades == 4]) == {2, 4, 8}
 
 
 @pytest.mark.parametrize(
-    ("table", "groups", "name", "errors"),
+    ("name", "num_folds", "groups"),
     [
-        (matmuls(), lambda t: t.n * 1e6 + t.k, "fit_matmul", lambda t: matmul_errors(t, H100, Dtype.BF16)),
-        (attentions(), lambda t: t.heads * 1e6 + t.head_dim, "fit_attention", lambda t: attention_errors(t, H100)),
-        (
-            all_gathers(),
-            lambda t: np.floor(np.log10(t.num_bytes)),
-            "fit_collective",
-            lambda t: collective_errors(t, CollectiveKind.ALL_GATHER, H100),
-        ),
+        ("matmul", NUM_FOLDS, lambda t: t.n * 1e6 + t.k),
+        ("attention", NUM_FOLDS, lambda t: t.heads * 1e6 + t.head_dim),
+        ("collective", 7, lambda t: np.floor(np.log10(t.num_bytes))),
     ],
-    ids=["matmul", "attention", "collective"],
 )
-def test_no_shape_of_a_group_left_out_is_in_its_fit(monkeypatch, table, groups, name, errors):
-    fitted, fit = [], getattr(fits, name)
-
-    def watched(rows, *arguments, **options):
-        fitted.append(set(groups(rows)))
-        return fit(rows, *arguments, **options)
-
-    def watched_prediction(predict):
-        def predicted(model, *arguments):
-            rows = next(a for a in arguments if hasattr(a, "rows"))
-            assert not set(groups(rows)) & fitted[-1]
-            return predict(model, *arguments)
-
-        return predicted
-
-    monkeypatch.setattr(held_out, name, watched)
-    for predict in ("predict_matmul", "predict_attention", "predict_collective"):
-        monkeypatch.setattr(held_out, predict, watched_prediction(getattr(held_out, predict)))
-    errors(table)
-    assert len(fitted) == (7 if name == "fit_collective" else fits.NUM_FOLDS)
+def test_no_shape_of_a_group_left_out_is_in_its_fit(name, num_folds, groups):
+    fitted, predicted = [], []
+    watched = replace(
+        KERNELS[name],
+        fit=lambda rows: fitted.append(set(groups(rows))),
+        predict=lambda _, rows: predicted.append(set(groups(rows))) or rows.time,
+    )
+    watched.held_out_errors()
+    assert all(not inside & outside for inside, outside in zip(fitted, predicted, strict=True))
+    assert len(fitted) == num_folds
 
 
 def test_the_summary_takes_the_median_and_the_worst_chip():

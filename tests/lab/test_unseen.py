@@ -1,11 +1,11 @@
-"""Runs predicted by who does not know their framework."""
+"""Runs predicted as of an unseen framework."""
 
 import math
 from dataclasses import replace
 
 import pytest
 
-from lab.strangers import GROUPS, Stranger, Strangers, figures_of, fits_of, main, over_groups
+from lab.unseen import GROUPS, UnseenFrameworks, UnseenRun, figures_of, fits_of, main, over_groups
 from perfmodel.frameworks.profile import GENERIC
 from perfmodel.validation.cases import read_cases
 from tests.validation.published_cases import changed, sweep, write
@@ -18,27 +18,27 @@ def cases(tmp_path):
 
 
 def test_neither_the_name_nor_the_framework_itself_is_seen(cases):
-    strangers = Strangers()
+    frameworks = UnseenFrameworks()
     for case in read_cases(cases):
-        name, planned = strangers.planned(case)
+        name, planned = frameworks.planned(case)
         assert name == "nanotron"
         assert planned.profile.name == GENERIC
         assert "nanotron" not in planned.profile.source
         assert planned.framework.borrows
-    assert "torch" not in strangers.profile_without("torchtitan").source
-    kin = Strangers(leaves_family=True).profile_without("deepspeed").source
+    assert "torch" not in frameworks.profile_without("torchtitan").source
+    kin = UnseenFrameworks(leaves_family=True).profile_without("deepspeed").source
     assert "megatron" not in kin
-    assert "megatron" in strangers.profile_without("deepspeed").source
+    assert "megatron" in frameworks.profile_without("deepspeed").source
 
 
 def test_runs_on_broken_links_do_not_count_and_all_others_do(cases):
-    found = list(Strangers().times(read_cases(cases)))
+    found = list(UnseenFrameworks().times(read_cases(cases)))
     assert {each.id for each in found} == {f"nanotron-{i}" for i in range(5)}
     assert all(each.predicted > 0 for each in found)
 
 
 def run(group, ratio, profile):
-    return Stranger(id="x", group=group, profile=profile, predicted=ratio, measured=1.0)
+    return UnseenRun(id="x", group=group, profile=profile, predicted=ratio, measured=1.0)
 
 
 def test_a_group_is_judged_by_the_groups_of_others():
@@ -54,9 +54,9 @@ def test_a_group_is_judged_by_the_groups_of_others():
 
 
 def test_what_ran_out_of_memory_and_is_told_to_fit_is_counted(cases):
-    fits = fits_of(Strangers().outcomes(read_cases(cases)))
-    assert (fits.num_failed, fits.num_ran) == (1, 6)
-    assert (fits.failed_but_fit, fits.ran_but_not) in ((0, 0), (0, 1))
+    fits = fits_of(UnseenFrameworks().outcomes(read_cases(cases)))
+    assert (fits.num_out, fits.num_ran) == (1, 6)
+    assert (fits.out_but_predicted_fits, fits.ran_but_predicted_out) in ((0, 0), (0, 1))
 
 
 def test_it_prints_both_tables_or_one_sentence(cases, tmp_path, capsys):

@@ -1,0 +1,129 @@
+"""A kernel model fitted to a table of measured times, and its errors on shapes that the fit did not see.
+
+Whole groups of shapes are left out, never single points of a group: the weight (n, k) of a matrix multiply with all its m; the heads of an
+attention with all batch sizes and lengths; a layer of experts with all numbers of chips and tokens; a decade of message sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibrate.fits import NUM_FOLDS, Array, Indices, fit_logarithm, held_out_errors, relative_errors, rounded
+
+DECODE_ROWS = 128
+"""Matrix multiplies with fewer rows are those of decoding."""
+
+FIT_POINTS = 3000
+"""Points of a table that a fit uses (drawn at random, seed 0). Errors are over all points."""
+
+
+class Table(Protocol):
+    """Columns of one length, among them the measured time. [s]"""
+
+    @property
+    def time(self) -> Array: ...
+
+    def rows(self, chosen: Any) -> Self: ...
+
+
+_Table = TypeVar("_Table", bound=Table)
+_Model = TypeVar("_Model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KernelFit(Generic[_Table, _Model]):
+    """A kernel, its table and the fit of its model.
+
+    name      as calibrations report it
+    groups    label of each point; points of one label are left out together
+    fit       the model of a table
+    predict   times of a table by a model [s]
+    num_folds   of the cross-validation; whole groups go into one fold
+    parts     suffix of the name -> points that are reported under it; empty: all points under the name
+    uses_all  the shipped fit uses every point, not a sample
+    """
+
+    name: str
+    table: _Table
+    groups: NDArray[Any]
+    fit: Callable[[_Table], _Model]
+    predict: Callable[[_Model, _Table], Array]
+    num_folds: int = NUM_FOLDS
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    uses_all: bool = False
+
+    def model(self) -> _Model:
+        """Return the model that ships."""
+        return self.fit(self.table if self.uses_all else self.table.rows(sample(len(self.table.time))))
+
+    def errors(self, model: _Model) -> Array:
+        """|predicted / measured - 1| of every point by a given model. [-]"""
+        return relative_errors(self.predict(model, self.table), self.table.time)
+
+    def held_out_errors(self) -> Array:
+        """|predicted / measured - 1| of every point by a fit to other groups. [-]"""
+
+        def refit(chosen: Indices) -> Callable[[Indices], Array]:
+            model = self.fit(self.table.rows(chosen[sample(len(chosen))]))
+            return lambda held_out: self.predict(model, self.table.rows(held_out))
+
+        return held_out_errors(self.groups, self.table.time, refit, num_folds=self.num_folds)
+
+    def by_part(self, errors: Array) -> Iterator[tuple[str, Array]]:
+        """Yield the name of each part and its errors."""
+        for suffix, rows in (self.parts or {"": slice(None)}).items():
+            yield self.name + suffix, errors[rows]
+
+
+class Parameter(NamedTuple):
+    """A fitted parameter: start and bounds of the fit, in units. is_inverse: the fit is of 1 / value."""
+
+    start: float
+    lower: float
+    upper: float
+    unit: float = 1.0
+    is_inverse: bool = False
+
+    def value(self, fitted: float) -> float:
+        return rounded(1.0 / fitted if self.is_inverse else fitted * self.unit)
+
+
+MICRO, MEGA = 1e-6, 1e6
+
+
+def fit_parameters(
+    make: Callable[..., _Model],
+    parameters: Mapping[str, Parameter],
+    predict: Callable[[_Model], Array],
+    time: Array,
+    *,
+    weight: Any = 1.0,
+) -> _Model:
+    """Return the model whose predicted times are nearest to the measured ones, on a logarithmic scale.
+
+    make      model of parameters by name
+    predict   times of the points by a model [s]
+    weight    of each point [-]
+    """
+
+    def model(x: Array) -> _Model:
+        return make(**{name: each.value(value) for (name, each), value in zip(parameters.items(), x, strict=True)})
+
+    start, lower, upper, *_ = zip(*parameters.values(), strict=True)
+    return model(fit_logarithm(lambda x: predict(model(x)), time, start=start, lower=lower, upper=upper, weight=weight))
+
+
+def sample(number: int) -> Indices:
+    """Return the indices of the points that a fit to `number` points uses."""
+    return np.sort(np.random.default_rng(0).permutation(number)[:FIT_POINTS])
+
+
+def groups_of(*columns: Array) -> NDArray[Any]:
+    """Return an integer for each row, equal wherever all columns are equal."""
+    _, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    return np.asarray(group).ravel()

@@ -1,0 +1,46 @@
+"""Templates of the generated pages: `$name` is replaced by a value, and a line `@@ NAME` begins a section."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from string import Template
+
+from perfmodel.report.markdown import markdown_table
+from perfmodel.report.table import Table
+
+_LINE_WIDTH = 140
+
+Section = tuple[str, Mapping[str, object]]
+"""Name of a section, and its values."""
+
+
+def page(name: str, sections: Iterable[Section], *, wraps: bool = False) -> str:
+    """Return the given sections of `lab/pages/NAME.md`, in the given order. wraps: give the lines of paragraphs and lists one width."""
+    _, *parts = re.split(r"^@@ (\w+)\n", (Path(__file__).parent / f"{name}.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    templates = {section: Template(text.strip("\n")) for section, text in zip(parts[::2], parts[1::2], strict=True)}
+    text = "\n\n".join(templates[section].substitute(values) for section, values in sections)
+    return ("\n\n".join(map(_wrapped, text.split("\n\n"))) if wraps else text) + "\n"
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] | None = None) -> str:
+    """Return a Markdown table. right: columns of numbers; all but the first if left out."""
+    right = headers[1:] if right is None else right
+    return markdown_table(Table(title="", headers=tuple(headers), rows=tuple(map(tuple, rows)), right=tuple(right)))
+
+
+def _wrapped(block: str) -> str:
+    """Return a paragraph or a list with lines of one width, and anything else unchanged."""
+    if block.startswith(("|", "#", "!", "```")):
+        return block
+    if not block.startswith("- "):
+        return _filled(block)
+    return "\n".join(_filled(item, "- ", "  ") for item in ("\n" + block).split("\n- ")[1:])
+
+
+def _filled(text: str, first: str = "", others: str = "") -> str:
+    return textwrap.fill(
+        " ".join(text.split()), _LINE_WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,314 @@
+"""Errors of predictions for unseen frameworks: leave-one-framework-out over the published runs.
+
+    python -m lab.unseen CASES.jsonl [OUT_OF_MEMORY.jsonl]
+
+Each run is planned without the name of its framework and predicted with the `generic` profile, made from all other frameworks. Ten groups
+of runs count, each weighing one. The interval of a group comes from the groups of other frameworks.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab import accuracy_lines as rules
+from lab.cases import is_primary, planned_cases
+from lab.command import command_parser, exits_on_errors
+from lab.memory_outcomes import MemoryOutcome, outcome_of, reliability, reliability_line, reliability_rows
+from lab.splits import Split, cross_validated
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.memory_room import Verdict
+from perfmodel.foundation.text import columns_text
+from perfmodel.frameworks.ensemble import family_weights
+from perfmodel.uncertainty.open_defaults import open_variance
+from perfmodel.uncertainty.priors import HABITS
+from perfmodel.uncertainty.residuals import StrangerResiduals, stranger_interval
+from perfmodel.validation.cases import Case, read_cases
+from perfmodel.validation.hidden_framework import HiddenFrameworks, HiddenRun, hidden
+from perfmodel.validation.judgement import FitCounts
+from perfmodel.validation.plan_choice import LEAST_PLANS, Choice, PlanChoices, choice_of, plan_choices
+from perfmodel.validation.statistics import error_statistics
+from perfmodel.validation.step_times import PlannedRun, StepTimes
+from perfmodel.validation.validate import CasePredictor
+
+Array = NDArray[np.float64]
+
+Groups = Sequence[tuple[str, rules.Rule]]
+
+#: Groups of one framework and one regime.
+GROUPS: Groups = (
+    ("Megatron-LM 2022, A100", lambda labels: rules.is_korthikanti(labels) or rules.is_korthikanti_replicated(labels)),
+    ("Megatron-LM 2020, V100 and A100", rules.is_megatron_2020),
+    ("Megatron-Core, B200", rules.is_simumax),
+    ("Megatron-DeepSpeed, one node", rules.is_vtrain_node),
+    ("Megatron-DeepSpeed, many nodes", rules.is_vtrain_nodes),
+    ("nanotron, H100", rules.is_nanotron),
+    ("Composer, A100", rules.is_mpt_a100),
+    ("Composer, H100", rules.is_mpt_h100),
+    ("torchtitan and IBM FSDP, bf16", rules.is_torch_fsdp),
+    ("torchtitan, fp8", rules.is_torch_fsdp_narrow),
+)
+
+
+def hidden_runs(cases: Iterable[Case], groups: Groups = GROUPS) -> Iterator[tuple[Case, Choice, str, HiddenRun]]:
+    """Yield the primary runs of the groups: case, choice of plan, title of the group, and the run as read without its framework."""
+    for case, planned in planned_cases(cases, is_primary):
+        choice = choice_of(case, planned)
+        title = next((title for title, holds in groups if holds(choice.labels)), "")
+        try:
+            run = hidden(case) if title else None
+        except InputError:
+            continue
+        if run is not None:
+            yield case, choice, title, run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenRun:
+    """A run as predicted with its framework left out.
+
+    profile   of the framework that was left out
+    choice    the run among those that differ from it in their plan only, by the time expected over the known frameworks; None: not given
+    open      variance of log(step time), below and above, due to framework defaults that are not given
+    """
+
+    id: str
+    group: str
+    profile: str
+    predicted: float
+    measured: float
+    choice: Choice | None = None
+    open: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class UnseenFrameworks(HiddenFrameworks):
+    """Predicts runs with the names of their frameworks hidden."""
+
+    predictor: CasePredictor = field(default_factory=lambda: CasePredictor(has_intervals=False))
+
+    def expected(self, name: str, runs: Sequence[PlannedRun]) -> Array:
+        """Return the time of each run, expected over the known frameworks except one: the criterion of a search. [s]"""
+        total = np.zeros(len(runs))
+        for member in family_weights(self.families_without(name), self.profile_without(name)):
+            loaded = dict.fromkeys((run.profile for run in runs), member.profile)
+            total += member.weight * StepTimes(runs=runs, load=loaded.__getitem__).predict(range(len(runs)), {})
+        return total
+
+    def times(self, cases: Iterable[Case], groups: Groups = GROUPS) -> Iterator[UnseenRun]:
+        """Yield the primary runs of the groups."""
+        found: list[UnseenRun] = []
+        runs: list[HiddenRun] = []
+        for case, choice, group, run in hidden_runs(cases, groups):
+            try:
+                name, planned = self.planned(case)
+                time = self.predictor.predict(planned).step_time
+            except InputError:
+                continue
+            found.append(UnseenRun(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time, choice=choice))
+            runs.append(run)
+        profiles = [run.profile for run in runs]
+        expected = cross_validated(profiles, lambda split: self.expected(split.label, [runs[index] for index in split.held_out]))
+        variances = cross_validated(profiles, lambda split: self._open_variances(runs, split))
+        for one, (below, above), time in zip(found, variances.tolist(), expected.tolist(), strict=True):
+            assert one.choice is not None
+            yield replace(one, open=(below, above), choice=replace(one.choice, predicted=time))
+
+    def _open_variances(self, runs: Sequence[HiddenRun], split: Split) -> Array:
+        """Return the variances due to framework defaults that are not given  [runs, (below, above)]."""
+        base = self.profile_without(split.label)
+        times = StepTimes(runs=runs, load={split.label: base}.__getitem__)
+        at_base = np.log(times.predict(split.held_out, {}))
+        return np.stack(open_variance(base, HABITS, lambda fields: np.log(times.predict(split.held_out, fields)) - at_base), axis=1)
+
+    def outcomes(self, cases: Iterable[Case]) -> list[MemoryOutcome]:
+        """Return the outcomes of nanotron's runs, the framework whose failures are published."""
+        found = []
+        for case in cases:
+            if case.ran is None or case.reason or case.is_apart:
+                continue
+            try:
+                name, planned = self.planned(case)
+                if name == SWEPT:
+                    found.append(outcome_of(case, planned, self.predictor))
+            except InputError:
+                continue
+        return found
+
+
+SWEPT = "nanotron"
+"""Framework whose failures are published."""
+
+
+def fits_of(outcomes: Iterable[MemoryOutcome]) -> FitCounts:
+    """Return the counts of a fit check in which tight plans count as neither."""
+    pairs = [(run.ran, run.verdict) for run in outcomes]
+    num_ran, out_but_fits, ran_but_out = (
+        sum(ran for ran, _ in pairs),
+        pairs.count((False, Verdict.FITS)),
+        pairs.count((True, Verdict.DOES_NOT_FIT)),
+    )
+    return FitCounts(
+        ran_and_fits=num_ran - ran_but_out,
+        ran_but_predicted_out=ran_but_out,
+        out_and_predicted_out=len(pairs) - num_ran - out_but_fits,
+        out_but_predicted_fits=out_but_fits,
+    )
+
+
+def by_group(runs: Iterable[UnseenRun]) -> dict[str, list[UnseenRun]]:
+    found: dict[str, list[UnseenRun]] = {title: [] for title, _ in GROUPS}
+    for run in runs:
+        found[run.group].append(run)
+    return {title: members for title, members in found.items() if members}
+
+
+def unseen_residuals(runs: Iterable[UnseenRun]) -> tuple[StrangerResiduals, ...]:
+    """Return the residuals that ship."""
+    return tuple(
+        StrangerResiduals(
+            group=group,
+            family=members[0].profile,
+            num_runs=len(members),
+            quantiles=quantiles_of([math.log(run.measured / run.predicted) for run in members]),
+            open=(float(np.mean([run.open[0] for run in members])), float(np.mean([run.open[1] for run in members]))),
+        )
+        for group, members in by_group(runs).items()
+    )
+
+
+_MOST_QUANTILES = 20
+
+
+def quantiles_of(values: Sequence[float]) -> tuple[float, ...]:
+    """Return the quantiles at (i + 1/2) / n, linear between runs, as many as there are values where those are few."""
+    count = min(len(values), _MOST_QUANTILES)
+    return tuple(round(float(value), 4) for value in np.quantile(sorted(values), (np.arange(count) + 0.5) / count, method="hazen"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenFigures:
+    """Figures of one group. coverage: share of its runs in the 80 % interval of the groups of other frameworks; low, high: its median."""
+
+    num_runs: int
+    bias: float
+    mean: float
+    coverage: float
+    low: float
+    high: float
+
+
+def figures_of(runs: Iterable[UnseenRun]) -> dict[str, UnseenFigures]:
+    groups = by_group(runs)
+    residuals = unseen_residuals(run for members in groups.values() for run in members)
+    found = {}
+    for group, members in groups.items():
+        profile = members[0].profile
+        has_others = any(each.family != profile for each in residuals)
+        unknown = (math.nan, math.nan)
+        bounds = [stranger_interval(residuals, without=profile, open_habits=run.open) if has_others else unknown for run in members]
+        held = [low <= run.measured / run.predicted <= high for run, (low, high) in zip(members, bounds, strict=True)]
+        errors = error_statistics([run.error for run in members], held)
+        found[group] = UnseenFigures(
+            num_runs=errors.count,
+            bias=errors.bias,
+            mean=errors.mean,
+            coverage=errors.coverage,
+            low=median(low for low, _ in bounds),
+            high=median(high for _, high in bounds),
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverGroups:
+    """Means, each group weighing one. scatter: root mean square of the logarithms of their medians."""
+
+    scatter: float
+    mean: float
+    coverage: float
+
+
+def over_groups(figures: Mapping[str, UnseenFigures]) -> OverGroups:
+    groups = figures.values()
+    return OverGroups(
+        scatter=math.sqrt(float(np.mean([math.log1p(each.bias) ** 2 for each in groups]))),
+        mean=float(np.mean([each.mean for each in groups])),
+        coverage=float(np.mean([each.coverage for each in groups])),
+    )
+
+
+def choices_of(runs: Iterable[UnseenRun]) -> PlanChoices:
+    """Return the regret of the plans chosen for an unseen framework."""
+    return plan_choices([run.choice for run in runs if run.choice is not None], skip_broken_nvlink=True)
+
+
+def choices_text(choices: PlanChoices) -> str:
+    overall = choices.overall
+    return (
+        "The plan with the least expected time over the known frameworks (each family weighs one, as in a search) "
+        f"is {overall.mean_regret:.1%} slower than the best on average over {overall.num_groups} groups of at least {LEAST_PLANS} plans, "
+        f"{overall.largest_regret:.0%} at most. Rank correlation: {overall.rank_correlation:.2f}"
+    )
+
+
+def table_text(figures: Mapping[str, UnseenFigures]) -> str:
+    rows = [("group", "runs", "bias", "mean", "in 80 %", "interval")]
+    rows += [
+        (
+            group,
+            str(each.num_runs),
+            f"{each.bias:+.1%}",
+            f"{each.mean:.1%}",
+            f"{each.coverage:.0%}",
+            f"{each.low:.2f} to {each.high:.2f}",
+        )
+        for group, each in figures.items()
+    ]
+    every = over_groups(figures)
+    rows.append(("mean over groups; scatter of medians", "", f"{every.scatter:.1%}", f"{every.mean:.1%}", f"{every.coverage:.0%}", ""))
+    return columns_text(rows)
+
+
+def fits_text(fits: FitCounts) -> str:
+    out, ran = fits.out_but_predicted_fits, fits.ran_but_predicted_out
+    out_share, ran_share = out / max(1, fits.num_out), ran / max(1, fits.num_ran)
+    return (
+        f"With default settings, {out} of {fits.num_out} nanotron runs that ran out of memory are predicted to fit ({out_share:.1%}), and "
+        f"{ran} of {fits.num_ran} that ran are predicted not to fit ({ran_share:.1%})"
+    )
+
+
+@exits_on_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command_parser("unseen", __doc__, cases=False)
+    parser.add_argument("cases", type=Path, nargs="+", metavar="CASES.jsonl", help="published training runs, and those that failed")
+    options = parser.parse_args(arguments)
+    cases = [case for path in options.cases for case in read_cases(path)]
+    for leaves_family, title in ((False, "each framework left out"), (True, "each framework left out with its family")):
+        frameworks = UnseenFrameworks(leaves_family=leaves_family)
+        found = list(frameworks.times(cases))
+        print(f"unseen framework, {title}:\n{table_text(figures_of(found))}")
+        print(choices_text(choices_of(found)))
+        outcomes = frameworks.outcomes(cases)
+        print(fits_text(fits_of(outcomes)))
+        if outcomes:
+            bins = reliability(outcomes)
+            print(f"predicted probability of fitting and observed share:\n{columns_text(reliability_rows(bins))}\n{reliability_line(bins)}")
+        print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

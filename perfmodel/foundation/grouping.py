@@ -1,0 +1,15 @@
+"""Items by a key."""
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Item = TypeVar("_Item")
+
+
+def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
+    """Return key -> items, in the order of the first item of each key."""
+    found: dict[_Key, list[_Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
