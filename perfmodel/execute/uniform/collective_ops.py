@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+
+from perfmodel.execute.layers.reduce import Reduce, whole
+from perfmodel.workload.graph import Pass
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -173,88 +175,16 @@ def scatter_partial(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) ->
     return _ScatterPartial.apply(tensor, dim, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _own_targets(targets: torch.Tensor, first: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which targets lie in the columns `first`, `first + 1`, ... and where; 0 for the others."""
-    mine = (targets >= first) & (targets < first + columns)
-    return mine, torch.where(mine, targets - first, 0)
+def reduced_over(group: dist.ProcessGroup | None) -> Reduce:
+    """Sums and maxima over a group, in place; None: nothing is cut."""
+    if group is None:
+        return whole
 
+    def reduce(tensor: torch.Tensor, *, phase: Pass, largest: bool = False) -> torch.Tensor:
+        dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
+        return tensor
 
-class _TokenVectors(torch.autograd.Function):
-    """Rows of a table that is cut over tp: zeros for tokens that other ranks hold. Keeps nothing but the tokens."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, table: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Tensor:
-        mine, index = _own_targets(tokens, first, table.shape[0])
-        ctx.save_for_backward(tokens)
-        ctx.first, ctx.num_rows = first, table.shape[0]
-        return F.embedding(index, table).masked_fill_(~mine.unsqueeze(-1), 0.0)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        (tokens,) = ctx.saved_tensors
-        mine, index = _own_targets(tokens, ctx.first, ctx.num_rows)
-        # what belongs to other ranks falls into an own row, as zeros
-        gradient = gradients[0].masked_fill(~mine.unsqueeze(-1), 0.0)
-        return torch.ops.aten.embedding_dense_backward(gradient, index, ctx.num_rows, -1, False), None, None
-
-
-def token_vectors(table: torch.Tensor, tokens: torch.Tensor, *, first: int) -> torch.Tensor:
-    """[rows, h], [b, s] -> [b, s, h]: this rank's part of a sum over tp; it holds the rows `first`, `first + 1`, ..."""
-    return _TokenVectors.apply(table, tokens, first)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _VocabParallelLoss(torch.autograd.Function):
-    """Cross-entropy of logits whose vocabulary may be cut over a group, summed over tokens.
-
-    Three all-reduces of one fp32 number a token forward (maximum, sum of exponentials, logit of the target), none backward. It keeps
-    one float32 copy of the logits, in which the gradient is computed; torch's own works with three. Columns from `num_columns` on are
-    padding and have no probability: taking a piece of the logits instead would cost another gradient of them all.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, logits: torch.Tensor, targets: torch.Tensor, first: int, num_columns: int, group: dist.ProcessGroup | None
-    ) -> torch.Tensor:
-        shifted = logits.float()
-        if num_columns:
-            largest = shifted[..., :num_columns].amax(dim=-1)
-        else:
-            largest = torch.full(shifted.shape[:-1], -torch.inf, device=logits.device)
-        if group is not None:
-            dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-        # in place where `float` made a copy
-        shifted = shifted - largest.unsqueeze(-1) if logits.dtype == torch.float32 else shifted.sub_(largest.unsqueeze(-1))
-        shifted[..., num_columns:].fill_(-torch.inf)
-        mine, index = _own_targets(targets, first, num_columns)
-        picked = torch.where(mine, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
-        exponentials = shifted.exp_()
-        total = exponentials.sum(dim=-1)
-        if group is not None:
-            dist.all_reduce(total, group=group)
-            dist.all_reduce(picked, group=group)
-        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), targets)
-        ctx.first, ctx.num_columns, ctx.dtype = first, num_columns, logits.dtype
-        return (total.log() - picked).sum()
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        probabilities, targets = ctx.saved_tensors
-        mine, index = _own_targets(targets, ctx.first, ctx.num_columns)
-        # In place: nothing else reads the probabilities, and they are the largest tensor of the step.
-        probabilities.scatter_add_(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
-        return probabilities.mul_(gradients[0]).to(ctx.dtype), None, None, None, None
-
-
-def cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, *, first: int = 0, vocab_size: int = 0, group: dist.ProcessGroup | None = None
-) -> torch.Tensor:
-    """Summed over tokens; this rank holds the columns `first`, `first + 1`, ... of the vocabulary, the ranks of `group` the others.
-
-    vocab_size   what lies behind is padding; 0: none is
-    """
-    columns = logits.shape[-1]
-    num_columns = max(0, min(columns, vocab_size - first)) if vocab_size else columns
-    return _VocabParallelLoss.apply(logits, targets, first, num_columns, group)  # type: ignore[no-any-return, no-untyped-call]
+    return reduce
 
 
 class _AddLoss(torch.autograd.Function):

@@ -6,12 +6,14 @@ process. (torch's CPU build keeps the mask in the tensor's own dtype.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from perfmodel.execute.layers.kernel import differentiable
+
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    pass
 
 
 @torch.library.custom_op("perfmodel::dropout", mutates_args=())
@@ -36,20 +38,9 @@ def _(gradient: torch.Tensor, mask: torch.Tensor, probability: float) -> torch.T
     return torch.empty_like(gradient)
 
 
-class _Dropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: torch.Tensor, probability: float) -> torch.Tensor:
-        y, mask = _dropout(x, probability)
-        ctx.save_for_backward(mask)
-        ctx.probability = probability
-        return y  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        (mask,) = ctx.saved_tensors
-        return _dropout_backward(gradients[0].contiguous(), mask, ctx.probability), None
+_two_way = differentiable(_dropout, _dropout_backward, keeps_inputs=False)
 
 
 def dropout(x: torch.Tensor, probability: float) -> torch.Tensor:
     """Each element is zero with that probability, else divided by what is left of one; as it is where the probability is 0."""
-    return _Dropout.apply(x, probability) if probability else x  # type: ignore[no-any-return, no-untyped-call]
+    return _two_way(x, probability) if probability else x
