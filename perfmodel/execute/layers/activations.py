@@ -55,9 +55,7 @@ def _gated(x: torch.Tensor, function: str) -> torch.Tensor:
     return ACTIVATIONS[function](gate) * up
 
 
-@_gated.register_fake
-def _(x: torch.Tensor, function: str) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+_gated.register_fake(lambda x, function: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
 
 
 @torch.library.custom_op("perfmodel::gated_backward", mutates_args=())
@@ -70,10 +68,7 @@ def _gated_backward(gradient: torch.Tensor, x: torch.Tensor, function: str) -> t
     return result
 
 
-@_gated_backward.register_fake
-def _(gradient: torch.Tensor, x: torch.Tensor, function: str) -> torch.Tensor:
-    return torch.empty_like(x)
-
+_gated_backward.register_fake(lambda gradient, x, function: torch.empty_like(x))
 
 #: (x [..., 2 n], name of the function) -> the function of the first half of the last dim times the second half; keeps its input alone.
 gated = differentiable(_gated, _gated_backward)
@@ -85,9 +80,7 @@ def _gated_rows(x: torch.Tensor, weights: torch.Tensor, function: str) -> torch.
     return (ACTIVATIONS[function](gate) * up * weights.unsqueeze(-1)).to(x.dtype)
 
 
-@_gated_rows.register_fake
-def _(x: torch.Tensor, weights: torch.Tensor, function: str) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+_gated_rows.register_fake(lambda x, weights, function: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
 
 
 @torch.library.custom_op("perfmodel::gated_rows_backward", mutates_args=())
@@ -98,10 +91,7 @@ def _gated_rows_backward(
     return _gated_backward((gradient * weights.unsqueeze(-1)).to(x.dtype), x, function), for_weights
 
 
-@_gated_rows_backward.register_fake
-def _(gradient: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, function: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x), torch.empty_like(weights)
-
+_gated_rows_backward.register_fake(lambda gradient, x, weights, function: (torch.empty_like(x), torch.empty_like(weights)))
 
 #: (x [..., 2 n], weights [...], name of the function) -> `gated`, times the weight of each row.
 gated_rows = differentiable(_gated_rows, _gated_rows_backward)

@@ -136,9 +136,7 @@ def latent_attention(q: torch.Tensor, kept: torch.Tensor, seen: torch.Tensor | N
     return torch.bmm(weights, kept[..., :width])
 
 
-@latent_attention.register_fake
-def _(q: torch.Tensor, kept: torch.Tensor, seen: torch.Tensor | None, width: int, scale: float) -> torch.Tensor:
-    return q.new_empty(*q.shape[:-1], width)
+latent_attention.register_fake(lambda q, kept, seen, width, scale: q.new_empty(*q.shape[:-1], width))
 
 
 @register_flop_formula(torch.ops.perfmodel.latent_attention)

@@ -23,21 +23,15 @@ def _dropout(x: torch.Tensor, probability: float) -> tuple[torch.Tensor, torch.T
     return (x * mask).div_(1.0 - probability), mask
 
 
-@_dropout.register_fake
-def _(x: torch.Tensor, probability: float) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+_dropout.register_fake(lambda x, probability: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)))
 
 
 @torch.library.custom_op("perfmodel::dropout_backward", mutates_args=())
-def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, probability: float) -> torch.Tensor:
+def _dropout_backward(gradient: torch.Tensor, probability: float, mask: torch.Tensor) -> torch.Tensor:
     return (gradient * mask).div_(1.0 - probability)
 
 
-@_dropout_backward.register_fake
-def _(gradient: torch.Tensor, mask: torch.Tensor, probability: float) -> torch.Tensor:
-    return torch.empty_like(gradient)
-
-
+_dropout_backward.register_fake(lambda gradient, probability, mask: torch.empty_like(gradient))
 _two_way = differentiable(_dropout, _dropout_backward, keeps_inputs=False)
 
 

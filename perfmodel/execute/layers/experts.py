@@ -78,9 +78,7 @@ def _unpermute(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -
     return total.to(rows.dtype)
 
 
-@_unpermute.register_fake
-def _(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    return rows.new_empty(place.shape[0], rows.shape[1])
+_unpermute.register_fake(lambda rows, weights, place: rows.new_empty(place.shape[0], rows.shape[1]))
 
 
 @torch.library.custom_op("perfmodel::unpermute_backward", mutates_args=())
@@ -95,10 +93,7 @@ def _unpermute_backward(
     return for_rows, for_weights
 
 
-@_unpermute_backward.register_fake
-def _(gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(rows), torch.empty_like(weights)
-
+_unpermute_backward.register_fake(lambda gradient, rows, weights, place: (torch.empty_like(rows), torch.empty_like(weights)))
 
 #: (rows [n, h], weights [t, k], place [t, k]) -> [t, h]: each token's rows, weighted, added up in the weights' precision.
 unpermute = differentiable(_unpermute, _unpermute_backward)
@@ -111,85 +106,65 @@ def _weighted_sum(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
     return total.index_add_(0, place, rows.to(weights.dtype) * weights.unsqueeze(-1)).to(rows.dtype)
 
 
-@_weighted_sum.register_fake
-def _(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor, number: int) -> torch.Tensor:
-    return rows.new_empty(number, rows.shape[1])
+_weighted_sum.register_fake(lambda rows, weights, place, number: rows.new_empty(number, rows.shape[1]))
 
 
 @torch.library.custom_op("perfmodel::weighted_sum_backward", mutates_args=())
 def _weighted_sum_backward(
-    gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
+    gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor, number: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     own = gradient.to(weights.dtype).index_select(0, place)
     return (own * weights.unsqueeze(-1)).to(rows.dtype), (own * rows).sum(dim=-1)
 
 
-@_weighted_sum_backward.register_fake
-def _(gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(rows), torch.empty_like(weights)
+_weighted_sum_backward.register_fake(lambda gradient, rows, weights, *_: (torch.empty_like(rows), torch.empty_like(weights)))
+
+#: (rows [n, h], weights [n], place [n], number) -> [number, h]: the rows of each token, weighted, added up in the weights' precision.
+weighted_sum = differentiable(_weighted_sum, _weighted_sum_backward)
 
 
-_weighted = differentiable(_weighted_sum, lambda gradient, rows, weights, place, _: _weighted_sum_backward(gradient, rows, weights, place))
+def _even(rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    out = torch.bmm(rows, weights.transpose(1, 2))
+    return out if bias is None else out.add_(bias.unsqueeze(1))
 
 
-def weighted_sum(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor, number: int) -> torch.Tensor:
-    """[n, h], [n], [n] -> [number, h]: the rows of each token, weighted, added up in the weights' precision."""
-    return _weighted(rows, weights, place, number)
+def _even_backward(gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    """The weights' gradient comes as they lie (torch's own would be transposed, then copied)."""
+    for_bias = None if bias is None else gradient.sum(dim=1)
+    return torch.bmm(gradient, weights), torch.bmm(gradient.transpose(1, 2), rows), for_bias
 
 
-class _GroupedLinear(torch.autograd.Function):
-    """A batched product whose gradient of the weights comes as they lie (torch's own would be transposed, then copied)."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        ctx.save_for_backward(rows, weights)
-        ctx.has_bias = bias is not None
-        out = torch.bmm(rows, weights.transpose(1, 2))
-        return out if bias is None else out.add_(bias.unsqueeze(1))
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        rows, weights = ctx.saved_tensors
-        gradient = gradients[0]
-        for_bias = gradient.sum(dim=1) if ctx.has_bias else None
-        return torch.bmm(gradient, weights), torch.bmm(gradient.transpose(1, 2), rows), for_bias
+def _uneven(rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, counts: tuple[int, ...]) -> torch.Tensor:
+    """One product for each expert, of its own number of rows."""
+    out = rows.new_empty(len(rows), weights.shape[1])
+    for expert, (mine, weight, into) in enumerate(zip(rows.split(counts), weights, out.split(counts), strict=True)):
+        torch.mm(mine, weight.t(), out=into)
+        if bias is not None:
+            into.add_(bias[expert])
+    return out
 
 
-class _UnevenLinear(torch.autograd.Function):
-    """One product for each expert, of rows as many as it has."""
+def _uneven_backward(
+    gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, counts: tuple[int, ...]
+) -> Any:
+    for_rows, for_weights = torch.empty_like(rows), torch.empty_like(weights)
+    pieces = (gradient.split(counts), rows.split(counts), weights, for_rows.split(counts), for_weights)
+    for out, mine, weight, for_mine, for_weight in zip(*pieces, strict=True):
+        torch.mm(out, weight, out=for_mine)
+        torch.mm(out.t(), mine, out=for_weight)
+    for_bias = None if bias is None else torch.stack([each.sum(dim=0) for each in gradient.split(counts)])
+    return for_rows, for_weights, for_bias
 
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, counts: tuple[int, ...]
-    ) -> torch.Tensor:
-        ctx.save_for_backward(rows, weights)
-        ctx.counts, ctx.has_bias = counts, bias is not None
-        out = rows.new_empty(len(rows), weights.shape[1])
-        for expert, (mine, weight, into) in enumerate(zip(rows.split(counts), weights, out.split(counts), strict=True)):
-            torch.mm(mine, weight.t(), out=into)
-            if bias is not None:
-                into.add_(bias[expert])
-        return out
 
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        rows, weights = ctx.saved_tensors
-        gradient = gradients[0].contiguous()
-        for_rows, for_weights = torch.empty_like(rows), torch.empty_like(weights)
-        pieces = (gradient.split(ctx.counts), rows.split(ctx.counts), weights, for_rows.split(ctx.counts), for_weights)
-        for out, mine, weight, for_mine, for_weight in zip(*pieces, strict=True):
-            torch.mm(out, weight, out=for_mine)
-            torch.mm(out.t(), mine, out=for_weight)
-        for_bias = torch.stack([each.sum(dim=0) for each in gradient.split(ctx.counts)]) if ctx.has_bias else None
-        return for_rows, for_weights, for_bias, None
+_even_linear = differentiable(_even, _even_backward, is_contiguous=False)
+_uneven_linear = differentiable(_uneven, _uneven_backward)
 
 
 def grouped_linear(
     rows: torch.Tensor, weights: torch.Tensor, counts: tuple[int, ...] = (), bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """[e, m, h], [e, n, h], [e, n] -> [e, m, n]; with the rows of each expert counted [sum of counts, h], ... -> [sum of counts, n]"""
-    product, rest = (_UnevenLinear, (counts,)) if counts else (_GroupedLinear, ())
-    return product.apply(rows, weights, bias, *rest)  # type: ignore[no-any-return, no-untyped-call]
+    return _uneven_linear(rows, weights, bias, counts) if counts else _even_linear(rows, weights, bias)
 
 
 def expert_feed_forward(

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 
-from perfmodel.execute.layers.kernel import differentiable
+from perfmodel.execute.layers.kernel import differentiable, like
 from perfmodel.execute.layers.masks import additive, causal, heads_of, marked
 
 aten = torch.ops.aten
@@ -22,6 +22,13 @@ Tensor: TypeAlias = torch.Tensor
 def _as_queries(tensor: Tensor) -> Tensor:
     """The same [b, n, q, w], which lies as [b, q, n, w]."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _empty(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and logarithms of the rows' sums, without values."""
+    b, n, s, _ = q.shape
+    rest = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
+    return q.new_empty(b, s, n, v.shape[-1]).transpose(1, 2), rest
 
 
 @torch.library.custom_op("perfmodel::sink_attention", mutates_args=())
@@ -34,17 +41,13 @@ def _sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int, chunked:
     return _as_queries(out * torch.exp(rest - whole).unsqueeze(-1).to(out.dtype)), whole
 
 
-@_sinks.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int, chunked: bool, scale: float) -> tuple[Tensor, Tensor]:
-    b, n, s, d = q.shape
-    return q.new_empty(b, s, n, d).transpose(1, 2), q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
+_sinks.register_fake(lambda q, k, v, *_: _empty(q, v))
 
 
 @torch.library.custom_op("perfmodel::sink_attention_backward", mutates_args=())
 def _sinks_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, out: Tensor, rest: Tensor,
-    window: int, chunked: bool, scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int, chunked: bool, scale: float, out: Tensor, rest: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mask = additive(causal(q.shape[2], k.shape[2], window, chunked=chunked, device=q.device), q.dtype)
     given = gradient, q, heads_of(k, q), heads_of(v, q), out, rest
     for_q, *others = aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, 0.0, False, attn_mask=mask, scale=scale)
@@ -54,13 +57,7 @@ def _sinks_backward(
     return for_q.contiguous(), for_k.contiguous(), for_v.contiguous(), for_sinks.to(sinks.dtype)
 
 
-@_sinks_backward.register_fake
-def _(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, out: Tensor, rest: Tensor,
-    window: int, chunked: bool, scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), torch.empty_like(sinks)
-
+_sinks_backward.register_fake(lambda gradient, q, k, v, sinks, *_: like(q, k, v, sinks))
 
 #: ([b, n, q, d], [b, g, z, d], [b, g, z, d], sinks [n], window, chunked, scale) -> [b, n, q, d].
 sink_attention = differentiable(_sinks, _sinks_backward, keeps_output=True, is_contiguous=False)
@@ -74,18 +71,12 @@ def _uneven(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float
     return _as_queries(out[..., : v.shape[-1]]), rest
 
 
-@_uneven.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    b, n, s, _ = q.shape
-    return (
-        q.new_empty(b, s, n, v.shape[-1]).transpose(1, 2),
-        q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32)),
-    )
+_uneven.register_fake(lambda q, k, v, *_: _empty(q, v))
 
 
 @torch.library.custom_op("perfmodel::uneven_attention_backward", mutates_args=())
 def _uneven_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, out: Tensor, rest: Tensor, scale: float
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float, out: Tensor, rest: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     padded = (_padded(each, q) for each in (gradient, q, k, v, out))
     is_plain, mask = _causal(q, k, chosen)
@@ -95,11 +86,7 @@ def _uneven_backward(
     return for_q, for_k, for_v[..., : v.shape[-1]].contiguous()
 
 
-@_uneven_backward.register_fake
-def _(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, out: Tensor, rest: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+_uneven_backward.register_fake(lambda gradient, q, k, v, *_: like(q, k, v))
 
 
 def _causal(q: Tensor, k: Tensor, chosen: Tensor | None) -> tuple[bool, Tensor | None]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from perfmodel.execute.layers.kernel import like
 from perfmodel.execute.layers.masks import causal, marked
 from perfmodel.execute.layers.norm import wide
 
@@ -44,9 +45,7 @@ def index_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: i
     return best(_scores(q, k, weights)[0], top).to(torch.int32)
 
 
-@index_scores.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int) -> torch.Tensor:
-    return q.new_empty(*q.shape[:2], top, dtype=torch.int32)
+index_scores.register_fake(lambda q, k, weights, top: q.new_empty(*q.shape[:2], top, dtype=torch.int32))
 
 
 @torch.library.custom_op("perfmodel::index_scores_backward", mutates_args=())
@@ -63,9 +62,7 @@ def index_scores_backward(
     return for_q.to(q.dtype), for_k.to(k.dtype), for_weights.to(weights.dtype)
 
 
-@index_scores_backward.register_fake
-def _(scale: float, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), weights.new_empty(weights.shape)
+index_scores_backward.register_fake(lambda scale, q, k, weights, top: like(q, k, weights))
 
 
 class _Chosen(torch.autograd.Function):
@@ -97,9 +94,7 @@ def cached_index(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, see
     return best(scores_of(q, keys, weights, seen)[0], top).contiguous()
 
 
-@cached_index.register_fake
-def _(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, seen: torch.Tensor | None, top: int) -> torch.Tensor:
-    return q.new_empty(*q.shape[:2], top, dtype=torch.int64)
+cached_index.register_fake(lambda q, keys, weights, seen, top: q.new_empty(*q.shape[:2], top, dtype=torch.int64))
 
 
 @register_flop_formula(torch.ops.perfmodel.cached_index)

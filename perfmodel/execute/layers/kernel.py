@@ -1,4 +1,4 @@
-"""Differentiable functions that are one operator each way, as a GPU's fused kernels are."""
+"""Differentiable functions made of a forward and a backward operator, as a GPU's fused kernels are."""
 
 from __future__ import annotations
 
@@ -23,21 +23,28 @@ class _Pair:
 
 class _Kernel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, kernel: _Pair, *inputs: Any) -> torch.Tensor:
-        made = kernel.forward(*inputs)
+    def forward(ctx: FunctionCtx, pair: _Pair, *inputs: Any) -> torch.Tensor:
+        made = pair.forward(*inputs)
         outputs = made if isinstance(made, tuple) else (made,)
-        tensors = [each for each in inputs if each is None or isinstance(each, torch.Tensor)]
-        ctx.save_for_backward(*(tensors if kernel.keeps_inputs else ()), *outputs[0 if kernel.keeps_output else 1 :])
-        ctx.kernel, ctx.constants = kernel, inputs[len(tensors) :]
+        tensors = [each if isinstance(each, torch.Tensor) else None for each in inputs]
+        ctx.save_for_backward(*(tensors if pair.keeps_inputs else ()), *outputs[0 if pair.keeps_output else 1 :])
+        ctx.pair = pair
+        ctx.constants = [None if given is not None else each for each, given in zip(inputs, tensors, strict=True)]
+        ctx.are_tensors = [each is not None for each in tensors]
         return outputs[0]  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        kernel = ctx.kernel
-        gradient = gradients[0].contiguous() if kernel.is_contiguous else gradients[0]
-        made = kernel.backward(gradient, *ctx.saved_tensors, *ctx.constants)
+        pair, inputs, kept = ctx.pair, ctx.constants, ctx.saved_tensors
+        if pair.keeps_inputs:
+            inputs = [tensor if tensor is not None else each for each, tensor in zip(inputs, kept, strict=False)]
+            kept = kept[len(inputs) :]
+        else:
+            inputs = [each for each, is_tensor in zip(inputs, ctx.are_tensors, strict=True) if not is_tensor]
+        gradient = gradients[0].contiguous() if pair.is_contiguous else gradients[0]
+        made = pair.backward(gradient, *inputs, *kept)
         found = made if isinstance(made, tuple) else (made,)
-        return None, *found, *(None,) * (len(ctx.needs_input_grad) - 1 - len(found))
+        return None, *found, *(None,) * (len(ctx.are_tensors) - len(found))
 
 
 def differentiable(
@@ -50,10 +57,15 @@ def differentiable(
 ) -> Callable[..., torch.Tensor]:
     """Return the function whose passes are two operators.
 
-    forward    (tensors, constants) -> the output, or (the output, statistics that backward reads)
-    backward   (gradient, kept tensors, constants) -> gradients of the first inputs
-    Kept are the input tensors, the output and the statistics, in this order.
+    forward         (inputs) -> the output, or (the output, statistics that backward reads)
+    backward        (gradient, inputs, the output where kept, statistics) -> gradients of the first inputs
+    keeps_inputs    False: backward gets only those inputs that are no tensors
     is_contiguous   the gradient is made contiguous first
     """
-    kernel = _Pair(forward, backward, keeps_inputs, keeps_output, is_contiguous)
-    return lambda *inputs: _Kernel.apply(kernel, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+    pair = _Pair(forward, backward, keeps_inputs, keeps_output, is_contiguous)
+    return lambda *inputs: _Kernel.apply(pair, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def like(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Empty contiguous tensors of these shapes and dtypes: what an operator returns under fake tensors."""
+    return tuple(each.new_empty(each.shape) for each in tensors)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from perfmodel.execute.layers.kernel import differentiable
+from perfmodel.execute.layers.kernel import differentiable, like
 from perfmodel.execute.layers.reduce import Reduce, whole
 from perfmodel.workload.graph import Pass
 
@@ -45,7 +45,7 @@ def _(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tens
 
 @torch.library.custom_op("perfmodel::rms_norm_backward", mutates_args=())
 def _rms_norm_backward(
-    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, epsilon: float, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """dx = s (w dy - z mean(z w dy)) and dw = sum of z dy over rows, where z = s x is the normalised input."""
     normed, rows = wide(x) * scale, wide(gradient)
@@ -55,12 +55,8 @@ def _rms_norm_backward(
     return rows.sub_(normed.mul_(correction)).mul_(scale).to(x.dtype), for_weight
 
 
-@_rms_norm_backward.register_fake
-def _(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x), torch.empty_like(weight)
-
-
-_two_way = differentiable(_rms_norm, lambda gradient, x, weight, scale, _: _rms_norm_backward(gradient, x, weight, scale))
+_rms_norm_backward.register_fake(lambda gradient, x, weight, epsilon, scale: (torch.empty_like(x), torch.empty_like(weight)))
+_two_way = differentiable(_rms_norm, _rms_norm_backward)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -91,7 +87,7 @@ def _(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gat
 
 @torch.library.custom_op("perfmodel::gated_norm_backward", mutates_args=())
 def _gated_norm_backward(
-    gradient: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, width: int, gates_first: bool
+    gradient: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gates_first: bool, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of x, gate and weight. With n = r u the normed rows: du = r (dn - n mean(n dn)), where u is x, or x silu(gate)."""
     rows = (-1, width)
@@ -112,12 +108,7 @@ def _gated_norm_backward(
     return for_x.flatten(-2).to(x.dtype), for_gate.flatten(-2).to(gate.dtype), for_weight.to(weight.dtype)
 
 
-@_gated_norm_backward.register_fake
-def _(
-    gradient: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, width: int, gates_first: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape), gate.new_empty(gate.shape), weight.new_empty(weight.shape)
-
+_gated_norm_backward.register_fake(lambda gradient, x, gate, weight, *_: like(x, gate, weight))
 
 #: (x [b, s, m, o], gate like x, weight [width] or [m, o], width, gates_first) -> RMSNorm of `width` entries of x at a time, times
 #: silu(gate) before it (`gates_first`) or after it.

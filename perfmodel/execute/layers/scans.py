@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from perfmodel.execute.layers import recurrence
+from perfmodel.execute.layers.kernel import like
 from perfmodel.execute.layers.norm import wide
 
 if TYPE_CHECKING:
@@ -66,9 +67,7 @@ def causal_conv(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     return _from_start(x, *parameters).contiguous()
 
 
-@causal_conv.register_fake
-def _(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    return x.new_empty(x.shape)
+causal_conv.register_fake(lambda x, parameters: x.new_empty(x.shape))
 
 
 @torch.library.custom_op("perfmodel::causal_conv_on", mutates_args={"last"})
@@ -80,9 +79,7 @@ def causal_conv_on(x: Tensor, parameters: Sequence[Tensor], last: Tensor) -> Ten
     return recurrence.causal_conv(joined, weight, bias[0] if bias else None).contiguous()
 
 
-@causal_conv_on.register_fake
-def _(x: Tensor, parameters: Sequence[Tensor], last: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
+causal_conv_on.register_fake(lambda x, parameters, last: x.new_empty(x.shape))
 
 
 @torch.library.custom_op("perfmodel::causal_conv_backward", mutates_args=())
@@ -90,9 +87,7 @@ def causal_conv_backward(gradient: Tensor, x: Tensor, parameters: Sequence[Tenso
     return [each.contiguous() for each in _pulled(_from_start, (x, *parameters), gradient)]
 
 
-@causal_conv_backward.register_fake
-def _(gradient: Tensor, x: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    return [each.new_empty(each.shape) for each in (x, *parameters)]
+causal_conv_backward.register_fake(lambda gradient, x, parameters: list(like(x, *parameters)))
 
 
 # ------------------------------------------------------------------------------------------------------------- scans
@@ -179,7 +174,7 @@ class Scan:
 def _scan(name: str, scan: Recurrence, products: _Products, width: int) -> Scan:
     """width: which dim of a head's state [heads, ., .] its output has"""
 
-    def like(x: Tensor, state: Tensor) -> Tensor:
+    def output(x: Tensor, state: Tensor) -> Tensor:
         return x.new_empty(*x.shape[:-1], state.shape[-3] * state.shape[width - 3])
 
     @torch.library.custom_op(f"perfmodel::{name}", mutates_args={"states"})
@@ -187,9 +182,7 @@ def _scan(name: str, scan: Recurrence, products: _Products, width: int) -> Scan:
         """y [b, s, m, heads * width]; states [b, chunks, m, heads, ...] are written."""
         return _forward(scan, x, steps, parameters, states, chunk)
 
-    @whole.register_fake
-    def _(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int) -> Tensor:
-        return like(x, states)
+    whole.register_fake(lambda x, steps, parameters, states, chunk: output(x, states))
 
     @torch.library.custom_op(f"perfmodel::{name}_on", mutates_args={"state"})
     def onward(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], state: Tensor, chunk: int) -> Tensor:
@@ -198,17 +191,13 @@ def _scan(name: str, scan: Recurrence, products: _Products, width: int) -> Scan:
         state.copy_(made[-1][1])
         return torch.cat([y for y, _ in made], 1)
 
-    @onward.register_fake
-    def _(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], state: Tensor, chunk: int) -> Tensor:
-        return like(x, state)
+    onward.register_fake(lambda x, steps, parameters, state, chunk: output(x, state))
 
     @torch.library.custom_op(f"perfmodel::{name}_backward", mutates_args={"states"})
     def backward(gradient: Tensor, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int) -> list[Tensor]:
         return _backward(scan, gradient, x, steps, parameters, states, chunk)
 
-    @backward.register_fake
-    def _(gradient: Tensor, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int) -> list[Tensor]:
-        return [each.new_empty(each.shape) for each in (x, steps, *parameters)]
+    backward.register_fake(lambda gradient, x, steps, parameters, states, chunk: list(like(x, steps, *parameters)))
 
     def flops(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int, **_: Any) -> float:
         return products(states.shape, chunk)[0]

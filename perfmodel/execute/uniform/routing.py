@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from perfmodel.execute.layers.experts import inverse
+from perfmodel.execute.layers.kernel import differentiable
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.routing import RoutingCounts, expert_order
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    pass
 
 # ------------------------------------------------------------------------------------------------------------ choosing
 
@@ -134,21 +135,14 @@ def _exchange_rows(rows: torch.Tensor, sent: list[int] | None, received: list[in
     return result
 
 
-class _ExchangeRows(torch.autograd.Function):
-    """Rows to other ranks, so many to each; the gradient goes the way back."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, rows: torch.Tensor, sent: list[int] | None, received: list[int] | None, group: dist.ProcessGroup
-    ) -> torch.Tensor:
-        ctx.sent, ctx.received, ctx.group = sent, received, group
-        return _exchange_rows(rows, sent, received, group)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        return _exchange_rows(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
+_exchanged = differentiable(
+    _exchange_rows,
+    lambda gradient, sent, received, group: _exchange_rows(gradient, received, sent, group),
+    keeps_inputs=False,
+    is_contiguous=False,
+)
 
 
 def exchange_rows(rows: torch.Tensor, sent: list[int] | None, received: list[int] | None, group: dist.ProcessGroup | None) -> torch.Tensor:
     """The first `sent[0]` rows go to the first rank of the group, and so on; None: as many to each."""
-    return rows if group is None else _ExchangeRows.apply(rows, sent, received, group)  # type: ignore[no-any-return, no-untyped-call]
+    return rows if group is None else _exchanged(rows, sent, received, group)
