@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from perfmodel.cost.counts import ATTENTION, RankCounts, Shape, product_shape
 from perfmodel.execute.audit.program import FakeProgram, fake_program
-from perfmodel.execute.layers import flash, indexer, scans  # noqa: F401 - flash registers its operators
+from perfmodel.execute.layers import attention, indexer, scans  # noqa: F401 - attention registers its operators
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
 from perfmodel.execute.uniform.data_parallel import FlatData

@@ -60,10 +60,15 @@ _two_way = differentiable(_rms_norm, _rms_norm_backward)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """w x / sqrt(mean(x^2) + epsilon) over the last dim."""
-    if x.device.type != "cpu":
-        return F.rms_norm(x, (x.shape[-1],), weight, epsilon)
+    """w x / sqrt(mean(x^2) + epsilon) over the last dims, which are those of the weight."""
+    if x.device.type != "cpu" or weight.dim() > 1:
+        return F.rms_norm(x, weight.shape, weight, epsilon)
     return _two_way(x, weight, epsilon)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    """The same of x less its mean, plus the bias."""
+    return F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
 
 @torch.library.custom_op("perfmodel::gated_norm", mutates_args=())

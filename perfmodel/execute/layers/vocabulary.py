@@ -50,6 +50,14 @@ def token_vectors(table: torch.Tensor, tokens: torch.Tensor, *, first: int | Non
     return _TokenVectors.apply(table, tokens, first)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def bag_vectors(table: torch.Tensor, bags: torch.Tensor, *, first: int | None = None) -> torch.Tensor:
+    """[rows, h], [b, n] -> [b, h]: the sum of the vectors of each bag; `first` as that of `token_vectors`."""
+    if first is None:
+        return F.embedding_bag(bags, table, mode="sum")
+    mine, index = own_rows(bags, first, table.shape[0])
+    return F.embedding_bag(index, table, mode="sum", per_sample_weights=mine.to(table.dtype))
+
+
 class _CrossEntropy(torch.autograd.Function):
     """Keeps one copy of the logits in at least float32, in which the gradient is computed; torch's own works with three.
 

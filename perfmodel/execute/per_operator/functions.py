@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from perfmodel.execute.layers import masks
 from perfmodel.execute.layers.activations import ACTIVATIONS
 from perfmodel.execute.layers.attention import alibi_bias, alibi_slopes, attention, causal_attention
-from perfmodel.execute.layers.norm import normalise, rms_norm, wide
+from perfmodel.execute.layers.norm import layer_norm, normalise, rms_norm, wide
 from perfmodel.execute.layers.rotary import rotary_angles, rotate
 from perfmodel.execute.layers.softmax import cut_softmax, seen_softmax
-from perfmodel.execute.layers.vocabulary import cross_entropy, own_rows, token_vectors
+from perfmodel.execute.layers.vocabulary import bag_vectors, cross_entropy, token_vectors
 from perfmodel.execute.per_operator import mixers
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.own_rules import joined, lstm, shares, with_halo
@@ -167,14 +167,6 @@ def _batch_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     return _batch_normalised(inputs, context, places, dims)
 
 
-def _layer_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    return _row_norm(inputs, context, centred=True)
-
-
-def _rms_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    return _row_norm(inputs, context, centred=False)
-
-
 def _row_norm(inputs: Tensors, context: OperatorContext, *, centred: bool) -> torch.Tensor:
     operands = context.operator.inputs
     x, weight = inputs[:2]
@@ -183,9 +175,7 @@ def _row_norm(inputs: Tensors, context: OperatorContext, *, centred: bool) -> to
     dims = tuple(str(context.operator.settings["over"]).split())
     places = tuple(operands[0].dims.index(dim) for dim in dims)
     if context.parts(*dims) == 1 and operands[0].dims[-len(dims) :] == operands[1].dims == dims:
-        if centred:
-            return F.layer_norm(x, weight.shape, weight, bias, eps)
-        return rms_norm(x, weight, eps) if len(dims) == 1 else F.rms_norm(x, weight.shape, weight, eps)
+        return layer_norm(x, weight, bias, eps) if centred else rms_norm(x, weight, eps)
     rows = [aligned(each, operand, operands[0].dims) for each, operand in zip(inputs[1:], operands[1:], strict=True)]
     count = prod(context.sizes[dim] for dim in dims)
     shift, reduce = rows[1] if bias is not None else None, partial(context.all_reduce, dims=dims)
@@ -263,11 +253,7 @@ def _dropout(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
 
 def _embedding_bag(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     ids, table = inputs
-    first = _first_row(table, context)
-    if first is None:
-        return F.embedding_bag(ids, table, mode="sum")
-    mine, index = own_rows(ids, first, table.shape[0])
-    return F.embedding_bag(index, table, mode="sum", per_sample_weights=mine.to(table.dtype))
+    return bag_vectors(table, ids, first=_first_row(table, context))
 
 
 def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
@@ -366,12 +352,12 @@ FUNCTIONS: Mapping[str, NetworkFunction] = {
     "embedding_bag": _embedding_bag,
     "flatten": _flatten,
     "interaction": _interaction,
-    "layer_norm": _layer_norm,
+    "layer_norm": partial(_row_norm, centred=True),
     "lstm": _lstm,
     "pooling": _pooling,
     "prepend": _prepend,
     "reduction": _reduction,
-    "rms_norm": _rms_norm,
+    "rms_norm": partial(_row_norm, centred=False),
     "rotary": _rotary,
     "select": _select,
     "softmax": _softmax,

@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from perfmodel.execute.layers.experts import choose, expert_feed_forward, unpermute
+from perfmodel.execute.layers.experts import choose, expert_feed_forward, unpermute, weighted_sum
 from perfmodel.execute.serving.step import ServedSharding
 from perfmodel.execute.uniform.experts import ExpertMixture
-from perfmodel.execute.uniform.routing import balanced_routes, in_turn
+from perfmodel.execute.uniform.routing import balanced_routes, in_turn, own_choices
 from perfmodel.workload.config import TransformerConfig
 
 
@@ -69,21 +69,19 @@ class ServedMixture(ExpertMixture):
         return result.unflatten(-1, (cuts, -1)).chunk(cut.etp, dim=-1)[cut.etp_rank].flatten(-2) if cuts else result
 
     def _by_expert(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        cut = self.sharding.experts
-        number = self.config.num_experts // cut.ep
-        first = cut.ep_rank * number
-        total = torch.zeros(x.shape, dtype=weights.dtype, device=x.device)
-        order = chosen.flatten().argsort(stable=True)
+        cut, number = self.sharding.experts, self.config.num_experts // self.sharding.experts.ep
         rows = torch.bincount(chosen.flatten(), minlength=self.config.num_experts).tolist()
-        stop = sum(rows[:first])
-        for expert in range(number):
-            start, stop = stop, stop + rows[first + expert]
-            if stop > start:
-                mine = order[start:stop]
-                token = mine // chosen.shape[1]
-                made = self._expert(slice(expert, expert + 1), x.index_select(0, token).unsqueeze(0)).squeeze(0).to(weights.dtype)
-                total.index_add_(0, token, made * weights.flatten()[mine].unsqueeze(1))
-        return total.to(x.dtype)
+        mine = own_choices(chosen, rows, cut.ep_rank * number, number)
+        token = mine // chosen.shape[1]
+        counts = rows[cut.ep_rank * number :][:number]
+        made = [
+            self._expert(slice(expert, expert + 1), x.index_select(0, own).unsqueeze(0)).squeeze(0)
+            for expert, own in enumerate(token.split(counts))
+            if len(own)
+        ]
+        if not made:
+            return torch.zeros_like(x)
+        return weighted_sum(torch.cat(made), weights.flatten()[mine], token, len(x))
 
     def _evenly(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Where tensors have no values: experts in turn, each with as many rows, as far as rows go."""
