@@ -37,6 +37,41 @@ print(json.dumps([len(seen), len({name for name, _ in seen})]))
 """
 
 
+#: Torch functions that compute a layer kind of the executor.
+_KERNELS = {
+    "attention": {
+        "scaled_dot_product_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+    },
+    "norm": {"rms_norm", "layer_norm", "rsqrt", "rsqrt_"},
+    "rotary": {"cos", "sin", "polar"},
+    "recurrence": {"conv1d", "softplus"},
+    "experts": {"topk", "index_add_"},
+    "embedding": {"embedding", "embedding_bag", "embedding_dense_backward"},
+    "loss": {"cross_entropy", "scatter_add_"},
+    "dropout": {"dropout", "rand_like"},
+    "convolution": {"conv2d"},
+}
+#: What calls them to time them, to be independent of them, or to read users' modules.
+_NO_LAYERS = ("measure/", "importer/", "per_operator/microbenchmarks.py", "uniform/gradient_check.py")
+
+
+def layer_files() -> dict[str, set[str]]:
+    """Layer kind -> files of execute/ that call its kernels."""
+    found: dict[str, set[str]] = {kind: set() for kind in _KERNELS}
+    for path in modules():
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith("execute/") or name.removeprefix("execute/").startswith(_NO_LAYERS):
+            continue
+        functions = (node.func for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call))
+        called = {each.attr for each in functions if isinstance(each, ast.Attribute) and ast.unparse(each.value) != "self"}
+        for kind, kernels in _KERNELS.items():
+            if called & kernels:
+                found[kind].add(name)
+    return found
+
+
 def measures() -> dict[str, int]:
     """Measure -> its value today. Lines are those of .py files; a package is a folder directly below perfmodel/."""
     found = {f"lines of {name}/": count for name, count in sorted(_lines_by_package().items())}
@@ -46,6 +81,7 @@ def measures() -> dict[str, int]:
         **found,
         "lines of the largest file": max(_num_lines(path) for path in modules()),
         "fields of the largest record": max(_record_sizes(), default=0),
+        "implementations of a layer kind": max(map(len, layer_files().values())),
         "files that only serving uses": len(serving_files()),
         "private functions with one caller": sum(_one_caller(tree_of(path)) for path in modules()),
         "functions of one prediction": functions,

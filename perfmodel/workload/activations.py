@@ -1,6 +1,6 @@
 """Activation functions: what configs call each, what its backward pass reads, which kernel's rate it runs at.
 
-A new one is a line here, and its torch function in `execute/activations.py`.
+A new one is a line here, and its torch function in `execute/layers/activations.py`.
 """
 
 from __future__ import annotations

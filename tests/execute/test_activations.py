@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from perfmodel.execute.activations import ACTIVATIONS  # noqa: E402
+from perfmodel.execute.layers.activations import ACTIVATIONS  # noqa: E402
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from perfmodel.execute.norm import rms_norm
+from perfmodel.execute.layers.norm import rms_norm
 
 
 def gradients(norm, x, weight):

@@ -13,9 +13,9 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from perfmodel.cost.counts import ATTENTION, RankCounts, Shape, product_shape
 from perfmodel.execute.audit.program import FakeProgram, fake_program
+from perfmodel.execute.layers import attention, indexer, scans  # noqa: F401 - attention registers its operators
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
-from perfmodel.execute.uniform import indexer, recurrent
 from perfmodel.execute.uniform.data_parallel import FlatData
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.routing import RoutingCounts
@@ -41,7 +41,7 @@ _CPU_ATTENTION: dict[Any, Callable[..., int]] = {
     torch.ops.perfmodel.uneven_attention_backward: _attention_backward,
 }
 #: Kernels that make several products: their kind in the graph, and FLOP.
-_PRODUCTS_OF_KERNELS = {**recurrent.PRODUCTS, **indexer.PRODUCTS}
+_PRODUCTS_OF_KERNELS = {**scans.PRODUCTS, **indexer.PRODUCTS}
 #: Matrix products, and which argument is the first factor.
 _PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
 

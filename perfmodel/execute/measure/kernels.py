@@ -13,18 +13,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from perfmodel.execute.layers.attention import attention
+from perfmodel.execute.layers.norm import NORM_EPSILON, rms_norm
+from perfmodel.execute.layers.rotary import rotary_angles, rotate
+from perfmodel.execute.layers.vocabulary import cross_entropy
 from perfmodel.execute.measure.scope import Scope
 from perfmodel.execute.measure.stopwatch import copies_from_memory, from_memory, in_turn
-from perfmodel.execute.norm import rms_norm
-from perfmodel.execute.uniform.collective_ops import cross_entropy
-from perfmodel.execute.uniform.model import NORM_EPSILON, Attention
-from perfmodel.execute.uniform.sharding import Sharding
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.execute.zero.optimizers import build_optimizer
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import AttentionSample, DecodeSample, MatmulSample, Sample, StreamingSample, WeightSample
-from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 
 #: Rows of activations are this wide: streaming kernels depend on the size, hardly on the width.
@@ -99,13 +98,6 @@ _TENSORS_MOVED = {
     KernelClass.PERMUTE: (2.0, 2.0),
 }
 
-_ROTARY_MODEL = TransformerConfig(
-    name="rotary", architecture="llama", num_hidden_layers=1, hidden_size=WIDTH, num_attention_heads=8, num_key_value_heads=8,
-    head_dim=WIDTH // 8, intermediate_size=WIDTH, vocab_size=8, max_position_embeddings=64, gated_mlp=False, activation="silu",
-    norm="rmsnorm", position="rotary", qkv_bias=False, attention_output_bias=False, mlp_bias=False, norm_bias=False,
-    tie_word_embeddings=True,
-)  # fmt: skip
-
 
 def _streaming_function(kernel: KernelClass, rows: int, options: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
     """The operator of that class, on a tensor [rows, WIDTH]."""
@@ -129,8 +121,8 @@ def _streaming_function(kernel: KernelClass, rows: int, options: dict[str, Any])
         case KernelClass.SOFTMAX:
             return lambda x: torch.softmax(x, dim=-1, dtype=torch.float32).to(x.dtype)
         case KernelClass.ROTARY:
-            layer = Attention(_ROTARY_MODEL, Sharding(), index=0, fused=True, recompute_core=False, device=str(options["device"]))
-            return lambda x: layer._rotate(x.view(1, rows, 8, WIDTH // 8)).view(rows, WIDTH)
+            angles = rotary_angles(torch.arange(rows, device=options["device"]), WIDTH // 8, options["dtype"])
+            return lambda x: rotate(x.view(1, rows, 8, WIDTH // 8), *angles).view(rows, WIDTH)
         case KernelClass.PERMUTE:
             order = torch.randperm(rows, device=options["device"])
             return lambda x: x.index_select(0, order)
@@ -254,12 +246,13 @@ def loss_kernels(rows: int, vocabulary: int, logit_bytes: float, dtype: Dtype, d
     def backward() -> Callable[[], object]:
         logits, targets = operands()
         output = cross_entropy(logits, targets)
+        weights = torch.ones_like(output)
         (probabilities, *_) = output.grad_fn.saved_tensors  # type: ignore[union-attr]
 
         def gradient() -> object:
             # Made in place of the probabilities, for which a graph is used once; here only the time of it counts.
             with torch.autograd._unsafe_preserve_version_counter(probabilities):
-                return torch.autograd.grad(output, logits, retain_graph=True)
+                return torch.autograd.grad(output, logits, weights, retain_graph=True)
 
         return gradient
 
@@ -297,8 +290,7 @@ def attention_calls(
         return [torch.randn(batch, length, number, head_dim, **options).requires_grad_() for number in (heads, kv_heads, kv_heads)]
 
     def attend(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
-        q, k, v = (leaf.transpose(1, 2) for leaf in leaves)
-        context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
+        context = attention(*(leaf.transpose(1, 2) for leaf in leaves), is_causal=True)
         return context.transpose(1, 2).flatten(2)
 
     def forward() -> Callable[[], object]:
@@ -328,7 +320,7 @@ def decode_kernel(shape: tuple[int, int, int, int, int], dtype: Dtype, device: s
     def make() -> Callable[[], object]:
         q = torch.randn(batch, kv_heads, heads // kv_heads, head_dim, **options)
         k, v = (torch.full((batch, length, kv_heads, head_dim), 0.5, **options).transpose(1, 2) for _ in range(2))
-        return lambda: F.scaled_dot_product_attention(q, k, v)
+        return lambda: attention(q, k, v)
 
     def sample(time: float) -> Sample:
         return DecodeSample(

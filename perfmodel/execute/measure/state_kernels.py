@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from perfmodel.execute.layers.scans import causal_conv_on, delta_scan, state_scan
 from perfmodel.execute.measure.kernels import Kernel
 from perfmodel.execute.measure.stopwatch import from_memory
-from perfmodel.execute.uniform.recurrent import causal_conv_on, delta_scan_on, state_scan_on
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
@@ -48,13 +48,13 @@ def state_kernels(shape: tuple[int, int, int], dtype: Dtype, device: str) -> Ite
     def mamba() -> Callable[[], object]:
         x, steps, own = made(b, s, groups, channels), made(b, s, groups, heads), [made(groups, heads) for _ in range(3)]
         state = torch.randn(b, groups, heads, width, depth, device=device)
-        return lambda: state_scan_on(x, steps, own, state, min(_CHUNK, s))
+        return lambda: state_scan.onward(x, steps, own, state, min(_CHUNK, s))
 
     def delta() -> Callable[[], object]:
         heads, key, value = _DELTA
         x, state = made(b, s, groups, 2 * key + heads * value), torch.randn(b, groups, heads, key, value, device=device)
         strengths, own = made(b, s, groups, 2 * heads), [made(groups, heads) for _ in range(2)]
-        return lambda: delta_scan_on(x, strengths, own, state, s)
+        return lambda: delta_scan.onward(x, strengths, own, state, s)
 
     inputs = b * s * groups * channels
     yield _kernel(KernelClass.CAUSAL_CONV, convolution, 2.0 * item * inputs, inputs)

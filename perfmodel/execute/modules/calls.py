@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from perfmodel.execute.importer.exported_graph import VertexCalls, arguments_of
+from perfmodel.execute.layers.norm import normalise
+from perfmodel.execute.layers.softmax import cut_softmax
+from perfmodel.execute.layers.vocabulary import cross_entropy
 from perfmodel.execute.modules.views import joined_pieces, viewed
 from perfmodel.execute.per_operator.context import OperatorContext
-from perfmodel.execute.per_operator.own_rules import cross_entropy, normalise, softmax, with_halo
+from perfmodel.execute.per_operator.own_rules import with_halo
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.graph import Operator
 from perfmodel.workload.imported.graph import ImportedKind, ImportedVertex, Shape
@@ -350,8 +354,7 @@ def norm_rule(operator: ModuleOperator, node: Node, arguments: Arguments, contex
         count=prod(arguments["normalized_shape"]),
         eps=torch.finfo(x.dtype).eps if eps is None else float(eps),
         centred="rms" not in function_name(node),
-        context=context,
-        dims=dims,
+        reduce=partial(context.all_reduce, dims=dims),
     )
 
 
@@ -381,8 +384,7 @@ def batch_norm_rule(operator: ModuleOperator, node: Node, arguments: Arguments, 
         count=count,
         eps=float(arguments["eps"]),
         centred=True,
-        context=context,
-        dims=dims,
+        reduce=partial(context.all_reduce, dims=dims),
         observe=observe,
     )
 
@@ -392,7 +394,8 @@ def softmax_rule(operator: ModuleOperator, node: Node, arguments: Arguments, con
     if not dim:
         return _as_it_is(operator, node, arguments, context)
     x = arguments["self"] if arguments.get("dtype") is None else arguments["self"].to(arguments["dtype"])
-    return softmax(x, position=int(arguments["dim"]) % x.dim(), scale=1.0, hidden=None, context=context, dim=dim)
+    reduce = partial(context.all_reduce, dims=(dim,))
+    return cut_softmax(x, position=int(arguments["dim"]) % x.dim(), scale=1.0, hidden=None, reduce=reduce)
 
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
@@ -409,7 +412,8 @@ def cross_entropy_rule(operator: ModuleOperator, node: Node, arguments: Argument
         return found / parts if reduction == 1 and parts > 1 else found
     scores = scores.movedim(1, -1) if scores.dim() > 1 else scores
     size = context.sizes[dim]
-    losses = cross_entropy(scores, target, first=context.index(dim) * scores.shape[-1], size=size, context=context, dim=dim)
+    first, reduce = context.index(dim) * scores.shape[-1], partial(context.all_reduce, dims=(dim,))
+    losses = cross_entropy(scores, target, first=first, size=size, reduce=reduce)
     seen = target != arguments.get("ignore_index", -100)
     losses = torch.where(seen, losses, 0.0)
     if reduction == 0:

@@ -7,19 +7,22 @@ which they are (`network_context`). A new kind is one entry more, here or in the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
-from torch.utils._python_dispatch import _disable_current_modes
 
-from perfmodel.execute.activations import ACTIVATIONS
-from perfmodel.execute.alibi import alibi_slopes
-from perfmodel.execute.norm import rms_norm, wide
+from perfmodel.execute.layers import masks
+from perfmodel.execute.layers.activations import ACTIVATIONS
+from perfmodel.execute.layers.attention import alibi_bias, alibi_slopes, attention, causal_attention
+from perfmodel.execute.layers.norm import layer_norm, normalise, rms_norm, wide
+from perfmodel.execute.layers.rotary import rotary_angles, rotate
+from perfmodel.execute.layers.softmax import cut_softmax, seen_softmax
+from perfmodel.execute.layers.vocabulary import bag_vectors, cross_entropy, token_vectors
 from perfmodel.execute.per_operator import mixers
 from perfmodel.execute.per_operator.context import OperatorContext
-from perfmodel.execute.per_operator.own_rules import cross_entropy, joined, lstm, normalise, shares, softmax, with_halo
+from perfmodel.execute.per_operator.own_rules import joined, lstm, shares, with_halo
 from perfmodel.workload.graph import Operand
 
 NetworkFunction = Callable[[Sequence[torch.Tensor], OperatorContext], torch.Tensor]
@@ -153,7 +156,8 @@ def _batch_normalised(inputs: Tensors, context: OperatorContext, places: tuple[i
     if context.parts(*dims) == 1 and operands[0].dims.index(operands[1].dims[0]) == 1 and len(weight.shape) == 1:
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
     rows = [aligned(each, operand, operands[0].dims) for each, operand in zip(inputs[1:], operands[1:], strict=True)]
-    return normalise(x, rows[0], rows[1], over=places, count=count, eps=eps, centred=True, context=context, dims=dims)
+    reduce = partial(context.all_reduce, dims=dims)
+    return normalise(x, rows[0], rows[1], over=places, count=count, eps=eps, centred=True, reduce=reduce)
 
 
 def _batch_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
@@ -161,14 +165,6 @@ def _batch_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
         return _statistics_of_shares(inputs, context)
     places, dims = _over(context)
     return _batch_normalised(inputs, context, places, dims)
-
-
-def _layer_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    return _row_norm(inputs, context, centred=True)
-
-
-def _rms_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    return _row_norm(inputs, context, centred=False)
 
 
 def _row_norm(inputs: Tensors, context: OperatorContext, *, centred: bool) -> torch.Tensor:
@@ -179,14 +175,11 @@ def _row_norm(inputs: Tensors, context: OperatorContext, *, centred: bool) -> to
     dims = tuple(str(context.operator.settings["over"]).split())
     places = tuple(operands[0].dims.index(dim) for dim in dims)
     if context.parts(*dims) == 1 and operands[0].dims[-len(dims) :] == operands[1].dims == dims:
-        if centred:
-            return F.layer_norm(x, weight.shape, weight, bias, eps)
-        return rms_norm(x, weight, eps) if len(dims) == 1 else F.rms_norm(x, weight.shape, weight, eps)
+        return layer_norm(x, weight, bias, eps) if centred else rms_norm(x, weight, eps)
     rows = [aligned(each, operand, operands[0].dims) for each, operand in zip(inputs[1:], operands[1:], strict=True)]
     count = prod(context.sizes[dim] for dim in dims)
-    return normalise(
-        x, rows[0], rows[1] if bias is not None else None, over=places, count=count, eps=eps, centred=centred, context=context, dims=dims
-    )
+    shift, reduce = rows[1] if bias is not None else None, partial(context.all_reduce, dims=dims)
+    return normalise(x, rows[0], shift, over=places, count=count, eps=eps, centred=centred, reduce=reduce)
 
 
 def _softmax(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
@@ -195,24 +188,23 @@ def _softmax(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     dims = operator.inputs[0].dims
     over, queries = str(operator.settings["over"]), str(operator.settings["causal_queries"])
     position, scale = dims.index(over), float(operator.settings["scale"])  # type: ignore[arg-type]
-    hidden = None
+    seen = None
     if queries:
         rows = context.positions(queries, x.shape[dims.index(queries)], x.device)
         columns = context.positions(over, x.shape[position], x.device)
-        chunked = bool(operator.settings.get("chunked", False))
-        hidden = aligned(~_seen(rows, columns, _window(context), chunked=chunked), Operand(tensor="", dims=(queries, over)), dims)
+        seen = masks.seen(rows, columns, _window(context), chunked=_is_chunked(context))
+        seen = aligned(seen, Operand(tensor="", dims=(queries, over)), dims)
     if operator.settings.get("alibi", False):
         g, r = (dim for dim in dims if dim not in (dims[0], queries, over))
-        bias = _alibi(x, context, (g, x.shape[dims.index(g)]), (r, x.shape[dims.index(r)]), columns)
+        groups, shared, keys = (x.shape[dims.index(dim)] for dim in (g, r, over))
+        later = (context.parts(over) - 1 - context.index(over)) * keys
+        bias = alibi_bias(_slopes(context, (g, groups), (r, shared), x), keys, later=later).view(groups, shared, keys)
         x, scale = x * scale + aligned(bias, Operand(tensor="", dims=(g, r, over)), dims), 1.0
-    if context.parts(over) == 1:
-        values = x if scale == 1.0 else x * scale
-        if sinks:
-            values = values if hidden is None else values.masked_fill(hidden, -torch.inf)
-            own = aligned(sinks[0], operator.inputs[1], dims).expand_as(values.narrow(position, 0, 1))
-            return torch.cat((values, own), position).softmax(position).narrow(position, 0, x.shape[position])
-        return torch.softmax(values if hidden is None else values.masked_fill(hidden, -torch.inf), position)
-    return softmax(x, position=position, scale=scale, hidden=hidden, context=context, dim=over)
+    if context.parts(over) > 1:
+        hidden, reduce = None if seen is None else ~seen, partial(context.all_reduce, dims=(over,))
+        return cut_softmax(x, position=position, scale=scale, hidden=hidden, reduce=reduce)
+    own = aligned(sinks[0], operator.inputs[1], dims) if sinks else None
+    return seen_softmax(x * scale if scale != 1.0 or seen is not None else x, seen, own, position=position)
 
 
 def _cross_entropy(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
@@ -225,7 +217,7 @@ def _cross_entropy(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     labels = aligned(labels, operator.inputs[1], rows)
     first = context.index(over) * logits.shape[position]
     logits = logits.movedim(position, -1)
-    loss = cross_entropy(logits, labels, first=first, size=context.sizes[over], context=context, dim=over)
+    loss = cross_entropy(logits, labels, first=first, size=context.sizes[over], reduce=partial(context.all_reduce, dims=(over,)))
     return aligned(loss, Operand(tensor="", dims=rows), operator.output.dims)
 
 
@@ -235,22 +227,15 @@ def _binary_cross_entropy(inputs: Tensors, context: OperatorContext) -> torch.Te
     return F.binary_cross_entropy_with_logits(logits, labels.expand_as(logits), reduction="none")
 
 
-def _rows_of(ids: torch.Tensor, table: torch.Tensor, context: OperatorContext) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Where in the local table the entries are, and which of them are in it (None: all)."""
+def _first_row(table: torch.Tensor, context: OperatorContext) -> int | None:
+    """First row of a table that is cut by rows; None: it is whole."""
     vocabulary = context.operator.inputs[1].dims[0]
-    if context.parts(vocabulary) == 1:
-        return ids, None
-    local = ids - context.index(vocabulary) * table.shape[0]
-    mine = (local >= 0) & (local < table.shape[0])
-    return torch.where(mine, local, 0), mine
+    return context.index(vocabulary) * table.shape[0] if context.parts(vocabulary) > 1 else None
 
 
 def _embedding(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     ids, table = inputs
-    index, mine = _rows_of(ids, table, context)
-    rows = F.embedding(index, table)
-    if mine is not None:
-        rows = rows.masked_fill(~mine.unsqueeze(-1), 0.0)
+    rows = token_vectors(table, ids, first=_first_row(table, context))
     operator = context.operator
     dims = (*operator.inputs[0].dims, operator.inputs[1].dims[1])
     result = aligned(rows, Operand(tensor="", dims=dims), operator.output.dims)
@@ -268,63 +253,29 @@ def _dropout(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
 
 def _embedding_bag(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     ids, table = inputs
-    index, mine = _rows_of(ids, table, context)
-    weights = None if mine is None else mine.to(table.dtype)
-    return F.embedding_bag(index, table, mode="sum", per_sample_weights=weights)
+    return bag_vectors(table, ids, first=_first_row(table, context))
 
 
 def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     """q [b,q,g,r,d], k and v [b,z,g,d] -> [b,q,g,r,d]; q may be a chunk of the sequence, whose later keys are never looked at."""
     q, k, v, *sinks = inputs
     settings = context.operator.settings
-    batch, queries, groups, shared, depth = q.shape
+    _, queries, groups, shared, _ = q.shape
     _, dim, g, r, _ = context.operator.inputs[0].dims
-    keys, is_causal = k.shape[1], bool(settings["causal"])
+    is_causal, scale = bool(settings["causal"]), float(settings["scale"])  # type: ignore[arg-type]
     if is_causal and context.parts(dim) > 1:
         keys = (context.index(dim) + 1) * queries
         k, v = k[:, :keys], v[:, :keys]
-    heads = q.permute(0, 2, 3, 1, 4).reshape(batch, groups * shared, queries, depth)
-    keys_values = [x.transpose(1, 2) for x in (k, v)]
-    mask, columns = None, torch.arange(keys, device=q.device)
-    if is_causal and _window(context):
-        mask = _seen(context.positions(dim, queries, q.device), columns, _window(context), chunked=bool(settings.get("chunked", False)))
-    elif is_causal and queries != keys:
-        mask = _chunk_mask(context, queries, keys)
-    if settings.get("alibi", False):
-        seen = _seen(context.positions(dim, queries, q.device), columns, 0)
-        mask = _alibi(q, context, (g, groups), (r, shared), columns).flatten(0, 1)[:, None].masked_fill(~seen, -torch.inf)
-    if mask is not None and shared > 1:  # the fused kernels that take a mask want as many key heads as query heads
-        keys_values = [x.repeat_interleave(shared, dim=1) for x in keys_values]
-    gqa = mask is None and shared > 1
-    scale = float(settings["scale"])  # type: ignore[arg-type]
-    if sinks:
-        rows, chunked = context.positions(dim, queries, q.device), bool(settings.get("chunked", False))
-        seen = _seen(rows, columns, _window(context), chunked=chunked)
-        keys_values = [x.repeat_interleave(heads.shape[1] // x.shape[1], dim=1) for x in keys_values]
-        result = attention_with_sinks(heads, *keys_values, seen=seen, sinks=sinks[0].reshape(1, -1, 1, 1), scale=scale)
-        return result.view(batch, groups, shared, queries, v.shape[-1]).permute(0, 3, 1, 2, 4)
-    result = F.scaled_dot_product_attention(
-        heads, keys_values[0], keys_values[1], attn_mask=mask, is_causal=is_causal and mask is None, scale=scale, enable_gqa=gqa
-    )
-    return result.view(batch, groups, shared, queries, v.shape[-1]).permute(0, 3, 1, 2, 4)
-
-
-def attention_with_sinks(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, seen: torch.Tensor, sinks: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """Attention in which each head has a score [1,n,1,1] that no key has: it takes its share and adds nothing."""
-    scores = (q @ k.transpose(-1, -2) * scale).masked_fill(~seen, -torch.inf)
-    joint = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
-    return joint.softmax(-1)[..., :-1] @ v
-
-
-def _chunk_mask(context: OperatorContext, queries: int, keys: int) -> torch.Tensor:
-    """Causal mask of the last queries, as flash kernels take it. Cached: under a dispatch mode (our counters) torch cannot make one."""
-    key = ("causal mask", queries, keys)
-    if key not in context.mesh.shared:
-        with _disable_current_modes():
-            context.mesh.shared[key] = (causal_lower_right(queries, keys),)
-    return context.mesh.shared[key][0]
+    heads = q.flatten(2, 3).transpose(1, 2)
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    if not is_causal:
+        result = attention(heads, k, v, scale=scale)
+    else:
+        slopes = _slopes(context, (g, groups), (r, shared), q) if settings.get("alibi", False) else None
+        own = sinks[0].flatten() if sinks else None
+        window, chunked = _window(context), _is_chunked(context)
+        result = causal_attention(heads, k, v, window=window, chunked=chunked, slopes=slopes, sinks=own, scale=scale)
+    return result.transpose(1, 2).unflatten(2, (groups, shared))
 
 
 def _window(context: OperatorContext) -> int:
@@ -332,50 +283,30 @@ def _window(context: OperatorContext) -> int:
     return int(context.operator.settings.get("window", 0))  # type: ignore[arg-type]
 
 
-def _seen(rows: torch.Tensor, columns: torch.Tensor, window: int, *, chunked: bool = False) -> torch.Tensor:
-    """[queries, keys]: which keys each query sees, by their places in the sequence; `chunked`: those of its chunk of `window`."""
-    distance = rows[:, None] - columns[None, :]
-    if chunked and window:
-        return (distance >= 0) & (rows[:, None] // window == columns[None, :] // window)
-    return (distance >= 0) & (distance < window) if window else distance >= 0
+def _is_chunked(context: OperatorContext) -> bool:
+    """Whether the window is a chunk of the sequence, within which a query sees keys."""
+    return bool(context.operator.settings.get("chunked", False))
 
 
-def _alibi(
-    like: torch.Tensor, context: OperatorContext, groups: tuple[str, int], shared: tuple[str, int], columns: torch.Tensor
-) -> torch.Tensor:
-    """ALiBi bias of the scores [groups, shared, keys] of the local heads: slopes times the distance to the last key.
-
-    Scores less the same number for all keys have the same softmax: the distance to the query need not be told.
-    groups, shared   dim and local size of the heads
-    """
-    dims, device = context.operator.dims, like.device
+def _slopes(context: OperatorContext, groups: tuple[str, int], shared: tuple[str, int], like: torch.Tensor) -> torch.Tensor:
+    """ALiBi slopes of the local heads [groups * shared]; groups, shared: dim and local size of the heads."""
+    dims, device = context.operator.dims, torch.device("cpu")
     heads = context.positions(*groups, device)[:, None] * dims[shared[0]] + context.positions(*shared, device)[None, :]
-    slopes = alibi_slopes(dims[groups[0]] * dims[shared[0]])[heads.flatten().cpu()].to(like).view(heads.shape)
-    return slopes[:, :, None] * (columns - columns[-1]).to(like)
+    return alibi_slopes(dims[groups[0]] * dims[shared[0]])[heads.flatten()].to(like)
 
 
 def _rotary(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     (x,) = inputs
-    start = context.operator.settings.get("start")
-    if start is not None:
-        end = int(start) + int(context.operator.settings["head_dim"])  # type: ignore[arg-type]
-        return torch.cat((x[..., :start], _turned(x[..., start:end], context), x[..., end:]), -1)  # type: ignore[misc]
-    return _turned(x, context) if context.operator.settings.get("turns", True) else x
-
-
-def _turned(x: torch.Tensor, context: OperatorContext) -> torch.Tensor:
-    depth, dim = x.shape[-1], context.operator.inputs[0].dims[1]
-    base = float(context.operator.settings["base"])  # type: ignore[arg-type]
+    settings, dim = context.operator.settings, context.operator.inputs[0].dims[1]
+    if not settings.get("turns", True):
+        return x
+    base, start = float(settings["base"]), int(settings.get("start", 0))  # type: ignore[arg-type]
+    depth = int(settings["head_dim"]) if "start" in settings else x.shape[-1]  # type: ignore[arg-type]
     key = ("angles", context.index(dim), x.shape[1], depth, base, x.dtype)
     if key not in context.mesh.shared:
-        places = context.positions(dim, x.shape[1], x.device).double()
-        speeds = base ** (-torch.arange(0, depth, 2, device=x.device).double() / depth)
-        angles = (places[:, None] * speeds[None, :]).repeat(1, 2)
-        context.mesh.shared[key] = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    shape = [1, x.shape[1], *([1] * (x.dim() - 3)), depth]
-    cosine, sine = (each.view(shape) for each in context.mesh.shared[key])
-    turned = torch.cat((-x[..., depth // 2 :], x[..., : depth // 2]), -1)
-    return x * cosine + turned * sine
+        context.mesh.shared[key] = rotary_angles(context.positions(dim, x.shape[1], x.device), depth, x.dtype, base)
+    cosine, sine = context.mesh.shared[key]
+    return rotate(x, cosine, sine, start=start)
 
 
 def _lstm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
@@ -421,12 +352,12 @@ FUNCTIONS: Mapping[str, NetworkFunction] = {
     "embedding_bag": _embedding_bag,
     "flatten": _flatten,
     "interaction": _interaction,
-    "layer_norm": _layer_norm,
+    "layer_norm": partial(_row_norm, centred=True),
     "lstm": _lstm,
     "pooling": _pooling,
     "prepend": _prepend,
     "reduction": _reduction,
-    "rms_norm": _rms_norm,
+    "rms_norm": partial(_row_norm, centred=False),
     "rotary": _rotary,
     "select": _select,
     "softmax": _softmax,

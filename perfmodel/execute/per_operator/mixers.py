@@ -1,6 +1,6 @@
 """The torch functions of the kinds that mixers other than plain attention are made of: pieces of tensors, and recurrences over a sequence.
 
-Recurrences are those of `execute/recurrences.py`: a rank runs its share of the positions in one piece.
+Recurrences are those of `execute/recurrence.py`: a rank runs its share of the positions in one piece.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from perfmodel.execute import recurrences
+from perfmodel.execute.layers import norm, recurrence
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.own_rules import handing_on, state_before, with_halo
 
@@ -49,14 +49,12 @@ def causal_conv(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
         x = with_halo(x, position=1, above=before, below=0, context=context, dim=positions, fill=0.0, row=row)
     else:
         x = F.pad(x, (0, 0, 0, 0, before, 0))
-    return recurrences.causal_conv(x, weight, inputs[2] if len(inputs) > 2 else None)
+    return recurrence.causal_conv(x, weight, inputs[2] if len(inputs) > 2 else None)
 
 
 def gated_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     x, gate, weight = inputs
-    return recurrences.gated_norm(
-        x, gate, weight, width=_number(context, "width"), gates_first=bool(context.operator.settings["gates_first"])
-    )
+    return norm.gated_norm(x, gate, weight, _number(context, "width"), bool(context.operator.settings["gates_first"]))
 
 
 def state_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
@@ -64,7 +62,7 @@ def state_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     shape = (x.shape[0], *steps.shape[2:], _number(context, "head_dim"), _number(context, "state"))
     positions = context.operator.inputs[0].dims[1]
     before = state_before(x, shape, context=context, dim=positions)
-    y, after = recurrences.state_scan(x, steps, before, *parameters)
+    y, after = recurrence.state_scan(x, steps, before, *parameters)
     return handing_on(y, after, context=context, dim=positions)
 
 
@@ -73,7 +71,7 @@ def delta_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     shape = (x.shape[0], *parameters[0].shape, _number(context, "key_dim"), _number(context, "value_dim"))
     positions = context.operator.inputs[0].dims[1]
     before = state_before(x, shape, context=context, dim=positions)
-    y, after = recurrences.delta_scan(x, strengths, before, *parameters)
+    y, after = recurrence.delta_scan(x, strengths, before, *parameters)
     return handing_on(y, after, context=context, dim=positions)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.norm import wide
+from perfmodel.execute.layers.norm import wide
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.functions import FUNCTIONS, NetworkFunction
 from perfmodel.execute.per_operator.interpret import Interpreter, NetworkEnds, Values

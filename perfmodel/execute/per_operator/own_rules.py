@@ -1,4 +1,4 @@
-"""Operators that issue collectives of their own where certain dims are cut: norms, softmax, cross-entropy, halos, states, an LSTM.
+"""Operators that issue collectives of their own where certain dims are cut: halos, states, an LSTM.
 
 Each is an autograd function, so that it issues exactly what its kind declares (`Operator.traffic`) in either pass, and computes as
 one process does where nothing is cut.
@@ -6,163 +6,16 @@ one process does where nothing is cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from perfmodel.execute.norm import wide
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.workload.graph import Pass
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
-
-
-class _Normalise(torch.autograd.Function):
-    """y = weight x_hat + bias, x_hat by the mean (where `centred`) and variance over `over`, of which some may be cut (`dims`).
-
-    weight, bias   with as many positions as x, of size 1 where they lack one
-    count          entries in one mean, at full size
-    """
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        over: tuple[int, ...],
-        count: int,
-        eps: float,
-        centred: bool,
-        context: OperatorContext,
-        dims: tuple[str, ...],
-        observe: Callable[[torch.Tensor, torch.Tensor], None] | None,
-    ) -> torch.Tensor:
-        values = wide(x)
-        squares = values.square().sum(over, keepdim=True)
-        if centred:
-            sums = torch.stack((values.sum(over, keepdim=True), squares))
-            sums = context.all_reduce(sums, dims, Pass.FORWARD) / count
-            mean = sums[0]
-            variance = sums[1] - mean.square()
-            if observe is not None:
-                observe(mean, variance)
-            scale = (variance + eps).rsqrt()
-            normal = (values - mean) * scale
-        else:
-            scale = (context.all_reduce(squares, dims, Pass.FORWARD) / count + eps).rsqrt()
-            normal = values * scale
-        ctx.save_for_backward(normal, scale, weight)
-        ctx.rest = over, count, centred, context, dims, bias is not None
-        result = normal * weight
-        return (result if bias is None else result + bias).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        normal, scale, weight = ctx.saved_tensors
-        over, count, centred, context, dims, has_bias = ctx.rest
-        gradient = wide(gradients[0])
-        inner = gradient * weight
-        along = (inner * normal).sum(over, keepdim=True)
-        if centred:
-            sums = context.all_reduce(torch.stack((inner.sum(over, keepdim=True), along)), dims, Pass.BACKWARD) / count
-            result = (inner - sums[0] - normal * sums[1]) * scale
-        else:
-            result = (inner - normal * (context.all_reduce(along, dims, Pass.BACKWARD) / count)) * scale
-        for_weight = (gradient * normal).sum_to_size(weight.shape).to(weight.dtype)
-        for_bias = gradient.sum_to_size(weight.shape).to(weight.dtype) if has_bias else None
-        return result.to(gradients[0].dtype), for_weight, for_bias, None, None, None, None, None, None, None
-
-
-def normalise(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    over: tuple[int, ...],
-    count: int,
-    eps: float,
-    centred: bool,
-    context: OperatorContext,
-    dims: tuple[str, ...],
-    observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
-) -> torch.Tensor:
-    """`observe` is called with the mean (where `centred`) and the variance of all entries."""
-    return _Normalise.apply(x, weight, bias, over, count, eps, centred, context, dims, observe)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Softmax(torch.autograd.Function):
-    """Over a position whose dim may be cut; entries where `hidden` are 0."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, x: torch.Tensor, position: int, scale: float, hidden: torch.Tensor | None, context: OperatorContext, dim: str
-    ) -> torch.Tensor:
-        values = wide(x) * scale
-        if hidden is not None:
-            values = values.masked_fill(hidden, -torch.inf)
-        largest = context.all_reduce(values.amax(position, keepdim=True), (dim,), Pass.FORWARD, largest=True)
-        exponentials = (values - largest).exp_()
-        total = context.all_reduce(exponentials.sum(position, keepdim=True), (dim,), Pass.FORWARD)
-        result = (exponentials / total).to(x.dtype)
-        ctx.save_for_backward(result)
-        ctx.rest = position, scale, context, dim
-        return result
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        (result,) = ctx.saved_tensors
-        position, scale, context, dim = ctx.rest
-        products = wide(gradients[0]) * result
-        total = context.all_reduce(products.sum(position, keepdim=True), (dim,), Pass.BACKWARD)
-        return ((products - result * total) * scale).to(result.dtype), None, None, None, None, None
-
-
-def softmax(
-    x: torch.Tensor, *, position: int, scale: float, hidden: torch.Tensor | None, context: OperatorContext, dim: str
-) -> torch.Tensor:
-    return _Softmax.apply(x, position, scale, hidden, context, dim)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """Cross-entropy of logits [rows..., v] and labels [rows...]: one loss a row. Columns from `size` on are padding."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, logits: torch.Tensor, labels: torch.Tensor, first: int, size: int, context: OperatorContext, dim: str
-    ) -> torch.Tensor:
-        columns = logits.shape[-1]
-        values = wide(logits)
-        if values is logits and first + columns > size:
-            values = values.clone()
-        is_own = values is not logits
-        if first + columns > size:
-            values[..., max(0, size - first) :] = -torch.inf
-        largest = context.all_reduce(values.amax(-1), (dim,), Pass.FORWARD, largest=True)
-        # in place where a copy was made: the largest tensor of the step
-        values = values.sub_(largest.unsqueeze(-1)) if is_own else values - largest.unsqueeze(-1)
-        mine = (labels >= first) & (labels < first + columns)
-        index = torch.where(mine, labels - first, 0)
-        picked = torch.where(mine, values.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
-        exponentials = values.exp_()
-        total = context.all_reduce(exponentials.sum(-1), (dim,), Pass.FORWARD)
-        picked = context.all_reduce(picked, (dim,), Pass.FORWARD)
-        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), index, mine)
-        ctx.dtype = logits.dtype
-        return total.log() - picked
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        probabilities, index, mine = ctx.saved_tensors
-        # in place: nothing else reads the probabilities, and they are the largest tensor of the step
-        probabilities.scatter_add_(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
-        return probabilities.mul_(gradients[0].unsqueeze(-1)).to(ctx.dtype), None, None, None, None, None
-
-
-def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, *, first: int, size: int, context: OperatorContext, dim: str) -> torch.Tensor:
-    return _CrossEntropy.apply(logits, labels, first, size, context, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Halo(torch.autograd.Function):

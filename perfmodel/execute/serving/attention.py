@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
-from torch.utils.flop_counter import register_flop_formula, sdpa_flop_count
 
+from perfmodel.execute.layers.attention import alibi_bias, attention, latent_attention
+from perfmodel.execute.layers.indexer import cached_index
+from perfmodel.execute.layers.masks import additive, seen
 from perfmodel.execute.local import local_tensor
-from perfmodel.execute.per_operator.functions import attention_with_sinks
 from perfmodel.execute.serving.step import ChunkGroup, ServedSharding
-from perfmodel.execute.uniform.indexer import best, scores_of
 from perfmodel.execute.uniform.latent import LatentMixer
 from perfmodel.execute.uniform.model import Attention, CoreAttention
 from perfmodel.workload.config import TransformerConfig
 
 
-def seen_keys(group: ChunkGroup, start: int, window: int) -> torch.Tensor:
+def seen_keys(group: ChunkGroup, start: int, window: int, device: torch.device) -> torch.Tensor:
     """[b or 1, q, z]: which keys from `start` on each new token sees, itself the last."""
     keys, queries = group.reads.length, group.queries
-    device = None if group.lengths is None else group.lengths.device
-    lengths = torch.tensor([keys]) if group.lengths is None else group.lengths
-    query = lengths.view(-1, 1, 1) - queries + torch.arange(queries, device=device).view(1, -1, 1)
-    key = torch.arange(start, keys, device=device).view(1, 1, -1)
-    seen = key <= query
-    return seen & (key > query - window) if window else seen
+    lengths = torch.tensor([keys], device=device) if group.lengths is None else group.lengths
+    positions = lengths.view(-1, 1) - queries + torch.arange(queries, device=device)
+    return seen(positions, torch.arange(start, keys, device=device), window)
 
 
 class CachedCore(CoreAttention):
@@ -41,27 +37,20 @@ class CachedCore(CoreAttention):
         _, queries, heads, _ = q.shape
         shared = heads // k.shape[1]
         rows = q.unflatten(2, (-1, shared)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [b, g, r q, d]
-        added = self._added(group, start, heads, shared, q)
-        if sinks is None:
-            context = F.scaled_dot_product_attention(rows, k, v, attn_mask=added)
-        else:
-            own = sinks.view(1, -1, shared, 1).expand(-1, -1, -1, queries).reshape(1, -1, shared * queries, 1)
-            seen = torch.ones((), dtype=torch.bool, device=q.device) if added is None else added == 0
-            context = attention_with_sinks(rows, k, v, seen=seen, sinks=own, scale=q.shape[-1] ** -0.5)
+        own = None if sinks is None else sinks.view(1, -1, shared, 1).expand(-1, -1, -1, queries).reshape(1, -1, shared * queries, 1)
+        context = attention(rows, k, v, mask=self._added(group, start, shared, q), sinks=own)
         return context.unflatten(2, (shared, queries)).permute(0, 3, 1, 2, 4).flatten(2)
 
-    def _added(self, group: ChunkGroup, start: int, heads: int, shared: int, like: torch.Tensor) -> torch.Tensor | None:
+    def _added(self, group: ChunkGroup, start: int, shared: int, like: torch.Tensor) -> torch.Tensor | None:
         """[b or 1, 1 or g, r q, z] to add to the scores; None where a token sees all, or a kernel knows by itself which keys are seen."""
         is_plain = group.queries == 1 and group.lengths is None
-        has_alibi = self.config.position == "alibi"
-        if self.sharding.is_abstract or (is_plain and not has_alibi):
+        slopes = self.slopes(like)
+        if self.sharding.is_abstract or (is_plain and slopes is None):
             return None
-        seen = seen_keys(group, start, self.window).to(like.device)
-        bias = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
-        if not has_alibi:
-            return bias.unsqueeze(1).repeat(1, 1, shared, 1)
-        slopes = self._alibi(group.reads.length, heads, like)[..., start:]  # [1, n, 1, z]
-        return (bias.unsqueeze(1) + slopes).unflatten(1, (-1, shared)).flatten(2, 3)
+        bias = additive(seen_keys(group, start, self.window, like.device), like.dtype).unsqueeze(1)
+        if slopes is None:
+            return bias.repeat(1, 1, shared, 1)
+        return (bias + alibi_bias(slopes, group.reads.length - start)).unflatten(1, (-1, shared)).flatten(2, 3)
 
 
 class CachedAttention(Attention):
@@ -85,46 +74,6 @@ class CachedAttention(Attention):
         ]
         context = rows[0] if len(rows) == 1 else torch.cat(rows)
         return self.finish(context.unsqueeze(0), x)
-
-
-@torch.library.custom_op("perfmodel::latent_attention", mutates_args=())
-def latent_attention(q: torch.Tensor, kept: torch.Tensor, seen: torch.Tensor | None, width: int, scale: float) -> torch.Tensor:
-    """[b, n, c + r], [b, z, c + r], [b, 1, z] -> [b, n, c]: the latents themselves are keys, and their first `width` entries c are values.
-
-    One operator, as a GPU's kernel is one: it reads what is kept once for both.
-    """
-    scores = torch.bmm(q, kept.transpose(1, 2)).mul_(scale)
-    if seen is not None:
-        scores.masked_fill_(~seen, -torch.inf)
-    return torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), kept[..., :width])
-
-
-@latent_attention.register_fake
-def _(q: torch.Tensor, kept: torch.Tensor, seen: torch.Tensor | None, width: int, scale: float) -> torch.Tensor:
-    return q.new_empty(*q.shape[:-1], width)
-
-
-@register_flop_formula(torch.ops.perfmodel.latent_attention)
-def _latent_flops(q: list[int], kept: list[int], seen: list[int] | None, width: int, *_: object, **__: object) -> int:
-    (b, n, d), z = q, kept[1]
-    return sdpa_flop_count((b, 1, n, d), (b, 1, z, d), (b, 1, z, width))
-
-
-@torch.library.custom_op("perfmodel::cached_index", mutates_args=())
-def cached_index(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, seen: torch.Tensor | None, top: int) -> torch.Tensor:
-    """[b, q, n, d], [b, z, d], [b, q, n], [b or 1, q, z] -> which of the keys each query chooses [b, q, top]"""
-    return best(scores_of(q, keys, weights, seen)[0], top).contiguous()
-
-
-@cached_index.register_fake
-def _(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, seen: torch.Tensor | None, top: int) -> torch.Tensor:
-    return q.new_empty(*q.shape[:2], top, dtype=torch.int64)
-
-
-@register_flop_formula(torch.ops.perfmodel.cached_index)
-def _index_flops(q: list[int], keys: list[int], *_: object, **__: object) -> int:
-    b, queries, n, d = q
-    return 2 * b * queries * n * keys[1] * d
 
 
 class CachedLatent(LatentMixer):
@@ -158,8 +107,9 @@ class CachedLatent(LatentMixer):
         for group in step.groups:
             mine, *own = (each[group.rows : group.stop].unflatten(0, (-1, group.queries)) for each in (q, *asked))
             chosen = self._chosen(own[0], group.reads.of(index[0]), own[1], group) if index else None
-            attend = self._absorbed if group.queries == 1 else self._expanded
-            rows.append(attend(mine, group.reads.of(pool), group, chosen).flatten(0, 1))
+            kept = group.reads.of(pool)
+            made = self._absorbed(mine, kept, group, chosen) if group.queries == 1 else self._expanded(mine, kept, chosen)
+            rows.append(made.flatten(0, 1))
         output: torch.Tensor = self.o_proj(torch.cat(rows).unsqueeze(0))
         return output
 
@@ -172,7 +122,7 @@ class CachedLatent(LatentMixer):
     def _seen(self, group: ChunkGroup, like: torch.Tensor) -> torch.Tensor | None:
         if self.sharding.is_abstract or (group.queries == 1 and group.lengths is None):
             return None
-        return seen_keys(group, 0, 0).to(like.device).unsqueeze(1)
+        return seen_keys(group, 0, 0, like.device).unsqueeze(1)
 
     def _absorbed(self, q: torch.Tensor, kept: torch.Tensor, group: ChunkGroup, chosen: torch.Tensor | None) -> torch.Tensor:
         """[b, 1, n, qk], [b, z, c + r], [b, 1, top] -> [b, 1, n * v]"""
@@ -191,15 +141,9 @@ class CachedLatent(LatentMixer):
         )
         return torch.bmm(context.transpose(0, 1), for_values.transpose(1, 2)).transpose(0, 1).flatten(1).unsqueeze(1)
 
-    def _expanded(self, q: torch.Tensor, kept: torch.Tensor, group: ChunkGroup, chosen: torch.Tensor | None) -> torch.Tensor:
+    def _expanded(self, q: torch.Tensor, kept: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
         """[b, q, n, qk], [b, z, c + r], [b, q, top] -> [b, q, n * v]"""
         latent = self.latent
         compressed, shared = kept.split((latent.key_value_rank, latent.rope_head_dim), dim=-1)
         k, v = self.expand(compressed, shared.unsqueeze(2))
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        seen = self._seen(group, q)
-        if seen is not None and chosen is not None:
-            marked = torch.zeros(*chosen.shape[:-1], k.shape[2], dtype=torch.bool, device=q.device).scatter_(-1, chosen, True)
-            seen = seen & marked.unsqueeze(1)
-        context = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-        return context.transpose(1, 2).flatten(2)
+        return self.attend(q, k, v, chosen)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
-from perfmodel.execute.activations import ACTIVATIONS
+from perfmodel.execute.layers.experts import choose, expert_feed_forward, unpermute, weighted_sum
 from perfmodel.execute.serving.step import ServedSharding
 from perfmodel.execute.uniform.experts import ExpertMixture
-from perfmodel.execute.uniform.routing import balanced_routes, choose, gated, grouped_linear, in_turn, unpermute
+from perfmodel.execute.uniform.routing import balanced_routes, in_turn, own_choices
 from perfmodel.workload.config import TransformerConfig
 
 
@@ -45,42 +44,44 @@ class ServedMixture(ExpertMixture):
         weights, chosen = choose(self.router(x), self.config, in_turn(len(x), self.config, x.device) if is_abstract else None)
         return (self._evenly if is_abstract else self._by_expert)(x, weights, chosen)
 
-    def _expert(self, expert: int | slice, rows: torch.Tensor) -> torch.Tensor:
-        """[.., m, h] -> [.., m, h] of one expert of this rank, or of several [e, m, h]"""
+    def _expert(self, own: slice, rows: torch.Tensor) -> torch.Tensor:
+        """[e, m, h] -> [e, m, h] of experts of this rank"""
         up, down = self.experts.up, self.experts.down
-        product = F.linear if isinstance(expert, int) else grouped_linear
-        inner = product(rows, up.weight.unflatten(0, (up.number, -1))[expert])
-        if self.config.bias:
-            inner = inner + self._own_biases(up.bias, expert, cuts=2 if self.config.gated else 1)
-        inner = gated(inner, self.experts.function) if self.experts.is_gated else ACTIVATIONS[self.experts.function](inner)
-        out = product(inner, down.weight.unflatten(0, (down.number, -1))[expert])
+        up_bias = self._own_biases(up.bias, own, cuts=2 if self.config.gated else 1)
         # of ranks that share an expert one adds what is added once
-        return out + self._own_biases(down.bias, expert) if self.config.bias and not self.sharding.experts.etp_rank else out
+        down_bias = None if self.sharding.experts.etp_rank else self._own_biases(down.bias, own)
+        up_weights, down_weights = (each.weight.unflatten(0, (each.number, -1))[own] for each in (up, down))
+        return expert_feed_forward(
+            rows,
+            up_weights,
+            down_weights,
+            function=self.experts.function,
+            is_gated=self.experts.is_gated,
+            biases=(up_bias, down_bias),
+        )
 
-    def _own_biases(self, biases: torch.Tensor, expert: int | slice, *, cuts: int = 0) -> torch.Tensor:
-        """[w] of one expert, [e, 1, w] of several; of each of `cuts` blocks of columns what this rank has."""
+    def _own_biases(self, biases: torch.Tensor | None, own: slice, *, cuts: int = 0) -> torch.Tensor | None:
+        """[e, w]; of each of `cuts` blocks of columns what this rank has."""
+        if biases is None:
+            return None
         cut = self.sharding.experts
-        own = biases.unflatten(0, (self.config.num_experts, -1)).chunk(cut.ep)[cut.ep_rank][expert]
-        if cuts:
-            own = own.unflatten(-1, (cuts, -1)).chunk(cut.etp, dim=-1)[cut.etp_rank].flatten(-2)
-        return own if isinstance(expert, int) else own.unsqueeze(1)
+        result = biases.unflatten(0, (self.config.num_experts, -1)).chunk(cut.ep)[cut.ep_rank][own]
+        return result.unflatten(-1, (cuts, -1)).chunk(cut.etp, dim=-1)[cut.etp_rank].flatten(-2) if cuts else result
 
     def _by_expert(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        cut = self.sharding.experts
-        number = self.config.num_experts // cut.ep
-        first = cut.ep_rank * number
-        total = torch.zeros(x.shape, dtype=weights.dtype, device=x.device)
-        order = chosen.flatten().argsort(stable=True)
+        cut, number = self.sharding.experts, self.config.num_experts // self.sharding.experts.ep
         rows = torch.bincount(chosen.flatten(), minlength=self.config.num_experts).tolist()
-        stop = sum(rows[:first])
-        for expert in range(number):
-            start, stop = stop, stop + rows[first + expert]
-            if stop > start:
-                mine = order[start:stop]
-                token = mine // chosen.shape[1]
-                made = self._expert(expert, x.index_select(0, token)).to(weights.dtype)
-                total.index_add_(0, token, made * weights.flatten()[mine].unsqueeze(1))
-        return total.to(x.dtype)
+        mine = own_choices(chosen, rows, cut.ep_rank * number, number)
+        token = mine // chosen.shape[1]
+        counts = rows[cut.ep_rank * number :][:number]
+        made = [
+            self._expert(slice(expert, expert + 1), x.index_select(0, own).unsqueeze(0)).squeeze(0)
+            for expert, own in enumerate(token.split(counts))
+            if len(own)
+        ]
+        if not made:
+            return torch.zeros_like(x)
+        return weighted_sum(torch.cat(made), weights.flatten()[mine], token, len(x))
 
     def _evenly(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Where tensors have no values: experts in turn, each with as many rows, as far as rows go."""

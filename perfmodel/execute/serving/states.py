@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import torch
 
-from perfmodel.execute.uniform.recurrent import DeltaMixer, MambaMixer, RecurrentMixer, causal_conv_on
+from perfmodel.execute.layers.scans import causal_conv_on
+from perfmodel.execute.uniform.recurrent import DeltaMixer, MambaMixer, RecurrentMixer
 from perfmodel.foundation.errors import RunError
 from perfmodel.workload.config import TransformerConfig
 
@@ -103,7 +104,7 @@ class CachedStates(RecurrentMixer):
         for group in step.groups:
             x, given = (each[0, group.rows : group.stop].unflatten(0, (-1, group.queries)) for each in (mixed, steps))
             last, state = (group.slots.of(pool) for pool in pools)
-            y = self.scan_on(causal_conv_on(x, conv, last), given, own, state, self.chunk_of(x))
+            y = self.scan.onward(causal_conv_on(x, conv, last), given, own, state, self.chunk_of(x))
             for pool, values in zip(pools, (last, state), strict=True):
                 group.slots.put(pool, values)
             rows.append(y.flatten(0, 1))

@@ -1,15 +1,19 @@
-"""Autograd functions that redistribute a tensor over one mesh axis, where torch has none that we can use.
+"""Redistributions of a tensor over one mesh axis with their gradients, where torch has none that we can use.
 
 Each is one row of the redistribution table of ARCHITECTURE.md and its transpose for the gradient.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+
+from perfmodel.execute.layers.kernel import differentiable
+from perfmodel.execute.layers.reduce import Reduce, whole
+from perfmodel.workload.graph import Pass
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -36,60 +40,6 @@ def _reduce_scatter(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) ->
     return result
 
 
-class _GatherSequence(torch.autograd.Function):
-    """Sharded on `dim` -> replicated, by an all-gather; the gradient is partial and is reduce-scattered."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.dim, ctx.group = dim, group
-        return _all_gather(tensor, dim, group)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        return _reduce_scatter(gradients[0], ctx.dim, ctx.group), None, None
-
-
-def gather_sequence(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """The whole sequence of a tensor whose `dim` is cut into contiguous chunks over `group`."""
-    return _GatherSequence.apply(tensor, dim, group)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _GatherCopies(torch.autograd.Function):
-    """Sharded on `dim` -> replicated, by an all-gather; the gradient is whole on every rank, of which each takes its chunk."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.dim, ctx.group, ctx.length = dim, group, tensor.shape[dim]
-        return _all_gather(tensor, dim, group)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        return gradients[0].narrow(ctx.dim, dist.get_rank(ctx.group) * ctx.length, ctx.length).contiguous(), None, None
-
-
-def gather_copies(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """The whole of a tensor whose `dim` is cut into contiguous chunks over `group`, of which all ranks make the same."""
-    return _GatherCopies.apply(tensor, dim, group)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _ShareGradient(torch.autograd.Function):
-    """As it is; of a gradient that all of so many ranks have, each hands on its share."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, tensor: torch.Tensor, ways: int) -> torch.Tensor:
-        ctx.ways = ways
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        return gradients[0] / ctx.ways, None
-
-
-def share_gradient(tensor: torch.Tensor, ways: int) -> torch.Tensor:
-    """For ranks that all make the same gradient, where gradients are added up over them."""
-    return _ShareGradient.apply(tensor, ways)  # type: ignore[no-any-return, no-untyped-call]
-
-
 def _exchange(tensor: torch.Tensor, split: int, join: int, group: dist.ProcessGroup) -> torch.Tensor:
     pieces = tensor.unflatten(split, (dist.get_world_size(group), -1)).movedim(split, 0).contiguous()
     result = torch.empty_like(pieces)
@@ -98,22 +48,34 @@ def _exchange(tensor: torch.Tensor, split: int, join: int, group: dist.ProcessGr
     return result.movedim(0, join).flatten(join, join + 1)
 
 
-class _Exchange(torch.autograd.Function):
-    """Sharded on one dim -> sharded on another, by an all-to-all; the gradient goes the way back."""
+def _own_copy(gradient: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    return gradient.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)].contiguous()
 
-    @staticmethod
-    def forward(ctx: FunctionCtx, tensor: torch.Tensor, split: int, join: int, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.split, ctx.join, ctx.group = split, join, group
-        return _exchange(tensor, split, join, group)
 
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        return _exchange(gradients[0], ctx.join, ctx.split, ctx.group), None, None, None
+def _added_up(gradient: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    gradient = gradient.contiguous()
+    dist.all_reduce(gradient, group=group)
+    return gradient
+
+
+_redistribution = partial(differentiable, keeps_inputs=False, is_contiguous=False)
+
+#: (tensor, dim, group) -> the whole of a dim that is cut into contiguous chunks over the group; the gradient is partial and is scattered.
+gather_sequence = _redistribution(_all_gather, _reduce_scatter)
+#: (tensor, dim, group) -> the same; the gradient is whole on every rank, of which each takes its chunk.
+gather_copies = _redistribution(_all_gather, _own_copy)
+#: (tensor, dim, group) -> this rank's chunk along the dim of the sum over the group; the gradient is gathered.
+scatter_partial = _redistribution(_reduce_scatter, _all_gather)
+#: (tensor, ways) -> the tensor; each rank hands on its share of a gradient that all have, where gradients are added up over ranks.
+share_gradient = _redistribution(lambda tensor, ways: tensor.view_as(tensor), lambda gradient, ways: gradient / ways)
+#: (tensor, group) -> the tensor, which all ranks of the group hold; its gradient is partial and is all-reduced.
+add_gradients = _redistribution(lambda tensor, group: tensor.view_as(tensor), _added_up)
+_exchanged = _redistribution(_exchange, lambda gradient, split, join, group: _exchange(gradient, join, split, group))
 
 
 def exchange(tensor: torch.Tensor, *, split: int, join: int, group: dist.ProcessGroup) -> torch.Tensor:
     """The tensor with `join` whole, of which `group` cut contiguous chunks, and `split` cut into as many instead."""
-    return _Exchange.apply(tensor, split, join, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _exchanged(tensor, split, join, group)
 
 
 class _ReducePartial(torch.autograd.Function):
@@ -135,126 +97,16 @@ def reduce_partial(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tens
     return _ReducePartial.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _AddGradients(torch.autograd.Function):
-    """Replicated; the gradient is partial and is all-reduced."""
+def reduced_over(group: dist.ProcessGroup | None) -> Reduce:
+    """Sums and maxima over a group, in place; None: nothing is cut."""
+    if group is None:
+        return whole
 
-    @staticmethod
-    def forward(ctx: FunctionCtx, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
+    def reduce(tensor: torch.Tensor, *, phase: Pass, largest: bool = False) -> torch.Tensor:
+        dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
+        return tensor
 
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        gradient = gradients[0].contiguous()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
-
-
-def add_gradients(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """A tensor that all ranks of `group` hold, whose gradient each makes a part of."""
-    return _AddGradients.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _ScatterPartial(torch.autograd.Function):
-    """Partial -> sharded on `dim`, by a reduce-scatter; the gradient is gathered."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.dim, ctx.group = dim, group
-        return _reduce_scatter(tensor, dim, group)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        return _all_gather(gradients[0], ctx.dim, ctx.group), None, None
-
-
-def scatter_partial(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """This rank's chunk along `dim` of the sum over `group`."""
-    return _ScatterPartial.apply(tensor, dim, group)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _own_targets(targets: torch.Tensor, first: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which targets lie in the columns `first`, `first + 1`, ... and where; 0 for the others."""
-    mine = (targets >= first) & (targets < first + columns)
-    return mine, torch.where(mine, targets - first, 0)
-
-
-class _TokenVectors(torch.autograd.Function):
-    """Rows of a table that is cut over tp: zeros for tokens that other ranks hold. Keeps nothing but the tokens."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, table: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Tensor:
-        mine, index = _own_targets(tokens, first, table.shape[0])
-        ctx.save_for_backward(tokens)
-        ctx.first, ctx.num_rows = first, table.shape[0]
-        return F.embedding(index, table).masked_fill_(~mine.unsqueeze(-1), 0.0)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        (tokens,) = ctx.saved_tensors
-        mine, index = _own_targets(tokens, ctx.first, ctx.num_rows)
-        # what belongs to other ranks falls into an own row, as zeros
-        gradient = gradients[0].masked_fill(~mine.unsqueeze(-1), 0.0)
-        return torch.ops.aten.embedding_dense_backward(gradient, index, ctx.num_rows, -1, False), None, None
-
-
-def token_vectors(table: torch.Tensor, tokens: torch.Tensor, *, first: int) -> torch.Tensor:
-    """[rows, h], [b, s] -> [b, s, h]: this rank's part of a sum over tp; it holds the rows `first`, `first + 1`, ..."""
-    return _TokenVectors.apply(table, tokens, first)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _VocabParallelLoss(torch.autograd.Function):
-    """Cross-entropy of logits whose vocabulary may be cut over a group, summed over tokens.
-
-    Three all-reduces of one fp32 number a token forward (maximum, sum of exponentials, logit of the target), none backward. It keeps
-    one float32 copy of the logits, in which the gradient is computed; torch's own works with three. Columns from `num_columns` on are
-    padding and have no probability: taking a piece of the logits instead would cost another gradient of them all.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, logits: torch.Tensor, targets: torch.Tensor, first: int, num_columns: int, group: dist.ProcessGroup | None
-    ) -> torch.Tensor:
-        shifted = logits.float()
-        if num_columns:
-            largest = shifted[..., :num_columns].amax(dim=-1)
-        else:
-            largest = torch.full(shifted.shape[:-1], -torch.inf, device=logits.device)
-        if group is not None:
-            dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-        # in place where `float` made a copy
-        shifted = shifted - largest.unsqueeze(-1) if logits.dtype == torch.float32 else shifted.sub_(largest.unsqueeze(-1))
-        shifted[..., num_columns:].fill_(-torch.inf)
-        mine, index = _own_targets(targets, first, num_columns)
-        picked = torch.where(mine, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
-        exponentials = shifted.exp_()
-        total = exponentials.sum(dim=-1)
-        if group is not None:
-            dist.all_reduce(total, group=group)
-            dist.all_reduce(picked, group=group)
-        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), targets)
-        ctx.first, ctx.num_columns, ctx.dtype = first, num_columns, logits.dtype
-        return (total.log() - picked).sum()
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        probabilities, targets = ctx.saved_tensors
-        mine, index = _own_targets(targets, ctx.first, ctx.num_columns)
-        # In place: nothing else reads the probabilities, and they are the largest tensor of the step.
-        probabilities.scatter_add_(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
-        return probabilities.mul_(gradients[0]).to(ctx.dtype), None, None, None, None
-
-
-def cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, *, first: int = 0, vocab_size: int = 0, group: dist.ProcessGroup | None = None
-) -> torch.Tensor:
-    """Summed over tokens; this rank holds the columns `first`, `first + 1`, ... of the vocabulary, the ranks of `group` the others.
-
-    vocab_size   what lies behind is padding; 0: none is
-    """
-    columns = logits.shape[-1]
-    num_columns = max(0, min(columns, vocab_size - first)) if vocab_size else columns
-    return _VocabParallelLoss.apply(logits, targets, first, num_columns, group)  # type: ignore[no-any-return, no-untyped-call]
+    return reduce
 
 
 class _AddLoss(torch.autograd.Function):

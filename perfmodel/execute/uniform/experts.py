@@ -11,28 +11,20 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
-from perfmodel.execute.activations import ACTIVATIONS
+from perfmodel.execute.layers.experts import choose, combined, expert_feed_forward, inverse, laid_out, unpermute, weighted_sum
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.uniform.collective_ops import gather_sequence, scatter_partial
-from perfmodel.execute.uniform.once import counted_once, sent_once, weighted_sum
+from perfmodel.execute.uniform.once import counted_once, sent_once
 from perfmodel.execute.uniform.routing import (
     Routes,
     as_counted,
     balanced_routes,
     by_expert,
-    choose,
-    combined,
     counted_routes,
     exchange_rows,
-    gated,
-    gated_rows,
-    grouped_linear,
     in_turn,
-    inverse,
-    laid_out,
     own_choices,
     routes,
-    unpermute,
 )
 from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.workload.config import TransformerConfig
@@ -110,8 +102,8 @@ class ReplicatedLinear(nn.Linear):
         return F.linear(x, here(self.weight), None if self.bias is None else here(self.bias))
 
 
-class GroupedLinear(nn.Module):
-    """The same product of several experts, each with rows of its own."""
+class ExpertMatrices(nn.Module):
+    """One matrix of each of several experts, an expert's rows after another's, and their biases."""
 
     def __init__(self, number: int, rows: int, columns: int, *, bias: bool, device: str) -> None:
         super().__init__()
@@ -119,9 +111,10 @@ class GroupedLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(number * rows, columns, device=device))
         self.register_parameter("bias", nn.Parameter(torch.empty(number * rows, device=device)) if bias else None)
 
-    def forward(self, x: torch.Tensor, counts: tuple[int, ...] = ()) -> torch.Tensor:
+    def of_experts(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weights [e, rows, columns] and biases [e, rows]."""
         bias = None if self.bias is None else self.bias.unflatten(0, (self.number, -1))
-        return grouped_linear(x, self.weight.unflatten(0, (self.number, -1)), counts, bias)
+        return self.weight.unflatten(0, (self.number, -1)), bias
 
 
 class GroupedExperts(nn.Module):
@@ -134,8 +127,8 @@ class GroupedExperts(nn.Module):
         self.function, self.is_gated, self.group = config.activation, experts.gated, sharding.etp_group
         number, width = experts.num_experts // sharding.ep, experts.width // sharding.etp
         rows = (2 if experts.gated else 1) * width
-        self.up = GroupedLinear(number, rows, config.hidden_size, bias=experts.bias, device=device)
-        self.down = GroupedLinear(number, config.hidden_size, width, bias=experts.bias, device=device)
+        self.up = ExpertMatrices(number, rows, config.hidden_size, bias=experts.bias, device=device)
+        self.down = ExpertMatrices(number, config.hidden_size, width, bias=experts.bias, device=device)
 
     def forward(self, rows: torch.Tensor, counts: tuple[int, ...] = (), weights: torch.Tensor | None = None) -> torch.Tensor:
         """weights: of each row, where they are weighted here"""
@@ -147,18 +140,13 @@ class GroupedExperts(nn.Module):
             rows, counts = gather_sequence(rows, 0, self.group).index_select(0, order), tuple(ways * number for number in counts)
         elif self.group is not None:
             rows = gather_sequence(rows, 1, self.group)
-        inner = self.up(rows, counts)
-        del rows
-        out: torch.Tensor = self.down(self._activated(inner, weights), counts)
+        (up, up_bias), (down, down_bias) = self.up.of_experts(), self.down.of_experts()
+        out = expert_feed_forward(
+            rows, up, down, function=self.function, is_gated=self.is_gated, counts=counts, biases=(up_bias, down_bias), weights=weights
+        )
         if order is not None:
             out = out.index_select(0, inverse(order))
         return out if self.group is None else scatter_partial(out, 0 if counts else 1, self.group)
-
-    def _activated(self, inner: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-        if self.is_gated:
-            return gated(inner, self.function) if weights is None else gated_rows(inner, weights, self.function)
-        made = ACTIVATIONS[self.function](inner)
-        return made if weights is None else made * weights.to(made.dtype).unsqueeze(-1)
 
 
 class ExpertMixture(nn.Module):

@@ -2,106 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.nn.attention.bias import causal_lower_right
 
+from perfmodel.execute.layers.attention import causal_attention
+from perfmodel.execute.layers.indexer import choose_keys
+from perfmodel.execute.layers.norm import NORM_EPSILON, RMS_EPSILON
+from perfmodel.execute.layers.rotary import rotate
 from perfmodel.execute.local import local_tensor
-from perfmodel.execute.norm import RMSNorm
 from perfmodel.execute.uniform.collective_ops import add_gradients, add_loss, exchange, gather_copies, gather_sequence, share_gradient
 from perfmodel.execute.uniform.experts import ReplicatedLinear
-from perfmodel.execute.uniform.indexer import allowed, choose_keys
+from perfmodel.execute.uniform.norm import RMSNorm
 from perfmodel.execute.uniform.sharding import Sharding, rotary_angles
 from perfmodel.workload.config import TransformerConfig
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
-
-aten = torch.ops.aten
-#: Of the norms of latents, as DeepSeek's code has it.
-_EPSILON = 1e-6
-#: Of the indexer's norm of keys: torch's own, as the graph's LayerNorm has it.
-_INDEX_EPSILON = 1e-5
-
-
-@torch.library.custom_op("perfmodel::uneven_attention", mutates_args=())
-def uneven_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[b, n, s, d], [b, n, s, d], [b, n, s, w] -> [b, n, s, w], which lies as [b, s, n, w], and the logarithm of each row's sum.
-
-    Causal, w at most d; the last query is at the last key. With `chosen` [b, s, top] a query attends to these keys alone.
-    """
-    is_plain, mask = _causal(q, k, chosen)
-    out, rest = aten._scaled_dot_product_flash_attention_for_cpu(q, k, _padded(v, q), 0.0, is_plain, attn_mask=mask)
-    return out[..., : v.shape[-1]].transpose(1, 2).contiguous().transpose(1, 2), rest
-
-
-@uneven_attention.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    b, n, s, _ = q.shape
-    return q.new_empty(b, s, n, v.shape[-1]).transpose(1, 2), q.new_empty(q.shape[:-1], dtype=torch.float32)
-
-
-@torch.library.custom_op("perfmodel::uneven_attention_backward", mutates_args=())
-def uneven_attention_backward(
-    gradient: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    rest: torch.Tensor,
-    chosen: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    padded = (_padded(each, q) for each in (gradient, q, k, v, out))
-    is_plain, mask = _causal(q, k, chosen)
-    for_q, for_k, for_v = aten._scaled_dot_product_flash_attention_for_cpu_backward(*padded, rest, 0.0, is_plain, attn_mask=mask)
-    return for_q, for_k, for_v[..., : v.shape[-1]].contiguous()
-
-
-@uneven_attention_backward.register_fake
-def _(
-    gradient: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    rest: torch.Tensor,
-    chosen: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _causal(q: torch.Tensor, k: torch.Tensor, chosen: torch.Tensor | None) -> tuple[bool, torch.Tensor | None]:
-    """Causality of attention: a flag, or a mask to add to the scores if queries are a later chunk or choose their keys."""
-    queries, keys = q.shape[2], k.shape[2]
-    if chosen is not None:
-        seen = allowed(chosen, keys).unsqueeze(1)
-        return False, torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill_(~seen, -torch.inf)
-    if queries == keys:
-        return True, None
-    later = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu_(keys - queries + 1)
-    return False, torch.zeros(queries, keys, dtype=q.dtype, device=q.device).masked_fill_(later, -torch.inf)
-
-
-def _padded(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return F.pad(x, (0, like.shape[-1] - x.shape[-1]))
-
-
-class _UnevenAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
-        out, rest = uneven_attention(q, k, v, chosen)
-        ctx.save_for_backward(q, k, v, out, rest, chosen)
-        return out  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        return (*uneven_attention_backward(gradients[0], *ctx.saved_tensors), None)
 
 
 class LatentMixer(nn.Module):
@@ -119,25 +33,23 @@ class LatentMixer(nn.Module):
 
         if latent.query_rank:
             self.q_a_proj = ReplicatedLinear(size, latent.query_rank, bias=config.qkv_bias, device=device)
-            self.q_a_norm = RMSNorm(latent.query_rank, eps=_EPSILON, device=device)
+            self.q_a_norm = RMSNorm(latent.query_rank, eps=RMS_EPSILON, device=device)
             self.q_b_proj = linear(latent.query_rank, queries)
         else:
             self.q_proj = linear(size, queries)
         self.kv_a_proj = ReplicatedLinear(size, latent.key_value_rank + latent.rope_head_dim, bias=config.qkv_bias, device=device)
-        self.kv_a_norm = RMSNorm(latent.key_value_rank, eps=_EPSILON, device=device)
+        self.kv_a_norm = RMSNorm(latent.key_value_rank, eps=RMS_EPSILON, device=device)
         self.kv_b_proj = linear(latent.key_value_rank, self.heads * (latent.nope_head_dim + latent.value_head_dim))
         if latent.index_heads:
             self.index_q_proj = linear(latent.query_rank or size, latent.index_heads * latent.index_head_dim)
             self.index_k_proj = ReplicatedLinear(size, latent.index_head_dim, bias=False, device=device)
-            self.index_k_norm = nn.LayerNorm(latent.index_head_dim, eps=_INDEX_EPSILON, device=device)
+            self.index_k_norm = nn.LayerNorm(latent.index_head_dim, eps=NORM_EPSILON, device=device)
             self.index_weights_proj = ReplicatedLinear(size, latent.index_heads, bias=False, device=device)
         self.o_proj = linear(self.heads * latent.value_head_dim, size, bias=config.attention_output_bias)
 
-    def _rotate(self, x: torch.Tensor, *, of_residual: bool = False) -> torch.Tensor:
-        """[b, s, n, d]"""
-        cosine, sine = rotary_angles(self.sharding, x, of_residual=of_residual)
-        first, second = x.chunk(2, dim=-1)
-        return x * cosine + torch.cat((-second, first), dim=-1) * sine
+    def _rotate(self, x: torch.Tensor, start: int = 0, *, of_residual: bool = False) -> torch.Tensor:
+        """[b, s, n, d], whose entries from `start` on turn"""
+        return rotate(x, *rotary_angles(self.sharding, x, self.latent.rope_head_dim, of_residual=of_residual), start=start)
 
     def queries(self, x: torch.Tensor) -> torch.Tensor:
         """[b, s, h] -> [b, s, n, qk]"""
@@ -150,8 +62,7 @@ class LatentMixer(nn.Module):
     def _of_heads(self, compressed: torch.Tensor) -> torch.Tensor:
         latent = self.latent
         q = (self.q_b_proj if latent.query_rank else self.q_proj)(compressed)
-        plain, turned = q.unflatten(-1, (-1, latent.score_head_dim)).split((latent.nope_head_dim, latent.rope_head_dim), dim=-1)
-        return torch.cat((plain, self._rotate(turned)), dim=-1)
+        return self._rotate(q.unflatten(-1, (-1, latent.score_head_dim)), latent.nope_head_dim)
 
     def compress(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[b, s, h] -> what keys and values are made of: the latent [b, s, c], and the part of a key that all heads share [b, s, 1, r]"""
@@ -188,7 +99,7 @@ class LatentMixer(nn.Module):
             # contiguous chunks: later keys are never looked at
             seen = (self.sharding.cp_rank + 1) * q.shape[1]
             k, v = gather_sequence(k, 1, group)[:, :seen], gather_sequence(v, 1, group)[:, :seen]
-        context = self._attend(q, k, v, chosen)
+        context = self.attend(q, k, v, chosen)
         del q, k, v, chosen
         if group is not None and exchanges:
             context = exchange(context, split=1, join=2, group=group)
@@ -222,15 +133,10 @@ class LatentMixer(nn.Module):
     def indexed(self, x: torch.Tensor, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The indexer's queries [b, s, n, d] of all tokens, and of those of the residual stream keys [b, s, d] and weights [b, s, n]."""
         latent = self.latent
-        q = self._turn_first(self.index_q_proj(compressed).unflatten(-1, (-1, latent.index_head_dim)))
+        q = self._rotate(self.index_q_proj(compressed).unflatten(-1, (-1, latent.index_head_dim)))
         k = local_tensor(self.index_k_norm(self.index_k_proj(x))).unsqueeze(2)
-        k = self._turn_first(k, of_residual=True).squeeze(2)
+        k = self._rotate(k, of_residual=True).squeeze(2)
         return q, k, self.index_weights_proj(x)
-
-    def _turn_first(self, x: torch.Tensor, *, of_residual: bool = False) -> torch.Tensor:
-        """The first entries of [b, s, n, d] by their positions."""
-        turned, plain = x.split((self.latent.rope_head_dim, x.shape[-1] - self.latent.rope_head_dim), dim=-1)
-        return torch.cat((self._rotate(turned, of_residual=of_residual), plain), dim=-1)
 
     def _for_heads(self, shared: torch.Tensor) -> torch.Tensor:
         """Input of a rank's heads for all tokens; its gradient is summed over the ranks' heads."""
@@ -240,15 +146,6 @@ class LatentMixer(nn.Module):
         return gather_sequence(shared, 1, group) if self.sharding.sequence_parallel else add_gradients(shared, group)
 
     @staticmethod
-    def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: torch.Tensor | None = None) -> torch.Tensor:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: torch.Tensor | None = None) -> torch.Tensor:
         """[b, q, n, qk], [b, z, n, qk], [b, z, n, v] -> [b, q, n * v]; chosen [b, q, top]: the keys that each query attends to"""
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if q.device.type == "cpu":
-            context = _UnevenAttention.apply(q, k, v, chosen)  # type: ignore[no-untyped-call]
-        elif chosen is not None:
-            context = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed(chosen, k.shape[2]).unsqueeze(1))
-        else:
-            queries, keys = q.shape[2], k.shape[2]
-            mask = None if queries == keys else causal_lower_right(queries, keys)
-            context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        return context.transpose(1, 2).flatten(2)
+        return causal_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), chosen=chosen).transpose(1, 2).flatten(2)

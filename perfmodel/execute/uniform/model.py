@@ -12,28 +12,26 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
-from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
-from perfmodel.execute.activations import ACTIVATIONS
-from perfmodel.execute.alibi import alibi_slopes
+from perfmodel.execute.layers.activations import ACTIVATIONS
+from perfmodel.execute.layers.attention import alibi_slopes, attention, causal_attention, unfused_attention
+from perfmodel.execute.layers.dropout import dropout
+from perfmodel.execute.layers.norm import NORM_EPSILON, RMS_EPSILON
+from perfmodel.execute.layers.rotary import rotate
+from perfmodel.execute.layers.vocabulary import token_vectors
 from perfmodel.execute.local import local_tensor
-from perfmodel.execute.norm import RMSNorm
-from perfmodel.execute.uniform.collective_ops import add_loss, exchange, gather_sequence, reduce_partial, scatter_partial, token_vectors
-from perfmodel.execute.uniform.dropout import dropout
+from perfmodel.execute.uniform.collective_ops import add_loss, exchange, gather_sequence, reduce_partial, scatter_partial
 from perfmodel.execute.uniform.experts import ExpertMixture, ReplicatedLinear
 from perfmodel.execute.uniform.latent import LatentMixer
+from perfmodel.execute.uniform.norm import RMSNorm
 from perfmodel.execute.uniform.recurrent import DeltaMixer, MambaMixer
 from perfmodel.execute.uniform.sharding import Sharding, rotary_angles
-from perfmodel.execute.uniform.sinks import sink_attention
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import LayerSpec, layer_order
 
-#: Of layer and of RMS norms, as the operators of the graph have them.
-NORM_EPSILON, RMS_EPSILON = 1e-5, 1e-6
 #: Of the mean loss of further tokens beside that of the next one, as DeepSeek-V3 begins (arXiv 2412.19437, section 4.2).
 FURTHER_LOSS_WEIGHT = 0.3
 
@@ -68,71 +66,27 @@ class CoreAttention(nn.Module):
         super().__init__()
         self.config, self.sharding, self.fused, self.window = config, sharding, fused, window
 
-    def make_mask(self, queries: int) -> torch.Tensor:
-        """The causal mask of this rank's chunk of queries. Kept: under a dispatch mode, such as our counters, torch cannot make one."""
-        keys = (self.sharding.cp_rank + 1) * queries
-        masks = self.sharding.masks
-        if (queries, keys) not in masks:
-            masks[queries, keys] = causal_lower_right(queries, keys)
-        return masks[queries, keys]
-
-    def _allowed(self, queries: int, keys: int, device: torch.device) -> torch.Tensor:
-        """[q, k]: which keys each query sees; the last query is at the last key."""
-        query = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
-        key = torch.arange(keys, device=device).unsqueeze(0)
-        allowed = key <= query
-        return allowed & (key > query - self.window) if self.window else allowed
-
-    def _alibi(self, keys: int, heads: int, like: torch.Tensor) -> torch.Tensor:
-        """[1, n, 1, k]: what is added to the scores of the local heads: slopes times the distance to the last key.
-
-        Scores less the same number for all keys have the same softmax: the distance to the query need not be told.
-        """
-        first = self.sharding.head_rank * heads
-        slopes = alibi_slopes(self.config.num_attention_heads)[first : first + heads].to(like)
-        return slopes.view(1, -1, 1, 1) * torch.arange(1 - keys, 1, device=like.device).to(like.dtype)
-
-    def _bias(self, queries: int, keys: int, heads: int, like: torch.Tensor) -> torch.Tensor | None:
-        """Bias that the fused kernel adds to the scores; None if causal masking or a mask that it knows is enough."""
-        windowed, has_alibi = 0 < self.window < keys, self.config.position == "alibi"
-        if self.sharding.is_abstract or (queries == keys and not windowed and not has_alibi):
+    def slopes(self, q: torch.Tensor) -> torch.Tensor | None:
+        """ALiBi slopes of the local heads, of which there are as many as in q [b, q, n, d]."""
+        if self.config.position != "alibi":
             return None
-        if not windowed and not has_alibi:
-            return self.make_mask(queries)
-        allowed = self._allowed(queries, keys, like.device)
-        bias = torch.zeros(queries, keys, dtype=like.dtype, device=like.device).masked_fill_(~allowed, -torch.inf)
-        # [1, n, q, k]: the fused kernels take two dims or four
-        return bias + self._alibi(keys, heads, like) if has_alibi else bias
-
-    def _scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """[b, n, q, d], [b, n, k, d] -> [b, n, q, k], in the place of the product: nothing else of their size lives beside them."""
-        scores = torch.matmul(q, k.transpose(2, 3)).mul_(q.shape[-1] ** -0.5)
-        if self.config.position == "alibi":
-            scores.add_(self._alibi(k.shape[2], q.shape[1], q))
-        with torch.no_grad():  # a key that is not seen has no probability, so no gradient: the mask need not be kept
-            return scores.masked_fill_(~self._allowed(q.shape[2], k.shape[2], q.device), -torch.inf)
+        first = self.sharding.head_rank * q.shape[2]
+        return alibi_slopes(self.config.num_attention_heads)[first : first + q.shape[2]].to(q)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """[b, s_q, n, d], [b, s_k, g, d], [b, s_k, g, d] and of sinks [n] -> [b, s_q, n * d]"""
-        queries, heads = q.shape[1], q.shape[2]
         if self.sharding.cp > 1 and not self.sharding.exchanges_heads:
             # Contiguous chunks: this rank's queries end where its chunk does, so later keys are never looked at.
-            last = (self.sharding.cp_rank + 1) * queries
+            last = (self.sharding.cp_rank + 1) * q.shape[1]
             k, v = k[:, :last], v[:, :last]
+        slopes = self.slopes(q)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if sinks is not None:
-            return sink_attention(q, k, v, sinks, window=self.window).transpose(1, 2).flatten(2)
-        bias = self._bias(queries, k.shape[2], heads, q) if self.fused else None
-        plain = self.fused and bias is None
-        repeats = heads // k.shape[1]
-        if repeats > 1 and not plain:
-            # the fused kernels that take a bias want as many key heads as query heads
-            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-        if self.fused:
-            context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=plain, enable_gqa=plain and repeats > 1)
+        if sinks is None and not self.fused:
+            context = unfused_attention(q, k, v, window=self.window, slopes=slopes, probability=self.sharding.dropout)
+        elif sinks is None and self.sharding.is_abstract:
+            context = attention(q, k, v, is_causal=True)
         else:
-            weights = torch.softmax(self._scores(q, k), dim=-1, dtype=torch.float32).to(v.dtype)
-            context = torch.matmul(dropout(weights, self.sharding.dropout), v)
+            context = causal_attention(q, k, v, window=self.window, slopes=slopes, sinks=sinks)
         return context.transpose(1, 2).flatten(2)
 
 
@@ -163,11 +117,6 @@ class Attention(nn.Module):
         """Sinks of this rank's heads; none for a model without sinks."""
         return (local_tensor(self.sinks),) if self.config.attention_sinks else ()
 
-    def _rotate(self, x: torch.Tensor) -> torch.Tensor:
-        cosine, sine = rotary_angles(self.sharding, x)
-        first_half, second_half = x.chunk(2, dim=-1)
-        return x * cosine + torch.cat((-second_half, first_half), dim=-1) * sine
-
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[b, s, h] -> queries, keys and values of the local heads, [b, s, n or g, d]"""
         depth = self.config.head_dim
@@ -179,7 +128,8 @@ class Attention(nn.Module):
         if self.config.qk_norm and not over_all:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.is_rotary:
-            q, k = self._rotate(q), self._rotate(k)
+            angles = rotary_angles(self.sharding, q, depth)
+            q, k = rotate(q, *angles), rotate(k, *angles)
         return q, k, v
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -275,18 +225,18 @@ class Layer(nn.Module):
         kind = kind_of(config, index)
         self.has_mixer, self.has_feed_forward = kind.mixer != "none", kind.feed_forward != "none"
         if self.has_mixer:
-            attention = self.make_mixer(index=index, fused=fused, recompute_core=recompute_core, device=device)
+            mixer = self.make_mixer(index=index, fused=fused, recompute_core=recompute_core, device=device)
             if config.pre_norm:
                 self.attention_norm = _norm(config, config.hidden_size, device)
         if self.has_feed_forward:
             mlp = self.make_feed_forward(index=index, device=device)
         if config.parallel_block:
-            self.branches = SharedInputBranches(attention, mlp) if config.shared_norm else Branches(attention, mlp)
+            self.branches = SharedInputBranches(mixer, mlp) if config.shared_norm else Branches(mixer, mlp)
             if not config.shared_norm:
                 self.mlp_norm = _norm(config, config.hidden_size, device)
             return
         if self.has_mixer:
-            self.attention = attention
+            self.attention = mixer
         if self.has_feed_forward:
             self.mlp = mlp
             if config.pre_norm:
@@ -363,7 +313,7 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         if not isinstance(self.weight, DTensor):
-            return F.embedding(tokens, self.weight)
+            return token_vectors(self.weight, tokens)
         weight, group = self.weight.to_local(), self.weight.device_mesh.get_group("tp")
         vectors = token_vectors(weight, tokens, first=self.sharding.tp_rank * weight.shape[0])
         return scatter_partial(vectors, 1, group) if self.sharding.sequence_parallel else reduce_partial(vectors, group)

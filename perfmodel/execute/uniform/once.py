@@ -7,16 +7,17 @@ add up need. Backward every one of them goes the other way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from perfmodel.execute.uniform.routing import Routes, exchange_rows, inverse
+from perfmodel.execute.layers.experts import inverse
+from perfmodel.execute.uniform.routing import Routes, exchange_rows
 from perfmodel.workload.routing import RoutingCounts
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,47 +63,3 @@ def counted_once(chosen: torch.Tensor, way: Routes, counts: RoutingCounts, rank:
     assert way.received is not None
     token, copy = (torch.zeros(number, dtype=torch.int64, device=chosen.device) for number in (sum(sent), sum(way.received)))
     return SentOnce(inverse(way.place.flatten()), token, sent, received, copy)
-
-
-# ----------------------------------------------------------------------------------------- weighted, and added up by token
-
-
-@torch.library.custom_op("perfmodel::weighted_sum", mutates_args=())
-def _weighted_sum(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor, number: int) -> torch.Tensor:
-    """y[t] = sum over i with place[i] = t of weights[i] rows[i]"""
-    total = torch.zeros(number, rows.shape[1], dtype=weights.dtype, device=rows.device)
-    return total.index_add_(0, place, rows.to(weights.dtype) * weights.unsqueeze(-1)).to(rows.dtype)
-
-
-@_weighted_sum.register_fake
-def _(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor, number: int) -> torch.Tensor:
-    return rows.new_empty(number, rows.shape[1])
-
-
-@torch.library.custom_op("perfmodel::weighted_sum_backward", mutates_args=())
-def _weighted_sum_backward(
-    gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    own = gradient.to(weights.dtype).index_select(0, place)
-    return (own * weights.unsqueeze(-1)).to(rows.dtype), (own * rows).sum(dim=-1)
-
-
-@_weighted_sum_backward.register_fake
-def _(gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(rows), torch.empty_like(weights)
-
-
-class _WeightedSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor, number: int) -> torch.Tensor:
-        ctx.save_for_backward(rows, weights, place)
-        return _weighted_sum(rows, weights, place, number)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        return (*_weighted_sum_backward(gradients[0].contiguous(), *ctx.saved_tensors), None, None)
-
-
-def weighted_sum(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor, number: int) -> torch.Tensor:
-    """[n, h], [n], [n] -> [number, h]: the rows of each token, weighted, added up in the weights' precision."""
-    return _WeightedSum.apply(rows, weights, place, number)  # type: ignore[no-any-return, no-untyped-call]

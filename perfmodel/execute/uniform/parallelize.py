@@ -15,7 +15,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.uniform.collective_ops import cross_entropy
+from perfmodel.execute.layers.vocabulary import cross_entropy
+from perfmodel.execute.uniform.collective_ops import reduced_over
 from perfmodel.execute.uniform.data_parallel import FlatData, ShardedData
 from perfmodel.execute.uniform.mesh import RunMesh, build_mesh
 from perfmodel.execute.uniform.model import Transformer
@@ -218,7 +219,8 @@ class TrainingProgram:
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """This rank's share of the mean cross-entropy over the step's tokens."""
         first, vocab_size = self.sharding.tp_rank * logits.shape[-1], self.plan.job.transformer.vocab_size
-        return cross_entropy(logits, targets, first=first, vocab_size=vocab_size, group=self.mesh.group("tp")) * self.loss_scale
+        losses = cross_entropy(logits, targets, first=first, size=vocab_size, reduce=reduced_over(self.mesh.group("tp")))
+        return losses.sum() * self.loss_scale
 
     def forward_backward(self) -> None:
         """Gradients of the whole step, reduced."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from perfmodel.execute.layers import rotary
 from perfmodel.workload.routing import RoutingCounts
 
 
@@ -34,7 +35,7 @@ class Sharding:
 
     exchanges_heads   attention has the whole sequence of some heads, by all-to-alls over cp; else its own queries, and all keys gathered
     tp_group        over which partial sums are added up; None on one rank
-    angles, masks   tensors that all layers read, made once
+    angles          cosines and sines that all layers read, made once
     loss_scale      of what modules add to the loss for each token
     positions       of the tokens where they are not one chunk of a sequence [s]; None: they are
     dropout         probability; only audits drop
@@ -56,7 +57,6 @@ class Sharding:
     experts: ExpertSharding = ExpertSharding()
     routing: RoutingCounts | None = None
     angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     positions: torch.Tensor | None = None
     loss_scale: float = 1.0
 
@@ -66,12 +66,8 @@ class Sharding:
         return self.tp_rank * self.cp + self.cp_rank if self.exchanges_heads else self.tp_rank
 
 
-#: Base of the rotary frequencies; its value moves no time and no memory.
-ROTARY_BASE = 10000.0
-
-
-def rotary_angles(sharding: Sharding, x: torch.Tensor, *, of_residual: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [s, 1, d] of this rank's positions, for x[b, s, n, d]; made once.
+def rotary_angles(sharding: Sharding, x: torch.Tensor, depth: int, *, of_residual: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [s, depth] of this rank's positions, for x[b, s, n, d]; made once.
 
     of_residual   of those of its residual stream, which sequence parallelism cuts further
     """
@@ -79,14 +75,10 @@ def rotary_angles(sharding: Sharding, x: torch.Tensor, *, of_residual: bool = Fa
     chunk = sharding.cp_rank
     if of_residual and sharding.sequence_parallel:
         chunk = chunk * sharding.tp + sharding.tp_rank
-    key = (chunk, length, x.shape[-1], x.dtype, x.device)
+    key = (chunk, length, depth, x.dtype, x.device)
     if key not in sharding.angles:
-        first = chunk * length
         position = sharding.positions
         if position is None:
-            position = torch.arange(first, first + length, device=x.device, dtype=torch.float32)
-        half = x.shape[-1] // 2
-        frequency = ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-        angle = torch.outer(position.float(), frequency).repeat(1, 2).view(length, 1, 2 * half)
-        sharding.angles[key] = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+            position = torch.arange(chunk * length, (chunk + 1) * length, device=x.device)
+        sharding.angles[key] = rotary.rotary_angles(position, depth, x.dtype)
     return sharding.angles[key]

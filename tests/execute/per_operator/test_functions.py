@@ -5,10 +5,13 @@ import torch
 import torch.nn.functional as F
 
 from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.layers.norm import normalise
+from perfmodel.execute.layers.reduce import whole
+from perfmodel.execute.layers.softmax import cut_softmax
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.functions import FUNCTIONS
 from perfmodel.execute.per_operator.mesh import NetworkMesh
-from perfmodel.execute.per_operator.own_rules import joined, normalise, shares, softmax
+from perfmodel.execute.per_operator.own_rules import joined, shares
 from perfmodel.execute.per_operator.refuse import KINDS
 from perfmodel.workload.graph import Operand, Operator, Tensor
 from perfmodel.workload.kinds.attention import Causal, attention, rotary
@@ -149,9 +152,8 @@ def test_rms_norm():
 def test_what_norms_do_where_a_dim_is_cut_is_what_they_do_where_it_is_not(centred):
     """The function that serves every cut, with nothing cut."""
     x, w, c = random(2, 3, 8), random(8, seed=1), random(8, seed=2)
-    operator = rms_norm("o", on("x", "b s d"), on("g", "d"), on("y", "b s d"), {"b": 2, "s": 3, "d": 8})
     rows = w.view(1, 1, 8), c.view(1, 1, 8) if centred else None
-    ours = normalise(x, *rows, over=(2,), count=8, eps=1e-5, centred=centred, context=context_of(operator), dims=("d",))
+    ours = normalise(x, *rows, over=(2,), count=8, eps=1e-5, centred=centred)
     theirs = F.layer_norm(x, (8,), w, c, 1e-5) if centred else F.rms_norm(x, (8,), w, 1e-5)
     agree(ours, theirs, *((x, w, c) if centred else (x, w)))
 
@@ -166,7 +168,7 @@ def test_softmax(causal):
     hidden = torch.ones(4, 4, dtype=torch.bool).triu(1) if causal else None
     values = 0.5 * x if hidden is None else (0.5 * x).masked_fill(hidden, -torch.inf)
     agree(run(operator, x), values.softmax(-1), x)
-    agree(softmax(x, position=3, scale=0.5, hidden=hidden, context=context_of(operator), dim="z"), values.softmax(-1), x)
+    agree(cut_softmax(x, position=3, scale=0.5, hidden=hidden, reduce=whole), values.softmax(-1), x)
 
 
 def test_cross_entropy_of_any_order_of_positions():

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from perfmodel.cost.serving.memory import cache_shape  # noqa: E402
+from perfmodel.execute.layers import scans  # noqa: E402
 from perfmodel.execute.serving.cache import PagedCache  # noqa: E402
 from perfmodel.execute.serving.decoder import build_decoder  # noqa: E402
 from perfmodel.execute.serving.states import StateCache  # noqa: E402
@@ -75,9 +76,10 @@ def test_a_decoder_that_forgets_what_it_kept_differs(forgets, monkeypatch):
     tokens = some_tokens(config, (20,))
     expected, (decoder, cache) = uncached(config, tokens)[0], served(config, torch.float32)
     mixers = [layer.attention for layer in decoder.layers.values() if isinstance(layer.attention, recurrent.DeltaMixer)]
-    scan, convolution = recurrent.delta_scan_on, recurrent.causal_conv_on
+    scan, convolution = scans.delta_scan, scans.causal_conv_on
     for mixer in mixers if forgets == "delta_scan_on" else ():
-        monkeypatch.setattr(mixer, "scan_on", lambda x, steps, own, state, chunk: scan(x, steps, own, state.zero_(), chunk))
+        forgetful = replace(scan, onward=lambda x, steps, own, state, chunk: scan.onward(x, steps, own, state.zero_(), chunk))
+        monkeypatch.setattr(mixer, "scan", forgetful)
     if forgets == "causal_conv_on":
         name = "perfmodel.execute.serving.states.causal_conv_on"
         monkeypatch.setattr(name, lambda x, own, last: convolution(x, own, torch.zeros_like(last)))
@@ -92,8 +94,8 @@ def test_one_position_is_a_chunk_of_one():
     x, steps, state = (torch.randn(size, generator=generator) for size in ((2, 11, 4, 20), (2, 11, 4, 4), (2, 4, 2, 6, 4)))
     own = [torch.randn(4, 2, generator=generator) for _ in range(2)]
     whole, single = state.clone(), state.clone()
-    y = recurrent.delta_scan_on(x, steps, own, whole, 4)
-    each = [recurrent.delta_scan_on(x[:, at : at + 1], steps[:, at : at + 1], own, single, 1) for at in range(11)]
+    y = scans.delta_scan.onward(x, steps, own, whole, 4)
+    each = [scans.delta_scan.onward(x[:, at : at + 1], steps[:, at : at + 1], own, single, 1) for at in range(11)]
     torch.testing.assert_close(torch.cat(each, 1), y)
     torch.testing.assert_close(single, whole)
     assert not torch.equal(single, state)

@@ -2,7 +2,7 @@
 
 import torch
 
-from perfmodel.execute.uniform.dropout import dropout
+from perfmodel.execute.layers.dropout import dropout
 
 
 def test_what_is_kept_is_scaled_and_so_is_its_gradient():

@@ -4,7 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from perfmodel.execute.uniform import indexer  # noqa: E402
+from perfmodel.execute.layers import indexer  # noqa: E402
+from perfmodel.execute.layers.masks import causal, marked  # noqa: E402
 from perfmodel.execute.uniform.latent import LatentMixer  # noqa: E402
 
 TOP, LENGTH = 3, 10
@@ -30,7 +31,7 @@ def indexed():
 def test_a_query_chooses_the_best_of_the_keys_before_it():
     q, k, weights = indexed()
     chosen, _ = indexer.choose_keys(q, k, weights, top=TOP, scale=1.0)
-    seen = indexer.allowed(chosen, LENGTH)
+    seen = marked(chosen, LENGTH) & causal(LENGTH, LENGTH, device=chosen.device)
     for place, row in enumerate(scores_of(q, k, weights)):
         for sequence in range(2):
             best = set(row[sequence].topk(min(TOP, place + 1)).indices.tolist())
@@ -53,14 +54,14 @@ def test_attention_sees_what_was_chosen_alone(top):
     """And all keys before a query where all are chosen."""
     q, k, v = random(2, LENGTH, 4, 8, seed=3), random(2, LENGTH, 4, 8, seed=4), random(2, LENGTH, 4, 6, seed=5)
     chosen, _ = indexer.choose_keys(*indexed(), top=top, scale=1.0)
-    found = LatentMixer._attend(q, k, v, chosen)
-    seen = indexer.allowed(chosen, LENGTH).unsqueeze(1)
+    found = LatentMixer.attend(q, k, v, chosen)
+    seen = (marked(chosen, LENGTH) & causal(LENGTH, LENGTH, device=chosen.device)).unsqueeze(1)
     scores = torch.einsum("bqnd,bznd->bnqz", q, k) * 8**-0.5
     expected = torch.einsum("bnqz,bznw->bqnw", scores.masked_fill(~seen, -torch.inf).softmax(-1), v).flatten(2)
     torch.testing.assert_close(found, expected)
     gradient = torch.randn_like(found)
     torch.testing.assert_close(*(torch.autograd.grad(each, (q, k, v), gradient) for each in (found, expected)))
-    whole = LatentMixer._attend(q, k, v)
+    whole = LatentMixer.attend(q, k, v)
     assert torch.allclose(found, whole) == (top == LENGTH)
 
 

@@ -1,12 +1,14 @@
 """The model that is run is the model that is predicted: the same parameters by name and shape."""
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from perfmodel.execute.layers.attention import alibi_slopes, causal_attention, unfused_attention  # noqa: E402
 from perfmodel.execute.uniform.data_parallel import clean_name  # noqa: E402
-from perfmodel.execute.uniform.model import CoreAttention, Transformer, alibi_slopes  # noqa: E402
-from perfmodel.execute.uniform.sharding import Sharding  # noqa: E402
+from perfmodel.execute.uniform.model import Transformer  # noqa: E402
 from perfmodel.execute.uniform.weights import fill  # noqa: E402
 from perfmodel.workload.models import load_model  # noqa: E402
 from tests.built import DENSE  # noqa: E402
@@ -49,14 +51,13 @@ def test_fused_and_unfused_attention_agree(variant):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
 
 
-def test_scores_of_alibi_fall_with_the_distance_of_keys():
-    """But for a number that is the same for all keys of a query."""
-    attention = CoreAttention(tiny("bloom"), Sharding(), fused=False, window=0)
-    scores = attention._scores(torch.zeros(1, 8, 5, 8), torch.zeros(1, 8, 7, 8))
+@pytest.mark.parametrize("attend", [causal_attention, partial(unfused_attention, probability=0.0)])
+def test_scores_of_alibi_fall_with_the_distance_of_keys(attend):
+    slopes, v = alibi_slopes(8), torch.randn(1, 8, 7, 8, generator=torch.Generator().manual_seed(0))
     query, key = torch.arange(2, 7).unsqueeze(1), torch.arange(7)
-    expected = alibi_slopes(8).view(1, -1, 1, 1) * (key - query)
-    assert torch.equal(scores.isinf(), (key > query).expand(1, 8, 5, 7))
-    torch.testing.assert_close(scores.softmax(-1), expected.masked_fill(key > query, -torch.inf).softmax(-1))
+    scores = (slopes.view(1, -1, 1, 1) * (key - query)).masked_fill(key > query, -torch.inf)
+    found = attend(torch.zeros(1, 8, 5, 8), torch.zeros(1, 8, 7, 8), v, window=0, slopes=slopes)
+    torch.testing.assert_close(found, scores.softmax(-1) @ v)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

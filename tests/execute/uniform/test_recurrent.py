@@ -6,7 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from perfmodel.execute import recurrences  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+
+from perfmodel.execute.layers import recurrence, scans  # noqa: E402
+from perfmodel.execute.layers.norm import gated_norm  # noqa: E402
 from perfmodel.execute.uniform import recurrent  # noqa: E402
 from perfmodel.execute.uniform.sharding import Sharding  # noqa: E402
 from tests.execute.jobs import tiny  # noqa: E402
@@ -22,24 +25,31 @@ def mixer_of(name):
     return made
 
 
+def gated_norm_by_definition(x, gate, weight, *, width, gates_first):
+    given = x * F.silu(gate) if gates_first else x
+    normed = F.rms_norm(given.unflatten(-1, (-1, width)), (width,), None, 1e-6)
+    scaled = (normed * (weight.unflatten(-1, (-1, width)) if weight.dim() > 1 else weight)).flatten(-2)
+    return scaled if gates_first else scaled * F.silu(gate)
+
+
 def by_definition(mixer, x):
     """The branch with plain torch: the whole sequence in one piece, no kernel."""
     groups = mixer.groups
     if isinstance(mixer, recurrent.MambaMixer):
         gate, mixed, steps = mixer.in_proj(x).unflatten(-1, (groups, -1)).split(mixer.pieces, -1)
-        scan, names, norm = recurrences.state_scan, ("dt_bias", "A_log", "D"), mixer.mamba_norm.weight.unflatten(0, (groups, -1))
+        scan, names, norm = recurrence.state_scan, ("dt_bias", "A_log", "D"), mixer.mamba_norm.weight.unflatten(0, (groups, -1))
         form = dict(width=mixer.inner, gates_first=True)
     else:
         mixed, gate = mixer.in_proj_qkvz(x).unflatten(-1, (groups, -1)).split(mixer.pieces, -1)
         steps = mixer.in_proj_ba(x).unflatten(-1, (groups, -1))
-        scan, names, norm = recurrences.delta_scan, ("dt_bias", "A_log"), mixer.delta_norm.weight
+        scan, names, norm = recurrence.delta_scan, ("dt_bias", "A_log"), mixer.delta_norm.weight
         form = dict(width=mixer.state[1], gates_first=False)
     conv = [each.unflatten(0, (groups, -1)) for each in mixer.conv.parameters()]
     padded = torch.cat((mixed.new_zeros(x.shape[0], conv[0].shape[-1] - 1, *mixed.shape[2:]), mixed), 1)
-    mixed = recurrences.causal_conv(padded, conv[0], conv[1] if len(conv) > 1 else None)
+    mixed = recurrence.causal_conv(padded, conv[0], conv[1] if len(conv) > 1 else None)
     nothing = x.new_zeros(x.shape[0], groups, mixer.heads, *mixer.state)
     y, _ = scan(mixed, steps, nothing, *(getattr(mixer, each).unflatten(0, (groups, -1)) for each in names))
-    return mixer.out_proj(recurrences.gated_norm(y, gate, norm, **form).flatten(2))
+    return mixer.out_proj(gated_norm_by_definition(y, gate, norm, **form).flatten(2))
 
 
 @pytest.mark.parametrize("length", [32, 21, 5])
@@ -58,8 +68,12 @@ def test_chunks_and_their_gradients_are_the_definition(name, length):
 def test_a_chunk_that_forgets_what_came_before_differs(monkeypatch):
     mixer, x = mixer_of("delta"), torch.randn(1, 16, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
     right = by_definition(mixer, x)
-    scan = recurrences.delta_scan
-    monkeypatch.setattr(recurrences, "delta_scan", lambda own, steps, before, *rest: scan(own, steps, torch.zeros_like(before), *rest))
+    by_chunk = scans._by_chunk
+
+    def forgetful(scan, *rest):
+        return by_chunk(lambda own, steps, before, *parameters: scan(own, steps, torch.zeros_like(before), *parameters), *rest)
+
+    monkeypatch.setattr(scans, "_by_chunk", forgetful)
     wrong = mixer(x)
     torch.testing.assert_close(wrong[:, :8], right[:, :8])
     assert not torch.allclose(wrong[:, 8:], right[:, 8:], rtol=1e-3)
@@ -83,8 +97,8 @@ def test_flop_of_a_scan_are_those_of_its_chunked_form():
     states = torch.empty(3, 4, g, h // g, p, n)
     tokens = 3 * 4 * q
     forward = tokens * (q * g * n + q * h * p + 4 * h * p * n)
-    _, flops = recurrent.PRODUCTS[torch.ops.perfmodel.state_scan]
-    _, backward = recurrent.PRODUCTS[torch.ops.perfmodel.state_scan_backward]
+    _, flops = scans.PRODUCTS[torch.ops.perfmodel.state_scan]
+    _, backward = scans.PRODUCTS[torch.ops.perfmodel.state_scan_backward]
     arguments = (None, None, (), states, q)
     assert flops(*arguments) == forward
     assert backward(None, *arguments) == 2 * forward + tokens * (q * g * n + 2 * h * p * n)
@@ -96,8 +110,8 @@ def test_a_gated_norms_gradients_are_those_of_torch():
             torch.randn(each, dtype=torch.float64, generator=torch.Generator().manual_seed(i)).requires_grad_()
             for i, each in enumerate(((2, 5, 4, 12), (2, 5, 4, 12), shape))
         )
-        plain = partial(recurrences.gated_norm, width=width, gates_first=gates_first)
-        found, expected = recurrent._GatedNorm.apply(x, gate, weight, width, gates_first), plain(x, gate, weight)
+        plain = partial(gated_norm_by_definition, width=width, gates_first=gates_first)
+        found, expected = gated_norm(x, gate, weight, width, gates_first), plain(x, gate, weight)
         gradient = torch.randn_like(found)
         torch.testing.assert_close(found, expected)
         pairs = (torch.autograd.grad(each, (x, gate, weight), gradient) for each in (found, expected))

@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from perfmodel.execute.uniform.once import weighted_sum  # noqa: E402
-from perfmodel.execute.uniform.routing import as_counted, by_expert, grouped_linear  # noqa: E402
+from perfmodel.execute.layers.experts import grouped_linear, weighted_sum  # noqa: E402
+from perfmodel.execute.uniform.routing import as_counted, by_expert  # noqa: E402
 from perfmodel.workload.layer_specs import Experts  # noqa: E402
 from perfmodel.workload.routing import RoutingCounts  # noqa: E402
 

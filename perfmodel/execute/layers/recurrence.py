@@ -9,11 +9,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from perfmodel.execute.norm import wide
-
-#: Of the norm after a recurrence.
-EPSILON = 1e-6
-
 
 def causal_conv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [b, taps - 1 + s, m, c], weight [m, c, taps], bias [m, c] -> silu of the convolution of each channel by itself, [b, s, m, c]."""
@@ -21,16 +16,6 @@ def causal_conv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     shift = None if bias is None else bias.flatten()
     mixed = F.conv1d(x.flatten(2).transpose(1, 2), weight.reshape(channels, 1, -1), shift, groups=channels)
     return F.silu(mixed).transpose(1, 2).unflatten(-1, weight.shape[:2])
-
-
-def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, *, width: int, gates_first: bool) -> torch.Tensor:
-    """RMSNorm of `width` entries of x [b, s, m, o] at a time, times silu(gate) before it or after it; weight [width] or [m, o]."""
-    given = x * F.silu(gate) if gates_first else x
-    rows = wide(given).unflatten(-1, (-1, width))
-    normed = (rows * (rows.square().mean(-1, keepdim=True) + EPSILON).rsqrt()).to(x.dtype)
-    scaled = normed * (weight.unflatten(-1, (-1, width)) if weight.dim() > 1 else weight)
-    result = scaled.flatten(-2)
-    return result if gates_first else result * F.silu(gate)
 
 
 def state_scan(

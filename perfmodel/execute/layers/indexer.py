@@ -12,8 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
-from perfmodel.execute.norm import wide
+from perfmodel.execute.layers.kernel import like
+from perfmodel.execute.layers.masks import causal, marked
+from perfmodel.execute.layers.norm import wide
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -28,19 +31,12 @@ def scores_of(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, seen: tor
 
 def _scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores of whole sequences."""
-    seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril_()
-    return scores_of(q, k, weights, seen)
+    return scores_of(q, k, weights, causal(q.shape[1], k.shape[1], device=q.device))
 
 
 def best(scores: torch.Tensor, top: int) -> torch.Tensor:
     """[b, q, top], with later keys where there are fewer before; of equal scores the earliest keys."""
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top]
-
-
-def allowed(chosen: torch.Tensor, keys: int) -> torch.Tensor:
-    """[b, q, z]: the keys that each query chose, of those that are not later than it."""
-    marked = torch.zeros(*chosen.shape[:-1], keys, dtype=torch.bool, device=chosen.device).scatter_(-1, chosen.long(), True)
-    return marked & torch.ones(marked.shape[1:], dtype=torch.bool, device=chosen.device).tril_()
 
 
 @torch.library.custom_op("perfmodel::index_scores", mutates_args=())
@@ -49,9 +45,7 @@ def index_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: i
     return best(_scores(q, k, weights)[0], top).to(torch.int32)
 
 
-@index_scores.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int) -> torch.Tensor:
-    return q.new_empty(*q.shape[:2], top, dtype=torch.int32)
+index_scores.register_fake(lambda q, k, weights, top: q.new_empty(*q.shape[:2], top, dtype=torch.int32))
 
 
 @torch.library.custom_op("perfmodel::index_scores_backward", mutates_args=())
@@ -60,7 +54,7 @@ def index_scores_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of `scale` times the sum over queries of logsumexp of the scores minus the mean of the chosen ones."""
     scores, products = _scores(q, k, weights)
-    chosen = allowed(best(scores, top), k.shape[1])
+    chosen = marked(best(scores, top), k.shape[1]) & causal(q.shape[1], k.shape[1], device=q.device)
     for_scores = scale * (scores.softmax(-1) - chosen / chosen.sum(-1, keepdim=True))
     for_weights = torch.einsum("bqz,bqnz->bqn", for_scores, products.relu())
     for_products = for_scores.unsqueeze(2) * wide(weights).unsqueeze(-1) * (products > 0)
@@ -68,9 +62,7 @@ def index_scores_backward(
     return for_q.to(q.dtype), for_k.to(k.dtype), for_weights.to(weights.dtype)
 
 
-@index_scores_backward.register_fake
-def _(scale: float, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), weights.new_empty(weights.shape)
+index_scores_backward.register_fake(lambda scale, q, k, weights, top: like(q, k, weights))
 
 
 class _Chosen(torch.autograd.Function):
@@ -96,6 +88,21 @@ def choose_keys(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, *, top:
     return _Chosen.apply(q, k, weights, top, scale)  # type: ignore[no-any-return, no-untyped-call]
 
 
+@torch.library.custom_op("perfmodel::cached_index", mutates_args=())
+def cached_index(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, seen: torch.Tensor | None, top: int) -> torch.Tensor:
+    """[b, q, n, d], [b, z, d], [b, q, n], [b or 1, q, z] -> which of the keys each query chooses [b, q, top]"""
+    return best(scores_of(q, keys, weights, seen)[0], top).contiguous()
+
+
+cached_index.register_fake(lambda q, keys, weights, seen, top: q.new_empty(*q.shape[:2], top, dtype=torch.int64))
+
+
+@register_flop_formula(torch.ops.perfmodel.cached_index)
+def _index_flops(q: list[int], keys: list[int], *_: object, **__: object) -> int:
+    b, queries, n, d = q
+    return 2 * b * queries * n * keys[1] * d
+
+
 def _forward_flops(q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any) -> float:
     """Half of the square of queries and keys."""
     batch, queries, heads, width = q.shape
@@ -107,7 +114,7 @@ def _backward_flops(_: float, q: torch.Tensor, k: torch.Tensor, *__: Any, **___:
     return 3.0 * _forward_flops(q, k)
 
 
-#: As those of `recurrent.py`.
+#: As those of `scans.py`.
 PRODUCTS: Mapping[Any, tuple[str, Callable[..., float]]] = {
     torch.ops.perfmodel.index_scores: ("index_scores", _forward_flops),
     torch.ops.perfmodel.index_scores_backward: ("index_scores.grad", _backward_flops),

@@ -1,0 +1,105 @@
+"""Activation functions (`workload/activations.py`), and those that a second factor gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from perfmodel.execute.layers.kernel import differentiable
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+
+aten = torch.ops.aten
+
+
+class _SquaredRelu(torch.autograd.Function):
+    """As one kernel does it: backward has its result and nothing else of that size, where torch's `square` makes two tensors more."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return F.relu(x).square_()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return F.relu(x).mul_(gradients[0]).mul_(2.0)
+
+
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": _SquaredRelu.apply,  # type: ignore[dict-item]
+    "silu": F.silu,
+}
+
+#: Gradient of an activation's input, of the gradient of its output and the input.
+_DERIVATIVES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "gelu": aten.gelu_backward,
+    "gelu_tanh": lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
+    "relu": lambda g, x: g * (x > 0),
+    "relu2": lambda g, x: g * 2.0 * F.relu(x),
+    "silu": aten.silu_backward,
+}
+
+
+@torch.library.custom_op("perfmodel::gated", mutates_args=())
+def _gated(x: torch.Tensor, function: str) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return ACTIVATIONS[function](gate) * up
+
+
+_gated.register_fake(lambda x, function: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
+
+
+@torch.library.custom_op("perfmodel::gated_backward", mutates_args=())
+def _gated_backward(gradient: torch.Tensor, x: torch.Tensor, function: str) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    result = torch.empty_like(x)
+    for_gate, for_up = result.chunk(2, dim=-1)
+    for_gate.copy_(_DERIVATIVES[function](gradient * up, gate))
+    for_up.copy_(gradient * ACTIVATIONS[function](gate))
+    return result
+
+
+_gated_backward.register_fake(lambda gradient, x, function: torch.empty_like(x))
+
+#: (x [..., 2 n], name of the function) -> the function of the first half of the last dim times the second half; keeps its input alone.
+gated = differentiable(_gated, _gated_backward)
+
+
+@torch.library.custom_op("perfmodel::gated_rows", mutates_args=())
+def _gated_rows(x: torch.Tensor, weights: torch.Tensor, function: str) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return (ACTIVATIONS[function](gate) * up * weights.unsqueeze(-1)).to(x.dtype)
+
+
+_gated_rows.register_fake(lambda x, weights, function: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
+
+
+@torch.library.custom_op("perfmodel::gated_rows_backward", mutates_args=())
+def _gated_rows_backward(
+    gradient: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, function: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    for_weights = (gradient * _gated(x, function)).to(weights.dtype).sum(dim=-1)
+    return _gated_backward((gradient * weights.unsqueeze(-1)).to(x.dtype), x, function), for_weights
+
+
+_gated_rows_backward.register_fake(lambda gradient, x, weights, function: (torch.empty_like(x), torch.empty_like(weights)))
+
+#: (x [..., 2 n], weights [...], name of the function) -> `gated`, times the weight of each row.
+gated_rows = differentiable(_gated_rows, _gated_rows_backward)
+
+
+def activated(x: torch.Tensor, function: str, *, is_gated: bool, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Output of the first product of a feed-forward, activated; weights: of each row, where given."""
+    if is_gated:
+        return gated(x, function) if weights is None else gated_rows(x, weights, function)
+    result = ACTIVATIONS[function](x)
+    return result if weights is None else result * weights.to(result.dtype).unsqueeze(-1)

@@ -1,0 +1,40 @@
+"""Dropout as a GPU runs it: one operator each way, which keeps a mask of one byte an element.
+
+Only an audit asks for it, on tensors without values: a run drops nothing, so that its gradients can be compared with those of one
+process. (torch's CPU build keeps the mask in the tensor's own dtype.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from perfmodel.execute.layers.kernel import differentiable
+
+if TYPE_CHECKING:
+    pass
+
+
+@torch.library.custom_op("perfmodel::dropout", mutates_args=())
+def _dropout(x: torch.Tensor, probability: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """y = m x / (1 - p), and the mask m."""
+    mask = torch.rand_like(x, dtype=torch.float32) >= probability
+    return (x * mask).div_(1.0 - probability), mask
+
+
+_dropout.register_fake(lambda x, probability: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)))
+
+
+@torch.library.custom_op("perfmodel::dropout_backward", mutates_args=())
+def _dropout_backward(gradient: torch.Tensor, probability: float, mask: torch.Tensor) -> torch.Tensor:
+    return (gradient * mask).div_(1.0 - probability)
+
+
+_dropout_backward.register_fake(lambda gradient, probability, mask: torch.empty_like(gradient))
+_two_way = differentiable(_dropout, _dropout_backward, keeps_inputs=False)
+
+
+def dropout(x: torch.Tensor, probability: float) -> torch.Tensor:
+    """Each element is zero with that probability, else divided by what is left of one; as it is where the probability is 0."""
+    return _two_way(x, probability) if probability else x

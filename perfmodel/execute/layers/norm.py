@@ -1,0 +1,194 @@
+"""Norms over the last dim or, where their dims may be cut over ranks, over any.
+
+An RMSNorm is one operator each way, as a GPU runs it, which keeps its input and the reciprocal root mean square of each row.
+
+torch's CPU build has no such kernel: its RMSNorm is a chain of operators that keeps two float32 copies of the tensor. So that a
+plan keeps and moves the same on a CPU as on a GPU (and under fake tensors, where an audit counts), this is an operator of ours on
+CPUs and torch's own on GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from perfmodel.execute.layers.kernel import differentiable, like
+from perfmodel.execute.layers.reduce import Reduce, whole
+from perfmodel.workload.graph import Pass
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+#: Of layer and of RMS norms, as the operators of the graph have them.
+NORM_EPSILON, RMS_EPSILON = 1e-5, 1e-6
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """In the precision in which statistics are taken: at least float32."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+@torch.library.custom_op("perfmodel::rms_norm", mutates_args=())
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """y = w x / r and 1 / r, where r^2 = mean(x^2) + epsilon over the last dim; 1 / r [..., 1] in float32 at least."""
+    rows = wide(x)
+    scale = torch.rsqrt(rows.square().mean(dim=-1, keepdim=True).add_(epsilon))
+    return (rows * scale).mul_(weight).to(x.dtype), scale
+
+
+@_rms_norm.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+@torch.library.custom_op("perfmodel::rms_norm_backward", mutates_args=())
+def _rms_norm_backward(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, epsilon: float, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dx = s (w dy - z mean(z w dy)) and dw = sum of z dy over rows, where z = s x is the normalised input."""
+    normed, rows = wide(x) * scale, wide(gradient)
+    for_weight = (normed * rows).flatten(0, -2).sum(dim=0).to(weight.dtype)
+    rows = rows * weight
+    correction = (normed * rows).mean(dim=-1, keepdim=True)
+    return rows.sub_(normed.mul_(correction)).mul_(scale).to(x.dtype), for_weight
+
+
+_rms_norm_backward.register_fake(lambda gradient, x, weight, epsilon, scale: (torch.empty_like(x), torch.empty_like(weight)))
+_two_way = differentiable(_rms_norm, _rms_norm_backward)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """w x / sqrt(mean(x^2) + epsilon) over the last dims, which are those of the weight."""
+    if x.device.type != "cpu" or weight.dim() > 1:
+        return F.rms_norm(x, weight.shape, weight, epsilon)
+    return _two_way(x, weight, epsilon)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    """The same of x less its mean, plus the bias."""
+    return F.layer_norm(x, weight.shape, weight, bias, epsilon)
+
+
+@torch.library.custom_op("perfmodel::gated_norm", mutates_args=())
+def _gated_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gates_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, and the reciprocal root mean square of each row [b, s, m, rows] in at least float32."""
+    given = x * F.silu(gate) if gates_first else x
+    rows = wide(given).unflatten(-1, (-1, width))
+    scale = (rows.square().mean(-1) + RMS_EPSILON).rsqrt()
+    normed = (rows * scale.unsqueeze(-1)).to(x.dtype)
+    result = (normed * (weight.unflatten(-1, (-1, width)) if weight.dim() > 1 else weight)).flatten(-2)
+    return (result if gates_first else result * F.silu(gate)).contiguous(), scale
+
+
+@_gated_norm.register_fake
+def _(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gates_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = (*x.shape[:-1], x.shape[-1] // width)
+    return x.new_empty(x.shape), x.new_empty(rows, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+@torch.library.custom_op("perfmodel::gated_norm_backward", mutates_args=())
+def _gated_norm_backward(
+    gradient: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gates_first: bool, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of x, gate and weight. With n = r u the normed rows: du = r (dn - n mean(n dn)), where u is x, or x silu(gate)."""
+    rows = (-1, width)
+    own, opened, wanted = (wide(each).unflatten(-1, rows) for each in (x, gate, gradient))
+    factor = wide(weight).unflatten(-1, rows) if weight.dim() > 1 else wide(weight)
+    share = opened.sigmoid()
+    gating, r = opened * share, scale.unsqueeze(-1)
+    normed = own * gating * r if gates_first else own * r
+    for_scaled = wanted if gates_first else wanted * gating
+    for_normed = for_scaled * factor
+    for_given = r * (for_normed - normed * (normed * for_normed).mean(-1, keepdim=True))
+    for_gating = for_given * own if gates_first else wanted * normed * factor
+    for_x = for_given * gating if gates_first else for_given
+    for_gate = for_gating * share * (1 + opened * (1 - share))
+    of_weight = for_scaled * normed
+    lasting = (0, 1) if weight.dim() > 1 else tuple(range(of_weight.dim() - 1))
+    for_weight = of_weight.sum(lasting).reshape(weight.shape)
+    return for_x.flatten(-2).to(x.dtype), for_gate.flatten(-2).to(gate.dtype), for_weight.to(weight.dtype)
+
+
+_gated_norm_backward.register_fake(lambda gradient, x, gate, weight, *_: like(x, gate, weight))
+
+#: (x [b, s, m, o], gate like x, weight [width] or [m, o], width, gates_first) -> RMSNorm of `width` entries of x at a time, times
+#: silu(gate) before it (`gates_first`) or after it.
+gated_norm = differentiable(_gated_norm, _gated_norm_backward)
+
+
+class _Normalise(torch.autograd.Function):
+    """y = weight x_hat + bias, x_hat by the mean (where `centred`) and variance over `over`, of which some may be cut over ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        over: tuple[int, ...],
+        count: int,
+        eps: float,
+        centred: bool,
+        reduce: Reduce,
+        observe: Callable[[torch.Tensor, torch.Tensor], None] | None,
+    ) -> torch.Tensor:
+        values = wide(x)
+        squares = values.square().sum(over, keepdim=True)
+        if centred:
+            sums = torch.stack((values.sum(over, keepdim=True), squares))
+            sums = reduce(sums, phase=Pass.FORWARD) / count
+            mean = sums[0]
+            variance = sums[1] - mean.square()
+            if observe is not None:
+                observe(mean, variance)
+            scale = (variance + eps).rsqrt()
+            normal = (values - mean) * scale
+        else:
+            scale = (reduce(squares, phase=Pass.FORWARD) / count + eps).rsqrt()
+            normal = values * scale
+        ctx.save_for_backward(normal, scale, weight)
+        ctx.rest = over, count, centred, reduce, bias is not None
+        result = normal * weight
+        return (result if bias is None else result + bias).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
+        normal, scale, weight = ctx.saved_tensors
+        over, count, centred, reduce, has_bias = ctx.rest
+        gradient = wide(gradients[0])
+        inner = gradient * weight
+        along = (inner * normal).sum(over, keepdim=True)
+        if centred:
+            sums = reduce(torch.stack((inner.sum(over, keepdim=True), along)), phase=Pass.BACKWARD) / count
+            result = (inner - sums[0] - normal * sums[1]) * scale
+        else:
+            result = (inner - normal * (reduce(along, phase=Pass.BACKWARD) / count)) * scale
+        for_weight = (gradient * normal).sum_to_size(weight.shape).to(weight.dtype)
+        for_bias = gradient.sum_to_size(weight.shape).to(weight.dtype) if has_bias else None
+        return result.to(gradients[0].dtype), for_weight, for_bias, None, None, None, None, None, None
+
+
+def normalise(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    over: tuple[int, ...],
+    count: int,
+    eps: float,
+    centred: bool,
+    reduce: Reduce = whole,
+    observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+) -> torch.Tensor:
+    """weight x_hat + bias, with x_hat of mean 0 (where `centred`) and variance 1 over the positions `over`.
+
+    weight, bias   with as many positions as x, of size 1 where they lack one
+    count          entries in one mean, at full size
+    observe        called with the mean and the variance of all entries, where `centred`
+    """
+    return _Normalise.apply(x, weight, bias, over, count, eps, centred, reduce, observe)  # type: ignore[no-any-return, no-untyped-call]

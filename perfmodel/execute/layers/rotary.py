@@ -1,0 +1,29 @@
+"""Rotary position embedding: pairs of entries half a head apart turn by their position."""
+
+from __future__ import annotations
+
+import torch
+
+#: Base of the frequencies where none is given; its value moves no time and no memory.
+ROTARY_BASE = 10000.0
+
+
+def rotary_angles(positions: torch.Tensor, depth: int, dtype: torch.dtype, base: float = ROTARY_BASE) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [s, depth] of positions [s], computed in at least float32."""
+    exact = torch.promote_types(dtype, torch.float32)
+    half = depth // 2
+    frequency = base ** (-torch.arange(half, device=positions.device, dtype=exact) / half)
+    angle = torch.outer(positions.to(exact), frequency).repeat(1, 2)
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, start: int = 0) -> torch.Tensor:
+    """x [b, s, ..., d], angles [s, depth] -> x with the entries `start` to `start + depth` turned."""
+    depth = cosine.shape[-1]
+    sizes = start, depth, x.shape[-1] - start - depth
+    before, turned, after = x.split(sizes, dim=-1) if sizes[1] < x.shape[-1] else (x[..., :0], x, x[..., :0])
+    shape = (x.shape[1], *(1,) * (x.dim() - 3), depth)
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cosine.view(shape) + torch.cat((-second, first), dim=-1) * sine.view(shape)
+    kept = [piece for piece in (before, turned, after) if piece.shape[-1]]
+    return torch.cat(kept, dim=-1) if len(kept) > 1 else turned

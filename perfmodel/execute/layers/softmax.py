@@ -1,0 +1,68 @@
+"""Softmax of scores over the keys that a query sees, with a sink where a model has one; and over a dim that is cut over ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from perfmodel.execute.layers.norm import wide
+from perfmodel.execute.layers.reduce import Reduce
+from perfmodel.workload.graph import Pass
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+
+def seen_softmax(
+    scores: torch.Tensor,
+    seen: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    *,
+    position: int = -1,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Softmax over a position. Scores are overwritten where a key is not `seen`: nothing else of their size lives beside them.
+
+    sinks   scores that no key has, of size 1 at the position: they take their share and add nothing
+    """
+    if seen is not None:
+        with torch.no_grad():  # a key that is not seen has no probability, so no gradient: the mask need not be kept
+            scores.masked_fill_(~seen, -torch.inf)
+    if sinks is None:
+        return torch.softmax(scores, position, dtype=dtype)
+    own = sinks.to(scores.dtype).expand_as(scores.narrow(position, 0, 1))
+    joint = torch.cat((scores, own), position)
+    return torch.softmax(joint, position, dtype=dtype).narrow(position, 0, scores.shape[position])
+
+
+class _Softmax(torch.autograd.Function):
+    """Over a position whose dim may be cut; entries where `hidden` are 0."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, x: torch.Tensor, position: int, scale: float, hidden: torch.Tensor | None, reduce: Reduce
+    ) -> torch.Tensor:
+        values = wide(x) * scale
+        if hidden is not None:
+            values = values.masked_fill(hidden, -torch.inf)
+        largest = reduce(values.amax(position, keepdim=True), phase=Pass.FORWARD, largest=True)
+        exponentials = (values - largest).exp_()
+        total = reduce(exponentials.sum(position, keepdim=True), phase=Pass.FORWARD)
+        result = (exponentials / total).to(x.dtype)
+        ctx.save_for_backward(result)
+        ctx.rest = position, scale, reduce
+        return result
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
+        (result,) = ctx.saved_tensors
+        position, scale, reduce = ctx.rest
+        products = wide(gradients[0]) * result
+        total = reduce(products.sum(position, keepdim=True), phase=Pass.BACKWARD)
+        return ((products - result * total) * scale).to(result.dtype), None, None, None, None
+
+
+def cut_softmax(x: torch.Tensor, *, position: int, scale: float, hidden: torch.Tensor | None, reduce: Reduce) -> torch.Tensor:
+    """Softmax of `scale` x over a position whose dim is cut over ranks; entries where `hidden` are 0."""
+    return _Softmax.apply(x, position, scale, hidden, reduce)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,23 @@
+"""RMSNorm as a module, on tensors that may be cut over tp."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial
+
+from perfmodel.execute.layers.norm import rms_norm
+from perfmodel.execute.local import local_tensor
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's module with the operator above. A tensor cut over rows stays so; the weight's gradient is then partial."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.eps is not None
+        weight = self.weight
+        if not isinstance(x, DTensor):
+            return rms_norm(x, local_tensor(weight), self.eps)
+        assert isinstance(weight, DTensor)
+        local = rms_norm(x.to_local(), weight.to_local(grad_placements=[Partial()]), self.eps)
+        return DTensor.from_local(local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
