@@ -9,7 +9,6 @@ import numpy as np
 from perfmodel.cost.compute import matmul_time
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.cost.serving.states import UPDATE_KERNELS
 from perfmodel.cost.serving.step import StepCosts
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import bad_field
@@ -20,6 +19,7 @@ from perfmodel.parallel.serving.measurement import ANCHOR, StepShape
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import QUANTIZATIONS
+from perfmodel.workload.states import UPDATE_KERNELS
 
 #: No graphs, nothing fused, no time but its kernels' and their launches'.
 EXECUTOR = Engine(

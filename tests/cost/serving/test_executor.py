@@ -9,7 +9,6 @@ from perfmodel.cost.machine import resolve_machine
 from perfmodel.cost.serving.executor import executor_times, predicted_parts
 from perfmodel.cost.serving.memory import weight_bytes
 from perfmodel.cost.serving.program import serving_program
-from perfmodel.cost.serving.states import UPDATE_KERNELS, state_bytes, state_elements
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import (
@@ -25,6 +24,7 @@ from perfmodel.hardware.calibration import (
 from perfmodel.hardware.local import local_cluster
 from perfmodel.parallel.serving.measurement import StepShape
 from perfmodel.workload.quantization import QUANTIZATIONS
+from perfmodel.workload.states import UPDATE_KERNELS, state_bytes, state_elements
 from tests.execute.jobs import tiny
 
 HERE = Calibration(
