@@ -22,7 +22,6 @@ from perfmodel.workload.transformer import build_graph
 PROMPT_LENGTH = 2048
 LAST = "last"
 SCANS = ("state_scan", "delta_scan")
-_BYTES = 2.0
 
 
 def step_length(*, takes_prompts: bool) -> int:
@@ -31,15 +30,15 @@ def step_length(*, takes_prompts: bool) -> int:
 
 
 @lru_cache(maxsize=64)
-def step_graph(model: TransformerConfig, *, takes_prompts: bool) -> Graph:
-    """Graph of steps that decode, or of steps with prompts, beside which sequences may decode."""
+def step_graph(model: TransformerConfig, *, takes_prompts: bool, element_bytes: float) -> Graph:
+    """Graph of steps that decode, or that take prompts besides; element_bytes: of weights and activations in no format of fewer bits."""
     graph = build_graph(
         model,
         seq_len=step_length(takes_prompts=takes_prompts),
         attention="flash",
         dropout=False,
-        activation_bytes=_BYTES,
-        parameter_bytes=_BYTES,
+        activation_bytes=element_bytes,
+        parameter_bytes=element_bytes,
         dispatcher="fused",
         absorbs=model.latent is not None and not takes_prompts,
     )
@@ -50,7 +49,7 @@ def step_graph(model: TransformerConfig, *, takes_prompts: bool) -> Graph:
     for op in graph.operators:
         made = with_batch(op, LAST) if op.layer == graph.regions[-1].name else op
         if op.name == graph.loss:
-            made = sample(made, itemsize=_BYTES)
+            made = sample(made, itemsize=element_bytes)
         elif op.is_attention:
             made = cached_attention(op, attends)
         elif op.kind == "index_scores" or (op.kind in SCANS and not takes_prompts):

@@ -11,8 +11,8 @@ from perfmodel.cost.compute import attention_time, streaming_time
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.context import DCP, PCP, context_traffic
 from perfmodel.cost.serving.engine_step import Array, EngineStep, Group, engine_collective_time
-from perfmodel.cost.serving.kernels import WIDE_ITEMSIZE, latent_decode_time
 from perfmodel.cost.serving.kernels import cached_attention_time as cached_kernel_time
+from perfmodel.cost.serving.kernels import latent_decode_time
 from perfmodel.foundation.columns import Column
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, LATENT_KERNEL, KernelClass
 from perfmodel.workload.causal import ALL_BEFORE
@@ -48,13 +48,14 @@ def is_latent(work: CacheAttention) -> bool:
 
 def _decoding(work: CacheAttention, heads: Array, kv_heads: Array, cached: Array, step: EngineStep, machine: Machine) -> Array:
     heads, cached = heads * step.dcp, np.maximum(cached / (step.dcp * step.cut), 1.0)
-    of_step = {"batch": step.decoding, "queries": step.new_tokens, "cache_itemsize": step.cache_bytes, "machine": machine}
+    of_step: dict[str, Any] = {"batch": step.decoding, "queries": step.new_tokens, "machine": machine}
+    of_step |= {"cache_itemsize": step.cache_bytes, "itemsize": step.element_bytes}
     if is_latent(work):
-        widths = {"latent_dim": work.value_head_dim, "rotary_dim": work.head_dim - work.value_head_dim}
-        time = latent_decode_time(heads=heads, key_length=cached, **widths, **of_step)  # type: ignore[arg-type]
+        latent, rotary = work.value_head_dim, work.head_dim - work.value_head_dim
+        time = latent_decode_time(heads=heads, key_length=cached, latent_dim=latent, rotary_dim=rotary, **of_step)
     else:
         shared = kv_heads if step.kernels.shares_key_values else heads
-        time = cached_kernel_time(heads=heads, kv_heads=shared, key_length=cached, head_dim=work.head_dim, **of_step)  # type: ignore[arg-type]
+        time = cached_kernel_time(heads=heads, kv_heads=shared, key_length=cached, head_dim=work.head_dim, **of_step)
     return np.asarray(time) / step.kernels.decode_attention_fraction
 
 
@@ -76,7 +77,7 @@ def _prompts(work: CacheAttention, heads: Array, kv_heads: Array, seen: Array, s
         key_length=keys,
         head_dim=work.head_dim,
         causal_fraction=share,
-        itemsize=WIDE_ITEMSIZE,
+        itemsize=step.element_bytes,
         machine=machine,
         kernel=LATENT_KERNEL if is_latent(work) and LATENT_KERNEL in machine.attention else "flash",
         value_head_dim=work.value_head_dim,
@@ -95,6 +96,7 @@ def _chosen(work: CacheAttention, heads: Array, step: EngineStep, machine: Machi
         latent_dim=work.latent[0],
         rotary_dim=work.latent[1],
         cache_itemsize=step.cache_bytes,
+        itemsize=step.element_bytes,
     )
     return np.asarray(time)
 
@@ -119,11 +121,11 @@ def cached_attention_work(work: CacheAttention, heads: Array, kv_heads: Array, s
     seen = keys_seen(work, 1.0, step.cached - 1.0) / cut
     of_cache = work.head_dim if is_latent(work) else width  # a value is a part of its latent
     flops = 2.0 * b * (heads * step.dcp) * seen * width
-    moved = b * (kv_heads * seen * of_cache * step.cache_bytes + WIDE_ITEMSIZE * (heads * step.dcp) * width)
+    moved = b * (kv_heads * seen * of_cache * step.cache_bytes + step.element_bytes * (heads * step.dcp) * width)
     if work.takes_prompts:
         tokens = step.prompts * (step.prompt_tokens + step.prompt_cached)
         flops = flops + 2.0 * heads * own * keys_seen(work, np.maximum(step.prompt_tokens, 1.0), step.prompt_cached) * width
-        moved = moved + WIDE_ITEMSIZE * (heads * own * width + kv_heads * tokens * width)
+        moved = moved + step.element_bytes * (heads * own * width + kv_heads * tokens * width)
     return flops, moved
 
 

@@ -18,7 +18,6 @@ from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.attention import cached_attention_time, cached_attention_work
 from perfmodel.cost.serving.engine_step import EngineStep
 from perfmodel.cost.serving.experts import routed_experts_work
-from perfmodel.cost.serving.kernels import WIDE_ITEMSIZE
 from perfmodel.cost.serving.program import ServingProgram
 from perfmodel.cost.serving.step import PARTS, StepCosts
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
@@ -123,7 +122,7 @@ def _products(machine: Machine, program: ServingProgram, step: EngineStep, amoun
     of_head: list[OperatorRow] = []
     for products, times in product_times(program.rows, machine, amount, step):
         sizes, quantization = product_sizes(products, amount), formats[id(products)]
-        w, a = quantization.weight_bytes, quantization.activation_bytes
+        w, a = step.product_bytes(quantization)
         for at, (name, segment) in enumerate(zip(products.names, products.segments, strict=True)):
             batch, m, n, k = (float(sizes[size][at][0]) for size in ("batch", "m", "n", "k"))
             shape = f"[{m:,.1f}, {k:,g}] [{k:,g}, {n:,g}]".replace(".0, ", ", ")
@@ -135,7 +134,7 @@ def _products(machine: Machine, program: ServingProgram, step: EngineStep, amoun
                     f"{batch:g} x {shape}" if batch > 1 else shape,
                     count=program.regions[segment].count,
                     flops=2.0 * batch * m * n * k,
-                    num_bytes=batch * (w * k * n + a * m * k + WIDE_ITEMSIZE * m * n),
+                    num_bytes=batch * (w * k * n + a * m * k + step.element_bytes * m * n),
                     time=float(times[at][0]),
                     floor=machine.matmul.floor_time,
                     quantization=quantization,

@@ -37,7 +37,6 @@ from perfmodel.parallel.algebra.sharding import Layout, redistribute
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import CacheAttention
 
-_ELEMENT_BYTES = 2.0
 _SUM_BYTES = 4.0
 """[byte] Of a log-sum-exp, which is kept in float32."""
 CONTEXT_AXIS = "cp"
@@ -112,12 +111,13 @@ def context_traffic(work: CacheAttention, heads: Array, kv_heads: Array, step: E
     else:  # prompts have keys and values of each head, to which gathered latents are expanded
         widths = (sum(work.latent), work.latent[0])
         gathered = (CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), cached * (widths[0] * step.cache_bytes))
-    exchange = decode_exchange(rows=rows, heads=heads, key_dim=widths[0], value_dim=widths[1], dcp=step.dcp, cut=step.cut)
-    return ContextTraffic(collectives=(gathered, *exchange), weighted=2.0 * 2.0 * rows * heads * step.dcp * widths[1])
+    element = step.element_bytes
+    exchange = decode_exchange(rows=rows, heads=heads, key_dim=widths[0], value_dim=widths[1], dcp=step.dcp, cut=step.cut, itemsize=element)
+    return ContextTraffic(collectives=(gathered, *exchange), weighted=2.0 * element * rows * heads * step.dcp * widths[1])
 
 
 def decode_exchange(
-    *, rows: Array, heads: Array, key_dim: float, value_dim: float, dcp: Array, cut: Array | float = 1.0
+    *, rows: Array, heads: Array, key_dim: float, value_dim: float, dcp: Array, cut: Array | float = 1.0, itemsize: float = 2.0
 ) -> Iterator[Exchange]:
     """Collectives of one layer, with the bytes of each full buffer. [byte]
 
@@ -127,8 +127,8 @@ def decode_exchange(
     """
     gathered = rows * heads * dcp
     for step in redistribute(_CUT, _WHOLE):
-        yield step.kind, step.axes, _ELEMENT_BYTES * gathered * key_dim
+        yield step.kind, step.axes, itemsize * gathered * key_dim
     yield CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), _SUM_BYTES * gathered * (dcp * cut)
     for step in redistribute(_PARTIAL, _CUT):
         whole = gathered if step.kind is CollectiveKind.REDUCE_SCATTER else rows * heads
-        yield step.kind, step.axes, _ELEMENT_BYTES * whole * value_dim
+        yield step.kind, step.axes, itemsize * whole * value_dim

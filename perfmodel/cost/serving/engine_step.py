@@ -37,6 +37,7 @@ class EngineStep:
     dcp, cut     ranks inside tp that share the tokens of a cache, and those of pcp (1: each has all of it)
     chips        of a stage; expert_parts: ranks that experts are dealt over
     groups       of ranks: tp; pcp, which share prompts; tokens, which have tokens of their own
+    cache_bytes, element_bytes   of an element of the cache; of activations, and of weights in no format of fewer bits   [byte]
     distinct_experts   that the tokens meet, where all requests are one prompt; 0: as routing has it
     takes_prompts      its graph is one of prompts
     """
@@ -59,6 +60,7 @@ class EngineStep:
     kernels: EngineKernels
     quantization: Quantization
     cache_bytes: float
+    element_bytes: float
     distinct_experts: float
     takes_prompts: bool
 
@@ -83,7 +85,14 @@ class EngineStep:
     def product(self, is_low: bool) -> dict[str, Any]:
         """Arguments of `weight_product_time` that are the engine's."""
         untuned = 1.0 if self.takes_prompts else self.kernels.few_rows_fraction
-        return {"quantization": self.format_of(is_low), "casts": self.kernels.casts, "untuned": untuned}
+        shown = {"casts": self.kernels.casts, "untuned": untuned}
+        return {"quantization": self.format_of(is_low), "itemsize": self.element_bytes, **shown}
+
+    def product_bytes(self, quantization: Quantization) -> tuple[float, float]:
+        """Bytes of an element of the weights and of the activations of a product."""
+        if quantization.is_plain:
+            return self.element_bytes, self.element_bytes
+        return quantization.weight_bytes, quantization.activation_bytes
 
 
 def engine_collective_time(code: Any, num_bytes: Array, group: Group, machine: Machine, kernels: EngineKernels) -> Array:

@@ -63,6 +63,8 @@ class ServedPlans:
 class ServingEstimator:
     """Predicts plans of one model in its formats on one cluster under one engine.
 
+    element_bytes   of activations, and of weights in no format of fewer bits
+
     `distinct_experts` of its methods: experts that the tokens of a step meet, where all requests are one prompt; 0: as even routing has it
     """
 
@@ -72,6 +74,7 @@ class ServingEstimator:
     engine: Engine
     quantization: Quantization
     cache: Dtype
+    element_bytes: float = 2.0
     machine: Machine = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,7 +111,8 @@ class ServingEstimator:
     def program(self, model: TransformerConfig, *, is_prompt: bool) -> ServingProgram:
         """The compiled step of a model under the engine, with the weights in their formats."""
         low_parts = self.quantization.parts(beside_experts=model.experts is not None)
-        return serving_program(model, is_prompt=is_prompt, fuses=self.engine.kernels.fuses_kernels, low_parts=low_parts)
+        fuses, element_bytes = self.engine.kernels.fuses_kernels, self.element_bytes
+        return serving_program(model, is_prompt=is_prompt, fuses=fuses, low_parts=low_parts, element_bytes=element_bytes)
 
     def memory(self, plans: Plans, tokens: float, speculation: Speculation | None = None) -> ServingMemory:
         """Where sequences hold so many tokens each."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.engine_step import Array, EngineStep, engine_collective_time
-from perfmodel.cost.serving.kernels import WIDE_ITEMSIZE, grouped_weight_time
+from perfmodel.cost.serving.kernels import grouped_weight_time
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.workload.graph import RoutedExperts
@@ -71,6 +71,7 @@ def routed_experts_time(work: RoutedExperts, step: EngineStep, machine: Machine)
         quantization=step.quantization,
         machine=machine,
         up_projections=work.matrices,
+        itemsize=step.element_bytes,
     )
     return np.asarray(time)
 
@@ -86,7 +87,7 @@ def routed_experts_work(work: RoutedExperts, step: EngineStep) -> tuple[Array, A
     met = total * share_met(step.tokens, total, work.top_k) / ep
     entries = (work.matrices + 1.0) * (work.width / (step.chips / ep)) * work.hidden_size
     rows = (step.tokens + step.copies) * work.top_k / ep
-    moved = met * entries * step.quantization.weight_bytes + 2.0 * WIDE_ITEMSIZE * rows * work.hidden_size
+    moved = met * entries * step.product_bytes(step.quantization)[0] + 2.0 * step.element_bytes * rows * work.hidden_size
     return 2.0 * rows * entries, moved, met, rows
 
 
@@ -97,7 +98,7 @@ def exchange_time(work: RoutedExperts, step: EngineStep, machine: Machine) -> Ar
     row travels to its expert and back, whichever is quicker. By the library: with DeepEP's kernels of low latency, which tables have as
     quicker, published runs come out worse (20 of TensorRT-LLM's: TPOT 9.4 -> 10.2 % off; 20 of SGLang's on GB200: 27 -> 30 %).
     """
-    hidden = WIDE_ITEMSIZE * work.hidden_size
+    hidden = step.element_bytes * work.hidden_size
     everywhere, sent = (step.tokens + step.copies) * _padding(step) * hidden, step.padded * work.top_k * hidden
 
     def sends(kind: CollectiveKind, num_bytes: Array, group: str) -> Array:

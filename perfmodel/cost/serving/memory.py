@@ -31,7 +31,7 @@ def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Col
     layers: Column = 0.0
     ends: dict[str, Any] = {}
     for weight in program.weights:
-        each = quantization.weight_bytes if weight.part in narrow else _PLAIN_BYTES
+        each = quantization.weight_bytes if weight.part in narrow else weight.itemsize
         parts: Column = expert_cut if weight.is_expert else 1.0
         if not weight.is_expert:
             if any(axis.startswith("tp_kv") for axis in weight.axes):

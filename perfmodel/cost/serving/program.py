@@ -44,6 +44,7 @@ class HeldWeight:
     """A parameter as a chip holds it: elements over the axes that cut it, in how many layers of which region.
 
     is_expert   it lies with the routed experts, biases included
+    itemsize    of an element in no format of fewer bits   [byte]
     """
 
     name: str
@@ -52,6 +53,7 @@ class HeldWeight:
     axes: frozenset[str]
     part: WeightPart
     is_expert: bool
+    itemsize: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,14 +99,21 @@ class ServingProgram:
 
 @lru_cache(maxsize=256)
 def serving_program(
-    model: TransformerConfig, *, is_prompt: bool, fuses: bool = True, low_parts: frozenset[WeightPart] = frozenset()
+    model: TransformerConfig,
+    *,
+    is_prompt: bool,
+    fuses: bool = True,
+    low_parts: frozenset[WeightPart] = frozenset(),
+    element_bytes: float = 2.0,
 ) -> ServingProgram:
     """The program of decode steps, or of prompts.
 
     fuses      kernels are fused as engines do it, else every operator is one
     low_parts  of which the weights are held in fewer bits
+    element_bytes   of all other tensors
     """
-    derivation = with_engine(_sharded(replace(model, num_mtp_layers=0), is_prompt=is_prompt), fuses=fuses, low_parts=low_parts)
+    sharded = _sharded(replace(model, num_mtp_layers=0), is_prompt=is_prompt, element_bytes=element_bytes)
+    derivation = with_engine(sharded, fuses=fuses, low_parts=low_parts)
     graph = derivation.graph
     place = {region.name: i for i, region in enumerate(graph.regions)}
     compiler = RowCompiler(graph, load_profile("generic"), graph.activation_bytes)
@@ -130,9 +139,9 @@ def serving_program(
 
 
 @lru_cache(maxsize=64)
-def _sharded(model: TransformerConfig, *, is_prompt: bool) -> ShardedGraph:
+def _sharded(model: TransformerConfig, *, is_prompt: bool, element_bytes: float) -> ShardedGraph:
     """Rows of prompts are cut over `CONTEXT_AXIS`; those that decode are the same on all its ranks."""
-    graph = step_graph(model, takes_prompts=is_prompt)
+    graph = step_graph(model, takes_prompts=is_prompt, element_bytes=element_bytes)
     whole: dict[str, tuple[str, ...]] = {"s": ()}
     expands = dict.fromkeys(_EXPANDS, whole) if model.latent is not None and is_prompt else {}
     shardings = apply_rules(graph, replace(rule_set_of("megatron"), operators=expands))
@@ -168,6 +177,7 @@ def _weights(derivation: ShardedGraph, place: Mapping[str, int]) -> tuple[HeldWe
                 elements=float(parameter.num_elements),
                 axes=parameter.elements.axes | parameter.elements.padded_axes,
                 part=graph.tensors[parameter.name].part,
+                itemsize=graph.tensors[parameter.name].itemsize,
                 is_expert=any(isinstance(work, RoutedExperts) for op in readers for work in op.forward),
             )
         )

@@ -31,7 +31,6 @@ Array = NDArray[np.float64]
 
 #: Parts of a step, in the order in which they are shown.
 PARTS = ("products", "experts", "attention", "passes", "communication", "logits", "pipeline_sends", "host")
-_ELEMENT_BYTES = 2.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -159,6 +158,7 @@ class StepCosts:
             kernels=self.engine.kernels,
             quantization=self.quantization,
             cache_bytes=itemsize(self.cache),
+            element_bytes=program.rows.activation_bytes,
             distinct_experts=self.distinct_experts,
             takes_prompts=program.is_prompt,
         )
@@ -216,7 +216,7 @@ class StepCosts:
 
     def _around(self, program: ServingProgram, step: EngineStep) -> tuple[Array, Array]:
         """Sends between stages; and before the head ranks that share prompts gather what lies behind the last layer."""
-        hidden = _ELEMENT_BYTES * program.model.hidden_size
+        hidden = step.element_bytes * program.model.hidden_size
         rows, of_pcp = step.padded, step.groups["pcp"]
         gather = COLLECTIVE_CODE[CollectiveKind.ALL_GATHER]
         gathered = engine_collective_time(gather, rows * step.sharing * hidden, of_pcp, self.machine, self.engine.kernels)

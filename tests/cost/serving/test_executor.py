@@ -116,5 +116,5 @@ def test_a_calibration_without_states_is_refused():
 def test_weights_are_held_in_32_bits():
     model = tiny("mixtral")
     program = executor_times(model, local_cluster(num_chips=1), HERE, rows=1).decode_program
-    in_16_bits = weight_bytes(program, QUANTIZATIONS["bf16"], tp=1, pp=1, expert_cut=1)
-    assert float(in_16_bits) * 2 == 4 * model.num_parameters
+    held = weight_bytes(program, QUANTIZATIONS["bf16"], tp=1, pp=1, expert_cut=1)
+    assert float(held) == 4 * model.num_parameters
