@@ -6,8 +6,9 @@ give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,10 @@ from perfmodel.cost.compute import (
 from perfmodel.cost.context import attention_share
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.rows import Amounts, Rows, TimedRows
+from perfmodel.cost.serving.attention import cached_attention_time, shared_cache_time
+from perfmodel.cost.serving.engine_step import EngineStep, engine_collective_time
+from perfmodel.cost.serving.experts import exchange_time, routed_experts_time
+from perfmodel.cost.serving.kernels import weight_product_time
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.copies import Copies
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, LATENT_KERNEL
@@ -42,6 +47,7 @@ LOW_BYTES = 1.0
 class RowTimes:
     """[segments, columns] seconds; convolutions count among matmul.
 
+    experts         of fused calls of a serving step; without rows of a training step
     communication   [traffic segments, columns]
     between_nodes   the same, of collectives whose group leaves the innermost network tier: how long they hold the links beyond it; None
                     where no group does
@@ -50,6 +56,7 @@ class RowTimes:
     matmul: Array
     attention: Array
     streaming: Array
+    experts: Array
     communication: Array
     between_nodes: Array | None
 
@@ -57,14 +64,13 @@ class RowTimes:
 def amount_values(amounts: Amounts, grid: LayoutGrid, microbatch: Array | float = 1.0) -> tuple[Array, Array]:
     """[amounts, columns] values of every amount, and [masks, columns] sizes of every group of axes."""
     sizes = np.array([grid.size(mask) for mask in amounts.masks])
-    return values_of_sizes(amounts, sizes, microbatch), sizes
+    return values_of_sizes(amounts, sizes, np.where(amounts.batch[:, None] > 0, microbatch, 1.0)), sizes
 
 
-def values_of_sizes(amounts: Amounts, sizes: Array, microbatch: Array | float = 1.0) -> Array:
-    """[amounts, columns] values where the sizes of the groups, [masks, columns], are known."""
-    samples = np.where(amounts.per_sample, microbatch, 1.0)
+def values_of_sizes(amounts: Amounts, sizes: Array, batch: Array) -> Array:
+    """[amounts, columns] values where the sizes of the groups, [masks, columns], and of the batch dims, [amounts, columns], are known."""
     padded = np.ceil(amounts.padded_size / sizes[amounts.padded_axes])
-    values = amounts.base * samples * padded / sizes[amounts.axes]
+    values = amounts.base * batch * padded / sizes[amounts.axes]
     return values if amounts.times is None else values * sizes[amounts.times]
 
 
@@ -76,23 +82,39 @@ def by_segment(values: Array, rows: Rows, num_segments: int, num_columns: int) -
     return total
 
 
-def row_times(rows: TimedRows, machine: Machine, grid: LayoutGrid, amount: Array, sizes: Array) -> RowTimes:
-    """The time of every segment; `amount` and `sizes` as `amount_values` gives them."""
-    matmul = _products(rows, rows.matmul, matmul_time, machine, amount, sizes, itemsize=rows.activation_bytes)
-    for products, time, at, itemsize in (
-        (rows.grouped, grouped_product_time, machine, rows.activation_bytes),
-        (rows.low, matmul_time, machine.low, LOW_BYTES),
-        (rows.low_grouped, grouped_product_time, machine.low, LOW_BYTES),
-    ):
-        if products.names:
-            matmul += _products(rows, products, time, at or machine, amount, sizes, itemsize=itemsize)
+def row_times(
+    rows: TimedRows, machine: Machine, inside: Sequence[Array], amount: Array, sizes: Array, step: EngineStep | None = None
+) -> RowTimes:
+    """The time of every segment; `amount` and `sizes` as `amount_values` gives them, `inside` as `members_inside`.
+
+    step   of a serving engine, whose kernels and host these rows run on; None: a training step
+    """
+    num_columns = amount.shape[1]
+    matmul = np.zeros((rows.num_segments, num_columns))
+    for products, time in product_times(rows, machine, amount, step):
+        matmul += summed(time + _host_time(products, sizes, machine, step), products, rows.num_segments)
     if rows.convolution.names:
         matmul += _convolution(rows, machine, amount, sizes)
-    communication, between_nodes = _communication(rows, machine, grid, amount, sizes)
+    communication, between_nodes = _communication(rows, machine, inside, amount, sizes, step)
+    streaming = np.zeros((rows.num_segments, num_columns))
+    if rows.streaming.names:
+        time = streaming_times(rows, machine, amount) + _host_time(rows.streaming, sizes, machine, step)
+        streaming = summed(time, rows.streaming, rows.num_segments)
+    attention = _attention(rows, machine, amount, sizes)
+    experts = np.zeros((rows.num_segments if rows.experts else 0, num_columns))
+    if step is not None:
+        for cached in rows.cached:
+            heads = amount[cached.heads], amount[cached.kv_heads]
+            attention[cached.segment] += cached_attention_time(cached.work, *heads, step, machine)
+            communication[cached.segment] += shared_cache_time(cached.work, *heads, step, machine)
+        for routed in rows.experts:
+            experts[routed.segment] += routed_experts_time(routed.work, step, machine)
+            communication[routed.segment] += exchange_time(routed.work, step, machine)
     return RowTimes(
         matmul=matmul,
-        attention=_attention(rows, machine, amount, sizes),
-        streaming=_streaming(rows, machine, amount, sizes),
+        attention=attention,
+        streaming=streaming,
+        experts=experts,
         communication=communication,
         between_nodes=between_nodes,
     )
@@ -103,21 +125,33 @@ def summed(time: Any, rows: Rows, num_segments: int) -> Array:
     return by_segment(time if rows.repeats is None else time * rows.repeats, rows, num_segments, time.shape[1])
 
 
-def _products(
-    rows: TimedRows, products: Rows, time_of: Callable[..., Any], machine: Machine, amount: Array, sizes: Array, *, itemsize: float
-) -> Array:
-    if not products.names:
-        return np.zeros((rows.num_segments, amount.shape[1]))
-    mm = products.columns
-    time = time_of(
-        batch=amount[mm["batch"]],
-        m=amount[mm["m"]],
-        n=amount[mm["n"]],
-        k=amount[mm["k"]],
-        itemsize=itemsize,
-        machine=machine,
+def product_times(rows: TimedRows, machine: Machine, amount: Array, step: EngineStep | None = None) -> Iterator[tuple[Rows, Array]]:
+    """Products of each class that has any, with the time of each row, [rows, columns]."""
+    low = machine.low or machine
+    classes: tuple[tuple[Rows, Callable[..., Any]], ...] = (
+        (rows.matmul, partial(matmul_time, itemsize=rows.activation_bytes, machine=machine)),
+        (rows.grouped, partial(grouped_product_time, itemsize=rows.activation_bytes, machine=machine)),
+        (rows.low, partial(matmul_time, itemsize=LOW_BYTES, machine=low)),
+        (rows.low_grouped, partial(grouped_product_time, itemsize=LOW_BYTES, machine=low)),
     )
-    return summed(time + _host_time(products, sizes, machine), products, rows.num_segments)
+    if step is not None:
+        classes = tuple((each, partial(weight_product_time, machine=machine, **step.product(low))) for each, low in products_of(rows))
+    for products, time_of in classes:
+        if products.names:
+            yield products, time_of(**product_sizes(products, amount))
+
+
+def products_of(rows: TimedRows) -> tuple[tuple[Rows, bool], ...]:
+    """Products of a serving step, and whether their weights are held in fewer bits."""
+    return (rows.matmul, False), (rows.low, True)
+
+
+def product_sizes(products: Rows, amount: Array) -> dict[str, Array]:
+    """batch, m, n, k of each row, [rows, columns]; n of all products of a call."""
+    sizes = {name: amount[products.columns[name]] for name in ("batch", "m", "n", "k")}
+    if len(products.accesses):
+        sizes["n"] = np.add.reduceat(amount[products.accesses], products.access_starts, axis=0)
+    return sizes
 
 
 def _convolution(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:
@@ -158,9 +192,8 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
     return total
 
 
-def _streaming(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:
-    if not rows.streaming.names:
-        return np.zeros((rows.num_segments, amount.shape[1]))
+def streaming_times(rows: TimedRows, machine: Machine, amount: Array) -> Array:
+    """[rows, columns] of passes over memory."""
     st = rows.streaming.columns
     time = streaming_time(
         num_bytes=np.add.reduceat(amount[rows.streaming.accesses], rows.streaming.access_starts, axis=0),
@@ -169,22 +202,29 @@ def _streaming(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
         machine=machine,
         backward=st["backward"][:, None],
     )
-    return summed(time + _host_time(rows.streaming, sizes, machine), rows.streaming, rows.num_segments)
+    if st["fused"].any():
+        time = time - (machine.streaming.table[0][st["kernel"]] * st["fused"])[:, None]
+    return np.asarray(time)
 
 
-def _communication(rows: TimedRows, machine: Machine, grid: LayoutGrid, amount: Array, sizes: Array) -> tuple[Array, Array | None]:
+def _communication(
+    rows: TimedRows, machine: Machine, inside: Sequence[Array], amount: Array, sizes: Array, step: EngineStep | None
+) -> tuple[Array, Array | None]:
     """`communication` and `between_nodes` of `RowTimes`."""
     if not rows.traffic.names:
         return np.zeros((rows.num_traffic_segments, amount.shape[1])), None
     tr = rows.traffic.columns
     num_bytes, size = amount[tr["amount"]], sizes[tr["group"]]
-    inside = [tier[tr["group"]] for tier in members_inside(rows.amounts.masks, grid)]
+    inside = [tier[tr["group"]] for tier in inside]
     if rows.has_sends:
         is_send = (tr["kind"] == COLLECTIVE_CODE[CollectiveKind.SEND_RECV])[:, None]
         # neighbours across the outermost cut set the pace: a tier that holds the whole group holds both ends
         pair = np.minimum(size, 2.0)
         inside = [np.where(is_send, np.where(members < size, 1.0, pair), members) for members in inside]
         size = np.where(is_send, pair, size)
+    if step is not None:
+        time = engine_collective_time(tr["kind"][:, None], num_bytes, (size, inside), machine, step.kernels)
+        return summed(time, rows.traffic, rows.num_traffic_segments), None
     shares = distinct_shares(rows.copies, tr["copies"], size, inside) if rows.copies else None
     time = collective_time(tr["kind"][:, None], num_bytes, group_size=size, inside=inside, machine=machine, exchanged=shares)
     total = summed(time + redistribution_time(num_bytes, size, machine), rows.traffic, rows.num_traffic_segments)
@@ -212,8 +252,13 @@ def distinct_shares(kinds: Sequence[Copies], which: NDArray[np.int64], size: Arr
     return found
 
 
-def _host_time(rows: Rows, sizes: Array, machine: Machine) -> Any:
-    """Host time of each row that nothing hides: launching it, and handling its tensors where they are distributed objects. [s]"""
+def _host_time(rows: Rows, sizes: Array, machine: Machine, step: EngineStep | None = None) -> Any:
+    """Host time of each row that nothing hides: launching it, and handling its tensors where they are distributed objects. [s]
+
+    Of a serving step the engine's host has it, for all rows together.
+    """
+    if step is not None:
+        return 0.0
     distributed = machine.host_times.get("dtensor_op", 0.0)
     if distributed == 0.0:
         return machine.launch_time
@@ -228,8 +273,11 @@ def redistribution_time(num_bytes: Array, group_size: Array, machine: Machine) -
     return np.minimum(group_size - 1.0, 1.0) * (once + num_bytes * (per_mebibyte / MEBIBYTE))
 
 
-def members_inside(masks: tuple[frozenset[str], ...], grid: LayoutGrid) -> list[Array]:
-    """[masks, columns] members of every group inside one domain of each tier."""
+def members_inside(rows: TimedRows, grid: LayoutGrid) -> list[Array]:
+    """[masks, columns] members of every group inside one domain of each tier; of rows without traffic none."""
+    masks = rows.amounts.masks
+    if not rows.traffic.names:
+        return []
     by_mask = [grid.group_inside(mask) for mask in masks]
     return [np.array([by_mask[i][tier] for i in range(len(masks))]) for tier in range(len(grid.inside))]
 
@@ -258,7 +306,11 @@ __all__ = [
     "by_segment",
     "members_inside",
     "product_flops",
+    "product_sizes",
+    "product_times",
+    "products_of",
     "redistribution_time",
     "row_times",
+    "streaming_times",
     "values_of_sizes",
 ]

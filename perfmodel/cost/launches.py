@@ -18,7 +18,7 @@ from perfmodel.frameworks.settings import GRAPH_LAUNCH
 from perfmodel.parallel.algebra.derive import Amount, extent_amount
 from perfmodel.parallel.algebra.sharding import Sharding
 from perfmodel.parallel.eager import KERNELS
-from perfmodel.workload.graph import FusedAttention, Graph, Operator, Stream, Work
+from perfmodel.workload.graph import CacheAttention, FusedAttention, Graph, Operator, RoutedExperts, Stream, Work
 
 Array = NDArray[np.float64]
 
@@ -78,7 +78,7 @@ def graph_parts(graph: Graph) -> dict[str, str]:
 
 def _kernels(work: Work) -> int:
     match work:
-        case FusedAttention():
+        case FusedAttention() | CacheAttention() | RoutedExperts():
             return 1
         case Stream() if not work.accesses or work.is_launched_along:
             return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.evaluate import amount_values, by_segment, product_flops, row_times
+from perfmodel.cost.evaluate import amount_values, by_segment, members_inside, product_flops, row_times
 from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches, counted_launches
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.program import SAVED, Program
@@ -79,7 +79,7 @@ def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[A
 def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microbatch: Array) -> MicrobatchCost:
     """Evaluate `program` on every row of the grid, with that row's microbatch (sequences for one data-parallel rank)."""
     amount, sizes = amount_values(program.amounts, grid, microbatch)
-    times = row_times(program.rows, machine, grid, amount, sizes)
+    times = row_times(program.rows, machine, members_inside(program.rows, grid), amount, sizes)
     saved = by_segment(amount[program.saved.columns["amount"]], program.saved, len(program.regions) * len(SAVED), amount.shape[1])
     return MicrobatchCost(
         program=program,
@@ -106,7 +106,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
 
 def _work(rows: TimedRows, machine: Machine, grid: LayoutGrid, microbatch: Array) -> Array:
     amount, sizes = amount_values(rows.amounts, grid, microbatch)
-    times = row_times(rows, machine, grid, amount, sizes)
+    times = row_times(rows, machine, members_inside(rows, grid), amount, sizes)
     return (times.matmul + times.attention) + times.streaming
 
 

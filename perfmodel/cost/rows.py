@@ -1,6 +1,6 @@
 """Rows: what takes time on a chip, one row for each piece of an operator's work and each collective of activations, with symbolic sizes.
 
-Every size is an *amount*: base * microbatch^e * ceil(padded / |padded axes|) / |axes|. Nothing here knows what the axes are: of a layout
+Every size is an *amount*: base * |batch dim| * ceil(padded / |padded axes|) / |axes|. Nothing here knows what the axes are: of a layout
 of plans, of a free mesh, or of one operator's configurations, whose axes are its dims. `cost/evaluate.py` prices rows on columns.
 """
 
@@ -22,7 +22,19 @@ from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
 from perfmodel.parallel.algebra.derive import Amount, amount_of, extent_amount
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES, Sharding
-from perfmodel.workload.graph import Data, Extent, FusedAttention, Graph, Operator, Product, Stream, TensorRole, Work
+from perfmodel.workload.graph import (
+    CacheAttention,
+    Data,
+    Extent,
+    FusedAttention,
+    Graph,
+    Operator,
+    Product,
+    RoutedExperts,
+    Stream,
+    TensorRole,
+    Work,
+)
 
 DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
 
@@ -35,10 +47,14 @@ _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Amounts:
-    """[amounts, 1] arrays; axes as indices into `masks`. times: axes that multiply; None where none does."""
+    """[amounts, 1] arrays; axes as indices into `masks`, batch into `batch_dims` (0: none).
+
+    times   axes that multiply; None where none does
+    """
 
     base: NDArray[np.float64]
-    per_sample: NDArray[np.bool_]
+    batch: NDArray[np.int64]
+    batch_dims: tuple[str, ...]
     axes: NDArray[np.int64]
     padded_size: NDArray[np.float64]
     padded_axes: NDArray[np.int64]
@@ -50,7 +66,8 @@ class Amounts:
 class Rows:
     """Rows of one kind, sorted by segment; `starts` and `present` are for reduceat. `repeats` [rows, 1]: how often; None: once each.
 
-    accesses   of streaming rows: amounts that each reads or writes, from `access_starts` on; of convolutions their tensors
+    accesses   of streaming rows: amounts that each reads or writes, from `access_starts` on; of convolutions their tensors; of products of
+               several to a call their n
     """
 
     names: tuple[str, ...]
@@ -63,6 +80,26 @@ class Rows:
     access_starts: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedRow:
+    """Attention to a cache; heads and kv_heads are amounts."""
+
+    name: str
+    segment: int
+    heads: int
+    kv_heads: int
+    work: CacheAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsRow:
+    """The experts of a layer."""
+
+    name: str
+    segment: int
+    work: RoutedExperts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TimedRows:
     """Rows that take time. A segment is whatever times are kept apart by.
@@ -70,7 +107,9 @@ class TimedRows:
     matmul, grouped, low, low_grouped, convolution   columns batch, m, n, k (amounts), mesh
     attention   columns batch, heads, kv_heads, queries, keys (amounts), head_dim, value_head_dim, habits (which of
                 `attention_habits`), backward (0/1)
-    streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel)
+    cached, experts   rows of the operators of a serving step
+    streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel), fused (0/1: its floor is a
+                neighbour's), element_flops
                 mesh: mask of the tensor axes over which an operator with parameters is cut; a framework that keeps such
                 tensors as distributed objects spends host time on each
     traffic     columns kind (code), group (mask), amount, copies (0: none, else which of `copies`, from 1), counted (1: the host waits for
@@ -86,6 +125,8 @@ class TimedRows:
     low_grouped: Rows
     convolution: Rows
     attention: Rows
+    cached: tuple[CachedRow, ...]
+    experts: tuple[ExpertsRow, ...]
     streaming: Rows
     traffic: Rows
     copies: tuple[Copies, ...]
@@ -104,6 +145,11 @@ class _Entry:
     columns: Mapping[str, int]
     repeats: int = 1
     accesses: Sequence[int] = ()
+
+    def joined(self, name: str, n: int) -> _Entry:
+        """With one product more in its call."""
+        accesses = (*(self.accesses or (self.columns["n"],)), n)
+        return _Entry(self.segment, f"{self.name} + {name}", self.columns, self.repeats, accesses)
 
 
 @dataclass(slots=True)
@@ -124,12 +170,15 @@ class RowCompiler:
     """Amounts as they were asked for."""
     _copies: dict[Copies, int] = field(default_factory=dict)
     _habits: dict[AttentionHabits, int] = field(default_factory=dict)
+    _calls: dict[str, int] = field(default_factory=dict)
     _matmul: list[_Entry] = field(default_factory=list)
     _grouped: list[_Entry] = field(default_factory=list)
     _low: list[_Entry] = field(default_factory=list)
     _low_grouped: list[_Entry] = field(default_factory=list)
     _convolution: list[_Entry] = field(default_factory=list)
     _attention: list[_Entry] = field(default_factory=list)
+    _cached: list[CachedRow] = field(default_factory=list)
+    _experts: list[ExpertsRow] = field(default_factory=list)
     _streaming: list[_Entry] = field(default_factory=list)
     _traffic: list[_Entry] = field(default_factory=list)
 
@@ -145,7 +194,7 @@ class RowCompiler:
         return index
 
     def _amount(self, amount: Amount) -> int:
-        if amount.per_sample:
+        if amount.batch_dim:
             if not amount.axes >= DATA_AXES:
                 raise InputError("rules: batch must be cut by dp_replicate and dp_shard, both; add `batch: [dp_replicate, dp_shard]`")
             # the microbatch is counted per data-parallel rank, so these axes cancel; what one of them does not cut is of all its ranks
@@ -174,6 +223,12 @@ class RowCompiler:
                 tensors = [self.amount(extent_amount(op, sharding, t).scaled(self.activation_bytes)) for t in work.tensors]
                 usual, low = (self._grouped, self._low_grouped) if work.is_grouped else (self._matmul, self._low)
                 rows = self._convolution if tensors else low if work.is_low else usual
+                if work.call in self._calls:
+                    index = self._calls[work.call]
+                    rows[index] = rows[index].joined(name, columns["n"])
+                    return
+                if work.call:
+                    self._calls[work.call] = len(rows)
                 rows.append(_Entry(segment, name, columns, work.repeats, tensors))
                 if work.is_grouped and self._adds_up(op, work):
                     elements = extent_amount(op, sharding, (*work.batch, *work.m, *work.n))
@@ -185,10 +240,26 @@ class RowCompiler:
                 others = {"head_dim": work.head_dim, "value_head_dim": work.value_head_dim or work.head_dim}
                 others |= {"habits": which, "backward": int(is_backward)}
                 self._attention.append(_Entry(segment, name, {**columns, **others}))
+            case CacheAttention():
+                heads, kv_heads = amount(work.heads), amount(work.kv_heads)
+                self._cached.append(CachedRow(name=name, segment=segment, heads=heads, kv_heads=kv_heads, work=work))
+            case RoutedExperts():
+                self._experts.append(ExpertsRow(name=name, segment=segment, work=work))
             case Stream() if work.accesses:
                 accesses = [self.data_amount(op, sharding, data) for data in work.accesses]
                 elements = extent_amount(op, sharding, work.elements)
-                self.stream(op, sharding, work.kernel, elements, accesses, segment=segment, is_backward=is_backward, repeats=work.repeats)
+                self.stream(
+                    op,
+                    sharding,
+                    work.kernel,
+                    elements,
+                    accesses,
+                    segment=segment,
+                    is_backward=is_backward,
+                    repeats=work.repeats,
+                    is_fused=work.is_fused,
+                    element_flops=work.element_flops,
+                )
 
     def _adds_up(self, op: Operator, work: Product) -> bool:
         """Whether a product of backward reads and writes the accumulators of its weights' gradients, in place of writing them once.
@@ -207,6 +278,8 @@ class RowCompiler:
         segment: int,
         is_backward: bool,
         repeats: int = 1,
+        is_fused: bool = False,
+        element_flops: float = 0.0,
     ) -> None:
         """A pass over memory."""
         columns = {
@@ -214,6 +287,8 @@ class RowCompiler:
             "elements": self.amount(elements),
             "mesh": self._mesh(op, sharding),
             "backward": int(is_backward),
+            "fused": int(is_fused),
+            "element_flops": round(element_flops),
         }
         self._streaming.append(_Entry(segment, op.name, columns, repeats, [self.amount(each) for each in accesses]))
 
@@ -251,13 +326,15 @@ class RowCompiler:
         """Everything so far as arrays: to be called when all amounts are known."""
         return TimedRows(
             amounts=self._arrays(),
-            matmul=_rows(self._matmul, (*_PRODUCT, "mesh")),
+            matmul=_rows(_with_calls(self._matmul), (*_PRODUCT, "mesh")),
             grouped=_rows(self._grouped, (*_PRODUCT, "mesh")),
-            low=_rows(self._low, (*_PRODUCT, "mesh")),
+            low=_rows(_with_calls(self._low), (*_PRODUCT, "mesh")),
             low_grouped=_rows(self._low_grouped, (*_PRODUCT, "mesh")),
             convolution=_rows(self._convolution, (*_PRODUCT, "mesh")),
             attention=_rows(self._attention, (*_ATTENTION, "head_dim", "value_head_dim", "habits", "backward")),
-            streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward")),
+            cached=tuple(self._cached),
+            experts=tuple(self._experts),
+            streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward", "fused", "element_flops")),
             traffic=_rows(self._traffic, ("kind", "group", "amount", "copies", "counted")),
             copies=tuple(self._copies),
             activation_bytes=self.activation_bytes,
@@ -270,18 +347,27 @@ class RowCompiler:
 
     def _arrays(self) -> Amounts:
         amounts = list(self._amounts)
+        batch_dims = tuple(dict.fromkeys(("", *(a.batch_dim for a in amounts))))
         axes = np.array([self.mask(a.axes) for a in amounts], dtype=np.int64)
         times = [self.mask(a.times) for a in amounts]
         padded_axes = np.array([self.mask(a.padded_axes) for a in amounts], dtype=np.int64)
         return Amounts(
             base=np.array([a.base for a in amounts])[:, None],
-            per_sample=np.array([a.per_sample for a in amounts], dtype=bool)[:, None],
+            batch=np.array([batch_dims.index(a.batch_dim) for a in amounts], dtype=np.int64),
+            batch_dims=batch_dims,
             axes=axes,
             padded_size=np.array([a.padded_size for a in amounts])[:, None],
             padded_axes=padded_axes,
             masks=tuple(self._masks),
             times=np.array(times, dtype=np.int64) if any(times) else None,
         )
+
+
+def _with_calls(entries: Sequence[_Entry]) -> Sequence[_Entry]:
+    """Products, each with the n of all its call; as they are where none has others in its call."""
+    if not any(entry.accesses for entry in entries):
+        return entries
+    return [entry if entry.accesses else replace(entry, accesses=(entry.columns["n"],)) for entry in entries]
 
 
 def _accumulator_bytes(profile: ExecutionProfile, activation_bytes: float) -> float:
@@ -330,4 +416,4 @@ def _empty(columns: tuple[str, ...]) -> Rows:
     )
 
 
-__all__ = ["Amounts", "RowCompiler", "Rows", "TimedRows", "plain_rows"]
+__all__ = ["Amounts", "CachedRow", "ExpertsRow", "RowCompiler", "Rows", "TimedRows", "plain_rows"]

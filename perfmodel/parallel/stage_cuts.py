@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.parallel.layout import AttentionKernel, even_stage_layers
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.graph import FusedAttention, Graph, Operator, Product, Stream, Work, count_of, flops_of
+from perfmodel.workload.graph import (
+    CacheAttention,
+    FusedAttention,
+    Graph,
+    Operator,
+    Product,
+    RoutedExperts,
+    Stream,
+    Work,
+    count_of,
+    flops_of,
+)
 from perfmodel.workload.job import PRECISION_POLICIES, Precision, TrainingJob
 from perfmodel.workload.layer_specs import layer_order
 from perfmodel.workload.low_precision import with_recipe
@@ -133,7 +144,7 @@ def _cost(work: Work, op: Operator, graph: Graph, low: float, attention: float =
     match work:
         case Product():
             return flops_of(work) * (low if work.is_low else 1.0)
-        case FusedAttention():
+        case FusedAttention() | CacheAttention() | RoutedExperts():
             return flops_of(work) * attention
         case Stream():
             return FLOP_PER_BYTE * work.repeats * sum(count_of(data.extent) * graph.itemsize(op, data) for data in work.accesses)

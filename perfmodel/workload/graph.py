@@ -28,6 +28,7 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.causal import CausalMask
+from perfmodel.workload.quantization import WeightPart
 
 #: (size, dim that cuts it) for each factor of a number of elements; "" where nothing cuts it: a window, a gate, a joined dim.
 Extent = tuple[tuple[int, str], ...]
@@ -84,6 +85,7 @@ class Product:
     is_low       of operands in fewer bits, by the job's recipe
     is_grouped   one call of a kernel for products of experts
     gradient_of   in backward: the input whose gradient it makes, and no other's; None: not told
+    call         products of one call run as one kernel, whose n is the sum of theirs; "": a kernel of its own
     """
 
     batch: Extent = ()
@@ -95,6 +97,7 @@ class Product:
     gradient_of: int | None = None
     is_grouped: bool = False
     is_low: bool = False
+    call: str = ""
 
     def extents(self) -> Iterator[Extent]:
         yield from (self.batch, self.m, self.n, self.k, *self.tensors)
@@ -106,6 +109,8 @@ class Stream:
 
     kernel  the class of its efficiency (`hardware.calibration.KernelClass`)
     is_launched_along  by the call that launches another kernel: the host's time is that one's
+    is_fused  in the kernel of a neighbour, whose floor is counted there
+    element_flops  that it computes for each element                   [FLOP]
     """
 
     kernel: str
@@ -113,6 +118,8 @@ class Stream:
     accesses: tuple[Data, ...]
     repeats: int = 1
     is_launched_along: bool = False
+    is_fused: bool = False
+    element_flops: float = 0.0
 
     def extents(self) -> Iterator[Extent]:
         yield self.elements
@@ -155,7 +162,49 @@ class FusedAttention:
         yield from (self.batch, self.heads, self.kv_heads, self.queries, self.keys)
 
 
-Work = Product | Stream | FusedAttention
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheAttention:
+    """Attention of new tokens of sequences to what a cache holds of them; how many there are of each are columns of a step.
+
+    head_dim, value_head_dim   entries of a query or key head, and of a value head
+    latent       entries that the cache holds of each token in place of keys and values: latent and rotary key; (0, 0): none
+    window       keys that a query sees at most, in the share `windowed` of the layers that the operator stands for; 0: all
+    index        heads and head dim of the indexer that chooses those keys for each query; (0, 0): they are the last ones
+    takes_prompts   besides sequences that decode
+    """
+
+    heads: Extent
+    kv_heads: Extent
+    head_dim: int
+    value_head_dim: int
+    latent: tuple[int, int] = (0, 0)
+    window: int = 0
+    windowed: float = 0.0
+    index: tuple[int, int] = (0, 0)
+    takes_prompts: bool = False
+
+    def extents(self) -> Iterator[Extent]:
+        yield from (self.heads, self.kv_heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedExperts:
+    """The experts of a layer as one fused call, with what tokens send to them and back.
+
+    matrices   of an expert that read a token: 2 of a gated one
+    """
+
+    num_experts: int
+    top_k: int
+    width: int
+    hidden_size: int
+    matrices: int
+
+    def extents(self) -> Iterator[Extent]:
+        yield from ()
+
+
+Work = Product | Stream | FusedAttention | CacheAttention | RoutedExperts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,6 +412,7 @@ class Tensor:
     itemsize   bytes of an element; 0: the job says it
     num_rows   leading positions that form dim 0 of the stored matrix (of parameters), the dim that ZeRO cuts
     bias_of    of a bias: the product to whose output it is added
+    part       of a parameter: what formats of weights tell apart (`quantization.py`)
     is_stored  lies in memory; else it is only between operators of one kernel
     copies     of each row, where only one for each place travels between chips; None: all of them do
     exchanged  of an all-to-all of it: what the busiest chip sends or receives, over what a chip holds
@@ -381,6 +431,7 @@ class Tensor:
     itemsize: float = 0.0
     num_rows: int = 1
     bias_of: str = ""
+    part: WeightPart = "other"
     is_stored: bool = True
     is_set: bool = False
     copies: Copies | None = None

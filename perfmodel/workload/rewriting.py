@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from perfmodel.workload.graph import Data, Extent, FusedAttention, Operator, Product, Stream, Work
+from perfmodel.workload.graph import CacheAttention, Data, Extent, FusedAttention, Operator, Product, RoutedExperts, Stream, Work
 
 
 def with_extents(operator: Operator, change: Callable[[Extent], Extent], **fields: object) -> Operator:
@@ -24,6 +24,10 @@ def with_extents(operator: Operator, change: Callable[[Extent], Extent], **field
             case FusedAttention():
                 batch, heads, kv_heads, queries, keys = map(change, each.extents())
                 return replace(each, batch=batch, heads=heads, kv_heads=kv_heads, queries=queries, keys=keys)
+            case CacheAttention():
+                return replace(each, heads=change(each.heads), kv_heads=change(each.kv_heads))
+            case RoutedExperts():
+                return each
 
     rewritten = {
         "forward": tuple(map(work, operator.forward)),

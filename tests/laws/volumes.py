@@ -32,9 +32,9 @@ def group_size(axes: Iterable[str], sizes: Sizes) -> int:
 
 def amount_bytes(amount: Amount, sizes: Sizes, *, micro_batch: int = 1) -> float:
     """The batch dim counts a data rank's own sequences, so the data axes that cut it cancel."""
-    axes = amount.axes - {"dp_replicate", "dp_shard"} if amount.per_sample else amount.axes
+    axes = amount.axes - {"dp_replicate", "dp_shard"} if amount.batch_dim else amount.axes
     rows = ceil(amount.padded_size / group_size(amount.padded_axes, sizes))
-    return amount.base * (micro_batch if amount.per_sample else 1) * rows / group_size(axes, sizes)
+    return amount.base * (micro_batch if amount.batch_dim else 1) * rows / group_size(axes, sizes)
 
 
 def wire_bytes(kind: CollectiveKind, num_bytes: float, group: int) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.evaluate import amount_values, by_segment, redistribution_time, row_times
+from perfmodel.cost.evaluate import amount_values, by_segment, members_inside, redistribution_time, row_times
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.rows import RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.cost.step import Bytes, element_bytes
@@ -187,7 +187,7 @@ def adding_places(network: Graph, operator: Operator) -> list[int]:
 def operator_cost(rows: OperatorRows, grid: LayoutGrid, machine: Machine) -> OperatorCost:
     """All of them together, on each column."""
     amount, sizes = amount_values(rows.timed.amounts, grid)
-    times = row_times(rows.timed, machine, grid, amount, sizes)
+    times = row_times(rows.timed, machine, members_inside(rows.timed, grid), amount, sizes)
     work = times.matmul + times.attention + times.streaming
     return OperatorCost(
         forward=work[_FORWARD],

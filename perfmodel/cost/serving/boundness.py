@@ -6,21 +6,21 @@ over half of what it takes is bound by latency, whatever its intensity.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.evaluate import product_sizes, product_times, products_of, streaming_times
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.serving.routing import share_met
-from perfmodel.cost.serving.states import UPDATE_KERNELS, state_bytes, state_elements, update_flops
-from perfmodel.cost.serving.step import PARTS, StepCosts, keys_within
-from perfmodel.cost.serving.work import Work
-from perfmodel.foundation.dtypes import itemsize
-from perfmodel.hardware.calibration import KERNEL_CODE
-from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.quantization import Quantization
+from perfmodel.cost.serving.attention import cached_attention_time, cached_attention_work
+from perfmodel.cost.serving.engine_step import EngineStep
+from perfmodel.cost.serving.experts import routed_experts_work
+from perfmodel.cost.serving.program import ServingProgram
+from perfmodel.cost.serving.step import PARTS, StepCosts
+from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 
 Array = NDArray[np.float64]
 Bound = Literal["compute", "memory", "latency", "link", "host"]
@@ -56,74 +56,92 @@ class OperatorRow:
         return self.flops / self.bytes if self.bytes else 0.0
 
 
+#: What bounds the parts of a step that are shown as one row each.
+_BOUNDS: dict[str, Bound] = {"passes": "memory", "communication": "link", "pipeline_sends": "link", "host": "host"}
+
+
 def operator_rows(costs: StepCosts, *, phase: Phase, sequences: float = 0.0, cached: float = 0.0, tokens: float = 0.0) -> list[OperatorRow]:
     """Operators of a step that decodes `sequences` over `cached` tokens, or of a prompt of `tokens` after `cached`, for the first plan."""
     is_prompt = phase == "prefill"
     program = costs.prompt_program if is_prompt else costs.decode_program
-    ranks, met = float(costs.dp[0] * costs.pp[0]), max(sequences / float(costs.pp[0]), 1.0)
-    work = Work(
-        decoding=np.array([0.0 if is_prompt else max(sequences / ranks, 1.0)]),
-        cached=np.array([max(cached, 1.0)]),
-        new_tokens=np.array([1.0]),
-        prompts=np.array([1.0 if is_prompt else 0.0]),
-        prompt_tokens=np.array([tokens if is_prompt else 0.0]),
-        prompt_cached=np.array([cached if is_prompt else 0.0]),
-        tokens=np.array([tokens if is_prompt else met]),
-        copies=np.array([0.0 if is_prompt else (float(costs.pcp[0]) - 1.0) * met]),
-        sharing=costs.pcp[:1],
-    )
-    rows = _products(costs, work, phase)
-    rows += _attention(costs, work, phase)
-    rows += _states(costs, work, phase)
-    parts = costs.parts(
-        0.0 if is_prompt else sequences,
-        cached,
-        prompt_tokens=tokens if is_prompt else 0.0,
-        prompt_cached=cached if is_prompt else 0.0,
-    )
-    rows += _experts(costs, work, phase, float(parts["experts"][0]))
-    for name, bound in (("passes", "memory"), ("communication", "link"), ("pipeline_sends", "link"), ("host", "host")):
-        time = float(parts[name][0])
-        if time > 0:
-            shown: Bound = bound  # type: ignore[assignment]
-            shape = f"{float(work.rows[0]):,.0f} rows"
-            calls = len(program.rows.streaming.names) if name == "passes" else 1
+    columns = (0.0, 0.0, 1.0, 1.0, tokens, cached) if is_prompt else (max(sequences, 1.0), cached, 1.0, 1.0, 0.0, 0.0)
+    step = costs.step(program, *(np.array([each]) for each in columns))
+    amount, _, _ = costs.amounts(program, step, step.rows)
+    rows = [*_products(costs.machine, program, step, amount), *_attention(costs.machine, program, step, amount)]
+    if not is_prompt:
+        rows += _states(costs.machine, program, step, amount)
+    words = {"prompt_tokens": tokens, "prompt_cached": cached} if is_prompt else {}
+    parts = {name: float(time[0]) for name, time in costs.parts(0.0 if is_prompt else sequences, cached, **words).items()}
+    rows += _experts(costs.machine, program, step, parts["experts"])
+    for name, bound in _BOUNDS.items():
+        if parts[name] > 0:
+            shape, calls = f"{float(step.rows[0]):,.0f} rows", program.num_passes if name == "passes" else 1
             rows.append(
-                OperatorRow(name=name, phase=phase, shape=shape, flops=0.0, bytes=0.0, time=time, calls=calls, bound=shown, ridge=0.0)
+                OperatorRow(
+                    name=name, phase=phase, shape=shape, flops=0.0, bytes=0.0, time=parts[name], calls=calls, bound=bound, ridge=0.0
+                )
             )
     return rows
 
 
-def _products(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
-    program = costs.prompt_program if phase == "prefill" else costs.decode_program
-    machine, found = costs.machine, []
-    for calls in costs.calls(program, work):
-        quantization, times = costs.format_of(calls), costs.product_time(program, calls)
-        w, a = quantization.weight_bytes, quantization.activation_bytes
-        ridge = _ridge(machine, quantization)
-        for at, place in enumerate(calls.which):
-            batch, m, n, k = (float(getattr(calls, name)[at][0]) for name in ("batch", "m", "n", "k"))
-            time = float(times[at][0])
-            moved = batch * (w * k * n + a * m * k + 2.0 * m * n)
-            flops = 2.0 * batch * m * n * k
-            count = program.regions[program.fused.region[place]].count
+def _row(
+    machine: Machine,
+    step: EngineStep,
+    name: str,
+    shape: str,
+    *,
+    count: int,
+    flops: float,
+    num_bytes: float,
+    time: float,
+    floor: float,
+    quantization: Quantization = QUANTIZATIONS["bf16"],
+    crossover: float = 0.0,
+) -> OperatorRow:
+    """An operator of `count` calls; work and times are those of one call."""
+    ridge = _ridge(machine, quantization)
+    return OperatorRow(
+        name=name,
+        phase="prefill" if step.takes_prompts else "decode",
+        shape=shape,
+        flops=flops * count,
+        bytes=num_bytes * count,
+        time=time * count,
+        calls=count,
+        bound=bound_of(flops, num_bytes, time, floor=floor, ridge=ridge),
+        ridge=ridge,
+        bandwidth=machine.memory_bandwidth,
+        crossover=crossover,
+    )
+
+
+def _products(machine: Machine, program: ServingProgram, step: EngineStep, amount: Array) -> list[OperatorRow]:
+    """Products of the layers, those in 16 bits first, and then of the head."""
+    formats = {id(products): step.format_of(is_low) for products, is_low in products_of(program.rows)}
+    found: list[OperatorRow] = []
+    of_head: list[OperatorRow] = []
+    for products, times in product_times(program.rows, machine, amount, step):
+        sizes, quantization = product_sizes(products, amount), formats[id(products)]
+        w, a = step.product_bytes(quantization)
+        for at, (name, segment) in enumerate(zip(products.names, products.segments, strict=True)):
+            batch, m, n, k = (float(sizes[size][at][0]) for size in ("batch", "m", "n", "k"))
             shape = f"[{m:,.1f}, {k:,g}] [{k:,g}, {n:,g}]".replace(".0, ", ", ")
-            found.append(
-                OperatorRow(
-                    name=" + ".join(program.fused.names[place]),
-                    phase=phase,
-                    shape=f"{batch:g} x {shape}" if batch > 1 else shape,
-                    flops=flops * count,
-                    bytes=moved * count,
-                    time=time * count,
-                    calls=count,
-                    bound=bound_of(flops, moved, time, floor=machine.matmul.floor_time, ridge=ridge),
-                    ridge=ridge,
-                    bandwidth=machine.memory_bandwidth,
-                    crossover=crossover_rows(n, k, w, a, ridge),
+            (of_head if segment == len(program.regions) - 1 else found).append(
+                _row(
+                    machine,
+                    step,
+                    name,
+                    f"{batch:g} x {shape}" if batch > 1 else shape,
+                    count=program.regions[segment].count,
+                    flops=2.0 * batch * m * n * k,
+                    num_bytes=batch * (w * k * n + a * m * k + step.element_bytes * m * n),
+                    time=float(times[at][0]),
+                    floor=machine.matmul.floor_time,
+                    quantization=quantization,
+                    crossover=crossover_rows(n, k, w, a, _ridge(machine, quantization)),
                 )
             )
-    return found
+    return found + of_head
 
 
 def _ridge(machine: Machine, quantization: Quantization) -> float:
@@ -145,111 +163,68 @@ def crossover_rows(n: float, k: float, weight_bytes: float, activation_bytes: fl
     return weight_bytes * n * k * ridge / left if left > 0 else 0.0
 
 
-def _attention(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
-    is_prompt = phase == "prefill"
-    program = costs.prompt_program if is_prompt else costs.decode_program
-    machine, found = costs.machine, []
-    for row, count, time in costs.attention_rows(program, work):
-        heads, kv_heads, width = float(row.heads[0]), float(row.kv_heads[0]), row.head_dim + row.value_dim
-        if is_prompt:
-            q, x = float(work.prompt_tokens[0]), float(work.prompt_cached[0])
-            tokens = q + x
-            own = float(work.own_prompt_rows[0])
-            flops = 2.0 * heads * own * keys_seen(program.model, q, x) * width
-            moved = 2.0 * (heads * own * width + kv_heads * tokens * width)
-        else:
-            b, heads, cut = float(work.decoding[0]), heads * float(costs.dcp[0]), float(costs.dcp[0] * costs.pcp_cut[0])
-            tokens = float(work.cached[0]) / cut
-            seen = keys_seen(program.model, 1.0, float(work.cached[0]) - 1.0) / cut
-            flops = 2.0 * b * heads * seen * width
-            of_cache = row.head_dim if row.is_latent else width  # a value is a part of its latent
-            moved = b * (kv_heads * seen * of_cache * itemsize(costs.cache) + 2.0 * heads * width)
-        ridge = machine.peak_flop_rate / machine.memory_bandwidth
-        floor = machine.attention["flash"].floor_time if is_prompt else machine.decode_attention["flash"].floor_time
-        found.append(
-            OperatorRow(
-                name=row.name,
-                phase=phase,
-                shape=f"{heads:g} heads over {kv_heads:g}, {tokens:,.0f} tokens",
-                flops=flops * count,
-                bytes=moved * count,
-                time=time * count,
-                calls=int(count),
-                bound=bound_of(flops, moved, time, floor=floor, ridge=ridge),
-                ridge=ridge,
-                bandwidth=machine.memory_bandwidth,
-            )
+def _attention(machine: Machine, program: ServingProgram, step: EngineStep, amount: Array) -> Iterator[OperatorRow]:
+    for cached in program.rows.cached:
+        heads, kv_heads = amount[cached.heads], amount[cached.kv_heads]
+        flops, num_bytes = cached_attention_work(cached.work, heads, kv_heads, step)
+        cut = step.dcp * step.cut
+        tokens = step.prompt_tokens + step.prompt_cached if step.takes_prompts else step.cached / cut
+        here = heads if step.takes_prompts else heads * step.dcp
+        yield _row(
+            machine,
+            step,
+            cached.name,
+            f"{float(here[0]):g} heads over {float(kv_heads[0]):g}, {float(tokens[0]):,.0f} tokens",
+            count=program.regions[cached.segment - program.of_mixers].count,
+            flops=float(flops[0]),
+            num_bytes=float(num_bytes[0]),
+            time=float(cached_attention_time(cached.work, heads, kv_heads, step, machine)[0]),
+            floor=(machine.attention if step.takes_prompts else machine.decode_attention)["flash"].floor_time,
         )
-    return found
 
 
-def _states(costs: StepCosts, work: Work, phase: Phase) -> list[OperatorRow]:
+def _states(machine: Machine, program: ServingProgram, step: EngineStep, amount: Array) -> Iterator[OperatorRow]:
     """State updates of sequences that decode; in prompts the products of a scan are rows of their own."""
-    if phase == "prefill":
-        return []
-    machine, model, b, tp = costs.machine, costs.decode_program.model, float(work.decoding[0]), float(costs.tp[0])
-    found = []
-    for mixer, count, times in costs.state_times(costs.decode_program, work, 1):
-        elements, time = state_elements(model, mixer) / tp, float(times[0])
-        flops, moved = b * update_flops(model, mixer) / tp, 2.0 * b * state_bytes(model, mixer) / tp
-        ridge = machine.peak_flop_rate / machine.memory_bandwidth
-        floor = float(machine.streaming.table[0][KERNEL_CODE[UPDATE_KERNELS[mixer]]])
-        found.append(
-            OperatorRow(
-                name=f"{mixer} states",
-                phase=phase,
-                shape=f"{b:g} sequences, {elements:,.0f} elements",
-                flops=flops * count,
-                bytes=moved * count,
-                time=time * count,
-                calls=count,
-                bound=bound_of(flops, moved, time, floor=floor, ridge=ridge),
-                ridge=ridge,
-                bandwidth=machine.memory_bandwidth,
-            )
+    rows = program.rows.streaming
+    if not rows.names:
+        return
+    times, elements = streaming_times(program.rows, machine, amount), amount[rows.columns["elements"]]
+    num_bytes = np.add.reduceat(amount[rows.accesses], rows.access_starts, axis=0)
+    for at in np.flatnonzero(rows.segments >= program.of_mixers):
+        sequences, entries = float(step.decoding[0]), float(elements[at][0])
+        yield _row(
+            machine,
+            step,
+            rows.names[at].rpartition(".")[2],
+            f"{sequences:g} sequences, {entries / sequences:,.0f} elements",
+            count=program.regions[rows.segments[at] - program.of_mixers].count,
+            flops=float(rows.columns["element_flops"][at]) * entries,
+            num_bytes=float(num_bytes[at][0]),
+            time=float(times[at][0]),
+            floor=float(machine.streaming.table[0][rows.columns["kernel"][at]]),
         )
-    return found
 
 
-def keys_seen(model: TransformerConfig, queries: float, before: float) -> float:
-    """Keys that each of the new tokens sees after `before` others, on average over them and over layers with a window and without."""
-    if model.latent is not None and model.latent.index_heads:
-        return float(keys_within(model.latent.index_top, queries, before))
-    window, share = float(model.sliding_window or model.attention_chunk), model.sliding_layer_fraction
-    whole = before + 0.5 * (queries + 1.0)
-    return share * float(keys_within(window, queries, before)) + (1.0 - share) * whole if share else whole
-
-
-def _experts(costs: StepCosts, work: Work, phase: Phase, time: float) -> list[OperatorRow]:
-    program = costs.decode_program
-    experts = program.model.experts
-    if experts is None or not time:
+def _experts(machine: Machine, program: ServingProgram, step: EngineStep, time: float) -> list[OperatorRow]:
+    """Experts of all layers, of a chip of mean load. time: of all of them"""
+    if not program.rows.experts or not time:
         return []
-    num = sum(program.regions[region].count for region in program.experts)
-    chips, ep = float(costs.dp[0] * costs.pcp[0] * costs.tp[0]), float(costs.expert_parts[0])
-    tokens = float(work.tokens[0])
-    met = experts.num_experts * float(share_met(tokens, experts.num_experts, experts.top_k)) / ep
-    width = experts.width / (chips / ep)
-    matrices = 3.0 if experts.gated else 2.0
-    rows = (tokens + float(work.copies[0])) * experts.top_k / ep
-    flops = 2.0 * rows * matrices * width * program.model.hidden_size
-    weight_bytes = costs.quantization.weight_bytes
-    moved = met * matrices * width * program.model.hidden_size * weight_bytes + 4.0 * rows * program.model.hidden_size
-    ridge = _ridge(costs.machine, costs.quantization)
-    shape = f"{met:,.1f} experts, {rows / max(met, 1e-9):,.1f} rows each, width {width:g}"
-    bound = bound_of(flops, moved, time / num, floor=costs.machine.grouped_matmul.floor_time, ridge=ridge)
+    work = program.rows.experts[0].work
+    num = sum(program.regions[routed.segment].count for routed in program.rows.experts)
+    flops, num_bytes, met, rows = (float(each[0]) for each in routed_experts_work(work, step))
+    width = work.width / float(step.chips[0] / step.expert_parts[0])
     return [
-        OperatorRow(
-            name="experts",
-            phase=phase,
-            shape=shape,
-            flops=flops * num,
-            bytes=moved * num,
-            time=time,
-            calls=num,
-            bound=bound,
-            ridge=ridge,
-            bandwidth=costs.machine.memory_bandwidth,
+        _row(
+            machine,
+            step,
+            "experts",
+            f"{met:,.1f} experts, {rows / max(met, 1e-9):,.1f} rows each, width {width:g}",
+            count=num,
+            flops=flops,
+            num_bytes=num_bytes,
+            time=time / num,
+            floor=machine.grouped_matmul.floor_time,
+            quantization=step.quantization,
         )
     ]
 

@@ -30,14 +30,13 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.serving.work import Array, AttentionRow, Work
+from perfmodel.cost.serving.engine_step import Array, EngineStep
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.algebra.sharding import Layout, redistribute
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.layer_specs import LatentAttention
+from perfmodel.workload.graph import CacheAttention
 
-_ELEMENT_BYTES = 2.0
 _SUM_BYTES = 4.0
 """[byte] Of a log-sum-exp, which is kept in float32."""
 CONTEXT_AXIS = "cp"
@@ -96,31 +95,29 @@ def cache_cuts(model: TransformerConfig, *, tp: Any, dcp: Any, pcp: Any) -> tupl
     return np.gcd(dcp // of_pcp, cache_copies(model, tp)), of_pcp
 
 
-def context_traffic(
-    of: AttentionRow, work: Work, latent: LatentAttention | None, *, dcp: Array, cut: Array, cache_bytes: float
-) -> ContextTraffic:
+def context_traffic(work: CacheAttention, heads: Array, kv_heads: Array, step: EngineStep) -> ContextTraffic:
     """Traffic in one layer of ranks that share the tokens of a cache, for sequences that decode and prompts whose beginning is cached.
 
     Queries and outputs travel; for prompts latents, and where the ranks share prompts keys and values too, are gathered.
-    cut   ranks of pcp that share the cache; 1: each has all of it
     """
-    rows, widths = work.decoding * work.new_tokens, (of.head_dim, of.value_dim)
-    continued = np.where(work.prompt_cached > 0, work.own_prompt_rows, 0.0)
-    cached = work.prompts * work.prompt_cached
+    rows, widths = step.decoding * step.new_tokens, (work.head_dim, work.value_head_dim)
+    continued = np.where(step.prompt_cached > 0, step.own_prompt_rows, 0.0)
+    cached = step.prompts * step.prompt_cached
     gathered: Exchange
-    if latent is None:
-        rows = rows + np.where(cut > 1, 0.0, continued)
-        of_cache = np.where(cut > 1, cached * of.kv_heads * ((of.head_dim + of.value_dim) * cache_bytes), 0.0)
+    if not work.latent[0]:
+        rows = rows + np.where(step.cut > 1, 0.0, continued)
+        of_cache = np.where(step.cut > 1, cached * kv_heads * (sum(widths) * step.cache_bytes), 0.0)
         gathered = (CollectiveKind.ALL_GATHER, frozenset([PCP]), of_cache)
     else:  # prompts have keys and values of each head, to which gathered latents are expanded
-        widths = (latent.key_value_rank + latent.rope_head_dim, latent.key_value_rank)
-        gathered = (CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), cached * (widths[0] * cache_bytes))
-    exchange = decode_exchange(rows=rows, heads=of.heads, key_dim=widths[0], value_dim=widths[1], dcp=dcp, cut=cut)
-    return ContextTraffic(collectives=(gathered, *exchange), weighted=2.0 * 2.0 * rows * of.heads * dcp * widths[1])
+        widths = (sum(work.latent), work.latent[0])
+        gathered = (CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), cached * (widths[0] * step.cache_bytes))
+    element = step.element_bytes
+    exchange = decode_exchange(rows=rows, heads=heads, key_dim=widths[0], value_dim=widths[1], dcp=step.dcp, cut=step.cut, itemsize=element)
+    return ContextTraffic(collectives=(gathered, *exchange), weighted=2.0 * element * rows * heads * step.dcp * widths[1])
 
 
 def decode_exchange(
-    *, rows: Array, heads: Array, key_dim: float, value_dim: float, dcp: Array, cut: Array | float = 1.0
+    *, rows: Array, heads: Array, key_dim: float, value_dim: float, dcp: Array, cut: Array | float = 1.0, itemsize: float = 2.0
 ) -> Iterator[Exchange]:
     """Collectives of one layer, with the bytes of each full buffer. [byte]
 
@@ -130,8 +127,8 @@ def decode_exchange(
     """
     gathered = rows * heads * dcp
     for step in redistribute(_CUT, _WHOLE):
-        yield step.kind, step.axes, _ELEMENT_BYTES * gathered * key_dim
+        yield step.kind, step.axes, itemsize * gathered * key_dim
     yield CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), _SUM_BYTES * gathered * (dcp * cut)
     for step in redistribute(_PARTIAL, _CUT):
         whole = gathered if step.kind is CollectiveKind.REDUCE_SCATTER else rows * heads
-        yield step.kind, step.axes, _ELEMENT_BYTES * whole * value_dim
+        yield step.kind, step.axes, itemsize * whole * value_dim

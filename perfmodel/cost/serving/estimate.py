@@ -15,11 +15,10 @@ from perfmodel.cost.serving.context import CONTEXT_AXIS, cache_copies, cache_cut
 from perfmodel.cost.serving.load import ServedLoad, closed_loop, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.machine import serving_machine
 from perfmodel.cost.serving.memory import ServingMemory, serving_memory, weight_bytes
-from perfmodel.cost.serving.program import serving_program
+from perfmodel.cost.serving.program import ServingProgram, serving_program
 from perfmodel.cost.serving.requests import Requests, Scheduling
-from perfmodel.cost.serving.speculation import SpeculativeTimes
 from perfmodel.cost.serving.step import PARTS, StepCosts
-from perfmodel.cost.serving.times import ServingTimes
+from perfmodel.cost.serving.times import ServingTimes, SpeculativeTimes
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine, fitted_numbers
@@ -64,6 +63,8 @@ class ServedPlans:
 class ServingEstimator:
     """Predicts plans of one model in its formats on one cluster under one engine.
 
+    element_bytes   of activations, and of weights in no format of fewer bits
+
     `distinct_experts` of its methods: experts that the tokens of a step meet, where all requests are one prompt; 0: as even routing has it
     """
 
@@ -73,6 +74,7 @@ class ServingEstimator:
     engine: Engine
     quantization: Quantization
     cache: Dtype
+    element_bytes: float = 2.0
     machine: Machine = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,8 +91,8 @@ class ServingEstimator:
         grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=tiers, num_key_value_heads=of.num_key_value_heads)
         of_tp, of_pcp = cache_cuts(of, tp=rows.tp, dcp=rows.dcp, pcp=rows.pcp)
         return StepCosts(
-            decode_program=serving_program(of, is_prompt=False, fuses=self.engine.kernels.fuses_kernels),
-            prompt_program=serving_program(of, is_prompt=True, fuses=self.engine.kernels.fuses_kernels),
+            decode_program=self.program(of, is_prompt=False),
+            prompt_program=self.program(of, is_prompt=True),
             machine=self.machine,
             engine=self.engine,
             quantization=self.quantization,
@@ -106,17 +108,23 @@ class ServingEstimator:
             distinct_experts=distinct_experts,
         )
 
+    def program(self, model: TransformerConfig, *, is_prompt: bool) -> ServingProgram:
+        """The compiled step of a model under the engine, with the weights in their formats."""
+        low_parts = self.quantization.parts(beside_experts=model.experts is not None)
+        fuses, element_bytes = self.engine.kernels.fuses_kernels, self.element_bytes
+        return serving_program(model, is_prompt=is_prompt, fuses=fuses, low_parts=low_parts, element_bytes=element_bytes)
+
     def memory(self, plans: Plans, tokens: float, speculation: Speculation | None = None) -> ServingMemory:
         """Where sequences hold so many tokens each."""
         rows = columns_of(plans)
         draft: Any = 0.0
         if speculation is not None:
-            drafting = serving_program(self.drafting(speculation), is_prompt=False)
+            drafting = self.program(self.drafting(speculation), is_prompt=False)
             draft = weight_bytes(
                 drafting, self.quantization, tp=rows.tp.astype(float), pp=1.0, expert_cut=rows.chips_of_stage.astype(float)
             )
         return serving_memory(
-            serving_program(self.model, is_prompt=False),
+            self.program(self.model, is_prompt=False),
             self.engine,
             self.quantization,
             self.cache,

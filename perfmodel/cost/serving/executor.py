@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from perfmodel.cost.compute import matmul_time
-from perfmodel.cost.machine import Machine, resolve_machine
+from perfmodel.cost.machine import resolve_machine
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.cost.serving.states import UPDATE_KERNELS
 from perfmodel.cost.serving.step import StepCosts
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine, EngineHost, EngineKernels, EngineMemory
-from perfmodel.hardware.calibration import VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, Calibration, KernelClass
+from perfmodel.hardware.calibration import VECTOR_BANDWIDTH, WEIGHT_BANDWIDTH, Calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.measurement import ANCHOR, StepShape
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import QUANTIZATIONS
+from perfmodel.workload.states import UPDATE_KERNELS
 
 #: No graphs, nothing fused, no time but its kernels' and their launches'.
 EXECUTOR = Engine(
@@ -38,32 +36,6 @@ EXECUTOR = Engine(
     host=EngineHost(has_graphs=False),
     kernels=EngineKernels(floor_fraction=1.0, fuses_all_reduce=False, fuses_kernels=False),
 )
-_COUNTED_BYTES = 2.0
-"""[byte] Of an element, as programs of serving count them."""
-
-
-def with_element_bytes(machine: Machine, element_bytes: float) -> Machine:
-    """The machine on which elements of 16 bits take what those of `element_bytes` take here: its memory moves so much less of them."""
-    factor = element_bytes / _COUNTED_BYTES
-    streaming = machine.streaming
-    factors = np.array([1.0 if kernel in UPDATE_KERNELS.values() else factor for kernel in KernelClass])  # states are counted as they are
-    table = streaming.table * np.stack([np.ones_like(factors), factors, np.ones_like(factors)])
-    caches = tuple(cache * factors for cache in streaming.caches)
-    return replace(
-        machine,
-        matmul=replace(machine.matmul, bandwidth=machine.matmul.bandwidth / factor),
-        streaming=replace(streaming, table=table, caches=caches),
-        attention={name: replace(rates, bandwidth=rates.bandwidth / factor) for name, rates in machine.attention.items()},
-        decode_attention={
-            name: replace(rates, bandwidth=rates.bandwidth / factor, inverse_ramp_bytes=rates.inverse_ramp_bytes * factor)
-            for name, rates in machine.decode_attention.items()
-        },
-        grouped_matmul=replace(
-            machine.grouped_matmul,
-            matmul=replace(machine.grouped_matmul.matmul, bandwidth=machine.grouped_matmul.matmul.bandwidth / factor),
-            row_bandwidth=machine.grouped_matmul.row_bandwidth / factor,
-        ),
-    )
 
 
 def lacks_states(model: TransformerConfig, calibration: Calibration) -> bool:
@@ -82,17 +54,17 @@ def executor_times(
     if lacks_states(model, calibration):
         rule = f"has measured no layers with a state, which {model.name} has"
         raise bad_field("calibration", calibration.name, rule, "write a new one with perfmodel calibrate")
-    resolved = resolve_machine(replace(cluster, num_chips=1), calibration, dtype=dtype)
-    bandwidth = calibration.peaks.get(VECTOR_BANDWIDTH if rows == 1 else WEIGHT_BANDWIDTH, resolved.matmul.bandwidth)
-    resolved = replace(resolved, matmul=replace(resolved.matmul, bandwidth=bandwidth))
-    machine = with_element_bytes(resolved, float(itemsize(dtype)))
+    machine = resolve_machine(replace(cluster, num_chips=1), calibration, dtype=dtype)
+    bandwidth = calibration.peaks.get(VECTOR_BANDWIDTH if rows == 1 else WEIGHT_BANDWIDTH, machine.matmul.bandwidth)
+    machine = replace(machine, matmul=replace(machine.matmul, bandwidth=bandwidth))
     estimator = ServingEstimator(
         model=model,
         cluster=cluster,
         calibration=calibration,
         engine=EXECUTOR.having(launch_time=machine.launch_time),
         quantization=QUANTIZATIONS["bf16"],
-        cache=Dtype.BF16,
+        cache=dtype,
+        element_bytes=float(itemsize(dtype)),
     )
     estimator.machine = machine
     return estimator.times([ServingPlan(engine=EXECUTOR.name)])

@@ -59,6 +59,7 @@ def weight_product_time(
     batch: Column = 1.0,
     casts: Column = 0.0,
     untuned: float = 1.0,
+    itemsize: float = WIDE_ITEMSIZE,
 ) -> Any:
     """A batch of products of activations [m, k] with weights [k, n] held in `quantization`. [s]
 
@@ -71,6 +72,7 @@ def weight_product_time(
     untuned u  share of the rate of large products that a library reaches which has no kernels for few rows: no less than
                t0 + (C'^p + M^p)^(1/p), C' = 2 batch m n k / (u R); 1: it has
     y       share of a kernel's floor that shows
+    itemsize   of an element of products in no format of fewer bits
     C       of `matmul_time`, at the rate of what the products are computed in; t0 the floor of products in 16 bits
     B0      memory bandwidth; the rest of `WeightProductModel`
 
@@ -80,15 +82,18 @@ def weight_product_time(
     Source: fitted by `lab.kernels.serving` to aiconfigurator's products; formats that a chip's tables lack: the shares
     of the plain products' rates that another chip reaches. Errors on weights that no fit saw: docs/kernels.md.
     """
-    tuned = _tuned_product_time(batch, m, n, k, quantization, machine, casts)
+    if quantization.is_plain:
+        tuned = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=itemsize, machine=machine)
+    else:
+        tuned = _narrow_product_time(batch, m, n, k, quantization, machine, casts)
     if untuned >= 1.0:
         return tuned
     return np.maximum(tuned, _untuned_product_time(batch, m, n, k, quantization, machine.matmul, untuned))
 
 
-def _tuned_product_time(batch: Column, m: Column, n: Column, k: Column, quantization: Quantization, machine: Machine, casts: Column) -> Any:
-    if quantization.is_plain:
-        return matmul_time(batch=batch, m=m, n=n, k=k, itemsize=WIDE_ITEMSIZE, machine=machine)
+def _narrow_product_time(
+    batch: Column, m: Column, n: Column, k: Column, quantization: Quantization, machine: Machine, casts: Column
+) -> Any:
     serving = machine.serving
     model = serving.weight_product[quantization.kernel]
     rates = serving.product_rates(quantization.kernel, quantization.product)
@@ -122,13 +127,15 @@ def grouped_weight_time(
     quantization: Quantization,
     machine: Machine,
     up_projections: Column = 2,
+    itemsize: float = WIDE_ITEMSIZE,
 ) -> Any:
     """The experts of a layer on one chip, forward, as one fused call, with weights held in `quantization`. [s]
 
     t = t0 + t1 e + P(e, r / e, u i, h) + P(e, r / e, h, i) + 2 (r (3 h + (u + 1) i) + T h) / (b B0)
     P(batch, m, n, k) = (C^p + M^p)^(1/p) of `weight_product_time`, with the tile of 16 rows besides
 
-    Arguments as of `grouped_matmul_time`, which this is in 16 bits; parameters of `GroupedWeightModel`. Narrowing rows is in it.
+    Arguments as of `grouped_matmul_time`, which this is without a format of fewer bits; parameters of `GroupedWeightModel`, which narrows
+    rows too.
     The call is a row of kernels that wait for one another (choices sorted, rows copied, two products, sums): its floor shows whole.
     Source: fitted by `lab.kernels.serving` to aiconfigurator's fused layers, routed evenly, of several kernels the
     quickest (on Blackwell mxfp4 is multiplied with mxfp8). In 4 bits one kernel for experts of few rows and one for those of many: the
@@ -138,7 +145,7 @@ def grouped_weight_time(
     serving = machine.serving
     if quantization.is_plain:
         time = grouped_matmul_time(
-            experts=e, rows=r, tokens=tokens, hidden_size=h, intermediate_size=i, itemsize=2.0, machine=machine, up_projections=u
+            experts=e, rows=r, tokens=tokens, hidden_size=h, intermediate_size=i, itemsize=itemsize, machine=machine, up_projections=u
         )
         return time + machine.grouped_matmul.floor_time * (1.0 / max(serving.exposed_floor, 1e-3) - 1.0)
     passes = WIDE_ITEMSIZE * (r * (3 * h + (u + 1) * i) + tokens * h) / serving.memory_bandwidth
@@ -170,6 +177,7 @@ def cached_attention_time(
     machine: Machine,
     cache_itemsize: float = WIDE_ITEMSIZE,
     queries: Column = 1.0,
+    itemsize: float = WIDE_ITEMSIZE,
 ) -> Any:
     """Attention of a few new tokens a sequence with its cache of keys and values, in 16 or in 8 bits. [s]
 
@@ -179,16 +187,23 @@ def cached_attention_time(
 
     key_length      z  tokens in the cache, the new ones included     kv_heads  g     heads  h     head_dim  d     batch  b
     queries         q  new tokens a sequence, more than 1 where drafted ones are verified
-    cache_itemsize  c  2 or 1                                                       [byte]
+    cache_itemsize  c  that of queries, or 1                                        [byte]
+    itemsize           of an element of queries and outputs                         [byte]
     B0, R0, S       memory bandwidth, FLOP rate in 16 bits, compute units of the chip; the rest of `CachedAttentionModel`
 
-    In 16 bits it is `attention_decode_time`. Queries and outputs have 16 bits.
+    With a cache in the dtype of the queries it is `attention_decode_time`.
     Source: as that function; fitted by `lab.kernels.serving` to aiconfigurator's generation attention with an fp8 cache (lengths
     from 128, up to 16 query heads to a key-value head, head dims 64 and 128). Errors on heads that no fit saw: docs/kernels.md.
     """
-    if cache_itemsize == WIDE_ITEMSIZE:
+    if cache_itemsize == itemsize:
         return attention_decode_time(
-            batch=batch, heads=heads * queries, kv_heads=kv_heads, key_length=key_length, head_dim=head_dim, itemsize=2.0, machine=machine
+            batch=batch,
+            heads=heads * queries,
+            kv_heads=kv_heads,
+            key_length=key_length,
+            head_dim=head_dim,
+            itemsize=itemsize,
+            machine=machine,
         )
     flops = (4.0 * batch * head_dim) * (heads * queries) * key_length
     cache = (2.0 * cache_itemsize) * batch * head_dim * kv_heads * key_length
@@ -206,6 +221,7 @@ def latent_decode_time(
     rotary_dim: Column = 64,
     cache_itemsize: float = WIDE_ITEMSIZE,
     queries: Column = 1.0,
+    itemsize: float = WIDE_ITEMSIZE,
 ) -> Any:
     """Attention of a few new tokens a sequence with its latent cache, its projections absorbed into query and output (MLA). [s]
 
@@ -222,8 +238,8 @@ def latent_decode_time(
     width = 2.0 * latent_dim + rotary_dim
     flops = (2.0 * batch) * (heads * queries) * key_length * width
     cache = cache_itemsize * batch * key_length * (latent_dim + rotary_dim)
-    others = WIDE_ITEMSIZE * batch * (heads * queries) * width
-    return _cached_time(LATENT_CACHE if cache_itemsize == WIDE_ITEMSIZE else LATENT_FP8_CACHE, flops, cache, others, batch, machine)
+    others = itemsize * batch * (heads * queries) * width
+    return _cached_time(LATENT_CACHE if cache_itemsize == itemsize else LATENT_FP8_CACHE, flops, cache, others, batch, machine)
 
 
 def _cached_time(kernel: str, flops: Column, cache: Column, others: Column, sequences: Column, machine: Machine) -> Any:

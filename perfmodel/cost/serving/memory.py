@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.serving.program import ServingProgram
-from perfmodel.cost.serving.states import state_bytes
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
+from perfmodel.workload.states import state_bytes
 
 _PLAIN_BYTES = 2.0
 
@@ -26,12 +26,12 @@ def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Col
     also has the output matrix and the first the table, whichever is more.
     """
     model = program.model
-    narrow = quantization.parts(beside_experts=bool(program.experts))
+    narrow = quantization.parts(beside_experts=model.experts is not None)
     kv = np.gcd(np.asarray(tp, dtype=np.int64), model.num_key_value_heads).astype(float)
     layers: Column = 0.0
     ends: dict[str, Any] = {}
     for weight in program.weights:
-        each = quantization.weight_bytes if weight.part in narrow else _PLAIN_BYTES
+        each = quantization.weight_bytes if weight.part in narrow else weight.itemsize
         parts: Column = expert_cut if weight.is_expert else 1.0
         if not weight.is_expert:
             if any(axis.startswith("tp_kv") for axis in weight.axes):
@@ -151,7 +151,7 @@ def serving_memory(
     tp, pp, dcp = (each.astype(float) for each in (plans.tp, plans.pp, plans.dcp))
     attention_dp, of_stage = plans.attention_dp.astype(float), plans.chips_of_stage.astype(float)
     weights = weight_bytes(program, quantization, tp=tp, pp=pp, expert_cut=of_stage) + draft_bytes
-    factors = engine.memory.expert_activation_factor if program.experts else engine.memory.activation_factor
+    factors = engine.memory.expert_activation_factor if model.experts is not None else engine.memory.activation_factor
     step = np.clip(np.floor(np.log2(tp)), 0, len(factors) - 1).astype(int)
     wide = model.num_attention_heads * (model.head_dim if model.latent is None else model.latent.value_head_dim)
     activations = np.maximum(

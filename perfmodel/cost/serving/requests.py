@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.cost.serving.speculation import expected_tokens
+from perfmodel.cost.serving.times import expected_tokens
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine

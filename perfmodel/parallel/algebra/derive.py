@@ -38,11 +38,13 @@ from perfmodel.workload.graph import NO_CASTS, Extent, Graph, Operand, Operator,
 class Amount:
     """A number of elements (or bytes) on one chip as a formula of the mesh and the microbatch.
 
-    base * microbatch^per_sample * ceil(padded_size / |padded_axes|) / |axes| * |times|
+    base * |batch_dim| * ceil(padded_size / |padded_axes|) / |axes| * |times|
+
+    batch_dim   dim whose size is a quantity of the plan (samples of a microbatch) or of a step (its tokens, its sequences); "": none
     """
 
     base: float
-    per_sample: bool = False
+    batch_dim: str = ""
     axes: frozenset[str] = frozenset()
     padded_size: float = 1.0
     padded_axes: frozenset[str] = frozenset()
@@ -63,7 +65,7 @@ class Amount:
         """Return the same formula with another base; `replace` takes ten times as long."""
         return Amount(
             base=base,
-            per_sample=self.per_sample,
+            batch_dim=self.batch_dim,
             axes=self.axes,
             padded_size=self.padded_size,
             padded_axes=self.padded_axes,
@@ -260,11 +262,11 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
 
     One dim may be uneven; a second one counts with its mean.
     """
-    base, per_sample, cutting, uneven = scale, False, set[str](), ""
+    base, batch_dim, cutting, uneven = scale, "", set[str](), ""
     padded_size, padded_axes = 1.0, frozenset[str]()
     for size, name in extent:
         if name in operator.per_sample:
-            per_sample = True
+            batch_dim = name
         if name in operator.stretched:
             continue
         of_dim = sharding.get(name, ())
@@ -274,7 +276,7 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
             base *= size
             if of_dim:
                 cutting.update(of_dim)
-    return Amount(base=base, per_sample=per_sample, axes=frozenset(cutting), padded_size=padded_size, padded_axes=padded_axes)
+    return Amount(base=base, batch_dim=batch_dim, axes=frozenset(cutting), padded_size=padded_size, padded_axes=padded_axes)
 
 
 def tensor_amount(operator: Operator, operand: Operand, tensor: Tensor, cuts: Sequence[tuple[str, ...]]) -> Amount:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.cost.serving.speculation import expected_tokens
+from perfmodel.cost.serving.times import expected_tokens
 from perfmodel.planner.serving.result import RankedPlan, ServingObjective
 
 #: Parts of a decode step, as people say them.

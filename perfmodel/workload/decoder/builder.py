@@ -27,6 +27,7 @@ from perfmodel.workload.kinds.embedding import embedding
 from perfmodel.workload.kinds.identity import identity
 from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.pieces import piece
+from perfmodel.workload.quantization import WeightPart
 from perfmodel.workload.routing import EVEN, RankRows
 
 #: Word -> the name that rule sets know the dim by; the dim is the word up to `_`.
@@ -35,7 +36,8 @@ LOGICAL = {
     "g_norm": "norm_kv_heads", "r_norm": "norm_q_per_kv", "g_attn": "attn_kv_heads", "r_attn": "attn_q_per_kv", "c": "kv_copies",
     "d": "head_dim", "f": "ffn", "v_in": "vocab_in", "v_out": "vocab_out", "p": "positions",
     "b_x": "expert_batch", "s_x": "expert_s", "t": "expert_s", "t_res": "expert_s_res", "e": "experts", "x": "experts_route",
-    "k": "choices", "n": "choices", "y": "halves", "w": "expert_ffn", "u": "shared_ffn", "o": "column",
+    "k": "choices", "n": "choices", "y": "halves", "w": "expert_ffn", "e_all": "all_experts",
+    "w_all": "all_expert_ffn", "u": "shared_ffn", "o": "column",
     "qa": "query_latent", "kva": "latent_and_rope", "lat": "latent", "rope": "rope", "kvb": "nope_and_value", "nope": "nope",
     "val": "value_dim", "qk": "score_dim", "hh": "joint_hidden", "hn": "next_hidden",
     "s_scan": "s_scan", "m": "state_groups", "m_scan": "scan_groups", "mi": "group_projected", "mc": "group_convolved",
@@ -137,10 +139,12 @@ class DecoderBuilder:
         """Start a region: operators from here on belong to it."""
         self.region, self.prefix = region, prefix
 
-    def parameter(self, name: str, dims: str, num_rows: int, *, bias_of: str = "") -> str:
+    def parameter(self, name: str, dims: str, num_rows: int, *, bias_of: str = "", part: WeightPart = "other") -> str:
         shape, role, name = tuple(self.of(dims).values()), TensorRole.PARAMETER, self.prefix + name
         bias_of = bias_of and self.prefix + bias_of
-        self.tensors[name] = Tensor(name=name, shape=shape, role=role, itemsize=self.parameter_bytes, num_rows=num_rows, bias_of=bias_of)
+        self.tensors[name] = Tensor(
+            name=name, shape=shape, role=role, itemsize=self.parameter_bytes, num_rows=num_rows, bias_of=bias_of, part=part
+        )
         return name
 
     def index(self, name: str, dims: str) -> str:
@@ -224,8 +228,9 @@ class DecoderBuilder:
         *,
         grouped: bool = False,
         itemsize: float = 0.0,
+        part: WeightPart = "attention",
     ) -> str:
-        weight = self.parameter(f"{name}.weight", weight_dims, num_rows)
+        weight = self.parameter(f"{name}.weight", weight_dims, num_rows, part=part)
         return self.product(name, dims, (x, x_dims), (weight, weight_dims), (f"{name}.out", out_dims), grouped=grouped, itemsize=itemsize)
 
     def pointwise(self, name: str, function: str, inputs: list[tuple[str, str]], dims: str) -> str:

@@ -14,8 +14,9 @@ from dataclasses import replace
 from perfmodel.foundation.copies import Copies
 from perfmodel.workload.decoder.builder import DecoderBuilder, operand, size_of
 from perfmodel.workload.graph import Operator
-from perfmodel.workload.kinds.routing import gated, permute, route, unpermute
+from perfmodel.workload.kinds.routing import gated, permute, route, routed_experts, unpermute
 from perfmodel.workload.layer_specs import Experts
+from perfmodel.workload.quantization import WeightPart
 from perfmodel.workload.routing import Once
 
 _TOKENS, _ROUTED, _AT_EXPERTS = "b s h", "b s k h", "b t e h"
@@ -26,16 +27,18 @@ def expert_mixture(b: DecoderBuilder, x: str) -> str:
     """x[b,s,h] -> y[b,s,h]"""
     experts = b.model.experts
     assert experts is not None  # `TransformerConfig` checks it
-    logits = b.linear("router", x, "b s_res x h", _TOKENS, "x h", 1, "b s x", itemsize=_FP32)
+    logits = b.linear("router", x, "b s_res x h", _TOKENS, "x h", 1, "b s x", itemsize=_FP32, part="other")
     if experts.router_bias:
         logits = b.bias("router", logits, "b s_res x", "b s x", "x")
     dims = "b s_res x k"
-    gathers = b.dispatcher == "allgather"
+    gathers = b.dispatcher in ("allgather", "fused")
     made = route("route", operand(logits, "b s x"), operand("route.out", "b s k"), b.of(dims), score=experts.score)
-    # what is gathered tells of each choice its expert too
+    # what is gathered, or goes to a fused call, has the expert of each choice too
     weights = b.add(made, dims, itemsize=2 * _FP32 if gathers else _FP32)
     once = b.rank_rows.once
-    if once is not None:
+    if b.dispatcher == "fused":
+        routed = _fused(b, experts, x, weights)
+    elif once is not None:
         routed = _once_each(b, experts, once, x, weights)
     else:
         routed = (_all_gather if gathers else _all_to_all)(b, experts, x, weights)
@@ -105,6 +108,22 @@ def _all_gather(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> st
     return b.add(unpermute("unpermute", operand(rows, here), None, operand("unpermute.out", _TOKENS), sizes), dims)
 
 
+def _fused(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> str:
+    """One call for all that lies between a token and what its experts make of it: where experts lie is no axis of the graph's."""
+    halves = "y " if experts.gated else ""
+    named: list[tuple[str, str, int, WeightPart]] = [
+        ("experts_up.weight", f"e {halves}w h", 2 + experts.gated, "experts"),
+        ("experts_down.weight", "e h w", 2, "experts"),
+    ]
+    if experts.bias:
+        named += [("experts_up.bias", f"e {halves}w", 2 + experts.gated, "other"), ("experts_down.bias", "e h", 2, "other")]
+    parameters = tuple(operand(b.parameter(name, dims, rows, part=part), dims) for name, dims, rows, part in named)
+    dims = f"b s_res k e_all {halves}w_all h"
+    inputs = (operand(x, _TOKENS), operand(weights, "b s k"), *parameters)
+    made = routed_experts("experts", inputs, operand("experts.out", _TOKENS), b.of(dims), top_k=experts.top_k)
+    return b.add(made, dims)
+
+
 def _run(b: DecoderBuilder, experts: Experts, rows: str, *, weights: str = "") -> str:
     """The two grouped products and what lies between them: rows[b,t,e,h] -> rows[b,t,e,h].
 
@@ -112,7 +131,9 @@ def _run(b: DecoderBuilder, experts: Experts, rows: str, *, weights: str = "") -
     """
     halves = "y " if experts.gated else ""
     wide = f"b t e {halves}w"
-    up = b.linear("experts_up", rows, f"b_x t e {halves}w h", _AT_EXPERTS, f"e {halves}w h", 2 + experts.gated, wide, grouped=True)
+    up = b.linear(
+        "experts_up", rows, f"b_x t e {halves}w h", _AT_EXPERTS, f"e {halves}w h", 2 + experts.gated, wide, grouped=True, part="experts"
+    )
     if experts.bias:
         up = b.bias("experts_up", up, f"b_x t e {halves}w", wide, f"e {halves}w")
     dims = f"b_x t e {halves}w"
@@ -120,7 +141,7 @@ def _run(b: DecoderBuilder, experts: Experts, rows: str, *, weights: str = "") -
     apart = b.activation_bytes if weights and not experts.gated else 0.0
     weighted = operand(weights, "b t e") if weights else None
     made = gated("experts_activation", b.model.activation, operand(up, wide), weighted, out, b.of(dims), apart=apart)
-    down = b.linear("experts_down", b.add(made, dims), "b_x t e w h", "b t e w", "e h w", 2, _AT_EXPERTS, grouped=True)
+    down = b.linear("experts_down", b.add(made, dims), "b_x t e w h", "b t e w", "e h w", 2, _AT_EXPERTS, grouped=True, part="experts")
     if experts.bias:
         down = b.bias("experts_down", down, "b_x t e h", _AT_EXPERTS, "e h")
     return down
@@ -131,7 +152,7 @@ def _shared(b: DecoderBuilder, experts: Experts, x: str) -> str:
     model = b.model
 
     def wide(name: str) -> str:
-        out = b.linear(name, x, "b s u h", _TOKENS, "u h", 1, "b s u")
+        out = b.linear(name, x, "b s u h", _TOKENS, "u h", 1, "b s u", part="dense")
         return b.bias(name, out, "b s u", "b s u", "u") if experts.bias else out
 
     if experts.gated:
@@ -140,11 +161,11 @@ def _shared(b: DecoderBuilder, experts: Experts, x: str) -> str:
         y = b.pointwise("shared_product", "mul", [(y, "b s u"), (up, "b s u")], "b s u")
     else:
         y = b.pointwise("shared_activation", model.activation, [(wide("shared_up_proj"), "b s u")], "b s u")
-    y = b.linear("shared_down_proj", y, "b s u h", "b s u", "h u", 1, _TOKENS)
+    y = b.linear("shared_down_proj", y, "b s u h", "b s u", "h u", 1, _TOKENS, part="dense")
     if experts.bias:
         y = b.bias("shared_down_proj", y, "b s_res h", _TOKENS, "h")
     if not experts.shared_gate:
         return y
-    gate = b.linear("shared_gate", x, "b s_res o h", _TOKENS, "o h", 1, "b s o")
+    gate = b.linear("shared_gate", x, "b s_res o h", _TOKENS, "o h", 1, "b s o", part="other")
     gate = b.pointwise("shared_gate_sigmoid", "sigmoid", [(gate, "b s o")], "b s_res o")
     return b.pointwise("shared_gate_product", "mul", [(y, _TOKENS), (gate, "b s o")], "b s_res h o")

@@ -20,15 +20,15 @@ def dense_mlp(b: DecoderBuilder, x: str) -> str:
     model = b.model
     hidden, wide = "b s f h", "b s f"
     if model.gated_mlp:
-        gate = b.linear("gate_proj", x, hidden, "b s h", "f h", 1, wide)
-        up = b.linear("up_proj", x, hidden, "b s h", "f h", 1, wide)
+        gate = b.linear("gate_proj", x, hidden, "b s h", "f h", 1, wide, part="dense")
+        up = b.linear("up_proj", x, hidden, "b s h", "f h", 1, wide, part="dense")
         if model.mlp_bias:
             gate = b.bias("gate_proj", gate, wide, wide, "f")
             up = b.bias("up_proj", up, wide, wide, "f")
         y = b.pointwise("gate_product", "mul", [(b.activation(gate, wide), wide), (up, wide)], wide)
     else:
-        up = b.linear("up_proj", x, hidden, "b s h", "f h", 1, wide)
+        up = b.linear("up_proj", x, hidden, "b s h", "f h", 1, wide, part="dense")
         if model.mlp_bias:
             up = b.bias("up_proj", up, wide, wide, "f")
         y = b.activation(up, wide)
-    return b.linear("down_proj", y, "b s f h", wide, "h f", 1, "b s h")
+    return b.linear("down_proj", y, "b s f h", wide, "h f", 1, "b s h", part="dense")

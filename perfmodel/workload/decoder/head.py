@@ -34,7 +34,7 @@ def write_further_tokens(b: DecoderBuilder, x: str, *, table: str, head_weight: 
         dims = "b s_res h hn hh"
         both = operand(hidden, "b s h"), operand(token, "b s hn"), operand("joint.out", "b s hh")
         joint = b.add(side_by_side("joint", *both, b.of(dims)), dims)
-        projected = b.linear("joint_proj", joint, "b s_res h hh", "b s hh", "h hh", 1, "b s h")
+        projected = b.linear("joint_proj", joint, "b s_res h hh", "b s hh", "h hh", 1, "b s h", part="other")
         x = write_layer(b, b.model.mtp_kind, projected)
         write_loss(b, x, head_weight)
     b.begin("head")

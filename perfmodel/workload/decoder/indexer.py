@@ -23,7 +23,7 @@ def write_indexer(b: DecoderBuilder, x: str, compressed: str, latent_dim: str) -
     normed = layer_norm("index_k_norm", operand(k, "b s id"), scale, shift, operand("index_k_norm.out", "b s id"), b.of("b s id"))
     k = b.add(normed, "b s_res id")
     k = b.rotary("index_k_rotary", k, "b s_res id", tensor_dims="b s id", head_dim=latent.rope_head_dim, start=0)
-    weights = b.linear("index_weights_proj", x, "b s_res ih h", "b s h", "ih h", 1, "b s ih")
+    weights = b.linear("index_weights_proj", x, "b s_res ih h", "b s h", "ih h", 1, "b s ih", part="other")
     dims = "b q z ih id it"
     operands = operand(q, "b q ih id"), operand(k, "b z id"), operand(weights, "b q ih"), operand("index.out", "b q it")
     made = b.add(index_scores("index", *operands, b.of(dims), heads="ih", width="id"), dims, itemsize=4.0)

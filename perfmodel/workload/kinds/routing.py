@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from perfmodel.workload.activations import ACTIVATIONS
-from perfmodel.workload.graph import INDEX_BYTES, Data, Operand, Operator, Stream
+from perfmodel.workload.graph import INDEX_BYTES, Data, Operand, Operator, RoutedExperts, Stream
 from perfmodel.workload.kinds.extents import extent
 
 _FLOAT32 = 4.0
@@ -120,3 +120,13 @@ def gated(
         saved=tuple(into),
         settings={"function": function},
     )
+
+
+def routed_experts(name: str, inputs: tuple[Operand, ...], output: Operand, dims: Mapping[str, int], *, top_k: int) -> Operator:
+    """x[b,s,h], weights[b,s,k] of the chosen experts, up[e,(y,)w,h] and down[e,h,w] (and their biases) -> y[b,s,h], as one fused call.
+
+    Dispatch and combine are part of it. Its experts lie where an engine deals them over chips: no axis cuts e or w.
+    """
+    work = RoutedExperts(num_experts=dims["e"], top_k=top_k, width=dims["w"], hidden_size=dims["h"], matrices=dims.get("y", 1))
+    whole = tuple(dim for dim in dims if dim not in output.dims)
+    return Operator(name=name, kind="routed_experts", dims=dims, inputs=inputs, output=output, forward=(work,), whole=whole)

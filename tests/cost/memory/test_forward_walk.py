@@ -39,7 +39,7 @@ def test_a_layer_that_runs_again_has_the_gradient_of_its_output_beside_it(profil
 
 def test_amounts_of_one_form_are_one_term():
     """So a moment of more and larger tensors is larger, whatever they are."""
-    row, wide, other = Amount(base=2.0, per_sample=True), Amount(base=6.0, per_sample=True), Amount(base=1.0)
+    row, wide, other = Amount(base=2.0, batch_dim="b"), Amount(base=6.0, batch_dim="b"), Amount(base=1.0)
     terms = Terms(derivation_of("gpt2", "ddp"))
     moments = [{terms.number(row): 2.0}, {terms.number(wide): 1.0}, {terms.number(other): 1.0}]
-    assert terms.undominated(moments) == [{terms.number(Amount(base=1.0, per_sample=True)): 6.0}, {terms.number(other): 1.0}]
+    assert terms.undominated(moments) == [{terms.number(Amount(base=1.0, batch_dim="b")): 6.0}, {terms.number(other): 1.0}]

@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.cost.serving.attention import pass_time
 from perfmodel.cost.serving.boundness import operator_rows
 from perfmodel.cost.serving.context import DCP, PCP, cache_copies, cache_cuts, decode_exchange, why_no_context
+from perfmodel.cost.serving.engine_step import engine_collective_time
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
@@ -129,13 +131,13 @@ def test_what_is_sent_is_added_to_what_is_sent_anyway(model, tp, dcp):
     group = np.array([float(dcp)]), [np.array([float(min(dcp, size))]) for size in (8, dcp)][: len(costs.grid.inside)]
     heads = np.array([of.model.num_attention_heads / tp])
     by_hand = sum(
-        float(costs._collective(_code(kind), num_bytes, *group)[0])
+        float(engine_collective_time(_code(kind), num_bytes, group, costs.machine, costs.engine.kernels)[0])
         for kind, axes, num_bytes in decode_exchange(
             rows=np.array([64.0]), heads=heads, key_dim=key, value_dim=value, dcp=np.array([float(dcp)])
         )
         if DCP in axes
     )
-    by_hand += float(costs._pass(np.array([4.0 * 64 * heads[0] * dcp * value]))[0])
+    by_hand += float(pass_time(np.array([4.0 * 64 * heads[0] * dcp * value]), costs.machine)[0])
     assert float(after["communication"][0] - before["communication"][0]) == pytest.approx(layers * by_hand, rel=1e-9)
     for part in ("products", "experts", "logits", "passes"):
         assert after[part] == before[part]

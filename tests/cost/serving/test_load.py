@@ -8,7 +8,7 @@ import pytest
 from perfmodel.cost.serving.load import closed_loop, marching, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.simulate import Places, simulate
-from perfmodel.cost.serving.speculation import SpeculativeTimes, expected_tokens
+from perfmodel.cost.serving.times import SpeculativeTimes, expected_tokens
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.workload.serving import Lengths, Speculation, constant

@@ -7,7 +7,6 @@ from math import prod
 import pytest
 
 from perfmodel.cost.resolve import resolve_estimator
-from perfmodel.cost.serving.states import STATE_BYTES, UPDATE_KERNELS, convolved_elements, state_elements
 from perfmodel.execute.measure.kernels import FEW_ROWS, Kernel, all_kernels, attention_calls
 from perfmodel.execute.measure.scope import Scope
 from perfmodel.execute.measure.state_kernels import state_kernels
@@ -31,6 +30,7 @@ from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.lstm import lstm
 from perfmodel.workload.kinds.pooling import pooling
 from perfmodel.workload.models import load_model
+from perfmodel.workload.states import STATE_BYTES, UPDATE_KERNELS, convolved_elements, state_elements
 from tests.execute.jobs import tiny
 
 TINY = Scope(

@@ -12,10 +12,11 @@ from perfmodel.cost.serving.boundness import operator_rows
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.memory import cache_shape, weight_bytes
 from perfmodel.execute.serving.audit import audit_serving
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
-from perfmodel.hardware.calibration import SPEC_SHEET
+from perfmodel.hardware.calibration import COLLECTIVE_CODE, SPEC_SHEET
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.measurement import StepShape
 from perfmodel.parallel.serving.plan import ServingPlan
@@ -54,12 +55,13 @@ def assert_predicted(name, counts, shape, *, tp=1, ep=1):
     assert weight_bytes(program, bf16, tp=tp, pp=1, expert_cut=tp) == pytest.approx(counts.held_bytes, rel=1e-12)
     of_sequence = cache_shape(model).tokens_bytes(seen, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=2.0)
     assert shape.sequences * of_sequence == counts.cache_bytes
+    traffic = program.rows.traffic
     between = sum(
         program.regions[region].count
-        for region, group in zip(program.rows.traffic.segments, program.rows.traffic.columns["group"], strict=True)
-        if any(axis.startswith("tp") for axis in program.rows.amounts.masks[group])
+        for region, group, kind in zip(traffic.segments, traffic.columns["group"], traffic.columns["kind"], strict=True)
+        if kind == COLLECTIVE_CODE[CollectiveKind.ALL_REDUCE] and any(axis.startswith("tp") for axis in program.rows.amounts.masks[group])
     )
-    of_experts = sum(program.regions[region].count for region in program.experts)
+    of_experts = sum(program.regions[experts.segment].count for experts in program.rows.experts)
     assert sum(each.count for each in counts.collectives if each.kind == "all_reduce") == (between + of_experts if tp > 1 else 0)
 
 

@@ -101,7 +101,7 @@ def test_a_padded_dim_that_moves_is_counted_at_one_position():
 def test_microbatches_scale_activations_and_not_weights():
     derivation = derivation_of("llama-3-8b", "megatron-sp")
     for traffic in derivation.traffic:
-        assert traffic.amount.per_sample
+        assert traffic.amount.batch_dim
         assert amount_bytes(traffic.amount, {"tp_kv": 8}, micro_batch=3) == 3 * amount_bytes(traffic.amount, {"tp_kv": 8})
 
 

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from math import prod
 
-from perfmodel.hardware.calibration import KernelClass
 from perfmodel.workload.config import TransformerConfig
 
 #: [byte] Of an element of a recurrent state, and of an input of the convolution.
 STATE_BYTES, CONVOLVED_BYTES = 4.0, 2.0
-#: The kernel that reads and writes the state of sequences which decode.
-UPDATE_KERNELS = {"mamba": KernelClass.STATE_UPDATE, "delta": KernelClass.DELTA_UPDATE}
+#: The kernel class that reads and writes the state of sequences which decode.
+UPDATE_KERNELS = {"mamba": "state_update", "delta": "delta_update"}
 #: Products with the state for a token: written and read (Mamba-2); what is known is read, written and read (delta rule).
-_PRODUCTS = {"mamba": 2.0, "delta": 3.0}
+UPDATE_PRODUCTS = {"mamba": 2.0, "delta": 3.0}
 
 
 def state_elements(model: TransformerConfig, mixer: str) -> float:
@@ -39,8 +38,3 @@ def convolved_elements(model: TransformerConfig, mixer: str) -> float:
 def state_bytes(model: TransformerConfig, mixer: str) -> float:
     """[byte] Of one layer and sequence, over all ranks of tp, which share the heads."""
     return STATE_BYTES * state_elements(model, mixer) + CONVOLVED_BYTES * convolved_elements(model, mixer)
-
-
-def update_flops(model: TransformerConfig, mixer: str) -> float:
-    """[FLOP] Of one layer for one token that follows a state: 4 H P N, or 6 n_v d_k d_v."""
-    return 2.0 * _PRODUCTS[mixer] * state_elements(model, mixer)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.cost.serving.routing import POPULARITY_VARIANCE, fullest_rank, share_met
+from perfmodel.cost.serving.experts import POPULARITY_VARIANCE, fullest_rank, share_met
 
 
 def test_experts_met_are_those_of_drawn_popularities():

@@ -1,0 +1,106 @@
+"""A serving step as what prices its rows: how many sequences, prompts and tokens it has, and by which kernels an engine runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.collectives import collective_time
+from perfmodel.cost.machine import Machine
+from perfmodel.cost.serving.kernels import small_all_reduce_time
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.frameworks.engine import EngineKernels
+from perfmodel.hardware.calibration import COLLECTIVE_CODE
+from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
+
+Array = NDArray[np.float64]
+Group = tuple[Array, Sequence[Array]]
+"""Size of a group of ranks, and its members inside one domain of each tier."""
+
+_ALL_REDUCE = COLLECTIVE_CODE[CollectiveKind.ALL_REDUCE]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EngineStep:
+    """One step on one rank of attention, as flat columns.
+
+    decoding     sequences with `new_tokens` rows each over `cached` tokens, the new ones included
+    prompts      of `prompt_tokens` new tokens each after `prompt_cached`
+    tokens       rows of all attention ranks together: those that meet at the experts (one prompt keeps one rank busy, not all)
+    copies       of those that decode, rows that further ranks of pcp compute too: they come to the experts as well
+    sharing      pcp: ranks that share the tokens of each prompt
+    padded       rows of this rank as captured graphs have them
+    dcp, cut     ranks inside tp that share the tokens of a cache, and those of pcp (1: each has all of it)
+    chips        of a stage; expert_parts: ranks that experts are dealt over
+    groups       of ranks: tp; pcp, which share prompts; tokens, which have tokens of their own
+    cache_bytes, element_bytes   of an element of the cache; of activations, and of weights in no format of fewer bits   [byte]
+    distinct_experts   that the tokens meet, where all requests are one prompt; 0: as routing has it
+    takes_prompts      its graph is one of prompts
+    """
+
+    decoding: Array
+    cached: Array
+    new_tokens: Array
+    prompts: Array
+    prompt_tokens: Array
+    prompt_cached: Array
+    tokens: Array
+    copies: Array
+    sharing: Array
+    padded: Array
+    dcp: Array
+    cut: Array
+    chips: Array
+    expert_parts: Array
+    groups: Mapping[str, Group]
+    kernels: EngineKernels
+    quantization: Quantization
+    cache_bytes: float
+    element_bytes: float
+    distinct_experts: float
+    takes_prompts: bool
+
+    @property
+    def rows(self) -> Array:
+        return self.decoding * self.new_tokens + self.own_prompt_rows
+
+    @property
+    def own_prompt_rows(self) -> Array:
+        """This rank's rows of prompts."""
+        return self.prompts * self.prompt_tokens / self.sharing
+
+    @property
+    def outputs(self) -> Array:
+        """Rows that have logits."""
+        return self.decoding * self.new_tokens + self.prompts
+
+    def format_of(self, is_low: bool) -> Quantization:
+        """Format of weights that are held in fewer bits, and of others."""
+        return self.quantization if is_low else QUANTIZATIONS["bf16"]
+
+    def product(self, is_low: bool) -> dict[str, Any]:
+        """Arguments of `weight_product_time` that are the engine's."""
+        untuned = 1.0 if self.takes_prompts else self.kernels.few_rows_fraction
+        shown = {"casts": self.kernels.casts, "untuned": untuned}
+        return {"quantization": self.format_of(is_low), "itemsize": self.element_bytes, **shown}
+
+    def product_bytes(self, quantization: Quantization) -> tuple[float, float]:
+        """Bytes of an element of the weights and of the activations of a product."""
+        if quantization.is_plain:
+            return self.element_bytes, self.element_bytes
+        return quantization.weight_bytes, quantization.activation_bytes
+
+
+def engine_collective_time(code: Any, num_bytes: Array, group: Group, machine: Machine, kernels: EngineKernels) -> Array:
+    """By the library, or by the engine's own kernels where these are quicker; of one member nothing. [s]"""
+    size, inside = group
+    if np.max(size) <= 1:
+        return np.zeros(np.broadcast_shapes(np.shape(num_bytes), np.shape(size)))
+    time = collective_time(code, num_bytes, group_size=size, inside=inside, machine=machine)
+    if kernels.fuses_all_reduce:
+        time = np.where(code == _ALL_REDUCE, np.minimum(time, small_all_reduce_time(num_bytes, size, machine)), time)
+    return np.where(size > 1, time + kernels.rank_skew_time, 0.0)

@@ -1,0 +1,109 @@
+"""Routed experts of a serving step: one fused call on each chip, and what tokens send to their experts and back.
+
+Routers prefer some experts to others, and the fullest of the ranks that share them sets the pace.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.machine import Machine
+from perfmodel.cost.serving.engine_step import Array, EngineStep, engine_collective_time
+from perfmodel.cost.serving.kernels import grouped_weight_time
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.hardware.calibration import COLLECTIVE_CODE
+from perfmodel.workload.graph import RoutedExperts
+
+POPULARITY_VARIANCE = 2.0
+"""v, of how often a router chooses each expert of a layer, over the square of its mean; 0: every one as often. Heard from served runs of
+seven models with 128 to 512 experts (docs/accuracy-serving.md) among 1, 1.4, 2, 2.8 and 4: each of them left out, the others say 2 to 2.8;
+static batches of Mixtral (8 experts), which were not asked, 1.4 to 2."""
+
+#: Of n numbers that are normally distributed the largest one's expectation, n = 1, 2, 4, ... (Harter 1961). [standard deviations]
+_LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.344, 2.594, 2.827, 3.045, 3.251)
+
+
+def share_met(tokens: Any, num_experts: float, top_k: float) -> NDArray[Any]:
+    """m: of the experts of a layer those that `tokens` of k choices each meet, on average. [-]
+
+    m = 1 - (1 + v u)^(-1/v),   u = -T ln(1 - k / E)
+
+    Of choices that are even (v = 0): 1 - (1 - k / E)^T; of popularities that follow a gamma distribution with variance v its mean.
+    """
+    u = -np.asarray(tokens, dtype=float) * np.log1p(-min(top_k / num_experts, 1.0 - 1e-12))
+    return np.asarray(1.0 - (1.0 + POPULARITY_VARIANCE * u) ** (-1.0 / POPULARITY_VARIANCE))
+
+
+def fullest_rank(met: Any, tokens: Any, num_experts: float, top_k: float, ranks: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """How many more experts that are met, and rows, the fullest of n ranks has than the mean one. [-]
+
+    1 + z(n) sqrt((1 - m) n / (m E)),   1 + z(n) sqrt((1 / l + v) n / E),   l = T k / E
+
+    z   the largest of n normal numbers; m (`share_met`) is that of each expert by itself, l rows of one on average. One rank: 1, 1.
+    """
+    n = np.asarray(ranks, dtype=float)
+    largest = np.interp(np.log2(n), np.arange(len(_LARGEST)), _LARGEST)
+    rows = np.maximum(np.asarray(tokens, dtype=float) * (top_k / num_experts), 1e-9)
+    met = np.maximum(met, 1e-9)
+    more_met = 1.0 + largest * np.sqrt(np.maximum(1.0 - met, 0.0) / met * (n / num_experts))
+    return more_met, 1.0 + largest * np.sqrt((1.0 / rows + POPULARITY_VARIANCE) * (n / num_experts))
+
+
+def routed_experts_time(work: RoutedExperts, step: EngineStep, machine: Machine) -> Array:
+    """The experts of one layer. [s]
+
+    T tokens of all attention ranks meet; of the experts that they choose (`share_met`) the fullest rank sets the pace.
+    """
+    ep, total, k = step.expert_parts, float(work.num_experts), float(work.top_k)
+    tokens, computed = (each * _padding(step) for each in (step.tokens, step.tokens + step.copies))
+    share = np.full_like(tokens, step.distinct_experts / total) if step.distinct_experts else share_met(tokens, total, k)
+    more_met, more_rows = fullest_rank(share, tokens, total, k, ep)
+    here = np.maximum(np.minimum(total * share * more_met, total) / ep, np.clip(tokens * k, 1e-9, 1.0))
+    time = grouped_weight_time(
+        experts=here,
+        rows=np.maximum(np.minimum(computed * k * more_rows / ep, computed * k), here),
+        tokens=computed,
+        hidden_size=float(work.hidden_size),
+        intermediate_size=work.width / (step.chips / ep),
+        quantization=step.quantization,
+        machine=machine,
+        up_projections=work.matrices,
+        itemsize=step.element_bytes,
+    )
+    return np.asarray(time)
+
+
+def _padding(step: EngineStep) -> Array:
+    """Rows of captured graphs over those of the step."""
+    return step.padded / np.maximum(step.rows, 1e-12)
+
+
+def routed_experts_work(work: RoutedExperts, step: EngineStep) -> tuple[Array, Array, Array, Array]:
+    """FLOP of one layer's experts on a chip of mean load, bytes that it must move, experts that its tokens meet, and their rows."""
+    ep, total = step.expert_parts, work.num_experts
+    met = total * share_met(step.tokens, total, work.top_k) / ep
+    entries = (work.matrices + 1.0) * (work.width / (step.chips / ep)) * work.hidden_size
+    rows = (step.tokens + step.copies) * work.top_k / ep
+    moved = met * entries * step.product_bytes(step.quantization)[0] + 2.0 * step.element_bytes * rows * work.hidden_size
+    return 2.0 * rows * entries, moved, met, rows
+
+
+def exchange_time(work: RoutedExperts, step: EngineStep, machine: Machine) -> Array:
+    """Dispatch and combine of one layer. [s]
+
+    Tokens are gathered from the attention ranks and their sums scattered to them, and reduced over the ranks that share them (tp); or each
+    row travels to its expert and back, whichever is quicker. By the library: with DeepEP's kernels of low latency, which tables have as
+    quicker, published runs come out worse (20 of TensorRT-LLM's: TPOT 9.4 -> 10.2 % off; 20 of SGLang's on GB200: 27 -> 30 %).
+    """
+    hidden = step.element_bytes * work.hidden_size
+    everywhere, sent = (step.tokens + step.copies) * _padding(step) * hidden, step.padded * work.top_k * hidden
+
+    def sends(kind: CollectiveKind, num_bytes: Array, group: str) -> Array:
+        return engine_collective_time(COLLECTIVE_CODE[kind], num_bytes, step.groups[group], machine, step.kernels)
+
+    gathered = sends(CollectiveKind.ALL_GATHER, everywhere, "tokens") + sends(CollectiveKind.REDUCE_SCATTER, everywhere, "tokens")
+    each = 2.0 * sends(CollectiveKind.ALL_TO_ALL, sent, "tokens")
+    return sends(CollectiveKind.ALL_REDUCE, step.padded * hidden, "tp") + np.minimum(gathered, each)
