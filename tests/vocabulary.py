@@ -3,7 +3,7 @@
     python -m tests.vocabulary            # every file
     python -m tests.vocabulary README.md  # the named files
 
-Checked are the prose of README.md, ARCHITECTURE.md, the Unreleased section of CHANGELOG.md and docs/*.md, the markdown cells of the
+Checked are the prose of README.md, ARCHITECTURE.md, the Unreleased section of CHANGELOG.md and docs/, the markdown cells of the
 notebooks, the texts of YAML files (words only: a citation may be long), and the string literals of the package that contain a space: help,
 messages, notes and reports. Of the docstrings, those of commands are checked, because `--help` prints them. Text in backticks is exempt: it
 names keys, flags, columns and files. No docstring of the package begins with a word of `OPENINGS`: it names the thing that it describes.
@@ -227,7 +227,7 @@ def checked_files() -> list[str]:
     """Return the files whose texts users read, as paths from the root of the checkout."""
     patterns = (
         ("README.md", "CHANGELOG.md", "ARCHITECTURE.md"),
-        ("docs/*.md", "notebooks/*.ipynb", "perfmodel/**/*.py", "hardware_specs/**/*.yaml", "strategies/**/*.yaml"),
+        ("docs/**/*.md", "notebooks/*.ipynb", "perfmodel/**/*.py", "hardware_specs/**/*.yaml", "strategies/**/*.yaml"),
     )
     return [
         path.relative_to(ROOT).as_posix()

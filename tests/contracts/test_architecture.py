@@ -50,7 +50,7 @@ def test_no_type_name_has_two_meanings():
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_is_in_the_documents(verb):
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     assert any(f"perfmodel {verb}" in text or f"`{verb}`" in text for text in (page.read_text(encoding="utf-8") for page in pages))
 
 
