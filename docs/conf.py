@@ -13,7 +13,6 @@ exclude_patterns = ["figures", "schemas"]
 smartquotes = False
 
 myst_heading_anchors = 3
-myst_enable_extensions = ["dollarmath"]
 nb_execution_mode = "off"
 
 html_theme = "furo"
