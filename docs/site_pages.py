@@ -4,6 +4,7 @@ A page holds a line `<!--site:NAME ARGUMENT-->`, which is replaced by generated 
 
     commands        every command with its options, from the command line itself
     signature NAME  the arguments of a public function, from perfmodel/signatures.pyi
+    type NAME       the fields or members of a public type, from the type itself
     file NAME       a page of the root of the checkout, such as ARCHITECTURE.md
 
 A link to a page of the root or to a notebook becomes a link to its page on the site. A link to another file becomes plain text.
@@ -12,9 +13,12 @@ A link to a page of the root or to a notebook becomes a link to its page on the 
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
 import os
 import re
 from collections.abc import Callable
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +58,7 @@ def page_text(text: str, path: Path) -> str:
     makers: dict[str, Callable[[str], str]] = {
         "commands": lambda _: commands_text(),
         "signature": signature_text,
+        "type": type_text,
         "file": lambda name: site_links((ROOT / name).read_text(encoding="utf-8"), folder=ROOT, page=path),
     }
     text = site_links(text, folder=path.parent, page=path)
@@ -123,6 +128,23 @@ def signature_text(name: str) -> str:
         value = "required" if default is None else f"`{ast.unparse(default)}`"
         meaning = notes.get(argument.arg, "")
         lines.append(f"| `{argument.arg}` | `{_cell(annotation)}` | {value} | {_escaped(_cell(meaning))} |")
+    return "\n".join([*lines, ""])
+
+
+def type_text(name: str) -> str:
+    """Return what a public type is, with a table of its fields or its members."""
+    import perfmodel
+
+    kind = getattr(perfmodel, name)
+    plain, notes = _docstring(inspect.getdoc(kind) or "")
+    lines = [f"#### {name}", "", *plain]
+    if issubclass(kind, Enum):
+        return "\n".join([*lines, "Members: " + ", ".join(f"`{member.name}` (`{member.value}`)" for member in kind), ""])
+    if not dataclasses.is_dataclass(kind):
+        return "\n".join(lines)
+    lines += ["| field | type | meaning |", "|---|---|---|"]
+    for field in dataclasses.fields(kind):
+        lines.append(f"| `{field.name}` | `{_cell(str(field.type))}` | {_escaped(_cell(notes.get(field.name, '')))} |")
     return "\n".join([*lines, ""])
 
 

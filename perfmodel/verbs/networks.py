@@ -437,7 +437,7 @@ def predict_requested(plan: Plan, asked: Request, *, network: Graph | str | None
     for name, value in given.items():
         if is_list(value):
             if len(value) != 1:
-                raise bad_field(name, shown(value), "takes one value beside a plan of `perfmodel shard`", "give one")
+                raise bad_field(name, shown(value), "takes one value with a plan of `perfmodel shard`", "give one")
             given[name] = value[0]
     own = network if isinstance(network, Graph) else network_of_plan(plan, named=network)
     each = clusters if is_list(clusters) else [clusters]
