@@ -123,6 +123,8 @@ def signature_text(name: str) -> str:
         lines += [f"With a list for an argument that takes lists: `{several}`.", ""]
     if named:
         lines += ["| argument | type | default | meaning |", "|---|---|---|---|"]
+    if arguments.kwarg:
+        named, defaults = [*named, arguments.kwarg], [*defaults, ast.Constant(value=...)]
     for argument, default in zip(named, defaults, strict=True):
         annotation = ast.unparse(argument.annotation) if argument.annotation else ""
         value = "required" if default is None else f"`{ast.unparse(default)}`"
