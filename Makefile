@@ -18,7 +18,7 @@ test test-all check bench: export OPENBLAS_NUM_THREADS = 1
 # Python keeps what it compiles, whatever the caller's habit: the tests start it a hundred times.
 test test-all check: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo check test test-all lint format bench accuracy pase-report wheel-check clean
+.PHONY: help setup demo check test test-all lint format docs bench accuracy pase-report wheel-check clean
 
 help:
 	@echo "make demo         calibrate this machine briefly, search, run the plans, show predicted against measured"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-all     every test: those of make test and the nightly ones, which show the same on more plans and draws"
 	@echo "make lint         ruff (rules and format), mypy and the wording of what users read"
 	@echo "make format       let ruff rewrite the files"
+	@echo "make docs         build the documentation site into build/docs; every warning is an error"
 	@echo "make bench        the speed of perfmodel itself (tests/benchmarks)"
 	@echo "make accuracy     how far predictions are from published runs, models left out; writes docs/accuracy.md and"
 	@echo "                  docs/accuracy-serving.md again"
@@ -71,6 +72,9 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY)
+	$(BIN)/sphinx-build -E -W --keep-going -q -b html docs build/docs
+
 bench: $(READY)
 	$(BIN)/python -m pytest -q -s -p no:xdist tests/benchmarks
 
@@ -89,7 +93,7 @@ accuracy: $(READY)
 	$(BIN)/python -m lab.serving.residuals $(SERVED)
 	$(BIN)/python -m lab.serving.accuracy $(SERVED) --out docs/accuracy-serving.md
 	$(BIN)/python -m lab.page_figures docs
-	$(BIN)/python -m tests.documents --figures README.md docs/*.md
+	$(BIN)/python -m tests.documents --figures README.md docs/*.md docs/*/*.md
 
 pase-report: $(READY)
 	$(BIN)/python -m lab.pase --figure

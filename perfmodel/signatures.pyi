@@ -752,7 +752,7 @@ def load_network(
     name: str,
     *,
     batch: int = 0,
-    sizes: Size,
+    **sizes: Size,
 ) -> Graph:
     """A training step of a network by its name, or of a language model by the path of its config.json.
 

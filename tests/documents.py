@@ -1,6 +1,6 @@
 """The examples in README.md and docs/: read, run and compared with what stands there.
 
-    python -m tests.documents README.md docs/shard.md     # write what they print now into the pages
+    python -m tests.documents README.md docs/predicting.md     # write what they print now into the pages
 
 A fenced block of `sh` holds command lines, one of `python` a program; both run in one folder, in the order of the page, and a page's
 programs share their names. The block of `text` after one is what it prints, one of `text first=12` its first lines, of
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
 
 _FILE = re.compile(r"\w+ file=\S+$")
 _FENCE = re.compile(r"^```(?P<info>.*)$")

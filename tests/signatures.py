@@ -88,7 +88,7 @@ def _definition(
             star = True
         annotation = homes.spelled(str(each.annotation))
         default = "" if each.default is inspect.Parameter.empty else f" = {_default(each.default)}"
-        prefix = "*" if each.kind is inspect.Parameter.VAR_POSITIONAL else ""
+        prefix = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(each.kind, "")
         lines.append(f"    {prefix}{each.name}: {annotation}{default},")
     lines.append(f") -> {homes.spelled(returns)}:")
     doc = inspect.getdoc(function) or ""

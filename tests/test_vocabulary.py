@@ -8,7 +8,6 @@ from tests import vocabulary
 from tests.vocabulary import (
     RULES,
     Passage,
-    changelog_passages,
     findings_of,
     markdown_passages,
     notebook_passages,
@@ -104,11 +103,6 @@ def test_pages_give_prose_and_cells_without_fenced_blocks():
         ("---", 12),
         ("---", 12),
     ]
-
-
-def test_of_the_changelog_only_the_unreleased_section_is_read():
-    log = "# Changelog\n\n## Unreleased\n\n- new\n\n## 1.0\n\n- old beside new\n"
-    assert [(passage.text, passage.line) for passage in changelog_passages(log)] == [("Unreleased", 3), ("new", 5)]
 
 
 def test_notebooks_give_their_markdown_cells():

@@ -3,10 +3,10 @@
     python -m tests.vocabulary            # every file
     python -m tests.vocabulary README.md  # the named files
 
-Checked are the prose of README.md, ARCHITECTURE.md, the Unreleased section of CHANGELOG.md and docs/*.md, the markdown cells of the
-notebooks, the texts of YAML files (words only: a citation may be long), and the string literals of the package that contain a space: help,
-messages, notes and reports. Of the docstrings, those of commands are checked, because `--help` prints them. Text in backticks is exempt: it
-names keys, flags, columns and files. No docstring of the package begins with a word of `OPENINGS`: it names the thing that it describes.
+Checked are the prose of the pages of the root and of docs/, the markdown cells of the notebooks, the texts of YAML files (words only: a
+citation may be long), and the string literals of the package that contain a space: help, messages, notes and reports. Of the docstrings,
+those of commands are checked, because `--help` prints them. Text in backticks is exempt: it names keys, flags, columns and files. No
+docstring of the package begins with a word of `OPENINGS`: it names the thing that it describes.
 """
 
 from __future__ import annotations
@@ -153,14 +153,6 @@ def markdown_passages(text: str, *, first_line: int = 1) -> Iterator[Passage]:
     yield from flushed()
 
 
-def changelog_passages(text: str) -> Iterator[Passage]:
-    """Yield the passages of the Unreleased section: released sections are history."""
-    lines = text.splitlines()
-    first = lines.index("## Unreleased")
-    last = next((number for number, line in enumerate(lines) if number > first and line.startswith("## ")), len(lines))
-    return markdown_passages("\n".join(lines[first:last]), first_line=first + 1)
-
-
 def notebook_passages(text: str) -> Iterator[Passage]:
     """Yield the passages of the markdown cells, with the number of the cell in place of a line."""
     for number, cell in enumerate(json.loads(text)["cells"], 1):
@@ -214,7 +206,7 @@ def passages_of(file: str) -> Iterator[Passage]:
     text = (ROOT / file).read_text(encoding="utf-8")
     match Path(file).suffix:
         case ".md":
-            return changelog_passages(text) if file == "CHANGELOG.md" else markdown_passages(text)
+            return markdown_passages(text)
         case ".ipynb":
             return notebook_passages(text)
         case ".yaml":
@@ -226,8 +218,8 @@ def passages_of(file: str) -> Iterator[Passage]:
 def checked_files() -> list[str]:
     """Return the files whose texts users read, as paths from the root of the checkout."""
     patterns = (
-        ("README.md", "CHANGELOG.md", "ARCHITECTURE.md"),
-        ("docs/*.md", "notebooks/*.ipynb", "perfmodel/**/*.py", "hardware_specs/**/*.yaml", "strategies/**/*.yaml"),
+        ("README.md", "CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"),
+        ("docs/**/*.md", "notebooks/*.ipynb", "perfmodel/**/*.py", "hardware_specs/**/*.yaml", "strategies/**/*.yaml"),
     )
     return [
         path.relative_to(ROOT).as_posix()

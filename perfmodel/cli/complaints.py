@@ -1,4 +1,4 @@
-"""Errors as a command reports them on standard error: one sentence, or with `--json` one object (DESIGN.md section 7)."""
+"""Errors as a command reports them on standard error: one sentence, or with `--json` one object."""
 
 from __future__ import annotations
 

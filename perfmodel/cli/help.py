@@ -71,14 +71,19 @@ def with_command_groups(group: Any) -> Any:
     return group
 
 
-def _write_options(command: Any, context: Any, formatter: Any) -> None:
+def option_groups(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
+    """Return heading -> (names, help) of each option of a command, in the order of its help."""
     rows: dict[str, list[tuple[str, str]]] = {}
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if record is not None:
             is_argument = parameter.param_type_name == "argument"
             rows.setdefault("Arguments" if is_argument else _HEADING.get(parameter.name, _OTHER), []).append(record)
-    _write_sections(formatter, {heading: rows[heading] for heading in ("Arguments", *_OPTIONS, _OTHER) if heading in rows})
+    return {heading: rows[heading] for heading in ("Arguments", *_OPTIONS, _OTHER) if heading in rows}
+
+
+def _write_options(command: Any, context: Any, formatter: Any) -> None:
+    _write_sections(formatter, option_groups(command, context))
 
 
 def _write_commands(group: Any, context: Any, formatter: Any) -> None:

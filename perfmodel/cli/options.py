@@ -1,4 +1,4 @@
-"""The options that verbs share, once for all of them (DESIGN.md section 7); those of the plan's knobs and of the job are made from their
+"""The options that verbs share, once for all of them; those of the plan's knobs and of the job are made from their
 records (`cli/words.py`)."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cost of parameters: gathers, reductions, publishing and the optimizer step, and the elements that a chip holds.
 
-ZeRO is nothing but three layouts and two lifetimes of a parameter (algebra.md R14, `parallel/algebra/parameters.py`); here its events
-become time on columns. A block counts once.
+ZeRO is nothing but three layouts and two lifetimes of a parameter (R14 of docs/explanation/algebra.md, `parallel/algebra/parameters.py`);
+here its events become time on columns. A block counts once.
 """
 
 from __future__ import annotations

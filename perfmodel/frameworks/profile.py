@@ -1,4 +1,4 @@
-"""Execution profiles: what a framework does with a plan, as data that the cost model reads (DESIGN.md section 3)."""
+"""Execution profiles: what a framework does with a plan, as data that the cost model reads."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _FROZEN = ", 4 for each frozen parameter"
 
 
 def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[str, Any]:
-    """The prediction as `--json` has it (DESIGN.md section 7); SI units."""
+    """The prediction as `--json` has it; SI units."""
     content: dict[str, Any] = {
         "step_time": prediction.step_time,
         "parts": dict(prediction.parts),

@@ -35,7 +35,7 @@ _MARK = "*"
 
 
 def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any]:
-    """The result as `--json` has it (DESIGN.md section 7); SI units."""
+    """The result as `--json` has it; SI units."""
 
     def described(predictions: tuple[Prediction, ...]) -> list[dict[str, Any]]:
         return [prediction_object(each, tokens=tokens) for each in predictions]

@@ -1,4 +1,4 @@
-"""Published runs predicted from their inputs, and how far off the predictions are (DESIGN.md section 7, `perfmodel validate`)."""
+"""Published runs predicted from their inputs, and how far off the predictions are (`perfmodel validate`)."""
 
 from __future__ import annotations
 

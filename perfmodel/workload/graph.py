@@ -1,7 +1,7 @@
 """Operators as computations over named iteration dims that describe themselves, and graphs of them.
 
 `q_proj: x[b,s,h] * W[g,r,d,h] -> q[b,s,g,r,d]`. A tensor is known to an operator by the operator's own dim names, one for
-each position (DESIGN.md section 1; rules R5, R6, R12, R13, R15 and R16 of the sharding algebra): the same position may be
+each position (rules R5, R6, R12, R13, R15 and R16 of docs/explanation/algebra.md): the same position may be
 `s` where a tensor is made and `z` (key position) where it is read.
 
 An operator describes itself completely; nothing elsewhere looks at its kind to price it. So a new kind of operator is one function in one

@@ -1,4 +1,4 @@
-"""`perfmodel predict`: flags, JSON keys and sentences of DESIGN.md section 7."""
+"""`perfmodel predict`: flags, JSON keys and sentences that programs rely on."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""`perfmodel search`: JSON keys, exit codes and sentences of DESIGN.md section 7."""
+"""`perfmodel search`: JSON keys, exit codes and sentences that programs rely on."""
 
 import json
 import signal

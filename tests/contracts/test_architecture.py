@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names folders and files that exist; a type has one meaning; what people call is documented."""
+"""ARCHITECTURE.md and the code map name folders and files that exist; a type has one meaning; what people call is documented."""
 
 import ast
 import re
@@ -32,8 +32,8 @@ def exists(name):
 
 
 def test_what_the_map_names_is_there():
-    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    named = [place for line in text.splitlines() for place in places(line)]
+    pages = ("ARCHITECTURE.md", "docs/project/code-map.md")
+    named = [place for page in pages for line in (ROOT / page).read_text(encoding="utf-8").splitlines() for place in places(line)]
     assert len(named) > 60
     assert [name for name in named if not exists(name)] == []
 
@@ -50,7 +50,7 @@ def test_no_type_name_has_two_meanings():
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_is_in_the_documents(verb):
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     assert any(f"perfmodel {verb}" in text or f"`{verb}`" in text for text in (page.read_text(encoding="utf-8") for page in pages))
 
 

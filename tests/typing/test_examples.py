@@ -1,5 +1,6 @@
 """The Python examples of README.md and docs/ pass `mypy --strict`, run outside of the package as a user runs it."""
 
+import re
 import subprocess
 import sys
 
@@ -42,7 +43,7 @@ def checked(folder):
 def test_examples_and_results_have_types(tmp_path):
     for page in PAGES:
         if found := programs(page):
-            (tmp_path / f"{page.replace('/', '_').removesuffix('.md')}.py").write_text("\n".join(found), encoding="utf-8")
+            (tmp_path / re.sub(r"[/-]", "_", page).replace(".md", ".py")).write_text("\n".join(found), encoding="utf-8")
     wrong = "import perfmodel\n" + "\n".join(MISTAKES)
     (tmp_path / "mistakes.py").write_text(wrong, encoding="utf-8")
     types = "import perfmodel\n" + "\n".join(f"reveal_type({expression})" for expression in REVEALED)
