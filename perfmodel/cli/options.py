@@ -93,16 +93,6 @@ TimeLimit = Annotated[
         "--time-limit", metavar="SECONDS", help="End after it with the best so far, and say so; else work decides and load changes nothing."
     ),
 ]
-Tokens = Annotated[
-    str, typer.Option("--tokens", metavar="COUNT", help="Tokens to train on, such as 15T: adds days, chip-hours and their price.")
-]
-Assume = Annotated[
-    list[str],
-    typer.Option(
-        "--assume", metavar="NAME=VALUE", default_factory=list, show_default=False,
-        help="With --tokens: a constant of the whole run (`perfmodel assumptions`), location=NAME or price=USD_PER_CHIP_HOUR.",
-    ),
-]  # fmt: skip
 AnyFramework = Annotated[
     bool,
     typer.Option(
@@ -167,21 +157,28 @@ def parse_fraction(text: str, field: str) -> float:
     return share(text, field) if text else 0.0
 
 
-def parse_tokens(text: str) -> float:
-    from perfmodel.foundation.values import token_count
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class WholeRun:
+    """Words of a whole training run."""
 
-    return token_count(text) if text else 0.0
+    tokens: str | None = word("Tokens to train on, such as 15T: adds the whole run, with failures, energy and cost", metavar="COUNT")
+    assume: Sequence[str] | None = word(
+        "With --tokens: a constant of the whole run (`perfmodel assumptions`), location=NAME or price=USD_PER_CHIP_HOUR",
+        metavar="NAME=VALUE", repeats=True,
+    )  # fmt: skip
 
+    def read(self) -> tuple[float, dict[str, str]]:
+        """Return the tokens, 0 where none are given, and the constants of the run by name; these need its tokens."""
+        from perfmodel.foundation.values import token_count
 
-def parse_assumed(texts: Sequence[str], tokens: float) -> dict[str, str]:
-    """The constants of a run by name; they need its tokens."""
-    if texts and not tokens:
-        raise InputError("--assume: is for the whole run; give its tokens, as --tokens 15T")
-    pairs = [text.partition("=") for text in texts]
-    for name, equals, value in pairs:
-        if not (name and equals and value):
-            raise bad_field("assume", name, "has no value", "write NAME=VALUE, such as pue=1.1")
-    return {name: value for name, _, value in pairs}
+        tokens = token_count(self.tokens) if self.tokens else 0.0
+        if self.assume and not tokens:
+            raise InputError("--assume: is for the whole run; give its tokens, as --tokens 15T")
+        pairs = [text.partition("=") for text in self.assume or ()]
+        for name, equals, value in pairs:
+            if not (name and equals and value):
+                raise bad_field("assume", name, "has no value", "write NAME=VALUE, such as pue=1.1")
+        return tokens, {name: value for name, _, value in pairs}
 
 
 def only_one(values: list[str], field: str) -> str | None:

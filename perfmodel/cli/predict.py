@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     asked=Words(Request, several=True),
     chip=Words(options.ChipWords, several=True),
     knobs=Words(Knobs, varied=True),
+    run=options.WholeRun,
     files=options.Files,
     output=options.OUTPUT,
 )
@@ -51,8 +52,7 @@ def predict(
         bool,
         typer.Option("--interval", help="Print the 80 % prediction interval of the step time, and its most sensitive parameters."),
     ] = False,
-    tokens: options.Tokens = "",
-    assume: options.Assume,
+    run: options.WholeRun,
     network: Annotated[
         str,
         typer.Option("--network", metavar="MODULE:FACTORY", help="For a plan of `shard`: the module to load."),
@@ -71,16 +71,15 @@ def predict(
 
     output = files.check(output)
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
-    num_tokens = options.parse_tokens(tokens)
-    assumed = options.parse_assumed(assume, num_tokens)
+    num_tokens, assumed = run.read()
     start = start_from(plan, asked, spelled=flag) if plan else None
     found = start.plan if start is not None else None
     if found is not None and found.assignment is not None:
         from perfmodel.cli.network_plan import predict_network_file
 
         others = {
-            "tokens": tokens,
-            "assume": assume,
+            "tokens": run.tokens,
+            "assume": run.assume,
             "plot": files.plot,
             "save": files.save,
             "csv": files.csv,

@@ -56,6 +56,7 @@ class Ranking:
     ranking=Ranking,
     knobs=Words(Knobs, several=True),
     maximum=largest_of(bounded_knobs()),
+    run=options.WholeRun,
     files=options.Files,
     output=options.OUTPUT,
     after={"maximum": "order"},
@@ -75,8 +76,7 @@ def search(
     ] = False,
     any_framework: options.AnyFramework = False,
     interval: Annotated[bool, typer.Option("--interval", help="Print the 80 % prediction interval of the step time of each plan.")] = False,
-    tokens: options.Tokens = "",
-    assume: options.Assume,
+    run: options.WholeRun,
     output: Output,
     files: options.Files,
 ) -> int:
@@ -95,8 +95,8 @@ def search(
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
     check_frameworks(only_runnable=only_runnable, any_framework=any_framework)
     near = options.parse_fraction(ranking.ties, "ties")
-    num_tokens = options.parse_tokens(tokens)
-    run_of = _run_of(num_tokens, options.parse_assumed(assume, num_tokens))
+    num_tokens, assumed = run.read()
+    run_of = _run_of(num_tokens, assumed)
     start = start_from(config, asked, spelled=flag) if config else None
     job = start.plan if start is not None else None
     requests = make_requests(asked, of_plan=start is not None, spelled=flag)

@@ -59,7 +59,7 @@ class Start:
 
 def is_config(path: Plan | Name) -> bool:
     """Whether a path is that of a framework's configuration, and not of a plan file or the name of a plan."""
-    if isinstance(path, Plan):
+    if not isinstance(path, (str, Path)):
         return False
     file = Path(str(path).rpartition(":")[0] if ".py:" in str(path) else path)
     try:

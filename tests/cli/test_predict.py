@@ -593,7 +593,8 @@ def test_tokens_give_the_price_of_the_chip_hours(call, call_json):
     result = call_json("predict", *job)
     price = perfmodel.load_cluster("dgx-h100", num_chips=8).chip.price_per_hour
     assert result["cost"] == pytest.approx(result["chip_hours"] * price)
-    assert f"{result['cost']:,.0f} USD at {price:.2f} USD a chip-hour" in call("predict", *job)[1]
+    assert result["run"]["cost"] == pytest.approx(result["run"]["chip_hours"] * price)
+    assert f"{result['run']['cost']:,.0f} USD at {price:.2f} USD a chip-hour" in call("predict", *job)[1]
 
 
 def test_an_unasked_interval_comes_without_a_table_of_parameters(call):

@@ -202,7 +202,7 @@ def test_a_file_that_is_no_plan_says_which_file_is_one(call, tmp_path):
     (tmp_path / "cluster.yaml").write_text("name: mine\nchip: h100-sxm-80gb\n")
     code, _, err = call("predict", "cluster.yaml")
     assert code == 2
-    assert "is no plan; give the file that `perfmodel predict ... --save plan.yaml` or a search writes" in err
+    assert "is neither a plan of perfmodel nor a configuration of a framework that is known" in err
 
 
 def test_a_calibration_of_another_chip_is_named(call_json):
