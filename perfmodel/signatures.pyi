@@ -712,7 +712,7 @@ def advise(
 ) -> Advice:
     """Advise changes of a plan, a plan file or a framework's configuration: the changes that help most, and the best plan.
 
-    What a configuration does not say is given beside it: cluster, chips, model.
+    Cluster, chips and model are given where a configuration lacks them.
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.

@@ -132,11 +132,13 @@ def _confidences(answers: Sequence[Answer], *, interval: bool) -> list[Confidenc
 
 def _runs(answers: Sequence[Answer], *, tokens: float, assumed: Mapping[str, str]) -> list[TrainingRun]:
     """The whole run of every answer where its tokens are given; none of a network."""
-    from perfmodel.verbs.training import run_in
-
     if not tokens:
         return []
-    return [run_in(each.setting, each.prediction, tokens, assumed) for each in answers]
+    from perfmodel.hardware.assumptions import load_assumptions
+    from perfmodel.verbs.training import run_in
+
+    assumptions = load_assumptions().with_given(assumed)
+    return [run_in(each.setting, each.prediction, tokens, assumptions) for each in answers]
 
 
 def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path | None) -> None:

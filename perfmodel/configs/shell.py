@@ -7,7 +7,7 @@ loops are read in order, as if each ran once; what a command prints is not known
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ def read_script(text: str) -> tuple[list[ShellCommand], dict[str, str]]:
     """Return the commands of a script in order, and its variables at the end."""
     variables: dict[str, Any] = {}
     commands = []
-    for statement in filter(None, _statements(re.sub(r"\\\r?\n", " ", text))):
+    for statement in _statements(re.sub(r"\\\r?\n", " ", text)):
         statement = re.sub(r"^(?:then|else|do)\s+", "", statement)
         for default in re.findall(r"^:\s+\"?\$\{([A-Za-z_]\w*):?=(.*)\}\"?$", statement):
             variables.setdefault(default[0], default[1])
@@ -56,7 +56,15 @@ def _added(before: Any, found: Any) -> Any:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """The statements of a script: quotes, arrays and substitutions stay whole, comments go."""
+    """The statements of a script; comments go."""
+    yield from filter(None, map(str.strip, _scan(text, _separator, comments=True)))
+
+
+def _scan(text: str, separator: Callable[[str, int], str], *, comments: bool) -> Iterator[str]:
+    """The pieces between separators; quotes, arrays and substitutions stay whole.
+
+    separator   (text, index) -> the separator that begins there, or nothing
+    """
     current, depth, index, quote = "", 0, 0, ""
     while index < len(text):
         char = text[index]
@@ -67,7 +75,7 @@ def _statements(text: str) -> Iterator[str]:
             index, char = index + 1, text[index + 1 : index + 2]
         elif char in "'\"":
             quote = char
-        elif char == "#" and (not current or current[-1] in " \t\n("):
+        elif comments and char == "#" and (not current or current[-1] in " \t\n("):
             index = text.find("\n", index)
             if index < 0:
                 break
@@ -76,14 +84,13 @@ def _statements(text: str) -> Iterator[str]:
             depth += 1
         elif char in ")}" and depth:
             depth -= 1
-        elif not depth and (mark := _separator(text, index)):
-            yield current.strip()
+        elif not depth and (mark := separator(text, index)):
+            yield current
             current, index = "", index + len(mark)
             continue
         current += char
         index += 1
-    if current.strip():
-        yield current.strip()
+    yield current
 
 
 def _separator(text: str, index: int) -> str:
@@ -112,29 +119,11 @@ def _array(text: str, variables: dict[str, Any]) -> list[str]:
 
 def _words(text: str) -> Iterator[str]:
     """The words of a statement before expansion, with their quotes."""
-    current, quote, depth, index = "", "", 0, 0
-    while index < len(text):
-        char = text[index]
-        if quote:
-            quote = "" if char == quote else quote
-        elif char == "\\":
-            current += char
-            index, char = index + 1, text[index + 1 : index + 2]
-        elif char in "'\"":
-            quote = char
-        elif char in "({":
-            depth += 1
-        elif char in ")}":
-            depth -= 1
-        elif char.isspace() and depth <= 0:
-            if current:
-                yield current
-            current, index = "", index + 1
-            continue
-        current += char
-        index += 1
-    if current:
-        yield current
+    yield from filter(None, _scan(text, _space, comments=False))
+
+
+def _space(text: str, index: int) -> str:
+    return text[index] if text[index].isspace() else ""
 
 
 def _fields(raw: str, variables: dict[str, Any]) -> list[str]:

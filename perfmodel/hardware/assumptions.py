@@ -13,7 +13,7 @@ from perfmodel.foundation.resources import resource_dir
 
 #: Assumptions that are shares of a whole, above 0 and at most 1.
 _SHARES = ("spares_confidence", "power_utilization")
-#: Words of `with_given` beside the names of constants.
+#: Words of `with_given` in addition to the names of constants.
 LOCATION, PRICE = "location", "price"
 
 

@@ -16,7 +16,7 @@ from perfmodel.hardware.technology import ChipSpec, Floorplan, LinkGeneration, L
 
 _BITS = 8
 _HOST_FRACTION = 0.875
-"""Of a link's rate that copies from pinned memory reach: 55 of 63 GB/s over PCIe 5.0 (hardware_specs/chips)."""
+"""Share of a link's rate that copies from pinned memory reach: 55 of 63 GB/s over PCIe 5.0 (hardware_specs/chips)."""
 
 Entry = TypeVar("Entry")
 

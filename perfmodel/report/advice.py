@@ -109,7 +109,7 @@ def _text(changes: Mapping[str, int | str | bool]) -> str:
 
 
 def gain_line(advice: _Advice) -> str:
-    """The best plan beside the current one, in a sentence."""
+    """Compare the best plan with the current one, in a sentence."""
     if not advice.best:
         return "No plan of this job fits on these chips."
     own, best = advice.prediction, advice.best[0]

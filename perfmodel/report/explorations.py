@@ -69,9 +69,9 @@ def exploration_table(found: Exploration) -> Table:
     """One line for each point, with the gain over the previous value of the last axis."""
     names = [axis.name for axis in found.axes]
     shares = list(next((point.shares for point in found.points if point.shares), {}))
-    told = [point.prediction for point in found.points]
-    first = next(each for each in told if each is not None)
-    plans = [_plan(each) if each is not None else "not predicted" for each in told]
+    predictions = [point.prediction for point in found.points]
+    first = next(each for each in predictions if each is not None)
+    plans = [_plan(each) if each is not None else "not predicted" for each in predictions]
     is_one = len(set(plans)) == 1
     rows = []
     for point, gain, plan in zip(found.points, found.gains(), plans, strict=True):
@@ -103,8 +103,8 @@ def saturation_lines(found: Exploration) -> Iterator[str]:
         if point is not None and len(line) > 2:
             where = ", ".join(f"{axis.name} {axis.text(point.values[axis.name])}" for axis in found.axes[:-1])
             at = "from the first value on" if point is line[0] else f"at {last.name} {last.text(point.values[last.name])}"
-            told = f"saturates {at}: each further value gains under {SATURATED - 1:.0%}"
-            yield f"{where}: {told}" if where else told
+            sentence = f"saturates {at}: each further value gains under {SATURATED - 1:.0%}"
+            yield f"{where}: {sentence}" if where else sentence
     yield from (f"not predicted: {reason}" for reason in dict.fromkeys(point.reason for point in found.points if point.reason))
 
 

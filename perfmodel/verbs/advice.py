@@ -96,7 +96,7 @@ class Advice:
 def advise(plan: Plan | Name, *, asked: Request, any_framework: bool = False) -> Advice:
     """Advise changes of a plan, a plan file or a framework's configuration: the changes that help most, and the best plan.
 
-    What a configuration does not say is given beside it: cluster, chips, model.
+    Cluster, chips and model are given where a configuration lacks them.
     """
     return advise_on(start_from(plan, asked), asked, any_framework=any_framework)
 

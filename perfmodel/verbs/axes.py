@@ -28,7 +28,7 @@ from perfmodel.planner.exploration import Axis
 from perfmodel.workload.config import TransformerConfig
 
 DEFAULT_POINTS = 8
-"""Of a range where their number is not given."""
+"""Points of a range whose number is not given."""
 
 #: Words of a service's request that describe its plan.
 SERVING_KNOBS = ("tp", "pp", "ep", "attention_dp", "dcp", "pcp", "replicas", "max_batch", "max_tokens")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,6 +58,10 @@ class Start:
         }
 
 
+_PLAN_KEYS = ("schema_version", "layout", "job", "rule_set")
+_PLAN_KEY = re.compile(rf"^(?:{'|'.join(_PLAN_KEYS)}):", re.MULTILINE)
+
+
 def is_config(path: Plan | Name) -> bool:
     """Whether a path is that of a framework's configuration, and not of a plan file or the name of a plan."""
     if not isinstance(path, (str, Path)):
@@ -69,16 +74,19 @@ def is_config(path: Plan | Name) -> bool:
         return False
     if file.suffix not in (".yaml", ".yml", ".json"):
         return file.suffix in _CONFIGS
-    from perfmodel.foundation.files import read_yaml
+    from perfmodel.foundation.files import read_text, read_yaml
 
     try:
-        return not {"schema_version", "layout", "job", "rule_set"} & set(read_yaml(file))
+        # a key at the start of a line is one of the top level: most plan files need not be parsed twice
+        if file.suffix != ".json" and _PLAN_KEY.search(read_text(file, "plan")):
+            return False
+        return not set(_PLAN_KEYS) & set(read_yaml(file))
     except InputError:  # the reader of each kind says what is wrong
         return file.suffix == ".json"
 
 
 def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], str] = str) -> Start:
-    """Return the plan of a plan file, or of a framework's configuration with what was asked beside it.
+    """Return the plan of a plan file, or of a framework's configuration and of what was asked.
 
     asked     values of the verb: they fill in what the configuration does not say, the first of several
     spelled   how a field is written where the values come from

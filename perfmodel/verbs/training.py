@@ -11,7 +11,7 @@ from perfmodel.verbs.setting import Name, Setting, load_plan, placed, predict_in
 
 if TYPE_CHECKING:
     from perfmodel.cost.training_run import TrainingRun
-    from perfmodel.hardware.assumptions import Assumption
+    from perfmodel.hardware.assumptions import Assumption, Assumptions
 
 
 def estimate_run(plan: Plan | Name | Prediction, tokens: float | str, *, assume: Mapping[str, float | str] | None = None) -> TrainingRun:
@@ -22,17 +22,17 @@ def estimate_run(plan: Plan | Name | Prediction, tokens: float | str, *, assume:
     assume   values in place of those that `perfmodel assumptions` lists, also `location` and `price`: {"pue": 1.1, "location": "france"}
     """
     from perfmodel.foundation.values import token_count
+    from perfmodel.hardware.assumptions import load_assumptions
 
     own = plan.plan if isinstance(plan, Prediction) else load_plan(plan)
     setting = setting_of_plan(own)
     prediction = plan if isinstance(plan, Prediction) else predict_in(setting, placed(own, setting))
-    return run_in(setting, prediction, token_count(tokens), assume or {})
+    return run_in(setting, prediction, token_count(tokens), load_assumptions().with_given(assume or {}))
 
 
-def run_in(setting: Setting, prediction: Prediction, tokens: float, assume: Mapping[str, float | str]) -> TrainingRun:
+def run_in(setting: Setting, prediction: Prediction, tokens: float, assumptions: Assumptions) -> TrainingRun:
     """`estimate_run` of a prediction in its setting."""
     from perfmodel.cost.training_run import checkpoint_bytes, training_run
-    from perfmodel.hardware.assumptions import load_assumptions
     from perfmodel.parallel.training_run import training_time
 
     days, _ = training_time(prediction, tokens)
@@ -43,7 +43,7 @@ def run_in(setting: Setting, prediction: Prediction, tokens: float, assume: Mapp
         checkpoint_bytes=checkpoint_bytes(prediction.plan.job),
         chip_watts=setting.cluster.chip.tdp_watts,
         price_per_hour=prediction.price_per_hour,
-        assumptions=load_assumptions().with_given(assume),
+        assumptions=assumptions,
     )
 
 
