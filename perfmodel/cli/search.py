@@ -228,13 +228,12 @@ RunOf: TypeAlias = "Callable[[Setting, SearchResult], list[TrainingRun]]"
 
 
 def _run_of(tokens: float, assumed: Mapping[str, str]) -> RunOf:
-    if not tokens:
-        return lambda setting, result: []
     from perfmodel.hardware.assumptions import load_assumptions
     from perfmodel.verbs.training import run_in
 
-    assumptions = load_assumptions().with_given(assumed)
-    return lambda setting, result: [run_in(setting, each, tokens, assumptions) for each in result.plans[:1]]
+    return lambda setting, found: [
+        run_in(setting, each, tokens, load_assumptions().with_given(assumed)) for each in found.plans[:1] if tokens
+    ]
 
 
 def _object(

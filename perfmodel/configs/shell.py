@@ -119,11 +119,7 @@ def _array(text: str, variables: dict[str, Any]) -> list[str]:
 
 def _words(text: str) -> Iterator[str]:
     """The words of a statement before expansion, with their quotes."""
-    yield from filter(None, _scan(text, _space, comments=False))
-
-
-def _space(text: str, index: int) -> str:
-    return text[index] if text[index].isspace() else ""
+    yield from filter(None, _scan(text, lambda text, index: text[index] if text[index].isspace() else "", comments=False))
 
 
 def _fields(raw: str, variables: dict[str, Any]) -> list[str]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from perfmodel.cost.training_run import TrainingRun, checkpoint_bytes, training_run
+from perfmodel.foundation.values import token_count
+from perfmodel.hardware.assumptions import Assumption, Assumptions, load_assumptions
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.verbs.setting import Name, Setting, load_plan, placed, predict_in, setting_of_plan
-
-if TYPE_CHECKING:
-    from perfmodel.cost.training_run import TrainingRun
-    from perfmodel.hardware.assumptions import Assumption, Assumptions
+from perfmodel.parallel.training_run import training_time
+from perfmodel.verbs.api import predict_plan
+from perfmodel.verbs.setting import Name, Setting, setting_of_plan
 
 
 def estimate_run(plan: Plan | Name | Prediction, tokens: float | str, *, assume: Mapping[str, float | str] | None = None) -> TrainingRun:
@@ -21,24 +21,15 @@ def estimate_run(plan: Plan | Name | Prediction, tokens: float | str, *, assume:
     tokens   a number, or a text such as "15T"
     assume   values in place of those that `perfmodel assumptions` lists, also `location` and `price`: {"pue": 1.1, "location": "france"}
     """
-    from perfmodel.foundation.values import token_count
-    from perfmodel.hardware.assumptions import load_assumptions
-
-    own = plan.plan if isinstance(plan, Prediction) else load_plan(plan)
-    setting = setting_of_plan(own)
-    prediction = plan if isinstance(plan, Prediction) else predict_in(setting, placed(own, setting))
-    return run_in(setting, prediction, token_count(tokens), load_assumptions().with_given(assume or {}))
+    prediction = plan if isinstance(plan, Prediction) else predict_plan(plan)
+    return run_in(setting_of_plan(prediction.plan), prediction, token_count(tokens), load_assumptions().with_given(assume or {}))
 
 
 def run_in(setting: Setting, prediction: Prediction, tokens: float, assumptions: Assumptions) -> TrainingRun:
     """`estimate_run` of a prediction in its setting."""
-    from perfmodel.cost.training_run import checkpoint_bytes, training_run
-    from perfmodel.parallel.training_run import training_time
-
-    days, _ = training_time(prediction, tokens)
     return training_run(
         tokens=tokens,
-        days=days,
+        days=training_time(prediction, tokens)[0],
         num_chips=prediction.plan.num_chips,
         checkpoint_bytes=checkpoint_bytes(prediction.plan.job),
         chip_watts=setting.cluster.chip.tdp_watts,
@@ -49,6 +40,4 @@ def run_in(setting: Setting, prediction: Prediction, tokens: float, assumptions:
 
 def list_assumptions() -> tuple[Assumption, ...]:
     """Constants of a whole training run, with their units and sources."""
-    from perfmodel.hardware.assumptions import load_assumptions
-
     return tuple(load_assumptions().constants.values())
