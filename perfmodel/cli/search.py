@@ -231,9 +231,7 @@ def _run_of(tokens: float, assumed: Mapping[str, str]) -> RunOf:
     from perfmodel.hardware.assumptions import load_assumptions
     from perfmodel.verbs.training import run_in
 
-    return lambda setting, found: [
-        run_in(setting, each, tokens, load_assumptions().with_given(assumed)) for each in found.plans[:1] if tokens
-    ]
+    return lambda where, found: [run_in(where, each, tokens, load_assumptions().with_given(assumed)) for each in found.plans[:1] if tokens]
 
 
 def _object(
