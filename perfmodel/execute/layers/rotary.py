@@ -20,10 +20,9 @@ def rotary_angles(positions: torch.Tensor, depth: int, dtype: torch.dtype, base:
 def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, start: int = 0) -> torch.Tensor:
     """x [b, s, ..., d], angles [s, depth] -> x with the entries `start` to `start + depth` turned."""
     depth = cosine.shape[-1]
-    sizes = start, depth, x.shape[-1] - start - depth
-    before, turned, after = x.split(sizes, dim=-1) if sizes[1] < x.shape[-1] else (x[..., :0], x, x[..., :0])
+    if depth < x.shape[-1]:
+        before, turned, after = x.split((start, depth, x.shape[-1] - start - depth), dim=-1)
+        return torch.cat([piece for piece in (before, rotate(turned, cosine, sine), after) if piece.shape[-1]], dim=-1)
     shape = (x.shape[1], *(1,) * (x.dim() - 3), depth)
-    first, second = turned.chunk(2, dim=-1)
-    turned = turned * cosine.view(shape) + torch.cat((-second, first), dim=-1) * sine.view(shape)
-    kept = [piece for piece in (before, turned, after) if piece.shape[-1]]
-    return torch.cat(kept, dim=-1) if len(kept) > 1 else turned
+    first, second = x.chunk(2, dim=-1)
+    return x * cosine.view(shape) + torch.cat((-second, first), dim=-1) * sine.view(shape)
