@@ -27,8 +27,9 @@ TOLERANCE = 2.0
 _SCATTER_RUNS = 4.0
 """How many runs the expectation `SCATTER` counts for."""
 
-_TRAFFIC = (1.0, 6.0)
-"""Elementwise traffic that programs are compiled at: steps between lie on the line, to within the corners where overlap begins."""
+_TRAFFIC = (1.001, 6.0)
+"""Elementwise traffic that programs are compiled at: steps between lie on the line, to within the corners where overlap begins. At 1 a
+framework's norms are one kernel of its own, which `compile=false` does not write out (`frameworks/settings.py`): off the line."""
 
 _ROUNDS, _HALVINGS, _REWEIGHTINGS = 6, 4, 30
 _STILL = 1e-3

@@ -148,6 +148,16 @@ def test_a_value_that_nobody_knows_is_told_too():
     assert "settings that nothing is known of, passed over: compile=perhaps" in found.notes
 
 
+def test_a_fit_starts_from_what_is_predicted_of_a_loop_that_is_not_compiled():
+    """`compile=false` writes norms out, whatever their traffic in the profile."""
+    asked = {"model": "llama-3-8b", "cluster": "h100-sxm-80gb", "chips": 16, "global_batch": 64, "seq_len": 4096, "fsdp": 16}
+    predicted = perfmodel.predict(**asked, micro_batch=1, profile="generic", settings={"compile": False})
+    found = perfmodel.fit_runs(
+        {**asked, "micro_batch": 1, "step_time": predicted.step_time}, profile="generic", settings={"compile": False}
+    )
+    assert found.error_before == pytest.approx(0.0, abs=2e-3)
+
+
 @pytest.mark.slow
 def test_settings_may_be_said_of_all_runs_and_come_with_their_plan(tmp_path):
     asked = {
