@@ -99,6 +99,9 @@ def row_times(
     streaming = np.zeros((rows.num_segments, num_columns))
     if rows.streaming.names:
         time = streaming_times(rows, machine, amount) + _host_time(rows.streaming, sizes, machine, step)
+        across = rows.streaming.columns["across"]
+        if across.any():
+            time = time * counts_across(across, sizes)
         streaming = summed(time, rows.streaming, rows.num_segments)
     attention = _attention(rows, machine, amount, sizes)
     experts = np.zeros((rows.num_segments if rows.experts else 0, num_columns))
@@ -118,6 +121,11 @@ def row_times(
         communication=communication,
         between_nodes=between_nodes,
     )
+
+
+def counts_across(groups: NDArray[np.int64], sizes: Array) -> Array:
+    """[rows, columns] 1 where the row's group of axes has more than one rank or is none, else 0. `sizes`: of the groups, by mask."""
+    return np.where((groups == 0)[:, None], 1.0, np.minimum(sizes[groups] - 1.0, 1.0))
 
 
 def summed(time: Any, rows: Rows, num_segments: int) -> Array:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.evaluate import amount_values, by_segment, members_inside, product_flops, row_times
+from perfmodel.cost.evaluate import amount_values, by_segment, counts_across, members_inside, product_flops, row_times
 from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches, counted_launches
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.program import SAVED, Program
@@ -88,7 +88,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         streaming=times.streaming,
         communication=times.communication,
         collectives=collective_launches(program.rows, sizes),
-        launches=_launches(program, amount),
+        launches=_launches(program, amount, sizes),
         saved=saved,
         boundary=amount[program.boundary[0]] if len(program.boundary) == 1 else amount[list(program.boundary)].mean(axis=0),
         logits=amount[program.logits],
@@ -110,8 +110,10 @@ def _work(rows: TimedRows, machine: Machine, grid: LayoutGrid, microbatch: Array
     return (times.matmul + times.attention) + times.streaming
 
 
-def _launches(program: Program, amount: Array) -> Array:
+def _launches(program: Program, amount: Array, sizes: Array) -> Array:
     launches = np.repeat(program.launches, amount.shape[1], axis=1)
+    for at, group, number in program.launches_across:
+        launches[at] += number * np.minimum(sizes[group] - 1.0, 1.0)
     for forward, backward, matrices in program.softmaxes:
         by_hand = BY_HAND * np.minimum(amount[matrices] % FUSED_MATRICES, 1.0)
         launches[forward] += by_hand
@@ -122,8 +124,7 @@ def _launches(program: Program, amount: Array) -> Array:
 def _peaks(program: Program, amount: Array, sizes: Array) -> Array:
     """The largest moment of each case. A term of a redistribution counts where its group has more than one rank."""
     peaks = program.peaks
-    counts = np.where((peaks.group == 0)[:, None], 1.0, np.minimum(sizes[peaks.group] - 1.0, 1.0))
-    moments = np.add.reduceat(amount[peaks.amount] * peaks.factor * counts, peaks.starts, axis=0)
+    moments = np.add.reduceat(amount[peaks.amount] * peaks.factor * counts_across(peaks.group, sizes), peaks.starts, axis=0)
     return np.asarray(np.maximum.reduceat(moments, peaks.of, axis=0))
 
 

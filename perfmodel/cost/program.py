@@ -27,7 +27,7 @@ from perfmodel.frameworks.tiles import logit_share
 from perfmodel.parallel.algebra.derive import Amount, ExchangePosition, ParameterLayout, ShardedGraph, Traffic, amount_of
 from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
 from perfmodel.parallel.layout import Recompute
-from perfmodel.workload.graph import Operator, Pass, Product, Region, TensorRole
+from perfmodel.workload.graph import Operator, Pass, Product, Region, Stream, TensorRole
 
 #: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
 #: recomputation leaves out at the end of a layer, since no saved tensor comes after it.
@@ -73,6 +73,7 @@ class Program:
     rows        what takes time; segment = region * len(PHASES) + phase, of traffic * len(COMM) + class
     saved       columns amount; segment = region * len(SAVED) + class
     launches    [segments, 1] kernels that the host launches, of operators
+    launches_across   the same of passes that only a group of more than one rank makes: segment, group (mask), number
     softmaxes   forward and backward segment of those that launch more where their matrices are no multiple; the amount of these
     peaks       moments of the backward passes (`cost/memory/backward_walk.py`) and of a block's forward passes
                 (`cost/memory/forward_walk.py`)
@@ -85,6 +86,7 @@ class Program:
     rows: TimedRows
     saved: Rows
     launches: NDArray[np.float64]
+    launches_across: tuple[tuple[int, int, float], ...]
     softmaxes: tuple[tuple[int, int, int], ...]
     boundary: tuple[int, ...]
     handed_on: tuple[str, ...]
@@ -140,6 +142,7 @@ def compile_program(
         rows=it.timed(it.rows),
         saved=saved,
         launches=launches,
+        launches_across=tuple(it.launches_across),
         softmaxes=softmaxes,
         boundary=boundary_amounts,
         handed_on=handed_on,
@@ -157,6 +160,7 @@ class _Compilation:
     place     of each region among the graph's
     core      operators that selective recomputation runs again
     forward   segment of each operator's forward pass
+    launches_across   as `Program`
     """
 
     def __init__(self, run: ShardedGraph, profile: ExecutionProfile, recompute_operators: Collection[str], attention_kernel: str) -> None:
@@ -167,6 +171,7 @@ class _Compilation:
         self.phases = self._forward_phases(recompute_operators)
         self.forward = {op.name: segment(self.place[op.layer], self.phases[op.name]) for op in run.graph.operators}
         self.rows = self._row_compiler()
+        self.launches_across: list[tuple[int, int, float]] = []
 
     def _forward_phases(self, recompute_operators: Collection[str]) -> dict[str, str]:
         """core, rest or tail for each forward operator: the tail begins at the last operator of a block that saves something.
@@ -207,7 +212,11 @@ class _Compilation:
         for op in self.graph.operators:
             self._add_work(op, self.rows)
             forward, backward = kernels[op.name]
-            launches[self.forward[op.name]] += forward
+            across = {work.only_across for work in op.forward if isinstance(work, Stream)} - {frozenset()}
+            if across:
+                self.launches_across.append((self.forward[op.name], self.rows.mask(across.pop()), forward))
+            else:
+                launches[self.forward[op.name]] += forward
             launches[self.backward(op)] += backward
             if self.graph.tensors[op.output.tensor].has_gradient:
                 # gradients of several readers are added: two reads and a write for each after the first

@@ -109,7 +109,7 @@ class TimedRows:
                 `attention_habits`), backward (0/1)
     cached, experts   rows of the operators of a serving step
     streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel), fused (0/1: its floor is a
-                neighbour's), element_flops
+                neighbour's), element_flops, across (mask: the row counts only where this group has more than one rank; 0: always)
                 mesh: mask of the tensor axes over which an operator with parameters is cut; a framework that keeps such
                 tensors as distributed objects spends host time on each
     traffic     columns kind (code), group (mask), amount, copies (0: none, else which of `copies`, from 1), counted (1: the host waits for
@@ -259,6 +259,7 @@ class RowCompiler:
                     repeats=work.repeats,
                     is_fused=work.is_fused,
                     element_flops=work.element_flops,
+                    only_across=work.only_across,
                 )
 
     def _adds_up(self, op: Operator, work: Product) -> bool:
@@ -280,6 +281,7 @@ class RowCompiler:
         repeats: int = 1,
         is_fused: bool = False,
         element_flops: float = 0.0,
+        only_across: frozenset[str] = frozenset(),
     ) -> None:
         """A pass over memory."""
         columns = {
@@ -289,6 +291,7 @@ class RowCompiler:
             "backward": int(is_backward),
             "fused": int(is_fused),
             "element_flops": round(element_flops),
+            "across": self.mask(only_across),
         }
         self._streaming.append(_Entry(segment, op.name, columns, repeats, [self.amount(each) for each in accesses]))
 
@@ -334,7 +337,7 @@ class RowCompiler:
             attention=_rows(self._attention, (*_ATTENTION, "head_dim", "value_head_dim", "habits", "backward")),
             cached=tuple(self._cached),
             experts=tuple(self._experts),
-            streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward", "fused", "element_flops")),
+            streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward", "fused", "element_flops", "across")),
             traffic=_rows(self._traffic, ("kind", "group", "amount", "copies", "counted")),
             copies=tuple(self._copies),
             activation_bytes=self.activation_bytes,

@@ -31,13 +31,18 @@ ENTRYWISE = ("elementwise", "dropout")
 def with_habits(derivation: ShardedGraph, profile: ExecutionProfile) -> ShardedGraph:
     """The same graph with the same layouts, as the framework of `profile` runs it."""
     graph = derivation.graph
-    epilogues = {op.name for op in _epilogues(graph) if not derivation.left[op.inputs[0].tensor].partial}
+    sums = {op.name: derivation.left[op.inputs[0].tensor].partial for op in _epilogues(graph)}
+    epilogues = {name for name, axes in sums.items() if not axes}
+    operators = _by_kind(graph, profile)
+    if not profile.kernels.fuses_elementwise:
+        # on a group of one rank there is no sum to wait for: the product adds the bias
+        operators |= {name: _only_across(operators[name], axes) for name, axes in sums.items() if axes}
     internal = {
         tensor for tensor, (reader, i) in _internal(graph, epilogues) if derivation.needed[reader.name, i] == derivation.left[tensor]
     }
     return replace(
         derivation,
-        graph=_joined(graph, profile, _by_kind(graph, profile), epilogues, internal),
+        graph=_joined(graph, profile, operators, epilogues, internal),
         parameters=with_gathered_bias_gradients(derivation.parameters)
         if profile.communication.gathers_row_bias_gradients
         else derivation.parameters,
@@ -248,6 +253,11 @@ def _epilogues(graph: Graph) -> Iterator[Operator]:
         producer = graph.producer(op.inputs[0].tensor) if _is_bias(op, graph) else None
         if producer is not None and producer.is_product and len(graph.consumers(producer.output.tensor)) == 1:
             yield op
+
+
+def _only_across(op: Operator, axes: frozenset[str]) -> Operator:
+    """The operator, whose forward passes over memory are made only where `axes` hold more than one rank."""
+    return replace(op, forward=tuple(replace(work, only_across=axes) if isinstance(work, Stream) else work for work in op.forward))
 
 
 def _is_bias(op: Operator, graph: Graph) -> bool:

@@ -111,6 +111,7 @@ class Stream:
     is_launched_along  by the call that launches another kernel: the host's time is that one's
     is_fused  in the kernel of a neighbour, whose floor is counted there
     element_flops  that it computes for each element                   [FLOP]
+    only_across    axes: made only where these hold more than one rank, else by the kernel before it; none: always
     """
 
     kernel: str
@@ -120,6 +121,7 @@ class Stream:
     is_launched_along: bool = False
     is_fused: bool = False
     element_flops: float = 0.0
+    only_across: frozenset[str] = frozenset()
 
     def extents(self) -> Iterator[Extent]:
         yield self.elements

@@ -46,6 +46,13 @@ def test_a_bias_is_added_by_the_product_before_it_unless_a_sum_comes_between():
     assert operator(run(derivation_of(rules="megatron")), "up_proj_bias").forward == ()
 
 
+def test_a_bias_after_a_sum_is_added_by_the_product_on_a_group_of_one_rank():
+    (work,) = operator(run(derivation_of(rules="megatron")), "down_proj_bias").forward
+    assert work.only_across == {"tp_kv", "tp_q"}
+    (chain,) = operator(run(derivation_of(rules="megatron"), fuses_elementwise=True), "down_proj_bias").forward
+    assert not chain.only_across
+
+
 def test_a_fused_chain_neither_writes_nor_keeps_what_lies_inside():
     """gpt2: dropout and the residual sum are one kernel; a SwiGLU's product takes the activation from registers."""
     plain, fused = (run(derivation_of(), fuses_elementwise=fuses) for fuses in (False, True))

@@ -52,6 +52,7 @@ def _both(model: str, *, batch: int, microbatches: int, seq_len: int, tp: int, z
         ("llama-3-8b", 4, 1, 8192, 2, 1),
         ("llama-3-8b", 1, 1, 8192, 8, 1),
         ("gpt3-175b", 1, 1, 2048, 8, 1),
+        ("gpt2", 64, 1, 1024, 1, 1),  # the biases of its output products are added where nothing is summed
     ],
 )
 def test_a_uniform_plan_costs_as_a_network_what_it_costs_as_a_plan(model, batch, microbatches, seq_len, tp, zero):
