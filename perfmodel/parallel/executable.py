@@ -39,8 +39,10 @@ def not_executable_reason(plan: Plan) -> str:
     if isinstance(network, NetworkModel):
         return f"network={network.name}: is your own code, whose operators are not imported" if network.is_imported else ""
     train = plan.job.train
+    plain = replace(train, method=Method.LORA, base="")
+    if train.decomposes:
+        return f"train={train}: the executor has no magnitudes of rows; use train={plain}"
     if train.quantizes_base:
-        plain = replace(train, method=Method.LORA, base="")
         return f"train={train}: the executor has no weights in {train.base}; use train={plain}"
     if train.num_adapters > 1:
         return f"train={train}: the executor has one adapter at a time; use train={replace(train, num_adapters=1)}"

@@ -28,19 +28,23 @@ MAX_ADAPTERS = 1024
 #: Groups of linear operators that targets may name.
 _ATTENTION, _MLP, _EXPERTS = "attention", "mlp", "experts"
 
-_TEXT = re.compile(r"(lora|qlora):(\d{1,9})(?:x(\d{1,9}))?(?::([\w.+-]*))?(?::([\w-]+))?", re.ASCII)
-_EXAMPLES = "full, lora:16, qlora:16, lora:16:q_proj+v_proj or qlora:16:all-linear:int8"
+_TEXT = re.compile(r"(q?[ld]ora):(\d{1,9})(?:x(\d{1,9}))?(?::([\w.+-]*))?(?::([\w-]+))?", re.ASCII)
+_EXAMPLES = "full, lora:16, qlora:16, dora:16, lora:16:q_proj+v_proj or qlora:16:all-linear:int8"
 
 
 class Method(StrEnum):
     FULL = "full"
     LORA = "lora"
     QLORA = "qlora"
+    DORA = "dora"
+    QDORA = "qdora"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How a job trains: `full`, `lora:RANK`, `qlora:RANK`, with `:q_proj+v_proj` adapters next to these operators only.
+    """How a job trains: `full`, `lora:RANK`, `qlora:RANK`, `dora:RANK`, `qdora:RANK`.
+
+    `:q_proj+v_proj` after the rank: adapters next to these operators only.
 
     rank          columns of an adapter's first matrix, rows of its second
     targets       names of linear operators in a layer, or of groups of them: attention, mlp, experts; none: all of them
@@ -65,14 +69,16 @@ class Training:
         elif not 1 <= self.num_adapters <= MAX_ADAPTERS:
             text = f"{self.method}:{self.rank}x{self.num_adapters}"
             raise bad_field("train", text, f"adapters at a time must be from 1 to {MAX_ADAPTERS}", "write lora:16x4 for four")
-        if self.method is Method.LORA and self.base:
-            rule = f"lora keeps the base in the dtype of the computation, not in {self.base}"
-            raise bad_field("train", str(self), rule, f"write qlora:{self.rank}:all-linear:{self.base}")
-        if self.method is Method.QLORA:
+        if not self.is_full and not self.quantizes_base and self.base:
+            rule = f"{self.method} keeps the base in the dtype of the computation, not in {self.base}"
+            raise bad_field("train", str(self), rule, f"write q{self.method}:{self.rank}:all-linear:{self.base}")
+        if self.quantizes_base:
             if not self.base:
                 object.__setattr__(self, "base", DEFAULT_BASE)
             if self.base not in BASE_FORMATS:
-                raise bad_field("train", f"qlora:{self.rank}", f"{self.base} is no format of a base", f"use {', '.join(BASE_FORMATS)}")
+                raise bad_field(
+                    "train", f"{self.method}:{self.rank}", f"{self.base} is no format of a base", f"use {', '.join(BASE_FORMATS)}"
+                )
         if len(set(self.targets)) != len(self.targets):
             raise bad_field("train", str(self), "names an operator twice", "name each once")
 
@@ -82,7 +88,12 @@ class Training:
 
     @property
     def quantizes_base(self) -> bool:
-        return self.method is Method.QLORA
+        return self.method in (Method.QLORA, Method.QDORA)
+
+    @property
+    def decomposes(self) -> bool:
+        """Whether it also trains a magnitude for each row of a matrix (DoRA)."""
+        return self.method in (Method.DORA, Method.QDORA)
 
     @property
     def base_format(self) -> BaseFormat:
@@ -122,7 +133,7 @@ def training_of(value: object, field: str = "train") -> Training:
         return FULL_TRAINING
     match = _TEXT.fullmatch(text)
     if match is None:
-        if text in (Method.LORA, Method.QLORA):
+        if text in [*Method]:
             raise bad_field(field, text, "has no rank", f"write {text}:16")
         raise bad_field(field, text or shown(value), "not known", f"write {_EXAMPLES}")
     method, rank, count, targets, base = match.groups()
@@ -163,7 +174,7 @@ def _is_linear(shape: ParameterShape) -> bool:
 
 
 def num_trained_parameters(model: TransformerConfig, training: Training) -> int:
-    """Elements of both matrices of the adapter that is trained: rank (in + out) for each matrix of a linear operator that has one."""
+    """Elements of the adapter that is trained: rank (in + out) for each matrix of a linear operator that has one, with DoRA + out."""
     if training.is_full:
         return model.num_parameters
     total = 0
@@ -171,7 +182,8 @@ def num_trained_parameters(model: TransformerConfig, training: Training) -> int:
         for shape in model.layer_shapes(kind):
             if _is_linear(shape) and training.adapts(_operator_of(shape)):
                 *experts, rows, columns = shape.shape
-                total += kind.count * math.prod(experts) * training.rank * (rows + columns)
+                elements = training.rank * (rows + columns) + training.decomposes * rows
+                total += kind.count * math.prod(experts) * elements
     return total
 
 
