@@ -16,7 +16,7 @@ from perfmodel.parallel.rows import table_rows
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED
-from perfmodel.workload.training import num_trained_parameters
+from perfmodel.workload.training import FULL_TRAINING, num_trained_parameters
 from perfmodel.workload.truncation import layers_text
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def batch_text(job: TrainingJob) -> str:
 def trained_text(job: TrainingJob) -> str:
     """Trained part of the model, if not all of it: `, lora:16 (40.0M of 6.78G parameters trained)`."""
     if job.train.is_full:
-        return ""
+        return "" if job.train == FULL_TRAINING else f", {job.train}"
     trained = num_trained_parameters(job.transformer, job.train)
     return f", {job.train} ({format_count(trained)} of {format_count(job.transformer.num_parameters + trained)} parameters trained)"
 
@@ -253,7 +253,7 @@ def _cells(prediction: Prediction) -> tuple[str, ...]:
     plan = prediction.plan
     train = plan.job.train
     return (
-        plan.job.model.name if train.is_full else f"{plan.job.model.name}, {train}",
+        plan.job.model.name if train == FULL_TRAINING else f"{plan.job.model.name}, {train}",
         plan.cluster,
         f"{plan.num_chips}",
         f"{plan.job.global_batch}",

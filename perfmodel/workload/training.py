@@ -1,4 +1,5 @@
-"""Trained part of a model: all of it, or low-rank adapters of linear operators whose weights are frozen."""
+"""Trained part of a model: all of it, or low-rank adapters of linear operators whose weights are frozen; or all of it by gradients of
+low rank."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ MAX_ADAPTERS = 1024
 #: Groups of linear operators that targets may name.
 _ATTENTION, _MLP, _EXPERTS = "attention", "mlp", "experts"
 
-_TEXT = re.compile(r"(q?[ld]ora):(\d{1,9})(?:x(\d{1,9}))?(?::([\w.+-]*))?(?::([\w-]+))?", re.ASCII)
-_EXAMPLES = "full, lora:16, qlora:16, dora:16, lora:16:q_proj+v_proj or qlora:16:all-linear:int8"
+_TEXT = re.compile(r"(q?[ld]ora|galore):(\d{1,9})(?:x(\d{1,9}))?(?::([\w.+-]*))?(?::([\w-]+))?", re.ASCII)
+_EXAMPLES = "full, lora:16, qlora:16, dora:16, galore:128, lora:16:q_proj+v_proj or qlora:16:all-linear:int8"
 
 
 class Method(StrEnum):
@@ -38,13 +39,14 @@ class Method(StrEnum):
     QLORA = "qlora"
     DORA = "dora"
     QDORA = "qdora"
+    GALORE = "galore"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How a job trains: `full`, `lora:RANK`, `qlora:RANK`, `dora:RANK`, `qdora:RANK`.
+    """How a job trains: `full`, `lora:RANK`, `qlora:RANK`, `dora:RANK`, `qdora:RANK`, `galore:RANK`.
 
-    `:q_proj+v_proj` after the rank: adapters next to these operators only.
+    `:q_proj+v_proj` after the rank: adapters next to these operators only, gradients of these alone projected.
 
     rank          columns of an adapter's first matrix, rows of its second
     targets       names of linear operators in a layer, or of groups of them: attention, mlp, experts; none: all of them
@@ -61,7 +63,7 @@ class Training:
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
             raise bad_field("train", shown(self.method), "not known", f"write {_EXAMPLES}")
-        if self.is_full:
+        if self.method is Method.FULL:
             if self.rank or self.targets or self.base or self.num_adapters != 1:
                 raise bad_field("train", "full", "has no adapters, so no rank, no targets and no base format", f"write {_EXAMPLES}")
         elif isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 1 <= self.rank <= MAX_RANK:
@@ -69,6 +71,8 @@ class Training:
         elif not 1 <= self.num_adapters <= MAX_ADAPTERS:
             text = f"{self.method}:{self.rank}x{self.num_adapters}"
             raise bad_field("train", text, f"adapters at a time must be from 1 to {MAX_ADAPTERS}", "write lora:16x4 for four")
+        if self.method is Method.GALORE and (self.base or self.num_adapters > 1):
+            raise bad_field("train", f"galore:{self.rank}", "has no adapters to count and no base format", f"write {_EXAMPLES}")
         if not self.is_full and not self.quantizes_base and self.base:
             rule = f"{self.method} keeps the base in the dtype of the computation, not in {self.base}"
             raise bad_field("train", str(self), rule, f"write q{self.method}:{self.rank}:all-linear:{self.base}")
@@ -84,7 +88,8 @@ class Training:
 
     @property
     def is_full(self) -> bool:
-        return self.method is Method.FULL
+        """Whether all weights are trained."""
+        return self.method in (Method.FULL, Method.GALORE)
 
     @property
     def quantizes_base(self) -> bool:
@@ -100,7 +105,7 @@ class Training:
         return BASE_FORMATS[self.base]
 
     def __str__(self) -> str:
-        if self.is_full:
+        if self.method is Method.FULL:
             return str(self.method)
         count = f"x{self.num_adapters}" if self.num_adapters > 1 else ""
         base = self.base if self.quantizes_base and self.base != DEFAULT_BASE else ""
@@ -171,6 +176,11 @@ def _operator_of(shape: ParameterShape) -> str:
 
 def _is_linear(shape: ParameterShape) -> bool:
     return shape.name.endswith(".weight") and is_linear_name(_operator_of(shape))
+
+
+def is_projected(shape: ParameterShape, training: Training) -> bool:
+    """Whether the gradient of a parameter is projected to a low rank where a job trains so (GaLore)."""
+    return _is_linear(shape) and training.adapts(_operator_of(shape))
 
 
 def num_trained_parameters(model: TransformerConfig, training: Training) -> int:

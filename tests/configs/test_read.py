@@ -231,6 +231,22 @@ def test_megatron_without_a_global_batch_takes_one_micro_batch_a_step(tmp_path):
     assert start_from(path, Request(cluster="dgx-h100")).plan.job.global_batch == 12
 
 
+@pytest.mark.parametrize(
+    ("words", "train", "optimizer", "settings"),
+    [
+        ("--use_peft --lora_r 8 --use_dora true", "dora:8", "adamw", {}),
+        ("--use_peft --lora_r 8 --use_dora true --load_in_4bit true", "qdora:8:all-linear:nf4", "adamw", {}),
+        ("--optim galore_adamw --optim_args rank=64,update_proj_gap=100", "galore:64", "adamw", {}),
+        ("--optim galore_adamw_8bit_layerwise", "galore:128", "adamw-8bit", {"optimizer_in_backward": True}),
+    ],
+)
+def test_forms_of_fine_tuning_are_read(tmp_path, words, train, optimizer, settings):
+    job = "--model_name_or_path meta-llama/Llama-3.2-1B --per_device_train_batch_size 2 --max_length 512"
+    setup = read_setup(write(tmp_path, "go.sh", f"accelerate launch --num_processes 1 train.py {job} {words}"))
+    assert (setup.facts["train"], setup.facts["optimizer"]) == (train, optimizer)
+    assert settings.items() <= setup.request["settings"].items()
+
+
 def test_more_ranks_than_chips_are_refused(tmp_path):
     args = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --vocab-size 128 --micro-batch-size 1"
     text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {args} --global-batch-size 8 --tensor-model-parallel-size 16"
