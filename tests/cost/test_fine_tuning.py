@@ -3,6 +3,7 @@
 import pytest
 
 import perfmodel
+from perfmodel.foundation.units import format_bytes
 from perfmodel.hardware.reader import calibrations_for, load_chip
 from perfmodel.parallel.prediction import Prediction, notes
 from perfmodel.workload.models import load_model
@@ -86,6 +87,18 @@ def test_a_decomposed_adapter_keeps_two_outputs_more():
     assert dora.memory["activations"] - lora.memory["activations"] == pytest.approx(2 * 2 * outputs, rel=0.01)
     assert (2 + 4) * outputs == pytest.approx(24.532484096e9 - 22.292725760e9, rel=0.06)
     assert 1.03 < dora.step_time / lora.step_time < 1.264  # measured, with what the host adds
+
+
+def test_states_that_a_paged_optimizer_moves_are_named():
+    """As much as the states beside the peak are over what is usable, and no more than they are; nothing where all fits."""
+    job = {"model": "llama-3.2-1b", "precision": "fp32", "optimizer": "paged-adamw", "micro_batch": 1, "global_batch": 1}
+    small = alone(**job, cluster="a100-sxm-40gb", seq_len=512)
+    assert not [each for each in notes(small) if "paged" in each]
+    full = alone(**job, cluster="rtx4090-24gb", seq_len=2048)
+    (note,) = [each for each in notes(full) if "paged" in each]
+    moved = full.memory["total"] + 2 * 4 * PARAMETERS - full.memory_usable
+    assert 0 < moved < 8 * PARAMETERS
+    assert note.startswith(format_bytes(moved))
 
 
 def test_projected_gradients_train_7b_on_one_card():
