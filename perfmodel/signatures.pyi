@@ -321,7 +321,7 @@ def find_plans(  # type: ignore[overload-overlap]
         optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.
         routing: How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: a row for each rank of ep, a number for each expert); balanced if left out.
         capacity_factor: Rows that an expert has room for, over the mean; the rest is dropped; none is dropped if left out.
-        train: What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8); full if left out.
+        train: What is trained: full, lora:RANK, qlora:RANK, dora:RANK or qdora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8), galore:RANK (gradients of that rank); full if left out.
         profile: The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile; generic, the mean of those known, if left out.
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
@@ -425,7 +425,7 @@ def find_plans(
         optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.
         routing: How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: a row for each rank of ep, a number for each expert); balanced if left out.
         capacity_factor: Rows that an expert has room for, over the mean; the rest is dropped; none is dropped if left out.
-        train: What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8); full if left out.
+        train: What is trained: full, lora:RANK, qlora:RANK, dora:RANK or qdora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8), galore:RANK (gradients of that rank); full if left out.
         profile: The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile; generic, the mean of those known, if left out.
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
@@ -525,7 +525,7 @@ def predict(  # type: ignore[overload-overlap]
         optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.
         routing: How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: a row for each rank of ep, a number for each expert); balanced if left out.
         capacity_factor: Rows that an expert has room for, over the mean; the rest is dropped; none is dropped if left out.
-        train: What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8); full if left out.
+        train: What is trained: full, lora:RANK, qlora:RANK, dora:RANK or qdora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8), galore:RANK (gradients of that rank); full if left out.
         profile: The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile; generic, the mean of those known, if left out.
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
@@ -624,7 +624,7 @@ def predict(
         optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.
         routing: How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: a row for each rank of ep, a number for each expert); balanced if left out.
         capacity_factor: Rows that an expert has room for, over the mean; the rest is dropped; none is dropped if left out.
-        train: What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8); full if left out.
+        train: What is trained: full, lora:RANK, qlora:RANK, dora:RANK or qdora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8), galore:RANK (gradients of that rank); full if left out.
         profile: The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile; generic, the mean of those known, if left out.
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
@@ -913,7 +913,7 @@ def explore(
         optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.
         routing: How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: a row for each rank of ep, a number for each expert); balanced if left out.
         capacity_factor: Rows that an expert has room for, over the mean; the rest is dropped; none is dropped if left out.
-        train: What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8); full if left out.
+        train: What is trained: full, lora:RANK, qlora:RANK, dora:RANK or qdora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8), galore:RANK (gradients of that rank); full if left out.
         profile: The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile; generic, the mean of those known, if left out.
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
@@ -1040,7 +1040,7 @@ def explore_sensitivity(
         optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.
         routing: How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: a row for each rank of ep, a number for each expert); balanced if left out.
         capacity_factor: Rows that an expert has room for, over the mean; the rest is dropped; none is dropped if left out.
-        train: What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8); full if left out.
+        train: What is trained: full, lora:RANK, qlora:RANK, dora:RANK or qdora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8), galore:RANK (gradients of that rank); full if left out.
         profile: The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile; generic, the mean of those known, if left out.
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
@@ -1172,7 +1172,7 @@ def explore_waterfall(
         optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.
         routing: How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: a row for each rank of ep, a number for each expert); balanced if left out.
         capacity_factor: Rows that an expert has room for, over the mean; the rest is dropped; none is dropped if left out.
-        train: What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8); full if left out.
+        train: What is trained: full, lora:RANK, qlora:RANK, dora:RANK or qdora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8), galore:RANK (gradients of that rank); full if left out.
         profile: The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile; generic, the mean of those known, if left out.
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
@@ -1279,7 +1279,7 @@ def find_limits(
         optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.
         routing: How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: a row for each rank of ep, a number for each expert); balanced if left out.
         capacity_factor: Rows that an expert has room for, over the mean; the rest is dropped; none is dropped if left out.
-        train: What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8); full if left out.
+        train: What is trained: full, lora:RANK, qlora:RANK, dora:RANK or qdora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8), galore:RANK (gradients of that rank); full if left out.
         profile: The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile; generic, the mean of those known, if left out.
         settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
         cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.

@@ -20,7 +20,7 @@ def facts_of_plan(plan: Plan, *, chips_per_node: int, model_id: str) -> dict[str
     """
     job, layout, model = plan.job, plan.layout, plan.job.transformer
     per_node = min(chips_per_node, plan.num_chips)
-    facts: dict[str, Any] = dict.fromkeys((*STATED, "lora_rank", "lora_modules", "base_format"))
+    facts: dict[str, Any] = dict.fromkeys((*STATED, "lora_rank", "lora_modules", "base_format", "adapters"))
     facts |= dict(plan.framework.settings)
     facts |= {axis: layout.degree(axis) for axis in ("tp", "pp", "cp", "dp_shard", "dp_replicate")}
     facts |= {
@@ -59,6 +59,7 @@ def facts_of_plan(plan: Plan, *, chips_per_node: int, model_id: str) -> dict[str
         facts["cp_form"] = ULYSSES
     if not job.train.is_full:
         facts |= {"lora_rank": job.train.rank, "lora_modules": list(job.train.targets) or None, "base_format": job.train.base or None}
+        facts["adapters"] = "dora" if job.train.decomposes else "lora"
     facts |= {f"model.{field.name}": getattr(model, field.name) for field in fields(model)}
     if model.experts is not None:
         facts |= {f"experts.{field.name}": getattr(model.experts, field.name) for field in fields(model.experts)}

@@ -53,7 +53,9 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
+from perfmodel.workload.projection import NO_PROJECTION, projection_of
 from perfmodel.workload.routing import EVEN
+from perfmodel.workload.training import Method
 from perfmodel.workload.transformer import causal_mask
 
 _Value = TypeVar("_Value")
@@ -113,10 +115,11 @@ def make_estimator(
     machine = with_rates_of(profile, machine)
     if machine.low is not None:
         machine = replace(machine, low=with_rates_of(profile, machine.low))
+    low = projection_of(job.transformer, job.train) if job.train.method is Method.GALORE else NO_PROJECTION
     programs = Programs(
         job=job,
         profile=profile,
-        sizes=element_bytes(job.policy, job.optimizer, profile),
+        sizes=element_bytes(job.policy, job.optimizer, profile, low),
         any_operand_order=cluster.chip.any_operand_order,
         network_at=network_at,
     )
@@ -230,7 +233,7 @@ def host_memory(estimator: Estimator, plan: Plan, row: MemoryRow) -> float:
     profile = on_chip(estimator.profile)
     if profile == estimator.profile:
         return 0.0
-    sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile)
+    sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile, estimator.programs.sizes.projection)
     programs = replace(estimator.programs, profile=profile, sizes=sizes)
     alone = evaluate_memory(replace(estimator, profile=profile, programs=programs), plan)
 

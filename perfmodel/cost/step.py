@@ -33,6 +33,7 @@ from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.workload.graph import Region
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
+from perfmodel.workload.projection import NO_PROJECTION, Projection
 
 Array = NDArray[np.float64]
 
@@ -47,6 +48,7 @@ class Bytes:
     optimizer_kernel   one that adds where the optimizer has no state, as that is a pass over weights and gradients
     accumulate traffic of adding one microbatch's gradient to the accumulator, for one element
     gradient_copy   whole gradients beside the accumulator
+    projection      of gradients, where they are
     optimizer_copy  what a step of several kernels holds for itself
     hosts_weights     weights lie in the host's memory, frozen ones too
     frees_gradients   a gradient is gone as soon as its parameter is updated
@@ -74,9 +76,12 @@ class Bytes:
     hosts_weights: bool = False
     hosted: float = 0.0
     carried: float = 0.0
+    projection: Projection = NO_PROJECTION
 
 
-def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: ExecutionProfile) -> Bytes:
+def element_bytes(
+    policy: PrecisionPolicy, optimizer: Optimizer, profile: ExecutionProfile, projection: Projection = NO_PROJECTION
+) -> Bytes:
     from perfmodel.foundation.dtypes import itemsize
 
     compute = itemsize(policy.compute)
@@ -88,15 +93,19 @@ def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: Execut
     master = itemsize(policy.master)
     stores_master = profile.state.stores_master_weights and policy.has_master_copy
     accumulates_apart = gradient > itemsize(policy.gradient)
+    plain = optimizer.state_bytes(itemsize(policy.optimizer_state))
+    held = plain * projection.state
     # states of a paged optimizer are no memory of the allocator, and leave the chip where it is full
-    paged = optimizer.state_bytes(itemsize(policy.optimizer_state)) if optimizer.is_paged else 0.0
+    fewer = plain - (0.0 if optimizer.is_paged else held) - projection.matrix * itemsize(policy.gradient)
+    # the update is written at full size and read again; each projection matrix is read for both products
+    passes = 2 * (held - plain) + (2 * itemsize(policy.gradient) * (1 + projection.matrix) if projection.flops else 0.0)
     sizes = Bytes(
         stored=master if stores_master else itemsize(policy.parameter),
         gathered=itemsize(policy.parameter),
         gradient=gradient,
         reduced=reduced,
-        state=policy.state_bytes_per_parameter(optimizer) - paged - (master if stores_master else 0.0),
-        step=policy.step_bytes_per_parameter(optimizer) * profile.timing.optimizer_bytes_factor,
+        state=policy.state_bytes_per_parameter(optimizer) - fewer - (master if stores_master else 0.0),
+        step=(policy.step_bytes_per_parameter(optimizer) + passes) * profile.timing.optimizer_bytes_factor,
         optimizer_kernel=KernelClass.OPTIMIZER if optimizer.num_states else KernelClass.ADD,
         accumulate=(2 * gradient - compute if profile.kernels.fuses_gradient_accumulation else 2 * gradient + compute)
         if accumulates_apart
@@ -110,6 +119,7 @@ def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: Execut
         passed=profile.state.gradient_pass_bytes,
         scaled=profile.state.gradient_scaling_bytes,
         frees_gradients=profile.state.steps_in_backward,
+        projection=projection,
         optimizer_copy=itemsize(policy.optimizer_state) if profile.state.optimizer_copies and optimizer.num_states else 0.0,
     )
     is_hosted = profile.state.offloads_optimizer or profile.state.offloads_parameters
@@ -649,7 +659,9 @@ def update_time(elements: Column, sizes: Bytes, machine: Machine) -> Any:
     """The optimizer's step of so many elements: the chip's, or the host's with what travels there and back. [s]"""
     if sizes.hosted:
         return elements * (sizes.hosted / machine.host_memory_bandwidth + sizes.carried / machine.host_bandwidth)
-    return streaming_time(num_bytes=elements * sizes.step, num_elements=elements, kernel_class=sizes.optimizer_kernel, machine=machine)
+    low = sizes.projection
+    time = streaming_time(num_bytes=elements * sizes.step, num_elements=elements, kernel_class=sizes.optimizer_kernel, machine=machine)
+    return time + elements * (low.flops / machine.matmul.flop_rate + low.time) if low.flops else time
 
 
 def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Machine, grid: LayoutGrid) -> Any:

@@ -12,7 +12,8 @@ from perfmodel.foundation.dtypes import itemsize
 from perfmodel.hardware.assumptions import Assumptions
 from perfmodel.parallel.training_run import SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR
 from perfmodel.workload.job import TrainingJob
-from perfmodel.workload.training import num_trained_parameters
+from perfmodel.workload.projection import NO_PROJECTION, projection_of
+from perfmodel.workload.training import Method, num_trained_parameters
 
 #: A failure rate is that of so many chips.
 CHIPS_OF_A_NODE = 8
@@ -114,11 +115,14 @@ class TrainingRun:
 def checkpoint_bytes(job: TrainingJob) -> float:
     """Return the size of a checkpoint that training can continue from: trained weights, master copy, optimizer state. [byte]
 
-    N (p + m + s): parameters, their master copy where it is one, the optimizer's states. 14 byte with AdamW in bf16-mixed.
+    N (p + m + s): parameters, their master copy where it is one, the optimizer's states with projections of gradients. 14 byte with
+    AdamW in bf16-mixed.
     """
     policy, trained = job.policy, num_trained_parameters(job.transformer, job.train)
     copies = itemsize(policy.parameter) + (itemsize(policy.master) if policy.has_master_copy else 0.0)
-    return trained * (copies + job.optimizer.state_bytes(itemsize(policy.optimizer_state)))
+    low = projection_of(job.transformer, job.train) if job.train.method is Method.GALORE else NO_PROJECTION
+    states = low.state * job.optimizer.state_bytes(itemsize(policy.optimizer_state)) + low.matrix * itemsize(policy.gradient)
+    return trained * (copies + states)
 
 
 def training_run(

@@ -20,7 +20,7 @@ from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, tokens_of
 from perfmodel.workload.job import Precision
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import RoutingCounts, counts_in_turn
-from perfmodel.workload.training import Method
+from perfmodel.workload.training import FULL_TRAINING, Method
 
 #: Rule sets whose traffic the executor realises, and with them every rule set that cuts operators as one of these does on the axes in use.
 RULE_SETS = ("megatron", "megatron-sp", "ulysses", "megatron-ulysses")
@@ -39,9 +39,12 @@ def not_executable_reason(plan: Plan) -> str:
     if isinstance(network, NetworkModel):
         return f"network={network.name}: is your own code, whose operators are not imported" if network.is_imported else ""
     train = plan.job.train
-    if train.quantizes_base:
+    if train.method is Method.GALORE:
+        return f"train={train}: the executor projects no gradients; use train=full"
+    if train.decomposes or train.quantizes_base:
         plain = replace(train, method=Method.LORA, base="")
-        return f"train={train}: the executor has no weights in {train.base}; use train={plain}"
+        lacks = "magnitudes of rows" if train.decomposes else f"weights in {train.base}"
+        return f"train={train}: the executor has no {lacks}; use train={plain}"
     if train.num_adapters > 1:
         return f"train={train}: the executor has one adapter at a time; use train={replace(train, num_adapters=1)}"
     if not plan.job.optimizer.is_plain:
@@ -76,7 +79,7 @@ def not_modules_reason(plan: Plan) -> str:
         return (
             f"model={model.name}: has attention in chunks, which torch's own modules here do not have; predict it, or use a model without"
         )
-    if not plan.job.train.is_full:
+    if plan.job.train != FULL_TRAINING:
         return f"train={plan.job.train}: torch's own modules train all parameters, adapters are interpreted; use train=full"
     if not realised_as(plan):
         return f"rules={plan.rule_set}: the executor cuts operators as one of {', '.join(RULE_SETS)} does; use one of these"

@@ -37,6 +37,7 @@ from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.layer_specs import PARTS, part_to_plain
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED
+from perfmodel.workload.training import FULL_TRAINING
 
 #: What selective recomputation runs again: the core of attention (Korthikanti et al. 2022, section 5).
 DEFAULT_RECOMPUTE_OPERATORS = ("attention_core",)
@@ -126,7 +127,7 @@ class Plan:
         content = plan_to_dict(self)
         if self.assignment is None and is_shipped(self.rules):
             del content["rules"]  # the name, which `rule_set` says
-        if self.job.train.is_full:
+        if self.job.train == FULL_TRAINING:
             del content["job"]["train"]  # what every plan was before it could be said
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]

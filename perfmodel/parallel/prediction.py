@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
+from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.frames import data_frame
 from perfmodel.foundation.memory_room import Verdict
 from perfmodel.foundation.text import columns_text, flop_rate_text, html_table
@@ -16,7 +17,7 @@ from perfmodel.parallel.rows import table_rows
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED
-from perfmodel.workload.training import num_trained_parameters
+from perfmodel.workload.training import FULL_TRAINING, num_trained_parameters
 from perfmodel.workload.truncation import layers_text
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def summary(prediction: Prediction) -> list[tuple[str, str]]:
 def notes(prediction: Prediction) -> list[str]:
     """Notes on a prediction."""
     unable = [f"not a plan for this framework: {prediction.not_runnable}"] if prediction.not_runnable else []
-    return [*prediction.warnings, *unable, *_logits_note(prediction)]
+    return [*prediction.warnings, *unable, *_logits_note(prediction), *paging_note(prediction)]
 
 
 #: The moment of the peak at which logits are there (`cost/memory/moments.py`).
@@ -200,6 +201,26 @@ def _logits_note(prediction: Prediction) -> list[str]:
     ]
 
 
+def paging_note(prediction: Prediction) -> list[str]:
+    """That states of a paged optimizer do not fit next to the peak, whose transfers over the host link are not in the step time.
+
+    Bytes E = max(M + S - usable, 0), at most S: the states of a chip, which are no part of the memory M. They go and come once a step.
+    Source: bitsandbytes, docs/source/explanations/optimizers.mdx: no overhead where all fits, else half the PCIe bandwidth or less.
+    """
+    plan, job = prediction.plan, prediction.plan.job
+    if not job.optimizer.is_paged or isinstance(job.model, NetworkModel):
+        return []
+    shards = plan.layout.dp_shard * plan.layout.cp if plan.zero else 1
+    elements = num_trained_parameters(job.transformer, job.train) / (plan.layout.tp * plan.layout.pp * shards)
+    states = elements * job.optimizer.state_bytes(itemsize(job.policy.optimizer_state))
+    moved = min(prediction.memory["total"] + states - prediction.memory_usable, states)
+    if moved <= 0:
+        return []
+    return [
+        f"{format_bytes(moved)} of paged optimizer states do not fit next to the peak; the time of moving them there and back is missing"
+    ]
+
+
 def batch_text(job: TrainingJob) -> str:
     """The batch of a step as text."""
     if isinstance(job.model, NetworkModel):
@@ -210,7 +231,7 @@ def batch_text(job: TrainingJob) -> str:
 def trained_text(job: TrainingJob) -> str:
     """Trained part of the model, if not all of it: `, lora:16 (40.0M of 6.78G parameters trained)`."""
     if job.train.is_full:
-        return ""
+        return "" if job.train == FULL_TRAINING else f", {job.train}"
     trained = num_trained_parameters(job.transformer, job.train)
     return f", {job.train} ({format_count(trained)} of {format_count(job.transformer.num_parameters + trained)} parameters trained)"
 
@@ -253,7 +274,7 @@ def _cells(prediction: Prediction) -> tuple[str, ...]:
     plan = prediction.plan
     train = plan.job.train
     return (
-        plan.job.model.name if train.is_full else f"{plan.job.model.name}, {train}",
+        plan.job.model.name if train == FULL_TRAINING else f"{plan.job.model.name}, {train}",
         plan.cluster,
         f"{plan.num_chips}",
         f"{plan.job.global_batch}",

@@ -125,8 +125,8 @@ class Request:
         takes="float | str", read=_capacity,
     )  # fmt: skip
     train: Any = _several(
-        "What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; "
-        "qlora:16:all-linear:int8: base in int8)",
+        "What is trained: full, lora:RANK, qlora:RANK, dora:RANK or qdora:RANK (adapters on every linear of a layer; "
+        "lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8), galore:RANK (gradients of that rank)",
         otherwise="full if left out", metavar="HOW", takes="str | Training", read=_train,
     )  # fmt: skip
     profile: Any = _several(

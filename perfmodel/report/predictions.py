@@ -30,7 +30,7 @@ from perfmodel.uncertainty.sensitivity import STEP, Sensitivity
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED, Routing
-from perfmodel.workload.training import num_trained_parameters
+from perfmodel.workload.training import FULL_TRAINING, num_trained_parameters
 
 #: Of TFLOP/s and MFU where nothing else is said (Chowdhery et al., arXiv 2204.02311, appendix B).
 FLOP_CONVENTION = "PaLM: 6 N + 12 L H Q S a token, attention on the full square, nothing counted twice"
@@ -417,7 +417,7 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
         "seq": f"{job.seq_len:,} tokens a sequence",
         "precision": str(job.precision),
         "optimizer": str(job.optimizer),
-        **({} if job.train.is_full else {"train": trained_text(job).removeprefix(", ")}),
+        **({} if job.train == FULL_TRAINING else {"train": trained_text(job).removeprefix(", ")}),
         **({} if job.routing == BALANCED else {"routing": routed_text(job).removeprefix(", ")}),
         "framework": f"{short_name(predictions[0].plan.profile)} as the framework",
     }

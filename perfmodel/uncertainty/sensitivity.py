@@ -139,7 +139,7 @@ _SHARES = frozenset(
 
 def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
     """Programs hold what the profile says of them: they are compiled again, for times alone, where that is other; the graphs do not."""
-    sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile)
+    sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile, estimator.programs.sizes.projection)
     programs = replace(estimator.programs, profile=profile, sizes=sizes)
     if profile.compiled != estimator.profile.compiled:
         programs = replace(programs, recomputes=(), compiled=Compiled(graphs=programs.compiled.graphs))

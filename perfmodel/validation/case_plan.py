@@ -216,7 +216,7 @@ def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) 
     value = inputs.get("train")
     if value is None:
         return stated_training(inputs)
-    if value in (Method.LORA, Method.QLORA):
+    if value in [*Method] and value != Method.FULL:
         assumed.append("train")
         return replace(training_of(framework.adapters), method=Method(value))
     return training_of(value)

@@ -21,7 +21,7 @@ _NOT_PREDICTED: Mapping[str, str] = {
 }
 
 #: Adapters of other forms than LoRA.
-_OTHER_ADAPTERS = ("dora", "boft", "oft", "ia3", "loha", "lokr", "vera", "ln_tuning", "prompt", "prefix")
+_OTHER_ADAPTERS = ("boft", "oft", "ia3", "loha", "lokr", "vera", "ln_tuning", "prompt", "prefix")
 
 #: Words for linear operators in lists of targets -> names here. Of experts "mlp" means the dense and shared ones.
 _TARGETS: Mapping[str, tuple[str, ...]] = {
@@ -70,7 +70,7 @@ def trains_adapters(inputs: Mapping[str, Any]) -> bool:
     value = inputs.get("train")
     if value is not None:
         return value != str(Method.FULL)
-    return "lora" in _method(inputs)
+    return any(word in _method(inputs) for word in ("lora", "dora"))
 
 
 def stated_training(inputs: Mapping[str, Any], default_targets: tuple[str, ...] = ()) -> Training:
@@ -89,13 +89,14 @@ def stated_training(inputs: Mapping[str, Any], default_targets: tuple[str, ...] 
     for name in _OTHER_ADAPTERS:
         if name in words:
             raise bad_field("method", one_line(method, 40), "adapters of this form are not modelled", "give lora or qlora")
-    if not words & {"lora", "qlora"}:
+    if not words & {*Method} - {Method.FULL}:
         return FULL_TRAINING
     lora = inputs.get("lora")
     fields = lora if isinstance(lora, Mapping) else {}
-    base = _base(inputs.get("settings"), fields, is_quantized="qlora" in words)
+    base = _base(inputs.get("settings"), fields, is_quantized=bool(words & {Method.QLORA, Method.QDORA}))
+    plain, quantized = (Method.DORA, Method.QDORA) if words & {Method.DORA, Method.QDORA} else (Method.LORA, Method.QLORA)
     return Training(
-        method=Method.QLORA if base else Method.LORA,
+        method=quantized if base else plain,
         rank=_count(fields, ("r", "rank"), 16),
         targets=_targets(fields.get("targets"), default_targets),
         num_adapters=_count(fields, ("adapters",), 1),

@@ -99,7 +99,10 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
     cluster = _first(asked.cluster)
     facts = {name: _number(value) for name, value in given.items() if value is not None and name != "batch_tokens"}
     if cluster is not None:
-        facts["cluster_chips_per_node"] = _chips_per_node(cluster)
+        found = _cluster_of(cluster)
+        facts["cluster_chips_per_node"] = found.chips_per_node
+        if not needs_chips(cluster):
+            facts["cluster_chips"] = found.num_chips
     setup = read_setup(str(path), facts)
     if setup.serves:
         raise InputError(f"{one_line(path, 200)}: starts a {setup.framework} server; give it to `perfmodel serve`")
@@ -170,11 +173,11 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _chips_per_node(cluster: Name | Cluster) -> int:
+def _cluster_of(cluster: Name | Cluster) -> Cluster:
     from perfmodel.hardware.cluster import Cluster
     from perfmodel.hardware.reader import load_cluster
 
-    return (cluster if isinstance(cluster, Cluster) else load_cluster(cluster)).chips_per_node
+    return cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
 
 
 def _plan_of(setup: ConfigSetup, cluster: Any, given: Mapping[str, Any], profile: Any, spelled: Callable[[str], str]) -> Plan:
@@ -200,7 +203,7 @@ def _plan_of(setup: ConfigSetup, cluster: Any, given: Mapping[str, Any], profile
         train=request.train or "full",
         routing=routing_of("balanced").with_capacity(own["capacity_factor"]) if own.get("capacity_factor") else BALANCED,
     )
-    chips = request.chips if request.nodes is None else request.nodes * _chips_per_node(request.cluster)
+    chips = request.chips if request.nodes is None else request.nodes * _cluster_of(request.cluster).chips_per_node
     setting = make_setting(job, request.cluster, chips=chips, profile=profile or request.profile, settings=settings)
     plan = plan_in(setting, Knobs(**_of_model(setup.knobs, job.model)))
     changes: dict[str, Any] = {}
@@ -218,6 +221,8 @@ def _check_complete(setup: ConfigSetup, words: Mapping[str, Any], spelled: Calla
     absent = [name for name in needed if name not in words and either.get(name, name) not in words]
     if "cluster" in words and not needs_chips(words["cluster"]):
         absent = [name for name in absent if name != "chips"]
+    if "chips" in absent and {"micro_batch", "accumulation"} <= setup.facts.keys():
+        absent = [name for name in absent if name != "global_batch"]  # which follows from the chips
     if not absent:
         return
     sizes = {name.removeprefix("model.") for name in setup.facts if name.startswith("model.")}

@@ -76,7 +76,7 @@ class Setting:
             "seq_len": job.seq_len,
             "precision": str(job.precision),
             "optimizer": str(job.optimizer),
-            **({} if job.train.is_full else {"train": str(job.train)}),
+            **({} if job.train == FULL_TRAINING else {"train": str(job.train)}),
             "profile": self.estimator.profile.name,
         }
 

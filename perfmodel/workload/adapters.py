@@ -1,21 +1,27 @@
 """Adapters-only training as a rewrite of the graph: low-rank products beside linear operators, whose weights are frozen.
 
-    y = W x + (alpha / r) B A x        A[r, in], B[out, r]
+    y = W x + s B A x        A[r, in], B[out, r], s = alpha / r
+    y = W x + (c - 1) W x + c s B A x,   c = m / |W + s B A|        DoRA: m[out] is trained, |.| the norm of each row
 
-Sources: LoRA, Hu et al., arXiv 2106.09685, section 4.1; QLoRA, Dettmers et al., arXiv 2305.14314, sections 3 and 4. Dropout before A is
-left out (0 by default in PEFT and NeMo).
+The norm is made in each forward pass of B A and passes over the matrix, and backward takes it as a constant (DoRA, section 4.3). Both
+products with c keep their input for the gradient of m.
+
+Sources: LoRA, Hu et al., arXiv 2106.09685, section 4.1; QLoRA, Dettmers et al., arXiv 2305.14314, sections 3 and 4; DoRA, Liu et al.,
+arXiv 2402.09353, with the passes of PEFT 0.19, tuners/lora/dora.py. Dropout before A is left out (0 by default in PEFT and NeMo), and so
+is the identity that PEFT multiplies with to get B A.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.freezing import with_frozen
-from perfmodel.workload.graph import Data, Graph, Operand, Operator, Product, Region, Stream, Tensor, TensorRole
+from perfmodel.workload.graph import Data, Extent, Graph, Operand, Operator, Product, Region, Stream, Tensor, TensorRole, Work
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
+from perfmodel.workload.kinds.extents import extent
 from perfmodel.workload.training import Training, is_linear_name
 from perfmodel.workload.transformer import decoder_regions
 from perfmodel.workload.unroll import with_first_run_apart
@@ -37,7 +43,7 @@ def with_training(graph: Graph, training: Training) -> Graph:
     apart = with_first_run_apart(graph, FIRST) if len(graph.repeats) == 1 else graph
     adapted = _with_adapters(apart, training)
     frozen = with_frozen(adapted, trained=adapted.tensors.keys() - apart.tensors.keys())
-    stored = _with_quantized_base(frozen, training.base_format.bytes_per_weight) if training.quantizes_base else frozen
+    stored = _with_quantized_base(frozen, training) if training.quantizes_base else frozen
     return _with_idle_adapters(stored, training) if training.num_adapters > 1 else stored
 
 
@@ -74,8 +80,11 @@ def _with_adapters(graph: Graph, training: Training) -> Graph:
     waiting: dict[str, _Adapter] = {}
     for operator in graph.operators:
         if _is_linear_layer(operator, graph) and training.adapts(operator.name_in_layer):
-            adapter = _Adapter(graph=graph, operator=operator, end=_end(operator, graph), rank=training.rank)
+            decomposes = training.decomposes
+            adapter = _Adapter(graph=graph, operator=operator, end=_end(operator, graph), rank=training.rank, decomposes=decomposes)
             waiting[adapter.end.name] = adapter
+            if decomposes:
+                operator = replace(operator, forward=(*operator.forward, *adapter.norm()))
         adapter_here = waiting.pop(operator.name, None)
         if adapter_here is None:
             operators.append(operator)
@@ -104,6 +113,7 @@ class _Adapter:
     operator: Operator
     end: Operator
     rank: int
+    decomposes: bool
 
     @property
     def x(self) -> Operand:
@@ -138,6 +148,10 @@ class _Adapter:
         written = tuple(dim for dim in self.operator.inputs[1].dims if dim in self.operator.output.dims)
         return Operand(tensor=f"{self.operator.name}_lora_b.weight", dims=(*written, _RANK))
 
+    @property
+    def magnitude(self) -> Operand:
+        return Operand(tensor=f"{self.operator.name}_magnitude", dims=self.b.dims[:-1])
+
     def output(self, tensor: str) -> Operand:
         return replace(self.operator.output, tensor=tensor)
 
@@ -147,6 +161,9 @@ class _Adapter:
         for operand, rows in ((self.a, len(self.batch) + len(self.halves) + 1), (self.b, len(self.b.dims) - 1)):
             shape = tuple(sizes[dim] for dim in operand.dims)
             yield Tensor(name=operand.tensor, shape=shape, role=TensorRole.PARAMETER, itemsize=weight.itemsize, num_rows=rows)
+        if self.decomposes:
+            shape = tuple(sizes[dim] for dim in self.magnitude.dims)
+            yield Tensor(name=self.magnitude.tensor, shape=shape, role=TensorRole.PARAMETER, itemsize=weight.itemsize, num_rows=len(shape))
         yield replace(made, name=self.inner.tensor, shape=tuple(sizes[dim] for dim in self.inner.dims))
         for name in ("b", "scale"):
             yield replace(made, name=f"{self.operator.name}_lora_{name}.out")
@@ -163,10 +180,47 @@ class _Adapter:
             self._as_base(einsum(f"{name}_lora_a", self.x, self.a, self.inner, inside, grouped=self.is_grouped)),
             self._as_read(einsum(f"{name}_lora_b", self.inner, self.b, b, outside, grouped=self.is_grouped)),
             replace(scale, settings={**scale.settings, "factor": SCALE}),
-            self._as_read(
-                elementwise(f"{name}_lora_add", "add", (self.output(base.tensor), scaled), self.output(self.end.output.tensor), added)
-            ),
+            self._as_read(self.sum_with(f"{name}_lora_add", self.output(base.tensor), scaled, added)),
         ]
+
+    def sum_with(self, name: str, base: Operand, scaled: Operand, dims: Mapping[str, int]) -> Operator:
+        """base + scaled; with DoRA base + (c - 1) base + c scaled, of which every kernel is a pass of its own."""
+        output = self.output(self.end.output.tensor)
+        if not self.decomposes:
+            return elementwise(name, "add", (base, scaled), output, dims)
+        rows, vector = extent(dims, output.dims), extent(dims, self.magnitude.dims)
+        own, out = Data(extent=rows), Data(extent=rows, of=3)
+        first, second = (Data(extent=rows, of=place) for place in (0, 1))
+        gradient, to_base, to_scaled = (replace(each, is_gradient=True) for each in (out, first, second))
+        to_magnitude = Data(extent=vector, of=2, is_gradient=True)
+        backward = (
+            (gradient, own), (gradient, own, to_base), (gradient, first, own), (own, to_magnitude),
+            (gradient, to_scaled), (gradient, second, own), (own, to_magnitude),
+        )  # fmt: skip
+        return Operator(
+            name=name,
+            kind="decomposed_sum",
+            dims=dims,
+            inputs=(base, scaled, self.magnitude),
+            output=output,
+            forward=tuple(_pass(rows, *each) for each in ((first, own), (second, own), (own, own, own), (first, own, out))),
+            backward=tuple(_pass(rows, *each) for each in backward),
+            saved=(first, second),
+        )
+
+    def norm(self) -> tuple[Work, ...]:
+        """B A, s B A, W + s B A, and the norm of its rows: work of the linear operator, whose matrix it reads."""
+        weight, like = self.operator.inputs[1], self.operator
+        entries = like.extent(weight.dims)
+        plain = Data(extent=entries, itemsize=self.graph.tensors[weight.tensor].itemsize)
+        made = Product(
+            batch=like.extent(self.batch),
+            m=like.extent(tuple(dim for dim in self.magnitude.dims if dim not in self.batch)),
+            n=like.extent(self.a.dims[len(self.batch) + len(self.halves) + 1 :]),
+            k=((self.rank, ""),),
+            is_grouped=self.is_grouped,
+        )
+        return made, *(_pass(entries, *(plain,) * number) for number in (2, 3, 1))
 
     def _as_base(self, operator: Operator) -> Operator:
         """With what is known of the dims of the linear operator. No rule speaks of the rank: it is whole."""
@@ -200,12 +254,14 @@ class _Adapter:
 # --- a base in few bits --------------------------------------------------------------------------------------------
 
 
-def _with_quantized_base(graph: Graph, bytes_per_weight: float) -> Graph:
-    """Frozen matrices of layers in few bits, made into what is multiplied with each time: forward, and for the input's gradient.
+def _with_quantized_base(graph: Graph, training: Training) -> Graph:
+    """Frozen matrices of layers in few bits, made into what is multiplied with each time: forward, and for the input's gradient. The norm
+    of DoRA makes them once more.
 
     The product's input is kept although no gradient of the matrix is made: bitsandbytes 0.43, autograd/_functions.py, `MatMul4Bit.forward`
     (`ctx.tensors = (A, B)`).
     """
+    bytes_per_weight = training.base_format.bytes_per_weight
     operators: list[Operator] = []
     tensors = dict(graph.tensors)
     for operator in graph.operators:
@@ -217,11 +273,12 @@ def _with_quantized_base(graph: Graph, bytes_per_weight: float) -> Graph:
         plain = Data(extent=entries, itemsize=weight.itemsize)
         made = Stream(kernel="default", elements=entries, accesses=(Data(extent=entries, of=1, itemsize=bytes_per_weight), plain))
         again = operator.backward
+        is_decomposed = training.decomposes and training.adapts(operator.name_in_layer)
         tensors[weight.name] = replace(weight, itemsize=bytes_per_weight)
         operators.append(
             replace(
                 operator,
-                forward=(made, *operator.forward),
+                forward=(*((made, made) if is_decomposed else (made,)), *operator.forward),
                 backward=(made, *again) if again else (),
                 scratch=(*operator.scratch, plain) if again else operator.scratch,
                 saved=(_input_kept(operator, graph),) if again else (),
@@ -244,10 +301,15 @@ def _with_idle_adapters(graph: Graph, training: Training) -> Graph:
     for operator in graph.operators:
         if not _is_linear_layer(operator, graph) or not training.adapts(operator.name_in_layer):
             continue
-        weight, (a, b) = tensors[operator.inputs[1].tensor], (f"{operator.name}_lora_{matrix}.weight" for matrix in "ab")
-        idle = (training.num_adapters - 1) * sum(tensors[name].num_elements * tensors[name].itemsize for name in (a, b))
+        weight, names = tensors[operator.inputs[1].tensor], [f"{operator.name}_lora_{matrix}.weight" for matrix in "ab"]
+        names += [f"{operator.name}_magnitude"] if training.decomposes else []
+        idle = (training.num_adapters - 1) * sum(tensors[name].num_elements * tensors[name].itemsize for name in names)
         tensors[weight.name] = replace(weight, itemsize=weight.itemsize + idle / weight.num_elements)
     return replace(graph, tensors=tensors)
+
+
+def _pass(elements: Extent, *accesses: Data) -> Stream:
+    return Stream(kernel="add", elements=elements, accesses=accesses)
 
 
 __all__ = ["FIRST", "regions_in_training", "with_training"]

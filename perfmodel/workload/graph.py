@@ -185,6 +185,11 @@ class CacheAttention:
     index: tuple[int, int] = (0, 0)
     takes_prompts: bool = False
 
+    @property
+    def cached_dims(self) -> tuple[int, int]:
+        """Entries of a cached key and of its value. A latent is both: its first part is the value."""
+        return (sum(self.latent), self.latent[0]) if self.latent[0] else (self.head_dim, self.value_head_dim)
+
     def extents(self) -> Iterator[Extent]:
         yield from (self.heads, self.kv_heads)
 

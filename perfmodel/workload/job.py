@@ -160,7 +160,7 @@ class TrainingJob:
         if not isinstance(self.train, Training):
             raise bad_field("train", shown(self.train), "must be a Training", "training_of reads one: training_of('lora:16')")
         self._check_routing()
-        if not self.train.is_full:
+        if self.train.targets:
             self.train.check_targets(linear_operators(self.transformer), self.model.name)
 
     def _check_routing(self) -> None:

@@ -1,4 +1,5 @@
-"""Trained part of a model: all of it, or low-rank adapters of linear operators whose weights are frozen."""
+"""Trained part of a model: all of it, or low-rank adapters of linear operators whose weights are frozen; or all of it by gradients of
+low rank."""
 
 from __future__ import annotations
 
@@ -28,19 +29,24 @@ MAX_ADAPTERS = 1024
 #: Groups of linear operators that targets may name.
 _ATTENTION, _MLP, _EXPERTS = "attention", "mlp", "experts"
 
-_TEXT = re.compile(r"(lora|qlora):(\d{1,9})(?:x(\d{1,9}))?(?::([\w.+-]*))?(?::([\w-]+))?", re.ASCII)
-_EXAMPLES = "full, lora:16, qlora:16, lora:16:q_proj+v_proj or qlora:16:all-linear:int8"
+_TEXT = re.compile(r"(q?[ld]ora|galore):(\d{1,9})(?:x(\d{1,9}))?(?::([\w.+-]*))?(?::([\w-]+))?", re.ASCII)
+_EXAMPLES = "full, lora:16, qlora:16, dora:16, galore:128, lora:16:q_proj+v_proj or qlora:16:all-linear:int8"
 
 
 class Method(StrEnum):
     FULL = "full"
     LORA = "lora"
     QLORA = "qlora"
+    DORA = "dora"
+    QDORA = "qdora"
+    GALORE = "galore"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How a job trains: `full`, `lora:RANK`, `qlora:RANK`, with `:q_proj+v_proj` adapters next to these operators only.
+    """How a job trains: `full`, `lora:RANK`, `qlora:RANK`, `dora:RANK`, `qdora:RANK`, `galore:RANK`.
+
+    `:q_proj+v_proj` after the rank: adapters next to these operators only, gradients of these alone projected.
 
     rank          columns of an adapter's first matrix, rows of its second
     targets       names of linear operators in a layer, or of groups of them: attention, mlp, experts; none: all of them
@@ -57,7 +63,7 @@ class Training:
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
             raise bad_field("train", shown(self.method), "not known", f"write {_EXAMPLES}")
-        if self.is_full:
+        if self.method is Method.FULL:
             if self.rank or self.targets or self.base or self.num_adapters != 1:
                 raise bad_field("train", "full", "has no adapters, so no rank, no targets and no base format", f"write {_EXAMPLES}")
         elif isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 1 <= self.rank <= MAX_RANK:
@@ -65,31 +71,41 @@ class Training:
         elif not 1 <= self.num_adapters <= MAX_ADAPTERS:
             text = f"{self.method}:{self.rank}x{self.num_adapters}"
             raise bad_field("train", text, f"adapters at a time must be from 1 to {MAX_ADAPTERS}", "write lora:16x4 for four")
-        if self.method is Method.LORA and self.base:
-            rule = f"lora keeps the base in the dtype of the computation, not in {self.base}"
-            raise bad_field("train", str(self), rule, f"write qlora:{self.rank}:all-linear:{self.base}")
-        if self.method is Method.QLORA:
+        if self.method is Method.GALORE and (self.base or self.num_adapters > 1):
+            raise bad_field("train", f"galore:{self.rank}", "has no adapters to count and no base format", f"write {_EXAMPLES}")
+        if not self.is_full and not self.quantizes_base and self.base:
+            rule = f"{self.method} keeps the base in the dtype of the computation, not in {self.base}"
+            raise bad_field("train", str(self), rule, f"write q{self.method}:{self.rank}:all-linear:{self.base}")
+        if self.quantizes_base:
             if not self.base:
                 object.__setattr__(self, "base", DEFAULT_BASE)
             if self.base not in BASE_FORMATS:
-                raise bad_field("train", f"qlora:{self.rank}", f"{self.base} is no format of a base", f"use {', '.join(BASE_FORMATS)}")
+                raise bad_field(
+                    "train", f"{self.method}:{self.rank}", f"{self.base} is no format of a base", f"use {', '.join(BASE_FORMATS)}"
+                )
         if len(set(self.targets)) != len(self.targets):
             raise bad_field("train", str(self), "names an operator twice", "name each once")
 
     @property
     def is_full(self) -> bool:
-        return self.method is Method.FULL
+        """Whether all weights are trained."""
+        return self.method in (Method.FULL, Method.GALORE)
 
     @property
     def quantizes_base(self) -> bool:
-        return self.method is Method.QLORA
+        return self.method in (Method.QLORA, Method.QDORA)
+
+    @property
+    def decomposes(self) -> bool:
+        """Whether it also trains a magnitude for each row of a matrix (DoRA)."""
+        return self.method in (Method.DORA, Method.QDORA)
 
     @property
     def base_format(self) -> BaseFormat:
         return BASE_FORMATS[self.base]
 
     def __str__(self) -> str:
-        if self.is_full:
+        if self.method is Method.FULL:
             return str(self.method)
         count = f"x{self.num_adapters}" if self.num_adapters > 1 else ""
         base = self.base if self.quantizes_base and self.base != DEFAULT_BASE else ""
@@ -122,7 +138,7 @@ def training_of(value: object, field: str = "train") -> Training:
         return FULL_TRAINING
     match = _TEXT.fullmatch(text)
     if match is None:
-        if text in (Method.LORA, Method.QLORA):
+        if text in [*Method]:
             raise bad_field(field, text, "has no rank", f"write {text}:16")
         raise bad_field(field, text or shown(value), "not known", f"write {_EXAMPLES}")
     method, rank, count, targets, base = match.groups()
@@ -162,8 +178,13 @@ def _is_linear(shape: ParameterShape) -> bool:
     return shape.name.endswith(".weight") and is_linear_name(_operator_of(shape))
 
 
+def is_projected(shape: ParameterShape, training: Training) -> bool:
+    """Whether the gradient of a parameter is projected to a low rank where a job trains so (GaLore)."""
+    return _is_linear(shape) and training.adapts(_operator_of(shape))
+
+
 def num_trained_parameters(model: TransformerConfig, training: Training) -> int:
-    """Elements of both matrices of the adapter that is trained: rank (in + out) for each matrix of a linear operator that has one."""
+    """Elements of the adapter that is trained: rank (in + out) for each matrix of a linear operator that has one, with DoRA + out."""
     if training.is_full:
         return model.num_parameters
     total = 0
@@ -171,7 +192,8 @@ def num_trained_parameters(model: TransformerConfig, training: Training) -> int:
         for shape in model.layer_shapes(kind):
             if _is_linear(shape) and training.adapts(_operator_of(shape)):
                 *experts, rows, columns = shape.shape
-                total += kind.count * math.prod(experts) * training.rank * (rows + columns)
+                elements = training.rank * (rows + columns) + training.decomposes * rows
+                total += kind.count * math.prod(experts) * elements
     return total
 
 

@@ -58,7 +58,11 @@ def draw_plan(framework: str, rng: random.Random) -> Plan:
             found["dp_replicate"] = 2
         if model.experts is not None and framework in ("megatron", "torchtitan"):
             found["ep"] = rng.choice((1, 2, 4))
-        train = rng.choice(("full", "lora:16", "qlora:8", "lora:4:q_proj+v_proj")) if framework in ("trl", "nemo-automodel") else "full"
+        train = (
+            rng.choice(("full", "lora:16", "qlora:8", "lora:4:q_proj+v_proj", "dora:16", "qdora:8"))
+            if framework in ("trl", "nemo-automodel")
+            else "full"
+        )
         settings = {name: rng.choice(values) for name, values in SETTINGS.get(framework, {}).items() if rng.random() < 0.3}
         if found["cp"] == 1:
             settings.pop("cp_form", None)

@@ -1,6 +1,7 @@
 """Configurations of frameworks are read as the job and the plan that an expert reads in them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from perfmodel.configs.read import described, read_setup
 from perfmodel.configs.tables import load_tables
 from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.framework_ref import STATED
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.serving.request import ServingRequest
@@ -197,6 +199,52 @@ torchrun --nproc_per_node 8 pretrain_gpt.py ${ARGS[@]} --bf16 --num-layers 4 --s
 """
     facts = read_setup(write(tmp_path, "go.sh", text)).facts
     assert (facts["precision"], facts["micro_batch"]) == ("fp8-delayed", 2)
+
+
+#: Batch of a DeepSpeed JSON -> batch of a step on 16 chips, micro-batch and its number.
+BATCHES = [
+    ({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}, (256, 2, 8)),
+    ({"train_micro_batch_size_per_gpu": 2}, (32, 2, 1)),
+    ({"train_batch_size": 64}, (64, 4, 1)),
+    ({"train_batch_size": 64, "gradient_accumulation_steps": 2}, (64, 2, 2)),
+]
+
+
+@pytest.mark.parametrize(("batch", "expected"), BATCHES)
+def test_a_batch_follows_from_its_parts_however_the_chips_are_given(tmp_path, batch, expected):
+    path = write(tmp_path, "ds.json", json.dumps({"zero_optimization": {"stage": 3}, **batch}))
+    job = Request(model="llama-3-8b", seq_len=2048)
+    for place in (
+        {"chips": 16, "cluster": "dgx-h100"},
+        {"nodes": 2, "cluster": "dgx-h100"},
+        {"cluster": load_cluster("dgx-h100").with_chips(16)},
+    ):
+        plan = start_from(path, replace(job, **place)).plan
+        assert (plan.job.global_batch, plan.micro_batch, plan.num_microbatches) == expected
+    with pytest.raises(InputError, match=r"\(DeepSpeed\): chips: missing in the file; add it as a flag"):
+        start_from(path, replace(job, cluster="dgx-h100"))
+
+
+def test_megatron_without_a_global_batch_takes_one_micro_batch_a_step(tmp_path):
+    args = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --vocab-size 128 --micro-batch-size 3"
+    path = write(tmp_path, "go.sh", f"torchrun --nproc_per_node 8 pretrain_gpt.py {args} --tensor-model-parallel-size 2")
+    assert start_from(path, Request(cluster="dgx-h100")).plan.job.global_batch == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "train", "optimizer", "settings"),
+    [
+        ("--use_peft --lora_r 8 --use_dora true", "dora:8", "adamw", {}),
+        ("--use_peft --lora_r 8 --use_dora true --load_in_4bit true", "qdora:8:all-linear:nf4", "adamw", {}),
+        ("--optim galore_adamw --optim_args rank=64,update_proj_gap=100", "galore:64", "adamw", {}),
+        ("--optim galore_adamw_8bit_layerwise", "galore:128", "adamw-8bit", {"optimizer_in_backward": True}),
+    ],
+)
+def test_forms_of_fine_tuning_are_read(tmp_path, words, train, optimizer, settings):
+    job = "--model_name_or_path meta-llama/Llama-3.2-1B --per_device_train_batch_size 2 --max_length 512"
+    setup = read_setup(write(tmp_path, "go.sh", f"accelerate launch --num_processes 1 train.py {job} {words}"))
+    assert (setup.facts["train"], setup.facts["optimizer"]) == (train, optimizer)
+    assert settings.items() <= setup.request["settings"].items()
 
 
 def test_more_ranks_than_chips_are_refused(tmp_path):

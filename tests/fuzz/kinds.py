@@ -312,7 +312,7 @@ _FLAGS: dict[str, tuple[str, ...]] = {
     "--recompute": ("none", "selective", "full"),
     "--precision": ("fp32", "bf16-mixed"),
     "--optimizer": ("sgd", "adamw"),
-    "--train": ("full", "lora:8", "qlora:4:q_proj"),
+    "--train": ("full", "lora:8", "qlora:4:q_proj", "dora:4", "galore:2"),
     "--attention": ("flash", "unfused"),
     "--profile": ("megatron", "torchtitan"),
     "--calibration": ("spec-sheet", "prior", "h100"),

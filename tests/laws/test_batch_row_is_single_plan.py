@@ -66,7 +66,7 @@ jobs = st.builds(
     st.sampled_from([64, 96, 128, 512]),
     st.sampled_from(Precision),
     st.sampled_from(Optimizer),
-    st.sampled_from(["full", "full", "lora:4", "qlora:2:o_proj+up_proj"]),
+    st.sampled_from(["full", "full", "lora:4", "qlora:2:o_proj+up_proj", "dora:4", "galore:4"]),
 )
 
 

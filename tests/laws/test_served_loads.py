@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import perfmodel
 from perfmodel.cost.serving.load import closed_loop, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.simulate import Places, simulate
+from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.serving import Lengths, constant
 from tests.cost.serving.test_estimate import estimator
@@ -101,3 +103,16 @@ def test_a_simulated_engine_answers_as_fast_as_the_form_says(name, chunked):
     run = simulate(times, some, how, Places(max_sequences=24), concurrency=24)
     assert run.request_latency.mean == pytest.approx(float(form.request_latency[0]), rel=0.08)
     assert run.tokens_per_second == pytest.approx(float(form.tokens_per_second[0]), rel=0.08)
+
+
+@pytest.mark.parametrize("answer", [16, 128])
+@pytest.mark.parametrize("engine", ["vllm", "tensorrt-llm"])
+def test_first_tokens_of_short_prompts_come_no_sooner_with_more_clients_or_slower_parts(engine, answer):
+    """As printed, simulated: short prompts share a step. The formulas split a latency otherwise (docs/explanation/queueing.md)."""
+    slow = load_cluster("hgx-h200", num_chips=2)
+    memory = replace(slow.chip.memory, bandwidth=1.5 * slow.chip.memory.bandwidth)
+    fast = replace(slow, chip=replace(slow.chip, memory=memory))
+    job = {"model": "llama-3-8b", "chips": 2, "tp": 2, "engine": engine, "input_len": 128, "output_len": answer}
+    times = [[perfmodel.serve(**job, cluster=cluster, concurrency=c).ttft.mean for c in (64, 128, 256)] for cluster in (fast, slow)]
+    assert np.all(np.diff(times, axis=1) > 0)
+    assert np.all(np.diff(times, axis=0) > 0)

@@ -35,6 +35,8 @@ RUN = {
         ({"method": "qlora", "lora": {"r": 8}, "settings": {"base_weights": "4-bit nf4"}}, "qlora:8:all-linear:nf4"),
         ({"method": "qlora", "lora": {"r": 8}, "settings": {"base_weights": "gptq int8"}}, "qlora:8:all-linear:int8"),
         ({"method": "lora", "lora": {"rank": 32, "targets": "attention + experts", "base_bits": 8}}, "qlora:32:experts+attention:int8"),
+        ({"method": "dora", "lora": {"rank": 64, "targets": "all linears"}}, "dora:64"),
+        ({"method": "qdora", "lora": {"r": 8}}, "qdora:8"),
         (
             {"method": "lora", "lora": {"rank": 8, "targets": "attention q,v,o + mlp", "base_bits": 16}},
             "lora:8:q_proj+v_proj+o_proj+gate_proj+up_proj+down_proj",

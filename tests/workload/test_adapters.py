@@ -35,7 +35,13 @@ def flops_of(graph, name, of="backward"):
 
 @pytest.mark.parametrize(
     "train, trained",
-    [("lora:16:q_proj+v_proj", 8_388_608), ("lora:16", 39_976_960), ("lora:64:all-linear", 159_907_840), ("qlora:16", 39_976_960)],
+    [
+        ("lora:16:q_proj+v_proj", 8_388_608),
+        ("lora:16", 39_976_960),
+        ("lora:64:all-linear", 159_907_840),
+        ("qlora:16", 39_976_960),
+        ("dora:16:q_proj+v_proj", 8_650_752),
+    ],
 )
 def test_llama_2_7b_has_as_many_trainable_parameters_as_peft_prints(train, trained):
     model = load_model("llama-2-7b")
@@ -45,7 +51,7 @@ def test_llama_2_7b_has_as_many_trainable_parameters_as_peft_prints(train, train
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt-j-6b", "gemma-2-9b", "falcon-40b", "bloom-176b", "olmo-2-7b"])
-@pytest.mark.parametrize("train", ["lora:8", "qlora:8:up_proj"])
+@pytest.mark.parametrize("train", ["lora:8", "qlora:8:up_proj", "dora:8"])
 def test_every_family_takes_adapters(name, train):
     model, how = load_model(name), training_of(train)
     graph = graph_of(model, train)
@@ -146,7 +152,7 @@ def test_a_target_that_the_model_has_not_is_refused():
 
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite", "qwen3-next-80b-a3b", "gpt-oss-20b"])
-@pytest.mark.parametrize("train", ["lora:8", "qlora:8:attention+experts:int8", "lora:8x4"])
+@pytest.mark.parametrize("train", ["lora:8", "qlora:8:attention+experts:int8", "lora:8x4", "dora:8", "qdora:8x4"])
 def test_experts_and_layers_of_several_kinds_take_adapters(name, train):
     model, how = load_model(name), training_of(train)
     graph = graph_of(model, train)
@@ -177,6 +183,7 @@ def test_the_gradient_of_a_repeated_layers_input_is_made_where_layers_are_of_sev
     [
         ("qlora:16", Training(method=Method.QLORA, rank=16, base="nf4-dq")),
         ("qlora:8:all-linear:int8", Training(method=Method.QLORA, rank=8, base="int8")),
+        ("qdora:8:all-linear:int8", Training(method=Method.QDORA, rank=8, base="int8")),
         ("lora:16x4", Training(method=Method.LORA, rank=16, num_adapters=4)),
         ("qlora:4:q_proj+v_proj:nf4", Training(method=Method.QLORA, rank=4, targets=("q_proj", "v_proj"), base="nf4")),
     ],
@@ -187,10 +194,20 @@ def test_a_text_says_adapters_at_a_time_and_the_format_of_the_base(text, means):
     assert (found.rank, found.targets, found.num_adapters, found.base) == (means.rank, means.targets, means.num_adapters, means.base)
 
 
-@pytest.mark.parametrize("text", ["lora:16:all-linear:int8", "qlora:16::fp3", "lora:16x0", "lora:16x2000000"])
+@pytest.mark.parametrize(
+    "text", ["lora:16:all-linear:int8", "dora:16:all-linear:int8", "dora", "qlora:16::fp3", "lora:16x0", "lora:16x2000000"]
+)
 def test_faults_of_such_texts_are_named(text):
     with pytest.raises(InputError):
         training_of(text)
+
+
+def test_a_norm_is_made_of_the_matrix_and_its_adapter_in_forward_passes_alone():
+    """DoRA, section 4.3: a matrix of 4096 x 4096 and rank 16, beside the product with the tokens of a sequence."""
+    plain, decomposed, quantized = (graph_of(load_model("llama-2-7b"), f"{how}:16").operator("q_proj") for how in ("lora", "dora", "qdora"))
+    assert flops(decomposed.forward) - flops(plain.forward) == 2 * 4096 * 4096 * 16
+    assert decomposed.backward == plain.backward
+    assert len(quantized.forward) == len(decomposed.forward) + 2  # for the product, and for the norm
 
 
 def test_experts_are_no_target_of_a_model_without_them():

@@ -42,16 +42,12 @@ def _over_windows(time: Callable[[Array], Array], tokens: Array, work: CacheAtte
     return cut if work.windowed == 1.0 else work.windowed * cut + (1.0 - work.windowed) * time(tokens)
 
 
-def is_latent(work: CacheAttention) -> bool:
-    return work.head_dim != work.value_head_dim
-
-
 def _decoding(work: CacheAttention, heads: Array, kv_heads: Array, cached: Array, step: EngineStep, machine: Machine) -> Array:
     heads, cached = heads * step.dcp, np.maximum(cached / (step.dcp * step.cut), 1.0)
     of_step: dict[str, Any] = {"batch": step.decoding, "queries": step.new_tokens, "machine": machine}
     of_step |= {"cache_itemsize": step.cache_bytes, "itemsize": step.element_bytes}
-    if is_latent(work):
-        latent, rotary = work.value_head_dim, work.head_dim - work.value_head_dim
+    if work.latent[0]:
+        latent, rotary = work.latent
         time = latent_decode_time(heads=heads, key_length=cached, latent_dim=latent, rotary_dim=rotary, **of_step)
     else:
         shared = kv_heads if step.kernels.shares_key_values else heads
@@ -79,7 +75,7 @@ def _prompts(work: CacheAttention, heads: Array, kv_heads: Array, seen: Array, s
         causal_fraction=share,
         itemsize=step.element_bytes,
         machine=machine,
-        kernel=LATENT_KERNEL if is_latent(work) and LATENT_KERNEL in machine.attention else "flash",
+        kernel=LATENT_KERNEL if work.latent[0] and LATENT_KERNEL in machine.attention else "flash",
         value_head_dim=work.value_head_dim,
     )
     return np.asarray(time)
@@ -116,13 +112,14 @@ def pass_time(num_bytes: Array, machine: Machine) -> Array:
 
 def cached_attention_work(work: CacheAttention, heads: Array, kv_heads: Array, step: EngineStep) -> tuple[Array, Array]:
     """FLOP of one layer's attention, and bytes that it must move: keys that a query sees, once for all queries of a sequence."""
-    width = float(work.head_dim + work.value_head_dim)
     b, own, cut = step.decoding, step.own_prompt_rows, step.dcp * step.cut
     seen = keys_seen(work, 1.0, step.cached - 1.0) / cut
-    of_cache = work.head_dim if is_latent(work) else width  # a value is a part of its latent
+    key_dim, width = work.cached_dims[0], float(sum(work.cached_dims))
+    of_cache = key_dim if work.latent[0] else kv_heads * width  # heads share a latent, of which a value is a part
     flops = 2.0 * b * (heads * step.dcp) * seen * width
-    moved = b * (kv_heads * seen * of_cache * step.cache_bytes + step.element_bytes * (heads * step.dcp) * width)
+    moved = b * (seen * of_cache * step.cache_bytes + step.element_bytes * (heads * step.dcp) * width)
     if work.takes_prompts:
+        width = float(work.head_dim + work.value_head_dim)
         tokens = step.prompts * (step.prompt_tokens + step.prompt_cached)
         flops = flops + 2.0 * heads * own * keys_seen(work, np.maximum(step.prompt_tokens, 1.0), step.prompt_cached) * width
         moved = moved + step.element_bytes * (heads * own * width + kv_heads * tokens * width)

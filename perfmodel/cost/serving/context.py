@@ -100,7 +100,7 @@ def context_traffic(work: CacheAttention, heads: Array, kv_heads: Array, step: E
 
     Queries and outputs travel; for prompts latents, and where the ranks share prompts keys and values too, are gathered.
     """
-    rows, widths = step.decoding * step.new_tokens, (work.head_dim, work.value_head_dim)
+    rows, widths = step.decoding * step.new_tokens, work.cached_dims
     continued = np.where(step.prompt_cached > 0, step.own_prompt_rows, 0.0)
     cached = step.prompts * step.prompt_cached
     gathered: Exchange
@@ -109,7 +109,6 @@ def context_traffic(work: CacheAttention, heads: Array, kv_heads: Array, step: E
         of_cache = np.where(step.cut > 1, cached * kv_heads * (sum(widths) * step.cache_bytes), 0.0)
         gathered = (CollectiveKind.ALL_GATHER, frozenset([PCP]), of_cache)
     else:  # prompts have keys and values of each head, to which gathered latents are expanded
-        widths = (sum(work.latent), work.latent[0])
         gathered = (CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), cached * (widths[0] * step.cache_bytes))
     element = step.element_bytes
     exchange = decode_exchange(rows=rows, heads=heads, key_dim=widths[0], value_dim=widths[1], dcp=step.dcp, cut=step.cut, itemsize=element)

@@ -141,6 +141,16 @@ def test_no_step_gets_quicker_with_more_to_do(name: str) -> None:
     assert costs.mixed(8.0, 1024.0, 512.0)[0] >= costs.decode(8.0, 1024.0)[0]
 
 
+@pytest.mark.parametrize("name", ["llama-3-8b", "gemma-3-12b", "deepseek-v2-lite", "deepseek-v3", "kimi-k2"])
+def test_sequences_that_decode_attend_alike_with_and_without_prompts_in_their_step(name: str) -> None:
+    """To latents of the cache, not to the heads that prompts expand them to."""
+    of = estimator(name).times([ServingPlan(engine="vllm", tp=2)])
+    mixed, decode, prefill = (
+        of.parts(sequences, 4096.0, prompt_tokens=tokens)["attention"] for sequences, tokens in ((64.0, 512.0), (64.0, 0.0), (0.0, 512.0))
+    )
+    assert mixed == pytest.approx(decode + prefill, rel=1e-9)
+
+
 def test_a_plan_that_does_not_fit_is_timed_all_the_same() -> None:
     of = estimator("llama-3-70b")
     found = of.predict(job_of(of), ServingPlan(engine="vllm"))

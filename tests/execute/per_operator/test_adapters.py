@@ -133,3 +133,5 @@ def test_the_one_door_runs_them(groups):
 def test_what_is_not_run_is_said():
     assert not_modules_reason(adapted("lora:4", 1)).startswith("train=lora:4: torch's own modules train all parameters")
     assert not_executable_reason(adapted("qlora:4:q_proj", 1)).endswith("no weights in nf4-dq; use train=lora:4:q_proj")
+    assert not_executable_reason(adapted("galore:4", 1)).endswith("projects no gradients; use train=full")
+    assert not_executable_reason(adapted("dora:4:q_proj", 1)).endswith("no magnitudes of rows; use train=lora:4:q_proj")
