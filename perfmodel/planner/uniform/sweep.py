@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial, reduce
+from functools import cache, partial
 from math import inf
 from operator import itemgetter
 from typing import Any, Literal
@@ -462,7 +462,7 @@ def _evaluate_promising(state: Sweep, tables: _Tables, block: _Block, rows: Layo
         possible = possible & (_pipeline_of(state, block, pipelines, hop=np.zeros((1, 1, 1, 1))) * (1.0 - 1e-9) <= state.slowest)
     if not possible.any():
         return
-    cells_of = (_quick_cells if state.slowest < inf else _small_cells)(state, block, pipelines)
+    cells_of = _promising_cells(state, block, pipelines)
     job, beyond = state.estimator.job, state.better.beyond
     recomputes = [state.recomputes[i] for i in block.recomputes]
     ways = None if beyond is None else runnable_ways(beyond, block.micro, recomputes, pipelines.choices, block.rows, job.global_batch)
@@ -489,47 +489,22 @@ def _pipeline_of(state: Sweep, block: _Block, pipelines: PipelineGroup, hop: Arr
     return pipeline_times(state.estimator, block.regions, pipelines, block.rows.pp, block.num_microbatches, hop, shape)
 
 
-def _quick_cells(state: Sweep, block: _Block, pipelines: PipelineGroup) -> Callable[[slice, ParameterTerms, Array], Cells]:
-    """Which plans of a ZeRO stage take no longer than `Sweep.slowest`, and have room for what always stays."""
+def _promising_cells(state: Sweep, block: _Block, pipelines: PipelineGroup) -> Callable[[slice, ParameterTerms, Array], Cells]:
+    """Which plans of a ZeRO stage do not surely need more than `Sweep.capacity`, and take no longer than `Sweep.slowest`."""
     estimator, stages, pp, m = state.estimator, pipelines.stages, block.rows.pp, block.num_microbatches
-    hop = block.hop()
-    pipeline = _pipeline_of(state, block, pipelines, hop)
+    ranks, least = _ranks_to_compare(estimator.profile, pipelines, pp), _least_microbatches(state, pp)
     outside = np.broadcast_to(outside_bytes(estimator.profile, estimator.machine, block.grid), block.grid.degree["pp"].shape)
-    num_replicas = replicas(block.grid)
+    kept, _, _ = schedule_columns(estimator, block.activations, pipelines, block.activation_bytes, pp, m, ranks, least)
+    pipeline = cache(lambda: _pipeline_of(state, block, pipelines, block.hop()))
 
     def of(part: slice, terms: ParameterTerms, tied: Array) -> Cells:
-        static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=num_replicas[part])
-        rooms = [pipelines.of_choices(fixed_memory(of_rank) + outside[part] <= state.capacity) for of_rank in static]
-        has_room = reduce(np.logical_and, rooms)
-        if not has_room.any():
-            return has_room
-        regions = block.regions.as_made(itemgetter(part))
-        step = step_times(estimator, pipeline[part], terms, tied, regions, pipelines, pp=pp, num_microbatches=m, hop=hop[part])
-        return np.asarray((step <= state.slowest) & has_room)
-
-    return of
-
-
-def _small_cells(state: Sweep, block: _Block, pipelines: PipelineGroup) -> Callable[[slice, ParameterTerms, Array], Cells]:
-    """Which plans of a ZeRO stage do not surely need more than `Sweep.capacity`."""
-    estimator, stages = state.estimator, pipelines.stages
-    profile, machine, sizes, pp = estimator.profile, estimator.machine, estimator.programs.sizes, block.rows.pp
-    ranks = _ranks_to_compare(profile, pipelines, pp)
-    outside = np.broadcast_to(outside_bytes(profile, machine, block.grid), block.grid.degree["pp"].shape)
-    kept, _, _ = schedule_columns(
-        estimator,
-        block.activations,
-        pipelines,
-        block.activation_bytes,
-        pp,
-        block.num_microbatches,
-        ranks,
-        _least_microbatches(state, pp),
-    )
-
-    def of(part: slice, terms: ParameterTerms, _: Array) -> Cells:
-        static = static_memory(terms, stages, sizes, num_replicas=replicas(block.grid)[part])
-        return np.asarray(_surely_needs(pipelines, kept, static, ranks, part, outside[part]) <= state.capacity)
+        static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=replicas(block.grid)[part])
+        cells = np.asarray(_surely_needs(pipelines, kept, static, ranks, part, outside[part]) <= state.capacity)
+        if state.slowest == inf or not cells.any():
+            return cells
+        regions, hop = block.regions.as_made(itemgetter(part)), block.hop()[part]
+        step = step_times(estimator, pipeline()[part], terms, tied, regions, pipelines, pp=pp, num_microbatches=m, hop=hop)
+        return np.asarray((step <= state.slowest) & cells)
 
     return of
 
