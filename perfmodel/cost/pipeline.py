@@ -150,8 +150,9 @@ def three_live_layers(
     table: NDArray[np.float64], *, schedule: PipelineSchedule, num_ranks: int, num_microbatches: Column, num_between: int = 1
 ) -> list[LiveLayers]:
     """Live layers of the first, a middle (repeated) and the last rank, from a `live_table`, or from several [row, schedule, rank, field]:
-    then with a last dim for schedules."""
-    found = table[_live_row(schedule, num_ranks, num_microbatches)]
+    then the last dim of `num_microbatches`, which is 1, becomes that of schedules."""
+    row = _live_row(schedule, num_ranks, num_microbatches)
+    found = table[row if table.ndim == 3 else row[..., 0]]
     first, middle, last = (_columns(found[..., i, :], schedule, num_microbatches) for i in range(3))
     return [first, *[middle] * num_between, last]
 

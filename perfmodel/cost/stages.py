@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.foundation.columns import Column
 from perfmodel.workload.graph import Region
@@ -69,6 +70,21 @@ class Stages:
     def blocks(self, rank: int) -> Any:
         """How many blocks a rank runs, of all kinds."""
         return sum_of([runs for runs, region in zip(self.runs[rank], self.regions, strict=True) if region.is_block])
+
+    def take(self, places: NDArray[np.int64]) -> Stages:
+        """The stages of some of the plans."""
+
+        def some(value: Any) -> Any:
+            return value[places] if isinstance(value, np.ndarray) else value
+
+        return Stages(
+            regions=self.regions,
+            inner=self.inner,
+            runs=tuple(tuple(map(some, runs)) for runs in self.runs),
+            total=tuple(map(some, self.total)),
+            is_single=some(self.is_single),
+            unequal=some(self.unequal),
+        )
 
     def mean_block(self, values: ByRegion, rank: int | None = None) -> Any:
         """`mean_block` of those of a rank, or of all."""

@@ -87,7 +87,7 @@ class RankNeed:
     total: Column
     sure: Column
     outside: Column = 0.0
-    crowding: float = 1.0
+    crowding: Column = 1.0
     beside: Column = 0.0
 
     def room(self, usable: float, ratio: float) -> Any:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
+
+from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.config import TransformerConfig
 
@@ -38,7 +41,7 @@ def _mean_layer(model: TransformerConfig) -> int:
     return (model.num_active_parameters - outside) // model.num_hidden_layers
 
 
-def crowding(model: TransformerConfig, num_stages: int, held: Sequence[float]) -> tuple[float, ...]:
+def crowding(model: TransformerConfig, num_stages: int, held: Sequence[Column]) -> tuple[Column, ...]:
     """Ratio of the layers that each distinct rank would hold if layers were placed by cost to those that it holds, at least 1.
 
     held   layers of each of the ranks that are told apart
@@ -47,4 +50,6 @@ def crowding(model: TransformerConfig, num_stages: int, held: Sequence[float]) -
         return (1.0,) * len(held)
     first, *between, last = stage_layers_by_cost(model, num_stages)
     by_cost = (first, *[max(between, default=0)] * (len(held) - 2), last)
-    return tuple(max(count / own, 1.0) if own else 1.0 for count, own in zip(by_cost, held, strict=True))
+    return tuple(
+        np.where(own == 0.0, 1.0, np.maximum(count / np.maximum(own, 1.0), 1.0))[()] for count, own in zip(by_cost, held, strict=True)
+    )

@@ -94,16 +94,20 @@ def _balanced_stages(until: Array, beside: Array, virtual_stages: int) -> tuple[
     """
     of_stage = np.round(until[None, :] - until[:, None], 9)  # [first layer, layer after the last]; like layers are equal to the bit
     shared = beside / virtual_stages
-    powers = {each: _sharp(np.where(of_stage >= 0, of_stage + each, np.inf)) for each in set(shared.tolist())}
+    # [layer after the last, first layer], the last first: of ways as good the one with fewer layers at the end
+    backwards = {each: _sharp(np.where(of_stage >= 0, of_stage + each, np.inf)).T[:, ::-1] for each in set(shared.tolist())}
+    nothing = np.diag(np.full(len(until), np.inf))[:, ::-1]
+    ends = {each: np.ascontiguousarray(powers) for each, powers in backwards.items()}
+    inner = {each: powers + nothing for each, powers in ends.items()}  # without stages that have no layers
     least = np.full(len(until), np.inf)
     least[0] = 0.0
     begins = []
     stages = np.tile(shared, virtual_stages).tolist()
-    nothing = np.diag(np.full(len(until), np.inf))  # an inner stage without layers
     for place, each in enumerate(stages):
-        total = least[:, None] + powers[each] + (nothing if 0 < place < len(stages) - 1 else 0.0)
-        begins.append(len(until) - 1 - total[::-1].argmin(axis=0))  # of ways as good the one with fewer layers at the end
-        least = total.min(axis=0)
+        total = least[::-1] + (inner if 0 < place < len(stages) - 1 else ends)[each]
+        chosen = total.argmin(axis=1)
+        begins.append(len(until) - 1 - chosen)
+        least = total[np.arange(len(until)), chosen]
     found, end = [], len(until) - 1
     for begin in reversed(begins):
         found.append(end - int(begin[end]))

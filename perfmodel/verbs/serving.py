@@ -455,7 +455,7 @@ def search_asked(
     }
     of = setting.estimator
     if is_sized:
-        chips = find_fewest_chips(setting.job, of.cluster, of.calibration, of.engine, **how).num_chips
+        chips = find_fewest_chips(setting.job, of.cluster, of.calibration, of.engine, **how | {"top": 1}).num_chips
         setting, _ = _formats_allowed(serving_setting(replace(asked, chips=chips)), several(quantizations))
         note = f"chips: not given; {chips:,} are the fewest that hold the load"
         setting = replace(setting, notes=(*setting.notes, note))
@@ -490,9 +490,9 @@ def _what_would_meet(setting: ServingSetting, how: Mapping[str, Any], error: Not
     formats = space.formats or ((job.quantization, job.kv_precision),)
 
     def is_found(job: ServingJob, chips: int, space: ServingSpace) -> bool:
-        more = {**how, "space": space, "top": 1}
+        more = {**how, "space": space, "top": 1, "names_pools": False, "with_baselines": False}
         try:
-            find_serving_plans(job, of.cluster.with_chips(chips), of.calibration, of.engine, **more, names_pools=False)
+            find_serving_plans(job, of.cluster.with_chips(chips), of.calibration, of.engine, **more)
         except InputError:
             return False
         return True

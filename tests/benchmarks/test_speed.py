@@ -82,6 +82,18 @@ def test_what_a_framework_cannot_run_costs_little_of_a_search(benchmark, monkeyp
     assert ratio < 1.2
 
 
+def test_limits_of_layers_of_several_kinds_cost_few_times_those_of_like_layers(benchmark):
+    """Nemotron-H 8B over Qwen3 8B, whose stages differ between hardly any schedules: measured 1.9 to 2.1, 8 one schedule after another."""
+
+    def seconds(model):
+        words = {"model": model, "cluster": "dgx-h100", "chips": 64, "global_batch": 512, "seq_len": 4096}
+        return _seconds(lambda: perfmodel.find_limits(**words))
+
+    ratio = benchmark.pedantic(lambda: seconds("nemotron-h-8b") / seconds("qwen3-8b"), rounds=1, iterations=1)
+    benchmark.extra_info["times those of like layers"] = round(ratio, 2)
+    assert ratio < 3.0
+
+
 GPT3 = dict(model="gpt3-175b", cluster="dgx-a100", chips=512, seq_len=2048, profile="megatron", tp=8, pp=8)
 
 

@@ -87,10 +87,10 @@ class RankHolding:
         return base_memory(most, self.fixed, self.waiting, factor=self.factor, outside=self.outside)
 
 
-def rank_holding(of: Holding, rank: int, live: LiveLayers, *, each: Callable[[Any], Any] | None = None) -> RankHolding:
+def rank_holding(of: Holding, rank: int, live: LiveLayers, *, of_live: Stages | None = None) -> RankHolding:
     """Memory of one of the distinct ranks, with these blocks in flight.
 
-    each   makes a column one that has the last dim of `live`, for gradients that wait beside activations
+    of_live   stages with an entry for each of `live`, where these are more than those of `of`
     """
     activations, terms, sizes, profile = of.activations, of.terms, of.sizes, of.profile
     moments = rank_moments(
@@ -106,13 +106,13 @@ def rank_holding(of: Holding, rank: int, live: LiveLayers, *, each: Callable[[An
     unreduced = Unreduced()
     if keeps_gathered(terms.program):
         unreduced = unreduced_gradients(
-            activations if each is None else activations_as(activations, each),
-            terms if each is None else terms_as(terms, each),
-            of.stages,
+            activations,
+            terms,
+            of_live or of.stages,
             sizes,
             rank=rank,
             live=live,
-            num_microbatches=of.num_microbatches if each is None else each(of.num_microbatches),
+            num_microbatches=of.num_microbatches,
             profile=profile,
             activation_bytes=of.activation_bytes,
             factor=of.factor,
@@ -200,10 +200,10 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
     return MemoryRow(of=of, pipelining=pipelining, kept=kept, ranks=ranks, total=tuple(map(_most, ranks, kept)))
 
 
-def crowding_of(model: TransformerConfig | NetworkModel, num_ranks: int, stages: Stages, doubt: MemoryDoubt) -> tuple[float, ...]:
+def crowding_of(model: TransformerConfig | NetworkModel, num_ranks: int, stages: Stages, doubt: MemoryDoubt) -> tuple[Column, ...]:
     """Ratio of the layers that each distinct rank may hold to those that it is predicted with."""
     if doubt.of_stranger and num_ranks > 1 and isinstance(model, TransformerConfig):
-        return crowding(model, num_ranks, [scalar(stages.blocks(rank)) for rank in range(stages.num_ranks)])
+        return crowding(model, num_ranks, [stages.blocks(rank) for rank in range(stages.num_ranks)])
     return (1.0,) * stages.num_ranks
 
 

@@ -76,6 +76,7 @@ def find_serving_plans(
     price_per_hour: float | None = None,
     with_pools: bool = False,
     names_pools: bool = True,
+    with_baselines: bool = True,
 ) -> ServingSearchResult:
     """The best plans for `job` on all chips of the cluster. Raises InputError where none fits, or none meets the limits.
 
@@ -126,7 +127,7 @@ def find_serving_plans(
         is_load_searched=evaluator.is_load_searched,
         plans=plans,
         pareto=searched.whole_front(table, found.columns, with_pools=with_pools),
-        baselines=searched.baselines(cluster, plans[0]),
+        baselines=searched.baselines(cluster, plans[0]) if with_baselines else (),
         price_per_hour=price,
         disaggregated=apart,
         search_time=time.process_time() - started,
@@ -337,7 +338,7 @@ class _Search:
         for name, meaning, columns, reason in baseline_layouts(evaluator, cluster, self.engine):
             plans: tuple[RankedPlan, ...] = ()
             if len(columns):
-                own = replace(alone, chosen=Chosen(evaluator=evaluator, objective=self.objective, price=self.price))
+                own = replace(alone, chosen=replace(self.chosen, evaluator=evaluator, broken={}))
                 table = own.table(columns, (0,))
                 order = own.ranked(table)
                 kept = own.shown(table, order)

@@ -31,12 +31,14 @@ class Chosen:
     """Simulates rows of a search.
 
     broken   row of the table -> what it has of the limited times, of rows that were simulated and break a limit
+    known    plans that were predicted: (format, plan, clients) -> the plan under that load
     """
 
     evaluator: Evaluator
     objective: ServingObjective
     price: float
     broken: dict[int, dict[str, float]] = field(default_factory=dict)
+    known: dict[tuple[int, ServingPlan, int], RankedPlan] = field(default_factory=dict)
 
     @property
     def simulates(self) -> bool:
@@ -90,9 +92,11 @@ class Chosen:
 
     def ranked(self, which: int, plan: ServingPlan, clients: int) -> RankedPlan:
         """A plan under so many clients, in one of the formats."""
-        job, estimator = self.evaluator.job_of(which, clients or None), self.evaluator.estimators[which]
-        prediction = (predict_served if self.simulates else predict_plan)(estimator, job, plan)
-        return ranked_plan(prediction, num_chips=self.evaluator.num_chips, price=self.price)
+        if (key := (which, plan, clients)) not in self.known:
+            job, estimator = self.evaluator.job_of(which, clients or None), self.evaluator.estimators[which]
+            prediction = (predict_served if self.simulates else predict_plan)(estimator, job, plan)
+            self.known[key] = ranked_plan(prediction, num_chips=self.evaluator.num_chips, price=self.price)
+        return self.known[key]
 
     def _worst(self, ranked: RankedPlan) -> float:
         """The largest of its times over what it may be."""

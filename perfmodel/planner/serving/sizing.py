@@ -25,10 +25,10 @@ def find_fewest_chips(
     top: int = 10,
     price_per_hour: float | None = None,
 ) -> ServingSearchResult:
-    """The search on the fewest chips of the cluster that hold the job's load: parts of a node in powers of two, then whole nodes.
+    """The search, without baselines, on the fewest chips of the cluster that hold the job's load: parts of a node, then whole nodes.
 
-    More chips hold no less (copies that are added take requests from the others), so the numbers are halved. Raises InputError where the
-    job has no load, or where not even `most_chips` (0: as many as the cluster can have) hold it.
+    Parts are powers of two. More chips hold no less (copies that are added take requests from the others), so the numbers are halved.
+    Raises InputError where the job has no load, or where not even `most_chips` (0: as many as the cluster can have) hold it.
     """
     if job.concurrency is None and job.rate is None:
         raise bad_field("concurrency", None, "the number of chips follows from the load", "give a concurrency or a rate")
@@ -46,6 +46,7 @@ def find_fewest_chips(
             top=shown,
             price_per_hour=price_per_hour,
             names_pools=False,
+            with_baselines=False,
         )
 
     low, high, step = 0, 0, 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,9 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.chip import Pipelining, kept_memory, reserve_factor, runs_at
 from perfmodel.cost.memory.moments import ActivationTerms, At
 from perfmodel.cost.pipeline import LiveLayers, three_live_layers
-from perfmodel.cost.stages import Stages
 from perfmodel.cost.step import RegionTimes, pipeline_step_time
 from perfmodel.parallel.layout import PipelineSchedule
-from perfmodel.planner.uniform.space import PipelineChoice
+from perfmodel.planner.uniform.space import PipelineChoice, PipelineGroup
 
 Array = NDArray[np.float64]
 
@@ -31,89 +30,67 @@ def _choices_of(schedule: PipelineSchedule, choices: tuple[PipelineChoice, ...])
 def pipeline_times(
     estimator: Estimator,
     regions: RegionTimes,
-    stages: Stages,
+    pipelines: PipelineGroup,
     pp: int,
     m: Array,
     hop: Any,
-    choices: tuple[PipelineChoice, ...],
     shape: tuple[int, ...],
 ) -> Array:
     """[layouts, micro-batches, recompute, schedules]"""
     pipeline = np.empty(shape)
     for schedule in PipelineSchedule:
-        at, here, v = _choices_of(schedule, choices)
+        at, here, v = _choices_of(schedule, pipelines.choices)
         if not here:
             continue
-        interleaved = schedule is PipelineSchedule.INTERLEAVED
-        up = wider if interleaved else _as_it_is
-        if interleaved:
-            stages = replace(stages, unequal=np.array([choice.unequal for choice in here]))
-        time = pipeline_step_time(
-            regions.as_made(up),
-            stages,
+        pipeline[..., at] = pipeline_step_time(
+            regions,
+            pipelines.stages_of(at),
             schedule=schedule,
             num_ranks=float(pp),
-            num_microbatches=up(m),
+            num_microbatches=m,
             virtual_stages=v,
-            hop=up(hop),
+            hop=hop,
             profile=estimator.profile,
         )
-        pipeline[..., at] = time if interleaved else time[..., None]
     return pipeline
 
 
 def schedule_columns(
     estimator: Estimator,
     activations: ActivationTerms,
-    stages: Stages,
+    pipelines: PipelineGroup,
     activation_bytes: float,
     pp: int,
     m: Array,
-    choices: tuple[PipelineChoice, ...],
-    apart: frozenset[At],
     ranks: tuple[int, ...],
     least_microbatches: int,
 ) -> tuple[dict[int, dict[At, Array]], dict[int, LiveLayers], NDArray[np.bool_]]:
     """[layouts, micro-batches, recompute, schedules]: kept bytes of these ranks as reserved (of moments `apart` by themselves),
     layers under way there [1, micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need infinite
     memory."""
-    shape = (*np.broadcast_shapes(*(each.shape for each in activations.kept), m.shape), len(choices))
-    kept = {rank: {at: np.empty(shape) for at in runs_at(rank, stages) if at in apart} for rank in ranks}
+    shape = (*np.broadcast_shapes(*(each.shape for each in activations.kept), m.shape)[:-1], len(choices := pipelines.choices))
+    stages = pipelines.stages
+    kept = {rank: {at: np.empty(shape) for at in runs_at(rank, stages) if at in pipelines.apart} for rank in ranks}
     cells = (1, m.size, 1, len(choices))
     lives = {rank: LiveLayers(**{each.name: np.zeros(cells) for each in fields(LiveLayers)}) for rank in ranks}
     legal = legal_choices(choices, m, pp, least_microbatches)
     profile = estimator.profile
     factor = reserve_factor(profile, estimator.machine)
     for schedule in PipelineSchedule:
-        at, here, v = _choices_of(schedule, choices)
+        at, here, v = _choices_of(schedule, pipelines.choices)
         if not here:
             continue
-        interleaved = schedule is PipelineSchedule.INTERLEAVED
-        up = wider if interleaved else _as_it_is
-        if interleaved:
-            stages = replace(stages, unequal=np.array([choice.unequal for choice in here]))
-        wide_terms = ActivationTerms(
-            kept=tuple(up(x) for x in activations.kept),
-            peaks=(),
-            forward=(),
-            boundary=up(activations.boundary),
-            logits=up(activations.logits),
-            run_ahead=0.0,
-        )
-        # choices of one virtual stage differ in the schedule
-        table = np.stack([choice.live for choice in here], axis=1) if interleaved else here[0].live
+        table = np.stack([choice.live for choice in here], axis=1)
         live = three_live_layers(table, schedule=schedule, num_ranks=pp, num_microbatches=m, num_between=stages.num_ranks - 2)
-        pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=up(m), virtual_stages=v, live=live)
-        moving = kept_memory(wide_terms, stages, pipelining, profile, activation_bytes=activation_bytes)
+        pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=v, live=live)
+        moving = kept_memory(activations, pipelines.stages_of(at), pipelining, profile, activation_bytes=activation_bytes)
         if pp > 1 and profile.stages.pipeline_keeps_parameters:
             for rank in ranks:
                 for each in fields(LiveLayers):
-                    found = getattr(live[rank], each.name)
-                    getattr(lives[rank], each.name)[..., at] = found if interleaved else found[..., None]
+                    getattr(lives[rank], each.name)[..., at] = getattr(live[rank], each.name)
         for rank in ranks:
             for moment, under_way in kept[rank].items():
-                both = (moving[rank][moment][0] + moving[rank][moment][1]) * factor
-                under_way[..., at] = both if interleaved else np.asarray(both)[..., None]
+                under_way[..., at] = (moving[rank][moment][0] + moving[rank][moment][1]) * factor
     if not legal.all():
         blocked = np.where(legal, 0.0, np.inf)[None, :, None, :]
         kept[0][At.BLOCKS] += blocked
@@ -134,11 +111,3 @@ def legal_choices(choices: tuple[PipelineChoice, ...], m: Array, pp: int, least_
                 legal[:, i] = count % pp == 0
     legal &= (count >= least_microbatches)[:, None]
     return legal
-
-
-def _as_it_is(x: Any) -> Any:
-    return x
-
-
-def wider(x: Any) -> Any:
-    return np.asarray(x)[..., None]

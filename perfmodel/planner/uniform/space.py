@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.memory.moments import At
 from perfmodel.cost.pipeline import live_of_table, live_table
-from perfmodel.cost.stages import Stages, stages_of
+from perfmodel.cost.stages import Stages, stage_columns, stages_of
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.frameworks.options import HEAD_TAIL
 from perfmodel.frameworks.profile import ExecutionProfile
@@ -200,18 +201,49 @@ class PipelineChoice:
     live: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PipelineGroup:
-    """Choices whose ranks hold the same layers: they differ in the schedule alone, not in what a rank has to hold.
+    """Choices that are evaluated side by side.
 
+    stages         the distinct ones, as columns; of choices that differ in the schedule alone one: what a rank has to hold is the same
+    places         of each choice, which of these are its own
     fuller_middle   whether a middle rank has more layers than the first, or more passes of them under way
     apart           moments at which one of the schedules has not as many under way as while any layer runs
     """
 
     stages: Stages
     choices: tuple[PipelineChoice, ...]
+    places: NDArray[np.int64]
     fuller_middle: bool
     apart: frozenset[At]
+
+    @classmethod
+    def side_by_side(cls, group: Sequence[tuple[Stages, list[PipelineChoice], set[At]]], *, fuller_middle: bool) -> PipelineGroup:
+        """All choices by schedule. Ranks between the first and the last are repeated where others have more that are told apart."""
+        most = max(stages.num_ranks for stages, _, _ in group)
+        runs = [(*it.runs[:-1], *[it.runs[-2]] * (most - it.num_ranks), it.runs[-1]) for it, _, _ in group]
+        pairs = [(choice, place) for place, (_, choices, _) in enumerate(group) for choice in choices]
+        pairs.sort(key=lambda pair: list(PipelineSchedule).index(pair[0].schedule))
+        return cls(
+            stages=stage_columns([replace(stages, runs=ranks) for (stages, _, _), ranks in zip(group, runs, strict=True)]),
+            choices=tuple(choice for choice, _ in pairs),
+            places=np.array([place for _, place in pairs]),
+            fuller_middle=fuller_middle,
+            apart=frozenset[At]().union(*(apart for _, _, apart in group)),
+        )
+
+    def take(self, some: NDArray[np.int64]) -> PipelineGroup:
+        """Some of the choices."""
+        distinct, places = np.unique(self.places[some], return_inverse=True)
+        return replace(self, stages=self.stages.take(distinct), choices=tuple(self.choices[i] for i in some), places=places)
+
+    def of_choices(self, values: Any, some: slice | Sequence[int] = slice(None)) -> Any:
+        """Values of each of the stages [..., stages], or of all of them [..., 1], as those of some of the choices."""
+        return values if values.shape[-1] == 1 else values[..., self.places[some]]
+
+    def stages_of(self, some: slice | Sequence[int] = slice(None)) -> Stages:
+        """Return the stages of some of the choices, one for each."""
+        return replace(self.stages.take(self.places[some]), unequal=np.array([choice.unequal for choice in self.choices])[some])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -284,7 +316,7 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
     pairs = [(PipelineSchedule.ONE_F_ONE_B, 1)]
     if pp > 1:
         pairs = [(PipelineSchedule.GPIPE, 1), *pairs, *((PipelineSchedule.INTERLEAVED, v) for v in range(2, most // pp + 1))]
-    groups: dict[tuple[tuple[float, ...], ...], tuple[Stages, list[PipelineChoice]]] = {}
+    dealt: dict[tuple[tuple[float, ...], ...], tuple[Stages, list[PipelineChoice]]] = {}
     regions = regions_in_training(job.transformer, job.train)
     for schedule, virtual in pairs:
         if not (space.admits("schedule", str(schedule)) and space.admits("virtual_stages", virtual)):
@@ -296,13 +328,13 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
             if pp > 1 and not space.runs.uneven_stages and len(set(layers)) > 1:
                 continue
             stages = stages_of(regions, layers, pp)
-            _, choices = groups.setdefault(stages.runs, (stages, []))
+            _, choices = dealt.setdefault(stages.runs, (stages, []))
             live = live_table(schedule, layers, pp)
             choices.append(
                 PipelineChoice(schedule=schedule, virtual_stages=virtual, stage_layers=layers, unequal=float(stages.unequal), live=live)
             )
-    found = []
-    for stages, choices in groups.values():
+    groups: dict[bool, list[tuple[Stages, list[PipelineChoice], set[At]]]] = {}
+    for stages, choices in dealt.values():
         first, *between, _ = stages.runs
         fuller = any(runs[i] > first[i] for runs in between for i in stages.inner)
         apart = {At.BLOCKS}
@@ -315,8 +347,8 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
                 apart.add(At.FIRST)
             if np.asarray(under_way.fewer_at_last)[:, 2].any():
                 apart.add(At.LAST)
-        found.append(PipelineGroup(stages=stages, choices=tuple(choices), fuller_middle=fuller, apart=frozenset(apart)))
-    return tuple(found)
+        groups.setdefault(fuller, []).append((stages, choices, apart))
+    return tuple(PipelineGroup.side_by_side(group, fuller_middle=fuller) for fuller, group in groups.items())
 
 
 def micro_batches(job: TrainingJob, data_parallel: int, space: Space) -> list[int]:

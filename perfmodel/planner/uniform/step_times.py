@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from perfmodel.cost.assemble import beside_pipeline
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, sends_under_parameters, waits_each_microbatch
-from perfmodel.cost.stages import Stages
 from perfmodel.cost.step import (
     ParameterTerms,
     RegionTimes,
     beat_of,
 )
 from perfmodel.parallel.layout import PipelineSchedule
-from perfmodel.planner.uniform.space import PipelineChoice
+from perfmodel.planner.uniform.space import PipelineGroup
 
 Array = NDArray[np.float64]
 
@@ -28,21 +27,20 @@ def step_times(
     terms: ParameterTerms,
     tied: Any,
     regions: RegionTimes,
-    stages: Stages,
+    pipelines: PipelineGroup,
     *,
     pp: int,
     num_microbatches: Array,
     hop: Array,
-    choices: tuple[PipelineChoice, ...],
 ) -> Array:
     """The sum of `cost/assemble.py` for one plan, in the same order.
 
-    pipeline  [layouts, micro-batches, recompute, schedules], of which `choices` are the last dim    [s]
+    pipeline  [layouts, micro-batches, recompute, schedules], of which the choices of `pipelines` are the last dim    [s]
 
     Nothing beside the pipeline depends on the schedule, but for what every microbatch waits for: gpipe has a beat of its own.
     """
-    waiting = pp > 1 and waits_each_microbatch(terms)
-    gpipe = [i for i, choice in enumerate(choices) if choice.schedule is PipelineSchedule.GPIPE]
+    waiting, stages = pp > 1 and waits_each_microbatch(terms), pipelines.stages
+    gpipe = [i for i, choice in enumerate(pipelines.choices) if choice.schedule is PipelineSchedule.GPIPE]
 
     def waits_of(schedule: PipelineSchedule) -> Waits:
         return exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=float(pp), profile=estimator.profile)
@@ -50,17 +48,15 @@ def step_times(
     waits = waits_of(PipelineSchedule.ONE_F_ONE_B)  # interleaved too: the beat is the same
     gpipe_waits = waits_of(PipelineSchedule.GPIPE) if waiting and gpipe else waits
     if waiting:
-        pipeline = _less_hidden_sends(
-            estimator, pipeline, waits, gpipe_waits, regions, stages, pp=pp, m=num_microbatches, hop=hop, choices=choices
-        )
+        pipeline = _less_hidden_sends(estimator, pipeline, waits, gpipe_waits, regions, pipelines, pp=pp, m=num_microbatches, hop=hop)
 
     def beside(waits: Waits) -> Array:
         found = beside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=num_microbatches)
-        return np.asarray(found.total)[..., None]
+        return pipelines.of_choices(np.asarray(found.total))
 
     step = pipeline + beside(waits)
     if waiting and gpipe:
-        step[..., gpipe] = pipeline[..., gpipe] + beside(gpipe_waits)
+        step[..., gpipe] = (pipeline + beside(gpipe_waits))[..., gpipe]
     return step
 
 
@@ -70,15 +66,14 @@ def _less_hidden_sends(
     waits: Waits,
     gpipe_waits: Waits,
     regions: RegionTimes,
-    stages: Stages,
+    pipelines: PipelineGroup,
     *,
     pp: int,
     m: Array,
     hop: Array,
-    choices: tuple[PipelineChoice, ...],
 ) -> Array:
     """Pipeline time less `sends_under_parameters`; as it is where no send sets the pace."""
-    profile, p = estimator.profile, float(pp)
+    profile, p, choices, stages = estimator.profile, float(pp), pipelines.choices, pipelines.stages
     most = max(choice.virtual_stages for choice in choices)
     shortest = beat_of(regions, stages, schedule=PipelineSchedule.ONE_F_ONE_B, num_ranks=p, profile=profile)  # gpipe's is no shorter
     if not np.any((2.0 + 1e-9) * most * hop > shortest):
@@ -88,16 +83,15 @@ def _less_hidden_sends(
         here = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
         if not here:
             continue
-        beat = beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile)
-        exposed = (gpipe_waits if schedule is PipelineSchedule.GPIPE else waits).total
+        exposed = np.asarray((gpipe_waits if schedule is PipelineSchedule.GPIPE else waits).total)
         less[..., here] = pipeline[..., here] - sends_under_parameters(
-            np.asarray(exposed)[..., None],
-            np.asarray(beat)[..., None],
+            pipelines.of_choices(exposed, here),
+            beat_of(regions, pipelines.stages_of(here), schedule=schedule, num_ranks=p, profile=profile),
             schedule=schedule,
             num_ranks=p,
-            num_microbatches=m[..., None],
+            num_microbatches=m,
             virtual_stages=np.array([float(choices[i].virtual_stages) for i in here]),
-            hop=np.asarray(hop)[..., None],
+            hop=hop,
             profile=profile,
         )
     return less

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from math import inf
 from operator import itemgetter
@@ -25,6 +25,7 @@ from perfmodel.cost.memory.plan import Holding, activations_as, besides_of, crow
 from perfmodel.cost.microbatch import microbatch_depends_on
 from perfmodel.cost.parameters import parameters_depend_on
 from perfmodel.cost.step import ParameterTerms, RegionTimes, hop_time
+from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_room import MemoryDoubt, RankNeed, memory_rule
 from perfmodel.frameworks.memory_uncertainty import memory_doubt
@@ -35,7 +36,7 @@ from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.planner.uniform.runnable import runnable_layouts, runnable_ways
-from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times, schedule_columns, wider
+from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times, schedule_columns
 from perfmodel.planner.uniform.space import (
     LayoutRows,
     PipelineChoice,
@@ -438,7 +439,7 @@ def _block_of(
         dispatcher=dispatcher,
         micro=tuple(micro),
         recomputes=recomputes,
-        num_microbatches=(estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None],
+        num_microbatches=(estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None, None],
         regions=regions,
         activations=activations,
         activation_bytes=table.program.rows.activation_bytes,
@@ -458,10 +459,10 @@ def _evaluate_promising(state: Sweep, tables: _Tables, block: _Block, rows: Layo
     possible = np.broadcast_to(legal[None, :, None, :], (len(block.index), len(block.micro), len(block.recomputes), len(pipelines.choices)))
     if state.slowest < inf:
         # what waits for parameters hides sends, and nothing else of the pipeline
-        possible = possible & (_pipeline_of(state, block, pipelines, hop=np.zeros((1, 1, 1))) * (1.0 - 1e-9) <= state.slowest)
+        possible = possible & (_pipeline_of(state, block, pipelines, hop=np.zeros((1, 1, 1, 1))) * (1.0 - 1e-9) <= state.slowest)
     if not possible.any():
         return
-    cells_of = (_quick_cells if state.slowest < inf else _small_cells)(state, block, pipelines)
+    cells_of = _promising_cells(state, block, pipelines)
     job, beyond = state.estimator.job, state.better.beyond
     recomputes = [state.recomputes[i] for i in block.recomputes]
     ways = None if beyond is None else runnable_ways(beyond, block.micro, recomputes, pipelines.choices, block.rows, job.global_batch)
@@ -479,60 +480,31 @@ def _evaluate_promising(state: Sweep, tables: _Tables, block: _Block, rows: Layo
         rest, micro, some, choices = _of_cells(cells)
         index, sizes = block.index[part][rest], [block.micro[i] for i in micro]
         narrow = _block_of(state, tables, block.place, rows, index, block.rule, sizes, block.recomputes[some])
-        _evaluate_group(state, tables, narrow, replace(pipelines, choices=tuple(pipelines.choices[i] for i in choices)), (zero,))
+        _evaluate_group(state, tables, narrow, pipelines.take(choices), (zero,))
 
 
 def _pipeline_of(state: Sweep, block: _Block, pipelines: PipelineGroup, hop: Array) -> Array:
     """[layouts, micro-batches, recompute, schedules]"""
-    m, choices = block.num_microbatches, pipelines.choices
-    shape = (len(block.index), len(block.micro), len(block.recomputes), len(choices))
-    return pipeline_times(state.estimator, block.regions, pipelines.stages, block.rows.pp, m, hop, choices, shape)
+    shape = (len(block.index), len(block.micro), len(block.recomputes), len(pipelines.choices))
+    return pipeline_times(state.estimator, block.regions, pipelines, block.rows.pp, block.num_microbatches, hop, shape)
 
 
-def _quick_cells(state: Sweep, block: _Block, pipelines: PipelineGroup) -> Callable[[slice, ParameterTerms, Array], Cells]:
-    """Which plans of a ZeRO stage take no longer than `Sweep.slowest`, and have room for what always stays."""
-    estimator, stages, choices, pp, m = state.estimator, pipelines.stages, pipelines.choices, block.rows.pp, block.num_microbatches
-    hop = block.hop()
-    pipeline = _pipeline_of(state, block, pipelines, hop)
+def _promising_cells(state: Sweep, block: _Block, pipelines: PipelineGroup) -> Callable[[slice, ParameterTerms, Array], Cells]:
+    """Which plans of a ZeRO stage do not surely need more than `Sweep.capacity`, and take no longer than `Sweep.slowest`."""
+    estimator, stages, pp, m = state.estimator, pipelines.stages, block.rows.pp, block.num_microbatches
+    ranks, least = _ranks_to_compare(estimator.profile, pipelines, pp), _least_microbatches(state, pp)
     outside = np.broadcast_to(outside_bytes(estimator.profile, estimator.machine, block.grid), block.grid.degree["pp"].shape)
-    num_replicas = replicas(block.grid)
+    kept, _, _ = schedule_columns(estimator, block.activations, pipelines, block.activation_bytes, pp, m, ranks, least)
+    pipeline = cache(lambda: _pipeline_of(state, block, pipelines, block.hop()))
 
     def of(part: slice, terms: ParameterTerms, tied: Array) -> Cells:
-        static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=num_replicas[part])
-        has_room = np.logical_and.reduce([fixed_memory(of_rank) + outside[part] <= state.capacity for of_rank in static])[..., None]
-        if not has_room.any():
-            return has_room
-        regions = block.regions.as_made(itemgetter(part))
-        step = step_times(
-            estimator, pipeline[part], terms, tied, regions, stages, pp=pp, num_microbatches=m, hop=hop[part], choices=choices
-        )
-        return np.asarray((step <= state.slowest) & has_room)
-
-    return of
-
-
-def _small_cells(state: Sweep, block: _Block, pipelines: PipelineGroup) -> Callable[[slice, ParameterTerms, Array], Cells]:
-    """Which plans of a ZeRO stage do not surely need more than `Sweep.capacity`."""
-    estimator, stages = state.estimator, pipelines.stages
-    profile, machine, sizes, pp = estimator.profile, estimator.machine, estimator.programs.sizes, block.rows.pp
-    ranks = _ranks_to_compare(profile, pipelines, pp)
-    outside = np.broadcast_to(outside_bytes(profile, machine, block.grid), block.grid.degree["pp"].shape)
-    kept, _, _ = schedule_columns(
-        estimator,
-        block.activations,
-        stages,
-        block.activation_bytes,
-        pp,
-        block.num_microbatches,
-        pipelines.choices,
-        pipelines.apart,
-        ranks,
-        _least_microbatches(state, pp),
-    )
-
-    def of(part: slice, terms: ParameterTerms, _: Array) -> Cells:
-        static = static_memory(terms, stages, sizes, num_replicas=replicas(block.grid)[part])
-        return np.asarray(_surely_needs(kept, static, ranks, part, outside[part]) <= state.capacity)
+        static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=replicas(block.grid)[part])
+        cells = np.asarray(_surely_needs(pipelines, kept, static, ranks, part, outside[part]) <= state.capacity)
+        if state.slowest == inf or not cells.any():
+            return cells
+        regions, hop = block.regions.as_made(itemgetter(part)), block.hop()[part]
+        step = step_times(estimator, pipeline()[part], terms, tied, regions, pipelines, pp=pp, num_microbatches=m, hop=hop)
+        return np.asarray((step <= state.slowest) & cells)
 
     return of
 
@@ -560,7 +532,7 @@ def _zero_parts(state: Sweep, tables: _Tables, block: _Block, zeros: Iterable[in
 
 
 def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: PipelineGroup, zeros: Iterable[int]) -> None:
-    """The schedules of a block whose ranks hold the same layers, with these ZeRO stages."""
+    """Some schedules of a block, side by side, with these ZeRO stages."""
     estimator, stages, choices = state.estimator, pipelines.stages, pipelines.choices
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
     activations, grid, m, pp = block.activations, block.grid, block.num_microbatches, block.rows.pp
@@ -569,8 +541,8 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
     factor, outside = reserve_factor(profile, machine), np.broadcast_to(outside_bytes(profile, machine, grid), grid.degree["pp"].shape)
     crowded = crowding_of(estimator.job.model, pp, stages, state.doubt)
     least = _least_microbatches(state, pp)
-    kept, live, legal = schedule_columns(estimator, activations, stages, activation_bytes, pp, m, choices, pipelines.apart, ranks, least)
-    num_micro, num_recompute, num_choices = kept[0][At.BLOCKS].shape[1:]
+    kept, live, legal = schedule_columns(estimator, activations, pipelines, activation_bytes, pp, m, ranks, least)
+    shape, num_recompute = kept[0][At.BLOCKS].shape[1:], len(block.recomputes)
     legal_cells = int(legal.sum()) * num_recompute
     if not legal_cells:
         return
@@ -581,7 +553,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         num_replicas = replicas(grid)[part]
         static = static_memory(terms, stages, sizes, num_replicas=num_replicas)
         if state.needless is not None:
-            least_need = float(_surely_needs(kept, static, ranks, part, outside[part]).min())
+            least_need = float(_surely_needs(pipelines, kept, static, ranks, part, outside[part]).min())
             if least_need > max(state.capacity, state.worth_knowing):
                 continue
         holding = Holding(
@@ -604,20 +576,21 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         is_sure: Any = None
         beside = besides_of(holding, state.doubt)
         for rank in ranks:
-            here = rank_holding(holding, rank, live[rank], each=wider)
+            here = rank_holding(holding, rank, live[rank], of_live=pipelines.stages_of())
+            fixed = pipelines.of_choices(here.fixed)
             most = _surely(state, here.fixed, outside[part], crowded[rank], beside[rank])
             # where gradients wait, each moment has others beside it, whatever is under way then
             times = runs_at(rank, stages) if keeps_gathered(terms.program) else tuple(kept[rank])
             largest: Any = None
             for at in times:
-                base = np.broadcast_to(here.base(at, times), (end - begin, num_micro, num_recompute))[..., None]
                 under_way = kept[rank].get(at, kept[rank][At.BLOCKS])
-                need = reserved_memory(under_way[part], base, here.unreduced.at(at))
+                need = reserved_memory(under_way[part], pipelines.of_choices(here.base(at, times)), here.unreduced.at(at))
                 largest = need if largest is None else np.maximum(largest, need, out=largest)
             if most is not None:
+                most = pipelines.of_choices(most)
                 is_sure = largest <= most if is_sure is None else is_sure & (largest <= most)
             memory = largest if memory is None else np.maximum(memory, largest, out=memory)
-            alone = np.maximum(alone, here.fixed)
+            alone = np.maximum(alone, fixed)
         fits = memory <= state.capacity
         if is_sure is not None:
             fits &= is_sure
@@ -625,7 +598,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         state.segments.append(
             _Segment(
                 first_id=state.next_id,
-                shape=(end - begin, num_micro, num_recompute, num_choices),
+                shape=(end - begin, *shape),
                 rows=block.rows.select(part),
                 zero=zero,
                 rules=block.rules,
@@ -639,7 +612,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         state.starts.append(state.next_id)
         state.num_evaluated += legal_cells * (end - begin)
         state.num_feasible += feasible
-        state.num_static += int(np.count_nonzero(alone > machine.memory_usable)) * legal_cells
+        state.num_static += int(np.count_nonzero((alone > machine.memory_usable) & legal[None, :, None, :])) * num_recompute
         if feasible < memory.size:
             state.num_tight += int(np.count_nonzero(memory <= machine.memory_usable)) - feasible
         flat_memory = memory.reshape(-1)
@@ -678,10 +651,10 @@ def _offer_times(
 ) -> None:
     """Times of some layouts of a block, at these places of those that begin here, to all that keeps the best."""
     index = begin + place
-    estimator, stages, choices, pp, m = state.estimator, pipelines.stages, pipelines.choices, block.rows.pp, block.num_microbatches
+    estimator, pp, m = state.estimator, block.rows.pp, block.num_microbatches
     regions, hop = block.regions.as_made(itemgetter(index)), block.hop()[index]
-    pipeline = pipeline_times(estimator, regions, stages, pp, m, hop, choices, memory.shape)
-    step = step_times(estimator, pipeline, terms, tied, regions, stages, pp=pp, num_microbatches=m, hop=hop, choices=choices)
+    pipeline = pipeline_times(estimator, regions, pipelines, pp, m, hop, memory.shape)
+    step = step_times(estimator, pipeline, terms, tied, regions, pipelines, pp=pp, num_microbatches=m, hop=hop)
     flat, flat_memory = np.where(memory < inf, step, inf).reshape(-1), memory.reshape(-1)
     per_layout = flat.size // len(place)
     ids = (state.next_id + place[:, None] * per_layout + np.arange(per_layout)).reshape(-1)
@@ -690,22 +663,22 @@ def _offer_times(
     state.front.offer(flat, np.minimum(flat_memory, state.capacity), ids)
 
 
-def _surely(state: Sweep, sure: Any, outside: Any, crowding: float, beside: Any) -> Any:
+def _surely(state: Sweep, sure: Any, outside: Any, crowding: Column, beside: Any) -> Any:
     """Largest prediction of a rank that fits at the risk, as columns; None if the headroom is stricter. [byte]"""
     if state.ratio is None:
         return None
     usable = state.estimator.machine.memory_usable
-    if crowding == 1.0 and isinstance(beside, float) and usable / state.ratio >= state.capacity:
+    if np.all(crowding == 1.0) and isinstance(beside, float) and usable / state.ratio >= state.capacity:
         return None  # the least that may be predicted where something is sure
     need = RankNeed(total=0.0, sure=sure, outside=outside, crowding=crowding, beside=beside)
-    return np.asarray(need.room(usable, state.ratio))[..., None]
+    return np.asarray(need.room(usable, state.ratio))
 
 
 def _column_grid(grid: LayoutGrid) -> LayoutGrid:
-    """The same layouts as columns [layouts, 1, 1], to broadcast against micro-batches and recomputation."""
+    """The same layouts as columns [layouts, 1, 1, 1], to broadcast against micro-batches, recomputation and schedules."""
 
     def wide(column: Array) -> Array:
-        return column[:, None, None]
+        return column[:, None, None, None]
 
     return LayoutGrid(
         degree={axis: wide(c) for axis, c in grid.degree.items()},
@@ -727,11 +700,13 @@ def _ranks_to_compare(profile: ExecutionProfile, pipelines: PipelineGroup, pp: i
     return ranks[0], ranks[-1]
 
 
-def _surely_needs(kept: dict[int, dict[At, Array]], static: list[Any], ranks: tuple[int, ...], part: slice, outside: Any) -> Array:
+def _surely_needs(
+    pipelines: PipelineGroup, kept: dict[int, dict[At, Array]], static: list[Any], ranks: tuple[int, ...], part: slice, outside: Any
+) -> Array:
     """No plan needs less: what is kept of microbatches and what always stays, without what comes and goes. [byte]"""
     whole: Any = 0.0
     for rank in ranks:
-        stays = np.asarray(fixed_memory(static[rank]) + outside)[..., None]
+        stays = pipelines.of_choices(fixed_memory(static[rank]) + outside)
         for under_way in kept[rank].values():
             whole = np.maximum(whole, under_way[part] + stays)
     return np.asarray(whole)

@@ -100,12 +100,12 @@ class MicrobatchTable:
         return np.asarray(sum_of([region.count * (f + b) for region, (f, b) in zip(regions, pairs, strict=False)]))
 
     def block(self, keys: Index, columns: Index, recomputes: Index) -> tuple[RegionTimes, ActivationTerms]:
-        """Arrays [layouts, micro-batches, recompute] for these layouts' keys, micro-batches and kinds of recomputation."""
+        """Arrays [layouts, micro-batches, recompute, 1] for these layouts' keys, micro-batches and kinds of recomputation."""
         index, alike = np.ix_(keys, columns), np.ix_(np.zeros(1, dtype=np.int64), keys, columns)
         each = np.ix_(recomputes, keys, columns)
 
         def pick(values: Array) -> Array:
-            return np.moveaxis(values[alike if len(values) == 1 else each], 0, -1)
+            return np.moveaxis(values[alike if len(values) == 1 else each], 0, -1)[..., None]
 
         regions = self.program.regions
         times = [pick(values) for values in self.times]
@@ -119,8 +119,8 @@ class MicrobatchTable:
             kept=tuple(pick(self.kept[i][some[i]]) for i in range(len(regions))),
             peaks=tuple((pick(self.peaks[2 * i][some[i]]), pick(self.peaks[2 * i + 1][some[i]])) for i in range(len(regions))),
             forward=tuple(pick(self.forward[i][some[i]]) for i in range(len(regions))),
-            boundary=self.boundary[index][..., None],
-            logits=self.logits[index][..., None],
+            boundary=self.boundary[index][..., None, None],
+            logits=self.logits[index][..., None, None],
             run_ahead=pick(self.run_ahead),
         )
 
@@ -182,10 +182,10 @@ class ParameterTable:
     tied: Array
 
     def block(self, keys: Index) -> tuple[ParameterTerms, Array]:
-        """Columns [layouts, 1, 1] of these keys."""
+        """Columns [layouts, 1, 1, 1] of these keys."""
 
         def pick(value: Array) -> Array:
-            return value[keys][:, None, None]
+            return value[keys][:, None, None, None]
 
         t = self.terms
         return ParameterTerms(

@@ -8,6 +8,7 @@ import pytest
 from perfmodel.cost.serving.simulated import predict_served, with_simulation
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
+from perfmodel.planner.serving import simulated
 from perfmodel.planner.serving.result import ServingLimits
 from perfmodel.workload.serving import Lengths
 from tests.marks import mostly_nightly
@@ -76,3 +77,21 @@ def test_a_plan_that_only_the_formulas_let_pass_is_not_chosen():
     assert all(plan.prediction.ttft.mean <= 1.0 and plan.prediction.ttft.p50 is not None for plan in found.plans)
     with pytest.raises(InputError, match="no plan"):
         searched(replace(job, concurrency=512), chips=1, limits=limits)
+
+
+def test_no_plan_is_simulated_twice_under_one_load(monkeypatch):
+    """Not for the baselines either, which are plans of the search."""
+    asked = []
+
+    def counted(estimator, job, plan):
+        asked.append((plan, job.concurrency))
+        return predict_served(estimator, job, plan)
+
+    monkeypatch.setattr(simulated, "predict_served", counted)
+    job, limits = serving_job("llama-3-8b", rate=20.0), ServingLimits(ttft=0.5, tpot=0.02)
+    found = searched(job, chips=2, limits=limits)
+    assert {row.plan for row in found.plans} & {each.found[0].plan for each in found.baselines if each.found}
+    assert len(set(asked)) == len(asked)
+    asked.clear()
+    assert not searched(job, chips=2, limits=limits, with_baselines=False, top=1).baselines
+    assert len(asked) == 1

@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.planner.uniform import space as uniform_space
 from perfmodel.planner.uniform import sweep as uniform_sweep
 from perfmodel.planner.uniform import tables
 from perfmodel.planner.uniform.space import Space, runnable_space, unlimited_space
 from perfmodel.planner.uniform.sweep import Better, sweep
 from perfmodel.workload.layer_specs import Experts
+from perfmodel.workload.models import load_model
 from perfmodel.workload.training import training_of
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model
 
@@ -50,6 +52,30 @@ def test_what_need_not_be_timed_would_not_be_kept(monkeypatch):
     monkeypatch.setattr(uniform_sweep, "_worth_timing", counting)
     assert found(job) == pruned
     assert sum(skipped) > 0
+
+
+@pytest.mark.parametrize("profile", ["generic", "torchtitan", "deepspeed"])
+def test_pipelines_side_by_side_are_as_each_by_itself(profile, monkeypatch):
+    """Layers of several kinds, whose stages differ between almost all schedules: at most two groups, and what one by one gives."""
+    job = make_job(load_model("nemotron-h-8b"), batch=16, seq_len=2048)
+    estimator, space = estimator_of(job, chips=16, node=8, profile=profile), Space(orders=Space().orders[:1], fixed={"tp": 1})
+
+    def best():
+        state = sweep(estimator, space, top=2000, risk=0.05)
+        counts = state.num_evaluated, state.num_feasible, state.num_static, state.num_tight
+        kept = (state.best_time.values, state.best_memory.values, state.least.values, state.front.first, state.front.second)
+        return counts, [values.tolist() for values in kept]
+
+    groups = uniform_space.pipeline_groups(job, 4, space)
+    assert len(groups) <= 2 < len({choice.stage_layers for group in groups for choice in group.choices})
+    together = best()
+
+    def apart(*asked):
+        return tuple(group.take(np.array([i])) for group in whole(*asked) for i in range(len(group.choices)))
+
+    whole = uniform_space.pipeline_groups
+    monkeypatch.setattr(uniform_space, "pipeline_groups", apart)
+    assert best() == together
 
 
 @pytest.mark.parametrize("profile", ["megatron", "torchtitan", "hf-trainer"])
