@@ -63,6 +63,8 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.parallel.serving.prediction": ("ServingPrediction",),
     "perfmodel.workload.serving": ("ServingJob",),
     "perfmodel.verbs.importing": ("import_graph",),
+    "perfmodel.verbs.tracing": ("trace_plan",),
+    "perfmodel.cost.trace": ("RankTimeline",),
     "perfmodel.verbs.training": ("estimate_run", "list_assumptions"),
     "perfmodel.cost.training_run": ("TrainingRun",),
     "perfmodel.verbs.networks": ("parallelize", "predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
@@ -78,6 +80,7 @@ _SAME = {
     "fit": "fit_runs",
     "run": "run_plan",
     "shard": "shard_network",
+    "trace": "trace_plan",
     "validate": "validate_cases",
 }
 

@@ -10,6 +10,7 @@ from typing import Any, overload
 from perfmodel.configs.write import ExportedPlan
 from perfmodel.cost.counts import Audit
 from perfmodel.cost.serving.boundness import OperatorRow
+from perfmodel.cost.trace import RankTimeline as RankTimeline
 from perfmodel.cost.training_run import TrainingRun as TrainingRun
 from perfmodel.fitting.result import FittedProfile
 from perfmodel.foundation.dtypes import Dtype as Dtype
@@ -1597,6 +1598,21 @@ def import_graph(
     inputs   what `forward` is called with: `tokens=int64[1,2048]`; without a name the next argument by position
     """
 
+def trace_plan(
+    plan: Plan | str | Path,
+    *,
+    out: str | Path | None = None,
+    ranks: Sequence[int] = (),
+    detail: str | None = None,
+) -> tuple[RankTimeline, ...]:
+    """The predicted step of a plan as timelines of ranks: operators, collectives, idle time and memory; the spans of a rank add up to its
+    parts.
+
+    out      file to write as a Chrome trace: .json, .json.gz; any other name: a folder with one file for each rank
+    ranks    none: one for each pipeline stage; of more than 16 stages the first, the middle and the last
+    detail   operators, layers or passes; None: the finest with at most 100,000 spans
+    """
+
 def estimate_run(
     plan: Plan | str | Path | Prediction,
     tokens: float | str,
@@ -1746,4 +1762,5 @@ export = export_plan
 fit = fit_runs
 run = run_plan
 shard = shard_network
+trace = trace_plan
 validate = validate_cases

@@ -39,6 +39,7 @@ VERBS = {
     "advise": ("configs", "Advise what to change in a framework's configuration or a plan."),
     "compare": ("explain", "Compare plans side by side."),
     "export": ("configs", "Write a plan as a framework's configuration and launch script."),
+    "trace": ("trace", "Write the predicted step of a plan as a trace, for Perfetto."),
     "run": ("run", "Run a plan with torch and compare it with its prediction."),
     "audit": ("audit", "Count a plan's FLOPs, traffic and bytes with torch, without a GPU."),
     "calibrate": ("run", "Measure this machine, for predictions of localhost."),
