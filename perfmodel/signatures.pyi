@@ -25,6 +25,7 @@ from perfmodel.hardware.fabric import Link as Link, NetworkTier as NetworkTier, 
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.framework_ref import Stated
 from perfmodel.parallel.layout import AttentionKernel as AttentionKernel, ParallelLayout as ParallelLayout, PipelineSchedule as PipelineSchedule, Recompute as Recompute, ZeroStage as ZeroStage
+from perfmodel.parallel.measured_trace import MeasuredTrace as MeasuredTrace, TraceComparison as TraceComparison
 from perfmodel.parallel.plan import Plan as Plan
 from perfmodel.parallel.prediction import Prediction as Prediction, Predictions as Predictions
 from perfmodel.parallel.results import Comparison as Comparison, Measurement as Measurement
@@ -1596,6 +1597,16 @@ def import_graph(
     module   `package.module:factory`, with literal arguments if need be (`torch.nn:Linear(8, 8)`), or a callable that makes the module;
              a module that exists is taken as it is
     inputs   what `forward` is called with: `tokens=int64[1,2048]`; without a name the next argument by position
+    """
+
+def compare_trace(
+    traces: str | Path | Sequence[str | Path],
+    plan: Plan | str | Path | None = None,
+) -> TraceComparison:
+    """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
+
+    traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
+    plan     the plan that ran; without one only the measured times
     """
 
 def trace_plan(

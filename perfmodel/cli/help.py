@@ -31,7 +31,8 @@ _OPTIONS: Mapping[str, str] = {
     "Search": "search objective top ties allow p99 disaggregated time_limit stages microbatches cost max_tp max_pp max_cp "
     "max_dp_replicate max_dp_shard max_ep max_etp max_zero max_micro_batch max_virtual_stages",
     "Exploration": "vary points shares sensitivity start to_precision metric",
-    "Output": "interval operators ranks detail verbose wide json format csv plot save out to launcher plots sources template figure help",
+    "Trace": "measured named ranks detail",
+    "Output": "interval operators verbose wide json format csv plot save out to launcher plots sources template figure help",
 }
 _HEADING = {name: heading for heading, names in _OPTIONS.items() for name in names.split()}
 _OTHER = "Options"

@@ -131,13 +131,13 @@ def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detai
 
 
 class _Step:
-    """What the ranks of a step share: passes of virtual stages, and the idle time between the passes of each rank."""
+    """Passes of virtual stages, and the idle time between the passes of each rank, which all ranks of a step share."""
 
     def __init__(self, estimator: Estimator, plan: Plan, columns: StepColumns) -> None:
         self.estimator, self.plan, self.columns, self.p = estimator, plan, columns, plan.layout.pp
         regions, p = columns.regions, self.p
         self.order = stage_order(columns.plans.stages.regions, estimator.programs.stage_layers(plan))
-        self.regions = [_region_pieces(estimator, plan, columns, region) for region in range(len(columns.plans.program.regions))]
+        self.regions = [region_pieces(estimator, plan, columns, region) for region in range(len(columns.plans.program.regions))]
         self.orders = [order_of(plan.schedule, rank, p, plan.num_microbatches, len(self.order) // p) for rank in range(p)]
         forward, backward = ([sum(scalar(times[i]) for i in run) for run in self.order] for times in (regions.forward, regions.backward))
         starts = pass_starts(self.orders, forward, backward, hop=scalar(columns.hop) if p > 1 else 0.0)
@@ -341,7 +341,7 @@ def _by_part(pieces: Iterable[_Piece]) -> list[_Piece]:
     return [_Piece(key[2] or key[0], *key, time, hidden[key]) for key, time in times.items()]
 
 
-def _region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns, region: int) -> tuple[list[_Piece], list[_Piece]]:
+def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns, region: int) -> tuple[list[_Piece], list[_Piece]]:
     """Pieces of a forward and of a backward pass of a region, recomputation in backward, in order, the host's time last. [s]"""
     program, profile, micro = columns.plans.program, estimator.profile, columns.plans.micro
     graph, rows, machine, grid = program.derivation.graph, program.rows, estimator.machine, columns.plans.grid

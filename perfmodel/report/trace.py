@@ -16,7 +16,9 @@ from typing import Any
 
 from perfmodel.cost.trace import RankTimeline, Span
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import one_line
 from perfmodel.foundation.units import format_bytes, format_step
+from perfmodel.parallel.measured_trace import TraceComparison
 from perfmodel.parallel.plan import Plan
 from perfmodel.report.document import Block, Facts, Notes
 from perfmodel.report.predictions import job_line, plan_line
@@ -34,13 +36,14 @@ _NCCL = {
     CollectiveKind.ALL_TO_ALL: "SendRecv",
     CollectiveKind.SEND_RECV: "SendRecv",
 }
+_NO_DIFFERENCE = 0.005  # of a step
 _PREFIX = {"matmul": "gemm", "attention": "flash_attention", "streaming": "elementwise"}
 
 
 def chrome_trace(timelines: Sequence[RankTimeline], plan: Plan) -> dict[str, Any]:
     """A trace of one or several ranks as one JSON object."""
     first = timelines[0]
-    events = [event for each in timelines for event in _events(each)]
+    events = [event for each in timelines for event in trace_events(each)]
     events.sort(key=lambda event: (event["ph"] != "M", event["ts"], -event.get("dur", 0.0)))
     return {
         "schemaVersion": 1,
@@ -60,7 +63,8 @@ def trace_bytes(content: Mapping[str, Any], *, compressed: bool) -> bytes:
     return gzip.compress(text, mtime=0) if compressed else text
 
 
-def _events(of: RankTimeline) -> Iterator[dict[str, Any]]:
+def trace_events(of: RankTimeline) -> Iterator[dict[str, Any]]:
+    """Events of a rank: names of processes and threads, slices, the counter of memory."""
     gpu, host = of.rank, _HOST + of.rank
     threads = {(gpu, _IDLE_THREAD): "idle", (host, host): "step, passes and launches"}
     for span in of.spans:
@@ -85,24 +89,20 @@ def _events(of: RankTimeline) -> Iterator[dict[str, Any]]:
         if span.stream == "idle":
             yield _slice("gpu_user_annotation", span.name, gpu, _IDLE_THREAD, start, end, part=span.part)
             continue
+        prefix = "multi_tensor_apply" if span.part == "optimizer" else _PREFIX.get(span.kind, "")
+        name = f"{prefix}: {span.name}" if prefix and span.name != span.kind else prefix or span.name
         known: dict[str, Any] = {"stream": _thread(span), "correlation": number, "part": span.part}
         if span.kind in set(CollectiveKind):
+            name = f"ncclDevKernel_{_NCCL[CollectiveKind(span.kind)]}"
             known |= {"Collective name": span.kind, "Process Group Description": f"mesh_{span.stream}", "tensor": span.name}
         if span.hidden:
             known["hidden"] = True
-        yield _slice("kernel", _kernel(span), gpu, _thread(span), start, end, **known)
+        yield _slice("kernel", name, gpu, _thread(span), start, end, **known)
         # of communication under compute on a thread of its own: two launches at once would not nest
         yield _slice("cuda_runtime", "cudaLaunchKernel", host, host + span.hidden, start, min(end, start + _LAUNCH), correlation=number)
     for time, classes in of.memory:
         sizes = {words(name): size for name, size in classes.items() if size}
         yield {"ph": "C", "name": "memory", "pid": gpu, "tid": 0, "ts": _ns(time) / 1e3, "args": sizes}
-
-
-def _kernel(span: Span) -> str:
-    if span.kind in set(CollectiveKind):
-        return f"ncclDevKernel_{_NCCL[CollectiveKind(span.kind)]}"
-    prefix = _PREFIX.get(span.kind, "")
-    return f"{prefix}: {span.name}" if prefix and span.name != span.kind else prefix or span.name
 
 
 def _thread(span: Span) -> int:
@@ -189,3 +189,51 @@ _DETAILS = {
 
 def _peak(of: RankTimeline) -> float:
     return max(sum(classes.values()) for _, classes in of.memory)
+
+
+def comparison_object(of: TraceComparison) -> dict[str, Any]:
+    both = {"predicted": of.predicted, "measured": of.measured} if of.has_plan else {"measured": of.measured}
+    groups = [
+        {"part": name, **({"predicted": predicted} if of.has_plan else {}), "measured": measured}
+        for name, (predicted, measured) in of.groups.items()
+    ]
+    return {"step_time": both, "parts": groups, "traces": list(of.traces), **({"summary": difference_sentence(of)} if of.has_plan else {})}
+
+
+def comparison_blocks(of: TraceComparison, plan: Plan | None, read: Sequence[str]) -> Iterator[Block]:
+    first = of.traces[0]
+    text = times_like(max(of.measured, of.predicted))
+    ranks = ", ".join(str(each.rank) for each in of.traces)
+    facts = [
+        ("traces", f"{', '.join(each.name for each in of.traces)}"),
+        ("steps", f"{first.num_steps} step{'s' * (first.num_steps > 1)} of rank {ranks}, {first.device}"),
+    ]
+    overlapped = sum(each.overlapped for each in of.traces) / len(of.traces)
+    if overlapped:
+        facts.append(("overlapped", f"{text(overlapped)} of communication under compute"))
+    if plan is not None:
+        facts = [("job", job_line(plan)), ("plan", plan_line(plan)), *facts]
+    yield Facts(difference_sentence(of) if of.has_plan else f"measured step of {format_step(of.measured)}", facts)
+    shown = sorted(((name, *times) for name, times in of.groups.items() if any(times)), key=lambda row: -max(row[1:]))
+    shown.append(("step", of.predicted, of.measured))
+    rows: list[tuple[str, ...]] = []
+    for name, predicted, measured in shown:
+        more = text(abs(measured - predicted))
+        difference = "-" if more.startswith("<") or measured == predicted else f"{'+' if measured > predicted else '-'}{more}"
+        both = (text(predicted), text(measured), difference) if of.has_plan else (text(measured), percent(measured / of.measured))
+        rows.append((words(name), *both))
+    headers = ("part", "predicted", "measured", "difference") if of.has_plan else ("part", "measured", "share")
+    yield Table(title="Where the step goes (exposed time)", headers=headers, rows=tuple(rows), right=headers[1:])
+    unknown = dict.fromkeys(name for each in of.traces for name in each.unknown)
+    notes = [f"other kernels: {one_line(', '.join(unknown), 160)}"] if unknown else []
+    yield Notes([*notes, "idle is the host, and with a pipeline the bubble; a profiler slows steps that wait for the host", *read])
+
+
+def difference_sentence(of: TraceComparison) -> str:
+    """The largest unexplained part, in a sentence."""
+    name, (predicted, measured) = of.largest_difference, of.groups[of.largest_difference]
+    text = times_like(max(of.measured, of.predicted))
+    step = f"step {text(of.measured)}, predicted {text(of.predicted)} ({of.predicted / of.measured - 1.0:+.0%})"
+    if abs(measured - predicted) < _NO_DIFFERENCE * of.measured:
+        return f"{step}; no part differs by more than {percent(_NO_DIFFERENCE)} of the step"
+    return f"{step}; the largest difference is {words(name)}: measured {text(measured)}, predicted {text(predicted)}"

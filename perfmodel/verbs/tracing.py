@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from perfmodel.cost.trace import Detail, RankTimeline, rank_timelines
-from perfmodel.foundation.errors import bad_field
+from perfmodel.fitting.measured_trace import read_trace
+from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.values import choice_of
+from perfmodel.parallel.measured_trace import GROUPS, TraceComparison, group_of
 from perfmodel.parallel.plan import Plan, rank_at
 from perfmodel.report.trace import chrome_trace, trace_bytes
 from perfmodel.verbs.setting import Name, load_plan, setting_of_plan
@@ -40,6 +43,27 @@ def trace_plan(
     if out is not None:
         write_traces(timelines, found, Path(out))
     return timelines
+
+
+def compare_trace(traces: str | Path | Sequence[str | Path], plan: Plan | Name | None = None) -> TraceComparison:
+    """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
+
+    traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
+    plan     the plan that ran; without one only the measured times
+    """
+    files = [traces] if isinstance(traces, (str, Path)) else list(traces)
+    if not files:
+        raise InputError("traces: are missing; give files that torch.profiler wrote")
+    found = None if plan is None else load_plan(plan)
+    measured = tuple(read_trace(each, found) for each in files)
+    predicted = dict.fromkeys(GROUPS, 0.0)
+    if found is not None:
+        ranks = [checked_ranks(found, [each.rank])[0] for each in measured]
+        timelines = {each.rank: each for each in rank_timelines(setting_of_plan(found).estimator, found, list(set(ranks)), Detail.PASSES)}
+        for span in chain.from_iterable(timelines[rank].spans for rank in ranks):
+            predicted[group_of(span.part, span.kind)] += 0.0 if span.hidden else span.time / len(ranks)
+    groups = {name: (predicted[name], sum(each.groups[name] for each in measured) / len(measured)) for name in GROUPS}
+    return TraceComparison(traces=measured, groups=groups, has_plan=found is not None)
 
 
 def checked_ranks(plan: Plan, ranks: Sequence[int]) -> list[int]:

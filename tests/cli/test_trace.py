@@ -87,3 +87,43 @@ def test_bad_input_is_one_sentence(call, plan, arguments, sentence):
     assert (code, out) == (2, "")
     assert sentence in err
     assert err.count("\n") == 1
+
+
+def test_a_predicted_trace_read_as_a_measured_one_is_its_prediction(call, call_json, plan):
+    assert call("trace", plan, "--out", "traces")[0] == 0
+    files = [word for rank in (0, 4) for word in ("--measured", f"traces/rank{rank}.json.gz")]
+    found = call_json("trace", *files, "--plan", plan)
+    assert found["step_time"]["measured"] == pytest.approx(found["step_time"]["predicted"], rel=1e-6)
+    for each in found["parts"]:
+        assert each["measured"] == pytest.approx(each["predicted"], abs=1e-3 * found["step_time"]["predicted"]), each["part"]
+    code, out, err = call("trace", *files, "--plan", plan)
+    assert (code, err) == (0, "")
+    assert "no part differs by more than 0.5 % of the step" in " ".join(out.split())
+
+
+def test_the_largest_difference_is_named(call, call_json, plan, tmp_path):
+    assert call("trace", plan, "--ranks", 0, "--out", "trace.json")[0] == 0
+    content = json.loads((tmp_path / "trace.json").read_text())
+    content["traceEvents"] = [event for event in content["traceEvents"] if not event["name"].startswith("flash_attention")]
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    found = call_json("trace", plan, "--measured", "trace.json")
+    assert "the largest difference is attention: measured 0.0" in found["summary"]
+    alone = call_json("trace", "--measured", "trace.json")
+    assert [set(each) for each in alone["parts"]] == [{"part", "measured"}] * len(found["parts"])
+    assert "measured step of" in call("trace", "--measured", "trace.json")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "plan: is missing"),
+        (["fsdp", "--plan", "fsdp"], "give one of them"),
+        (["--measured", "missing.json"], "missing.json: cannot be read as a trace (No such file or directory)"),
+        (["--measured", "missing.json", "--ranks", "0"], "--ranks: is for a predicted trace"),
+    ],
+)
+def test_bad_measured_input_is_one_sentence(call, arguments, sentence):
+    code, out, err = call("trace", *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
