@@ -38,6 +38,7 @@ from perfmodel.planner.result import SearchResult
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.validation.judgement import ValidationResult
 from perfmodel.verbs.advice import Advice
+from perfmodel.verbs.doctor import Diagnosis as Diagnosis
 from perfmodel.verbs.limits import Limits
 from perfmodel.verbs.networks import NetworkComparison, ShardResult, Sizes
 from perfmodel.verbs.serving_requests import AnsweredRequest
@@ -746,6 +747,9 @@ def export_plan(
     stem       name of the files without their endings
     launcher   torchrun or slurm
     """
+
+def diagnose() -> Diagnosis:
+    """Return what is installed, whether this machine is calibrated, its GPUs, the date of hardware data, and advice. Changes nothing."""
 
 def list_networks() -> tuple[str, ...]:
     """The names that `load_network` knows, those of language models (`list_models`) last."""

@@ -47,6 +47,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "engines": ("engines", "engines vllm --json"),
     "assumptions": ("assumptions --sources", "assumptions --json"),
     "schema": ("schema chip", "schema profile --json"),
+    "doctor": ("doctor", "doctor --json"),
     "calibrations": ("calibrations", "calibrations h100"),
     "limits": (
         "limits --model llama-3-8b --cluster dgx-h100 --chips 8 --seq-len 8k",
