@@ -56,7 +56,7 @@ VERBS = {
     "profiles": ("known", "List execution profiles: what each framework does with a plan."),
     "engines": ("engines", "List serving engines and what each release runs."),
     "assumptions": ("assumptions", "List constants of a whole training run, with sources."),
-    "schema": ("schema", "Print the fields of a kind of input file, or its JSON Schema."),
+    "schema": ("schema", "Print the fields of a kind of input file or a command, or their JSON Schema."),
     "doctor": ("doctor", "Show the installation, this machine, and what would improve predictions."),
     "calibrations": ("known", "List calibrations: what was measured and how well it fits."),
 }

@@ -46,7 +46,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "profiles": ("profiles", "profiles megatron"),
     "engines": ("engines", "engines vllm --json"),
     "assumptions": ("assumptions --sources", "assumptions --json"),
-    "schema": ("schema chip", "schema profile --json"),
+    "schema": ("schema chip", "schema predict --json"),
     "doctor": ("doctor", "doctor --json"),
     "calibrations": ("calibrations", "calibrations h100"),
     "limits": (
