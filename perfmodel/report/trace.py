@@ -233,7 +233,7 @@ def difference_sentence(of: TraceComparison) -> str:
     """The largest unexplained part, in a sentence."""
     name, (predicted, measured) = of.largest_difference, of.groups[of.largest_difference]
     text = times_like(max(of.measured, of.predicted))
-    step = f"step {text(of.measured)}, predicted {text(of.predicted)} ({of.predicted / of.measured - 1.0:+.0%})"
+    step = f"step {text(of.measured)}, predicted {text(of.predicted)} ({round(of.predicted / of.measured - 1.0, 2) + 0.0:+.0%})"
     if abs(measured - predicted) < _NO_DIFFERENCE * of.measured:
         return f"{step}; no part differs by more than {percent(_NO_DIFFERENCE)} of the step"
     return f"{step}; the largest difference is {words(name)}: measured {text(measured)}, predicted {text(predicted)}"
