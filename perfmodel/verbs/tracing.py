@@ -58,7 +58,10 @@ def compare_trace(traces: str | Path | Sequence[str | Path], plan: Plan | Name |
     measured = tuple(read_trace(each, found) for each in files)
     predicted = dict.fromkeys(GROUPS, 0.0)
     if found is not None:
-        ranks = [checked_ranks(found, [each.rank])[0] for each in measured]
+        ranks = [each.rank for each in measured]
+        if max(ranks) >= found.num_chips:
+            rule = f"is of rank {max(ranks)}, and the plan has {found.num_chips} ranks"
+            raise bad_field("traces", measured[ranks.index(max(ranks))].name, rule, "give the plan that ran")
         timelines = {each.rank: each for each in rank_timelines(setting_of_plan(found).estimator, found, list(set(ranks)), Detail.PASSES)}
         for span in chain.from_iterable(timelines[rank].spans for rank in ranks):
             predicted[group_of(span.part, span.kind)] += 0.0 if span.hidden else span.time / len(ranks)

@@ -101,6 +101,23 @@ def test_a_predicted_trace_read_as_a_measured_one_is_its_prediction(call, call_j
     assert "no part differs by more than 0.5 % of the step" in " ".join(out.split())
 
 
+def test_a_trace_of_a_rank_that_the_plan_lacks_is_refused(call, plan, tmp_path):
+    assert call("trace", plan, "--ranks", 4, "--out", "trace.json")[0] == 0
+    text = (tmp_path / "trace.json").read_text()
+    (tmp_path / "trace.json").write_text(text.replace('"rank": 4', '"rank": 8', 1))
+    code, out, err = call("trace", plan, "--measured", "trace.json")
+    assert (code, out) == (2, "")
+    assert "traces=trace.json: is of rank 8, and the plan has 8 ranks; give the plan that ran" in err
+
+
+def test_a_plan_of_a_network_is_drawn(call, call_json):
+    network = ["shard", "alexnet", "--cluster", "dgx-h100", "--chips", 4, "--batch", 64]
+    assert call(*network, "--stages", 2, "--save", "net.yaml")[0] == 0
+    found = call_json("trace", "net.yaml", "--out", "net.json")
+    assert len(found["ranks"]) == 2
+    assert all(sum(each["parts"].values()) == found["step_time"] for each in found["ranks"])
+
+
 def test_the_largest_difference_is_named(call, call_json, plan, tmp_path):
     assert call("trace", plan, "--ranks", 0, "--out", "trace.json")[0] == 0
     content = json.loads((tmp_path / "trace.json").read_text())
