@@ -60,7 +60,8 @@ def command_schema(verb: str) -> dict[str, Any]:
     from perfmodel.cli.app import VERBS, command_of
     from perfmodel.verbs.schemas import DRAFT, output_schema
 
-    properties, required, options = {}, [], []
+    properties: dict[str, Any] = {}
+    required, options = [], []
     for parameter in command_of(verb).params:
         kind = parameter.type_descriptor.annotation
         name = parameter.name
@@ -73,7 +74,7 @@ def command_schema(verb: str) -> dict[str, Any]:
         value["description"] = " ".join((getattr(parameter, "help", "") or "").split())
         if parameter.default not in (None, [], (), "") and not callable(parameter.default):
             value["default"] = to_plain(parameter.default)
-        properties[name] = value
+        properties.setdefault(name, value)  # an argument that may also be given as an option is described once
         if parameter.required:
             required.append(name)
     taken = {"$schema": DRAFT, "type": "object", "properties": properties, "required": required, "additionalProperties": False}

@@ -90,6 +90,8 @@ def read_trace(path: str | Path, plan: Plan | None = None) -> MeasuredTrace:
             overlapped += (_length(own) - exposed) / len(windows) if group in COMMUNICATION else 0.0
             covered = more
         seconds["idle"] += (window[1] - window[0] - _length(covered)) / len(windows)
+    if not sum(seconds.values()) > 0:
+        raise InputError(f"{path}: its steps take no time; profile whole steps, with prof.step() after each")
     if seconds["other_kernels"] > 0 and not any(seconds[group] for group in GROUPS if group not in ("other_kernels", "idle")):
         raise InputError(f"{path}: no kernel of it is known ({next(iter(names))} ...); trace the training step of a model")
     return MeasuredTrace(

@@ -134,6 +134,7 @@ def test_operators_of_a_cpu_are_recorded_and_read(tmp_path):
         (b"\x1f\x8b123", "cannot be read as a trace"),
         (b"[1]", "is no trace"),
         (b'{"traceEvents": []}', "a trace without steps"),
+        (json.dumps({"traceEvents": [step(0, 5, 0)]}).encode(), "its steps take no time"),
         (
             json.dumps({"traceEvents": [None, {"ph": "X", "ts": "x"}, step(0, 0, 9), *kernel("mine", 5, 2, 1)]}).encode(),
             "no kernel of it is known",
