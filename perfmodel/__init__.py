@@ -50,6 +50,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     ),
     "perfmodel.verbs.advice": ("advise",),
     "perfmodel.verbs.exporting": ("export_plan",),
+    "perfmodel.verbs.doctor": ("Diagnosis", "diagnose"),
     "perfmodel.workload.graph": ("Graph", "Operator"),
     "perfmodel.workload.networks": ("list_networks", "load_network"),
     "perfmodel.verbs.fitting": ("fit_runs",),
@@ -63,6 +64,9 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.parallel.serving.prediction": ("ServingPrediction",),
     "perfmodel.workload.serving": ("ServingJob",),
     "perfmodel.verbs.importing": ("import_graph",),
+    "perfmodel.verbs.tracing": ("compare_trace", "trace_plan"),
+    "perfmodel.parallel.measured_trace": ("MeasuredTrace", "TraceComparison"),
+    "perfmodel.cost.trace": ("RankTimeline",),
     "perfmodel.verbs.training": ("estimate_run", "list_assumptions"),
     "perfmodel.cost.training_run": ("TrainingRun",),
     "perfmodel.verbs.networks": ("parallelize", "predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
@@ -78,6 +82,7 @@ _SAME = {
     "fit": "fit_runs",
     "run": "run_plan",
     "shard": "shard_network",
+    "trace": "trace_plan",
     "validate": "validate_cases",
 }
 

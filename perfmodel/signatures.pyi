@@ -10,6 +10,7 @@ from typing import Any, overload
 from perfmodel.configs.write import ExportedPlan
 from perfmodel.cost.counts import Audit
 from perfmodel.cost.serving.boundness import OperatorRow
+from perfmodel.cost.trace import RankTimeline as RankTimeline
 from perfmodel.cost.training_run import TrainingRun as TrainingRun
 from perfmodel.fitting.result import FittedProfile
 from perfmodel.foundation.dtypes import Dtype as Dtype
@@ -24,6 +25,7 @@ from perfmodel.hardware.fabric import Link as Link, NetworkTier as NetworkTier, 
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.framework_ref import Stated
 from perfmodel.parallel.layout import AttentionKernel as AttentionKernel, ParallelLayout as ParallelLayout, PipelineSchedule as PipelineSchedule, Recompute as Recompute, ZeroStage as ZeroStage
+from perfmodel.parallel.measured_trace import MeasuredTrace as MeasuredTrace, TraceComparison as TraceComparison
 from perfmodel.parallel.plan import Plan as Plan
 from perfmodel.parallel.prediction import Prediction as Prediction, Predictions as Predictions
 from perfmodel.parallel.results import Comparison as Comparison, Measurement as Measurement
@@ -36,6 +38,7 @@ from perfmodel.planner.result import SearchResult
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.validation.judgement import ValidationResult
 from perfmodel.verbs.advice import Advice
+from perfmodel.verbs.doctor import Diagnosis as Diagnosis
 from perfmodel.verbs.limits import Limits
 from perfmodel.verbs.networks import NetworkComparison, ShardResult, Sizes
 from perfmodel.verbs.serving_requests import AnsweredRequest
@@ -744,6 +747,9 @@ def export_plan(
     stem       name of the files without their endings
     launcher   torchrun or slurm
     """
+
+def diagnose() -> Diagnosis:
+    """Return what is installed, whether this machine is calibrated, its GPUs, the date of hardware data, and advice. Changes nothing."""
 
 def list_networks() -> tuple[str, ...]:
     """The names that `load_network` knows, those of language models (`list_models`) last."""
@@ -1597,6 +1603,31 @@ def import_graph(
     inputs   what `forward` is called with: `tokens=int64[1,2048]`; without a name the next argument by position
     """
 
+def compare_trace(
+    traces: str | Path | Sequence[str | Path],
+    plan: Plan | str | Path | None = None,
+) -> TraceComparison:
+    """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
+
+    traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
+    plan     the plan that ran; without one only the measured times
+    """
+
+def trace_plan(
+    plan: Plan | str | Path,
+    *,
+    out: str | Path | None = None,
+    ranks: Sequence[int] = (),
+    detail: str | None = None,
+) -> tuple[RankTimeline, ...]:
+    """The predicted step of a plan as timelines of ranks: operators, collectives, idle time and memory; the spans of a rank add up to its
+    parts.
+
+    out      file to write as a Chrome trace: .json, .json.gz; any other name: a folder with one file for each rank
+    ranks    none: one for each pipeline stage; of more than 16 stages the first, the middle and the last
+    detail   operators, layers or passes; None: the finest with at most 100,000 spans
+    """
+
 def estimate_run(
     plan: Plan | str | Path | Prediction,
     tokens: float | str,
@@ -1746,4 +1777,5 @@ export = export_plan
 fit = fit_runs
 run = run_plan
 shard = shard_network
+trace = trace_plan
 validate = validate_cases

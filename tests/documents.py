@@ -1,4 +1,4 @@
-"""The examples in README.md and docs/: read, run and compared with what stands there.
+"""The examples in README.md, SKILL.md and docs/: read, run and compared with what stands there.
 
     python -m tests.documents README.md docs/predicting.md     # write what they print now into the pages
 
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
+PAGES = ("README.md", "SKILL.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
 
 _FILE = re.compile(r"\w+ file=\S+$")
 _FENCE = re.compile(r"^```(?P<info>.*)$")

@@ -39,6 +39,7 @@ VERBS = {
     "advise": ("configs", "Advise what to change in a framework's configuration or a plan."),
     "compare": ("explain", "Compare plans side by side."),
     "export": ("configs", "Write a plan as a framework's configuration and launch script."),
+    "trace": ("trace", "Write the predicted step of a plan as a trace, for Perfetto."),
     "run": ("run", "Run a plan with torch and compare it with its prediction."),
     "audit": ("audit", "Count a plan's FLOPs, traffic and bytes with torch, without a GPU."),
     "calibrate": ("run", "Measure this machine, for predictions of localhost."),
@@ -55,7 +56,8 @@ VERBS = {
     "profiles": ("known", "List execution profiles: what each framework does with a plan."),
     "engines": ("engines", "List serving engines and what each release runs."),
     "assumptions": ("assumptions", "List constants of a whole training run, with sources."),
-    "schema": ("schema", "Print the fields of a kind of input file, or its JSON Schema."),
+    "schema": ("schema", "Print the fields of a kind of input file or a command, or their JSON Schema."),
+    "doctor": ("doctor", "Show the installation, this machine, and what would improve predictions."),
     "calibrations": ("known", "List calibrations: what was measured and how well it fits."),
 }
 

@@ -23,6 +23,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "advise": ("advise train.toml --cluster dgx-h100 --chips 64", "advise llama-3.1-405b"),
     "export": ("export plan.yaml --to torchtitan --out train.toml", "export fsdp --to trl"),
     "compare": ("compare plan.yaml fsdp", "compare a.yaml b.yaml --plot plans.png"),
+    "trace": ("trace plan.yaml --out trace.json.gz", "trace --measured torch_profile.json --plan plan.yaml"),
     "run": ("run plan.yaml --shrink", "run plan.yaml --steps 50 --save runs.jsonl"),
     "audit": ("audit plan.yaml", "audit fsdp --rank 3 --json"),
     "calibrate": ("calibrate", "calibrate --brief --save this-machine.yaml"),
@@ -45,7 +46,8 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "profiles": ("profiles", "profiles megatron"),
     "engines": ("engines", "engines vllm --json"),
     "assumptions": ("assumptions --sources", "assumptions --json"),
-    "schema": ("schema chip", "schema profile --json"),
+    "schema": ("schema chip", "schema predict --json"),
+    "doctor": ("doctor", "doctor --json"),
     "calibrations": ("calibrations", "calibrations h100"),
     "limits": (
         "limits --model llama-3-8b --cluster dgx-h100 --chips 8 --seq-len 8k",

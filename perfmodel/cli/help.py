@@ -8,12 +8,12 @@ from typing import Any
 
 #: Heading -> commands under it, in the order of `perfmodel --help`.
 COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "Training": ("predict", "search", "advise", "explain", "compare", "limits", "export"),
+    "Training": ("predict", "search", "advise", "explain", "compare", "limits", "trace", "export"),
     "Serving": ("serve",),
     "What if": ("explore", "chip"),
     "Run and measure": ("demo", "calibrate", "run", "audit", "fit", "validate"),
     "Networks and modules": ("shard", "import", "networks"),
-    "Reference data": ("models", "chips", "clusters", "profiles", "engines", "calibrations", "assumptions", "schema"),
+    "Reference data": ("models", "chips", "clusters", "profiles", "engines", "calibrations", "assumptions", "schema", "doctor"),
 }
 
 #: The commands that most users need first.
@@ -31,6 +31,7 @@ _OPTIONS: Mapping[str, str] = {
     "Search": "search objective top ties allow p99 disaggregated time_limit stages microbatches cost max_tp max_pp max_cp "
     "max_dp_replicate max_dp_shard max_ep max_etp max_zero max_micro_batch max_virtual_stages",
     "Exploration": "vary points shares sensitivity start to_precision metric",
+    "Trace": "measured named ranks detail",
     "Output": "interval operators verbose wide json format csv plot save out to launcher plots sources template figure help",
 }
 _HEADING = {name: heading for heading, names in _OPTIONS.items() for name in names.split()}

@@ -11,16 +11,18 @@ import numpy as np
 
 from perfmodel.cost.assemble import PlanColumns, StepColumns, plan_columns, step_columns
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.memory.chip import kept_by_moment, static_memory
+from perfmodel.cost.memory.chip import Kept, kept_by_moment, static_memory
 from perfmodel.cost.memory.moments import At, activation_terms
 from perfmodel.cost.memory.offload import on_chip
 from perfmodel.cost.memory.plan import (
     MemoryRow,
+    RankHolding,
     RankMemory,
     adding_up,
     fullest_by_class,
     memory_by_class,
     memory_row,
+    most_reserved,
     rank_holding,
     scalar,
 )
@@ -199,7 +201,7 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, rule: MemoryRule
     counted = machine.low or machine  # what most FLOP are computed in
     palm, causal = _model_flops(estimator, plan)
     scale = tokens / (time * plan.num_chips * counted.peak_flop_rate)
-    parts = _parts(estimator, plan, row, time)
+    parts = _parts(estimator, plan, row.columns, time)
     memory, _, moment = fullest_by_class(row.memory_row)
     doubt = memory_doubt(estimator.profile)
     ranks = row.memory_row.needs(plan, doubt)
@@ -304,15 +306,19 @@ PARTS = (
 )
 
 
-def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[str, float]:
-    """Exposed seconds on the critical rank."""
-    profile, columns = estimator.profile, row.columns
+def _parts(estimator: Estimator, plan: Plan, columns: StepColumns, step: float, rank: int | None = None) -> dict[str, float]:
+    """Exposed seconds on a pipeline rank; None: the critical one."""
+    profile = estimator.profile
     stages, regions, micro, beside = columns.plans.stages, columns.regions, columns.plans.micro, columns.beside
     m, p = float(plan.num_microbatches), float(plan.layout.pp)
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     both = [scalar(f[i] + b[i]) for i in range(stages.num_ranks)]
     critical = int(np.argmax(both))
-    weights = stages.runs[critical]
+    weights, own = stages.runs[critical], both[critical]
+    if rank is not None:
+        weights = rank_runs(stages.regions, estimator.programs.stage_layers(plan), plan.layout.pp, rank)
+        passes = zip(weights, regions.forward, regions.backward, strict=True)
+        own = sum(runs * scalar(forward + backward) for runs, forward, backward in passes if runs)
     detail = dict.fromkeys(PARTS, 0.0)
     again = recomputed_phases(plan.recompute, profile)
     works = ((micro.matmul + micro.attention) + micro.streaming)[:, 0].tolist()
@@ -350,7 +356,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
             if it.is_block and weights[region]
         )
     device = sum(detail.values())
-    detail["host"] = both[critical] - device
+    detail["host"] = own - device
     scale = m * steady / both[critical]
     for name in detail:
         detail[name] *= scale
@@ -368,7 +374,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     )
     sends -= scalar(columns.hidden_sends)
     detail["pipeline_communication"] = sends
-    detail["pipeline_bubble"] = scalar(columns.pipeline) - sends - m * steady if p > 1 else 0.0
+    detail["pipeline_bubble"] = scalar(columns.pipeline) - sends - scale * own if p > 1 else 0.0
     detail["parameter_gather"] = scalar(beside.gather)
     detail["gradient_reduction"] = scalar(beside.reduction) + scalar(beside.tied)
     detail["gradient_accumulation"] = scalar(beside.accumulation)
@@ -388,6 +394,11 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     return adding_up(detail, step)
 
 
+def rank_parts(estimator: Estimator, plan: Plan, columns: StepColumns, rank: int) -> dict[str, float]:
+    """Exposed seconds of a step on a pipeline rank, by part; the critical rank has those of the prediction. [s]"""
+    return _parts(estimator, plan, columns, float(columns.step_time[0]), rank)
+
+
 def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
     """Forward and backward of one microbatch on each pipeline rank, with collectives of activations and the host's floor. [s]"""
     regions, stages = (columns := step_columns(estimator, [plan])).regions, columns.plans.stages
@@ -400,6 +411,25 @@ def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
 
 def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
     """Memory of a pipeline rank: activations in flight when its first backward begins, the moment of its peak, and the bytes by class."""
+    saved, holding, kept = _held_on_rank(estimator, plan, rank, factor=1.0)
+    return saved, *memory_by_class(holding, kept)
+
+
+def reserved_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
+    """`memory_on_rank` with what the allocator holds beyond its tensors and what lies outside of it, as a prediction has them."""
+    saved, holding, kept = _held_on_rank(estimator, plan, rank)
+    moment, values = memory_by_class(holding, kept)
+    total = most_reserved(holding, kept)
+    values["framework"] = scalar(holding.outside)
+    values["allocator"] = max(total - sum(values.values()), 0.0)
+    return saved, moment, values
+
+
+def _held_on_rank(estimator: Estimator, plan: Plan, rank: int, factor: float | None = None) -> tuple[float, RankHolding, Kept]:
+    """Activations in flight when the first backward pass begins, and what a pipeline rank holds. [byte]
+
+    factor   what the allocator holds over what comes and goes; None: the profile's
+    """
     found = evaluate_memory(estimator, plan)
     of, p = found.of, plan.layout.pp
     stages = of.stages
@@ -421,8 +451,8 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
     # the last rank's first backward pass is that of what follows the blocks
     saved = kept_of(live=replace(live, most=live.at_first, fewer_at_last=0.0))[At.BLOCKS]
     static = static_memory(of.terms, stages, of.sizes, num_replicas=of.num_replicas)
-    holding = rank_holding(replace(of, stages=stages, static=static, factor=1.0), place, live)
-    return scalar(saved[0]), *memory_by_class(holding, kept_of(live=live))
+    holding = rank_holding(replace(of, stages=stages, static=static, factor=of.factor if factor is None else factor), place, live)
+    return scalar(saved[0]), holding, kept_of(live=live)
 
 
 def rank_memories(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None) -> tuple[RankMemory, ...]:

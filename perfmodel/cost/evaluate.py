@@ -90,20 +90,16 @@ def row_times(
     step   of a serving engine, whose kernels and host these rows run on; None: a training step
     """
     num_columns = amount.shape[1]
-    matmul = np.zeros((rows.num_segments, num_columns))
-    for products, time in product_times(rows, machine, amount, step):
-        matmul += summed(time + _host_time(products, sizes, machine, step), products, rows.num_segments)
-    if rows.convolution.names:
-        matmul += _convolution(rows, machine, amount, sizes)
-    communication, between_nodes = _communication(rows, machine, inside, amount, sizes, step)
-    streaming = np.zeros((rows.num_segments, num_columns))
-    if rows.streaming.names:
-        time = streaming_times(rows, machine, amount) + _host_time(rows.streaming, sizes, machine, step)
-        across = rows.streaming.columns["across"]
-        if across.any():
-            time = time * counts_across(across, sizes)
-        streaming = summed(time, rows.streaming, rows.num_segments)
-    attention = _attention(rows, machine, amount, sizes)
+    work = {kind: np.zeros((rows.num_segments, num_columns)) for kind in ("matmul", "streaming", "attention")}
+    for kind, each, time in work_times(rows, machine, amount, sizes, step):
+        work[kind] += summed(time, each, rows.num_segments)
+    matmul, streaming, attention = work["matmul"], work["streaming"], work["attention"]
+    communication, between_nodes = np.zeros((rows.num_traffic_segments, num_columns)), None
+    if rows.traffic.names:
+        time, on_links, leaves = traffic_times(rows, machine, inside, amount, sizes, step)
+        communication = summed(time, rows.traffic, rows.num_traffic_segments)
+        if leaves.any():
+            between_nodes = summed(np.where(leaves > 0, on_links, 0.0), rows.traffic, rows.num_traffic_segments)
     experts = np.zeros((rows.num_segments if rows.experts else 0, num_columns))
     if step is not None:
         for cached in rows.cached:
@@ -121,6 +117,22 @@ def row_times(
         communication=communication,
         between_nodes=between_nodes,
     )
+
+
+def work_times(
+    rows: TimedRows, machine: Machine, amount: Array, sizes: Array, step: EngineStep | None = None
+) -> Iterator[tuple[str, Rows, Array]]:
+    """Rows of work by kind (matmul, streaming, attention), with the time of each row, [rows, columns]."""
+    for products, time in product_times(rows, machine, amount, step):
+        yield "matmul", products, time + _host_time(products, sizes, machine, step)
+    if rows.convolution.names:
+        yield "matmul", rows.convolution, _convolution(rows, machine, amount) + _host_time(rows.convolution, sizes, machine)
+    if rows.streaming.names:
+        time = streaming_times(rows, machine, amount) + _host_time(rows.streaming, sizes, machine, step)
+        across = rows.streaming.columns["across"]
+        yield "streaming", rows.streaming, time * counts_across(across, sizes) if across.any() else time
+    if rows.attention.names:
+        yield "attention", rows.attention, _attention(rows, machine, amount, sizes)
 
 
 def counts_across(groups: NDArray[np.int64], sizes: Array) -> Array:
@@ -162,7 +174,8 @@ def product_sizes(products: Rows, amount: Array) -> dict[str, Array]:
     return sizes
 
 
-def _convolution(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:
+def _convolution(rows: TimedRows, machine: Machine, amount: Array) -> Array:
+    """[rows, columns] of convolutions."""
     mm = rows.convolution.columns
     time = convolution_time(
         batch=amount[mm["batch"]],
@@ -173,13 +186,14 @@ def _convolution(rows: TimedRows, machine: Machine, amount: Array, sizes: Array)
         itemsize=rows.activation_bytes,
         machine=machine,
     )
-    return summed(time + _host_time(rows.convolution, sizes, machine), rows.convolution, rows.num_segments)
+    return np.asarray(time)
 
 
 def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:
-    total = np.zeros((rows.num_segments, amount.shape[1]))
+    """[rows, columns] of fused attention."""
+    times = np.zeros((len(rows.attention.names), amount.shape[1]))
     at = rows.attention.columns
-    for row, segment in enumerate(rows.attention.segments):
+    for row in range(len(times)):
         evaluate = attention_backward_time if at["backward"][row] else attention_time
         is_latent = at["head_dim"][row] != at["value_head_dim"][row] and LATENT_KERNEL in machine.attention
         chunks = sizes[rows.amounts.axes[at["queries"][row]]]
@@ -196,8 +210,8 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
             kernel=LATENT_KERNEL if is_latent else rows.attention_kernel,
             value_head_dim=at["value_head_dim"][row],
         )
-        total[segment] = total[segment] + (time + machine.launch_time)
-    return total
+        times[row] = time + machine.launch_time
+    return times
 
 
 def streaming_times(rows: TimedRows, machine: Machine, amount: Array) -> Array:
@@ -215,12 +229,10 @@ def streaming_times(rows: TimedRows, machine: Machine, amount: Array) -> Array:
     return np.asarray(time)
 
 
-def _communication(
-    rows: TimedRows, machine: Machine, inside: Sequence[Array], amount: Array, sizes: Array, step: EngineStep | None
-) -> tuple[Array, Array | None]:
-    """`communication` and `between_nodes` of `RowTimes`."""
-    if not rows.traffic.names:
-        return np.zeros((rows.num_traffic_segments, amount.shape[1])), None
+def traffic_times(
+    rows: TimedRows, machine: Machine, inside: Sequence[Array], amount: Array, sizes: Array, step: EngineStep | None = None
+) -> tuple[Array, Array, Array]:
+    """[rows, columns] of collectives: time, the part of it that holds links, and 1 where they leave the innermost network tier."""
     tr = rows.traffic.columns
     num_bytes, size = amount[tr["amount"]], sizes[tr["group"]]
     inside = [tier[tr["group"]] for tier in inside]
@@ -232,12 +244,10 @@ def _communication(
         size = np.where(is_send, pair, size)
     if step is not None:
         time = engine_collective_time(tr["kind"][:, None], num_bytes, (size, inside), machine, step.kernels)
-        return summed(time, rows.traffic, rows.num_traffic_segments), None
+        return time, time, np.zeros(time.shape)
     shares = distinct_shares(rows.copies, tr["copies"], size, inside) if rows.copies else None
     time = collective_time(tr["kind"][:, None], num_bytes, group_size=size, inside=inside, machine=machine, exchanged=shares)
-    total = summed(time + redistribution_time(num_bytes, size, machine), rows.traffic, rows.num_traffic_segments)
-    leaves = inside[0] < size
-    return total, summed(np.where(leaves, time, 0.0), rows.traffic, rows.num_traffic_segments) if leaves.any() else None
+    return time + redistribution_time(num_bytes, size, machine), time, np.where(inside[0] < size, 1.0, 0.0)
 
 
 def distinct_shares(kinds: Sequence[Copies], which: NDArray[np.int64], size: Array, inside: Sequence[Array]) -> list[Array]:
@@ -320,5 +330,7 @@ __all__ = [
     "redistribution_time",
     "row_times",
     "streaming_times",
+    "traffic_times",
     "values_of_sizes",
+    "work_times",
 ]

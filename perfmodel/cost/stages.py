@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,17 @@ def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, ran
     """How often that rank runs each region."""
     by_stage = _runs_of_stages(regions, stage_layers)
     return tuple(float(sum(runs)) for runs in zip(*by_stage[rank::num_ranks], strict=True))
+
+
+def stage_order(regions: Regions, stage_layers: Sequence[int]) -> list[list[int]]:
+    """Regions that each virtual stage runs forward, one after another."""
+    inner, order = inner_regions(regions), iter(_order(regions))
+    found = []
+    for runs in _runs_of_stages(regions, stage_layers):
+        before = [i for i in range(inner.start) if runs[i]]
+        after = [i for i in range(inner.stop, len(regions)) if runs[i]]
+        found.append([*before, *islice(order, sum(runs[inner.start : inner.stop])), *after])
+    return found
 
 
 def _runs_of_stages(regions: Regions, stage_layers: Sequence[int]) -> list[list[int]]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
-import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from perfmodel.execute.launch.launch import Worker, WorkerGroup, torchrun_worker
 from perfmodel.execute.launch.processor_use import processor_use
 from perfmodel.execute.refuse import executable_reason
 from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.local import gpu_names
 from perfmodel.parallel.layout import ZeroStage
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.results import CollectiveCount, Measurement
@@ -35,7 +33,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 def num_gpus() -> int:
     """NVIDIA GPUs that torch would see, found without torch."""
-    present = _gpus_present()
+    present = len(gpu_names())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not present:
         return present
@@ -45,17 +43,6 @@ def num_gpus() -> int:
             break  # CUDA sees those before the first that is none
         named += 1
     return min(named, present)
-
-
-def _gpus_present() -> int:
-    """As the driver's tool lists them; without it, their device files."""
-    if shutil.which("nvidia-smi") is None:
-        return sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
-    try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
 
 
 def num_devices(device: str) -> int:

@@ -6,6 +6,8 @@ measures it.
 
 import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 from perfmodel.foundation.dtypes import Dtype
@@ -27,6 +29,18 @@ _ASSUMED_CACHE = 2**20  # byte
 # fp32 FLOPs of one core in a cycle: two fused multiply-add units of the widest vector that the CPU names.
 _FLOPS_PER_CYCLE = (("avx512f", 64), ("avx2", 32), ("avx", 16), ("asimd", 16), ("sve", 16))
 _FLOPS_PER_CYCLE_ELSE = 8
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Names of this machine's GPUs as the driver's tool lists them; without it one `GPU` for each device file."""
+    if shutil.which("nvidia-smi") is None:
+        return ("GPU",) * sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    lines = (line for line in listing.stdout.splitlines() if line.startswith("GPU "))
+    return tuple(line.partition(": ")[2].partition(" (UUID")[0].strip() or "GPU" for line in lines)
 
 
 def local_cluster(*, num_chips: int | None = None, proc: Path = Path("/proc")) -> Cluster:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import bad_field, one_line, suggest
@@ -78,6 +80,17 @@ KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
 }
 
 
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+#: verb -> JSON Schema of what `--json` prints, inferred from examples by `python -m tests.schemas`.
+OUTPUTS = Path(__file__).with_name("output_schemas.json")
+
+
+def output_schema(verb: str) -> dict[str, Any]:
+    """The JSON Schema of what a verb prints with `--json`; of verbs that measure or run a plan an object without named fields."""
+    known: dict[str, dict[str, Any]] = json.loads(OUTPUTS.read_text(encoding="utf-8"))
+    return known.get(verb, {"type": "object"})
+
+
 def model_of_kind(kind: str) -> type[FileModel]:
     """The model of a kind of file. Raises InputError."""
     if kind not in KINDS:
@@ -95,7 +108,7 @@ def schema_of(kind: str) -> dict[str, Any]:
         for field in fields.values():
             if field.get("default", 0) is None:
                 del field["default"]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return {"$schema": DRAFT, **schema}
 
 
 def field_rows(kind: str) -> Iterator[dict[str, Any]]:
@@ -103,8 +116,12 @@ def field_rows(kind: str) -> Iterator[dict[str, Any]]:
 
     Raises InputError.
     """
-    schema = schema_of(kind)
-    yield from _rows(schema, schema.get("$defs", {}), "")
+    yield from schema_rows(schema_of(kind))
+
+
+def schema_rows(schema: Mapping[str, Any], prefix: str = "") -> Iterator[dict[str, Any]]:
+    """The rows of `field_rows`, of a schema."""
+    yield from _rows(schema, schema.get("$defs", {}), prefix)
 
 
 def _rows(record: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> Iterator[dict[str, Any]]:
@@ -115,8 +132,8 @@ def _rows(record: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> I
         while "$ref" not in inner and ("items" in inner or isinstance(inner.get("additionalProperties"), dict)):
             mark += "[]" if "items" in inner else ".*"
             inner = inner.get("items") or inner["additionalProperties"]
-        if "$ref" in inner:
-            yield from _rows(known[inner["$ref"].rpartition("/")[2]], known, f"{prefix}{name}{mark}.")
+        fields = known[inner["$ref"].rpartition("/")[2]] if "$ref" in inner else inner
+        yield from _rows(fields, known, f"{prefix}{name}{mark}.")
 
 
 def value_words(field: Mapping[str, Any], known: Mapping[str, Any]) -> str:
@@ -128,7 +145,7 @@ def value_words(field: Mapping[str, Any], known: Mapping[str, Any]) -> str:
         return ", ".join(choices[:7]) + (f" and {len(choices) - 7} more" if len(choices) > 7 else "")
     if "quantity" in field:
         return f"{field['quantity'].replace('_', ' ')}, such as {field['examples'][0]}"
-    if field.get("type") == "array":
+    if field.get("type") == "array" and "items" in field:
         items = value_words(field["items"], known)
         return f"list of {items}{'s' * (items in ('text', 'whole number', 'number', 'mapping'))}"
     if field.get("type") == "object" and isinstance(field.get("additionalProperties"), dict):

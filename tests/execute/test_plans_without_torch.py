@@ -38,7 +38,7 @@ def test_neither_needs_torch():
     [(0, "0,1", 0), (4, "0,1", 2), (4, "", 0), (4, "-1", 0), (4, "0,9,1", 1), (4, "GPU-1a2b,3", 2), (1, "0,0,0", 1), (4, None, 4)],
 )
 def test_gpus_are_those_that_are_there_and_visible(present, visible, seen, monkeypatch):
-    monkeypatch.setattr(runner, "_gpus_present", lambda: present)
+    monkeypatch.setattr(runner, "gpu_names", lambda: ("GPU",) * present)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -48,7 +48,7 @@ def test_gpus_are_those_that_are_there_and_visible(present, visible, seen, monke
 
 @pytest.mark.parametrize("shrink", [True, False])
 def test_gpus_that_are_not_there_are_refused(shrink, monkeypatch):
-    monkeypatch.setattr(runner, "_gpus_present", lambda: 0)
+    monkeypatch.setattr(runner, "gpu_names", lambda: ())
     with pytest.raises(InputError, match="device=cuda: torch would see no GPU on this machine; use --device cpu"):
         api.run_plan(tiny_plan(2), shrink=shrink, device="cuda")
 

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.pipeline import live_layers, live_microbatches, live_table, pipeline_time, send_delay, three_live_layers
+from perfmodel.cost.schedule_orders import gpipe_order, interleaved_order, one_f_one_b_order
 from perfmodel.parallel.layout import PipelineSchedule, even_stage_layers
-from tests.oracles.simulated_pipeline import gpipe_order, interleaved_order, layers_held, one_f_one_b_order, simulate
+from tests.oracles.simulated_pipeline import layers_held, simulate
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED = PipelineSchedule
 

@@ -197,7 +197,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
     )
     kept = kept_memory(of.activations, stages, pipelining, profile, activation_bytes=of.activation_bytes)
     ranks = tuple(rank_holding(of, rank, live[rank]) for rank in range(stages.num_ranks))
-    return MemoryRow(of=of, pipelining=pipelining, kept=kept, ranks=ranks, total=tuple(map(_most, ranks, kept)))
+    return MemoryRow(of=of, pipelining=pipelining, kept=kept, ranks=ranks, total=tuple(map(most_reserved, ranks, kept)))
 
 
 def crowding_of(model: TransformerConfig | NetworkModel, num_ranks: int, stages: Stages, doubt: MemoryDoubt) -> tuple[Column, ...]:
@@ -214,7 +214,7 @@ def besides_of(of: Holding, doubt: MemoryDoubt) -> Sequence[Any]:
     return may_lie_beside(of.terms, of.stages, of.sizes, num_replicas=of.num_replicas)
 
 
-def _most(rank: RankHolding, kept: Kept) -> float:
+def most_reserved(rank: RankHolding, kept: Kept) -> float:
     """Peak memory of a rank. [byte]"""
     return max(
         float(reserved_memory((activations + received) * rank.factor, rank.base(at, kept), rank.unreduced.at(at)))

@@ -1,0 +1,76 @@
+"""`perfmodel trace`: the predicted step as a Chrome trace, and measured traces next to the prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.output import Output, show
+from perfmodel.cli.words import command, flag
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.resources import check_can_be_written
+from perfmodel.parallel.request import Request
+from perfmodel.report.document import Document
+
+
+@command(assumed=options.STARTED, output=options.PLAIN_OUTPUT)
+def trace(
+    plan: Annotated[str, typer.Argument(metavar="PLAN|CONFIG", help="A plan file or name, or a framework's config or launch script.")] = "",
+    *,
+    measured: Annotated[
+        list[str] | None,
+        typer.Option("--measured", metavar="FILE", help="A trace that torch.profiler wrote; several: of several ranks."),
+    ] = None,
+    named: Annotated[str, typer.Option("--plan", metavar="PLAN", help="The same as the argument PLAN.")] = "",
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="FILE", help="Where the trace goes: FILE.json or FILE.json.gz; else a folder, one file a rank."),
+    ] = Path("trace.json.gz"),
+    ranks: Annotated[
+        str, typer.Option("--ranks", metavar="LIST", help="Ranks to draw, such as 0,8; one for each pipeline stage if left out.")
+    ] = "",
+    detail: Annotated[
+        str,
+        typer.Option(
+            "--detail", metavar="NAME", help="A span for each of: operators, layers, passes; the finest that is small if left out."
+        ),
+    ] = "",
+    assumed: Request,
+    output: Output,
+) -> None:
+    """Write the predicted step of some ranks as a Chrome trace, for Perfetto and Holistic Trace Analysis.
+
+    The spans of a rank add up to the parts of the prediction. With --measured: compare traces of torch.profiler with the prediction of
+    their plan, by part.
+    """
+    from perfmodel.report.trace import comparison_blocks, comparison_object, timelines_blocks, timelines_object
+    from perfmodel.verbs.configs import overridden_plan, start_from
+    from perfmodel.verbs.tracing import checked_ranks, compare_trace, trace_paths, trace_plan
+
+    try:
+        numbers = [int(each) for each in ranks.split(",")] if ranks else []
+    except ValueError:
+        raise InputError(f"--ranks {ranks}: must be numbers of ranks; write --ranks 0,8") from None
+    if plan and named:
+        raise InputError("--plan: is the plan that the argument names already; give one of them")
+    start = start_from(plan or named, assumed, spelled=flag) if plan or named else None
+    found = None if start is None else overridden_plan(start.plan, assumed, spelled=flag)
+    read = [] if start is None else start.notes()
+    if measured:
+        if ranks or detail:
+            raise InputError(f"--{'ranks' if ranks else 'detail'}: is for a predicted trace; leave it out with --measured")
+        comparison = compare_trace(measured, found)
+        show(Document(content=lambda: comparison_object(comparison), blocks=lambda: comparison_blocks(comparison, found, read)), output)
+        return
+    if found is None:
+        raise InputError("plan: is missing; give a plan to draw, or --measured FILE for a trace of torch.profiler")
+    chosen = checked_ranks(found, numbers)
+    for path in trace_paths(out, chosen):
+        check_can_be_written(path if path.parent.exists() else path.parent, "out")
+    timelines = trace_plan(found, out=out, ranks=chosen, detail=detail or None)
+    files = [str(path) for path in trace_paths(out, chosen)]
+    document = Document(content=lambda: timelines_object(timelines, files), blocks=lambda: timelines_blocks(timelines, found, files, read))
+    show(document, output)

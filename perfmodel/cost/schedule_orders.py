@@ -1,0 +1,100 @@
+"""A pipeline as an event simulation: which rank runs which pass of which microbatch when, from the schedules' own orders.
+
+Each rank has a list of passes in the order in which it issues them, and a pass starts as soon as its rank is free and what it depends
+on is done: a forward pass on the forward of the virtual stage before, a backward pass on the backward of the one after (and on its own
+forward). Nothing here uses a formula of bubbles: predictions do (`cost/pipeline.py`), and a test compares both. Orders after Huang et al.
+2019 (GPipe), and Narayanan et al. 2021 (SC21), figures 3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfmodel.parallel.layout import PipelineSchedule
+
+FORWARD, BACKWARD = "F", "B"
+
+#: One pass: kind, virtual stage of the rank (chunk), microbatch.
+Pass = tuple[str, int, int]
+
+
+def gpipe_order(rank: int, num_ranks: int, num_microbatches: int) -> list[Pass]:
+    """All forwards, then all backwards."""
+    forward = [(FORWARD, 0, i) for i in range(num_microbatches)]
+    return forward + [(BACKWARD, 0, i) for i in range(num_microbatches)]
+
+
+def one_f_one_b_order(rank: int, num_ranks: int, num_microbatches: int) -> list[Pass]:
+    """Warm-up forwards for the ranks behind, one forward and one backward in turn, then the backwards that are left."""
+    warm = min(num_ranks - rank - 1, num_microbatches)
+    order: list[Pass] = [(FORWARD, 0, i) for i in range(warm)]
+    for i in range(num_microbatches - warm):
+        order += [(FORWARD, 0, warm + i), (BACKWARD, 0, i)]
+    return order + [(BACKWARD, 0, i) for i in range(num_microbatches - warm, num_microbatches)]
+
+
+def interleaved_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
+    """Microbatches in groups of `num_ranks`, each group through all chunks; the warm-up runs ahead by 2 (p - rank - 1) + (v - 1) p passes.
+
+    (Earlier releases of Megatron-LM ran all forwards first where there are as many microbatches as ranks; this one and torch do not.)
+    """
+    total = num_microbatches * num_chunks
+    forward, backward = [], []
+    for i in range(total):
+        group, within = divmod(i, num_ranks * num_chunks)
+        chunk, place = divmod(within, num_ranks)
+        microbatch = group * num_ranks + place
+        forward.append((FORWARD, chunk, microbatch))
+        backward.append((BACKWARD, num_chunks - 1 - chunk, microbatch))
+    warm = min(2 * (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks, total)
+    order = forward[:warm]
+    for i in range(total - warm):
+        order += [forward[warm + i], backward[i]]
+    return order + backward[total - warm :]
+
+
+def order_of(schedule: PipelineSchedule, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
+    """Passes of a rank in the order in which it issues them."""
+    match schedule:
+        case PipelineSchedule.GPIPE:
+            return gpipe_order(rank, num_ranks, num_microbatches)
+        case PipelineSchedule.ONE_F_ONE_B:
+            return one_f_one_b_order(rank, num_ranks, num_microbatches)
+        case PipelineSchedule.INTERLEAVED:
+            return interleaved_order(rank, num_ranks, num_microbatches, num_chunks)
+
+
+def pass_starts(
+    orders: Sequence[Sequence[Pass]], forward: Sequence[float], backward: Sequence[float], *, hop: float = 0.0
+) -> list[list[float]]:
+    """Start of each pass of each rank. [s]
+
+    forward, backward   time of each virtual stage, in model order; stage k lives on rank k % p   [s]
+    hop                 time that a tensor is under way from rank to rank, while both compute   [s]
+    """
+    num_ranks, num_stages = len(orders), len(forward)
+    done: dict[tuple[str, int, int], float] = {}
+    free = [0.0] * num_ranks
+    following = [0] * num_ranks
+    starts: list[list[float]] = [[] for _ in orders]
+    while any(following[rank] < len(order) for rank, order in enumerate(orders)):
+        progressed = False
+        for rank, order in enumerate(orders):
+            while following[rank] < len(order):
+                kind, chunk, microbatch = order[following[rank]]
+                stage = chunk * num_ranks + rank
+                received, own = [], []
+                if kind == FORWARD:
+                    received = [(FORWARD, stage - 1, microbatch)] if stage else []
+                else:
+                    received = [(BACKWARD, stage + 1, microbatch)] if stage + 1 < num_stages else []
+                    own = [(FORWARD, stage, microbatch)]
+                if not all(need in done for need in received + own):
+                    break
+                ready = max([free[rank], *(done[need] + hop for need in received), *(done[need] for need in own)])
+                starts[rank].append(ready)
+                free[rank] = done[kind, stage, microbatch] = ready + (forward if kind == FORWARD else backward)[stage]
+                following[rank] += 1
+                progressed = True
+        assert progressed, "the schedule waits for itself"
+    return starts

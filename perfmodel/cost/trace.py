@@ -1,0 +1,401 @@
+"""The predicted step of a pipeline rank as a timeline: its operators and collectives one after another, with the parts of the prediction.
+
+The order of passes is the schedule's (`cost/schedule_orders.py`), the time of a pass that of its operators (`cost/evaluate.py`), and the
+time of each part that of the prediction (`cost/estimate.py`): operators share the time of their part by their own times, and the idle time
+between passes is the prediction's bubble. So the spans of a rank add up to the parts, and these to the step time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.assemble import StepColumns, step_columns
+from perfmodel.cost.estimate import Estimator, rank_parts, reserved_on_rank
+from perfmodel.cost.evaluate import amount_values, members_inside, traffic_times, work_times
+from perfmodel.cost.memory.plan import scalar
+from perfmodel.cost.overlap import exposed_each_microbatch
+from perfmodel.cost.program import PHASES
+from perfmodel.cost.schedule_orders import BACKWARD, FORWARD, order_of, pass_starts
+from perfmodel.cost.stages import stage_order
+from perfmodel.cost.step import exposed_communication, recomputed_phases, shown_communication
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.hardware.calibration import COLLECTIVE_CODE
+from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
+from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.plan import Plan, place_of
+
+#: Most spans of a trace before operators of a layer, then of a pass, are drawn as one span for each part.
+MOST_SPANS = 100_000
+
+
+class Detail(StrEnum):
+    """A span for each operator, or for each part of a layer, or for each part of a pass."""
+
+    OPERATORS = "operators"
+    LAYERS = "layers"
+    PASSES = "passes"
+
+
+#: Stream of each class of collectives, and of parts that are communication.
+_STREAMS: Mapping[str, str] = {
+    "tensor_parallel": "tp",
+    "regather": "tp",
+    "input_gradient": "tp",
+    "context_parallel": "cp",
+    "expert_parallel": "ep",
+    "parameter_gather": "dp",
+    "gradient_reduction": "dp",
+    "pipeline_communication": "pp",
+}
+_COMPUTE, _IDLE = "compute", "idle"
+_KIND_OF_CODE = {code: kind for kind, code in COLLECTIVE_CODE.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of a rank's time.
+
+    stream   compute, idle, or the axis of a communicator
+    kind     matmul, attention, streaming, or a collective
+    hidden   communication that runs under compute: no part of the step time
+    """
+
+    name: str
+    part: str
+    stream: str
+    kind: str
+    start: float
+    time: float
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PassSpan:
+    """A forward or backward pass of a microbatch through a virtual stage."""
+
+    name: str
+    start: float
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankTimeline:
+    """The step of one rank.
+
+    parts    exposed seconds by part; they add up to the step time
+    memory   (time, bytes by class), in order of time
+    stretch  idle time of the prediction over that of its simulated schedule
+    """
+
+    rank: int
+    stage: int
+    step_time: float
+    parts: Mapping[str, float]
+    spans: tuple[Span, ...]
+    passes: tuple[PassSpan, ...]
+    memory: tuple[tuple[float, Mapping[str, float]], ...]
+    memory_moment: str
+    stretch: float
+    detail: Detail
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Work of a pass before it has a place in time. hidden: time under compute. [s]"""
+
+    name: str
+    part: str
+    stream: str
+    kind: str
+    time: float
+    hidden: float = 0.0
+
+
+def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detail: Detail | None = None) -> list[RankTimeline]:
+    """Timelines of ranks of a plan. detail: None: the finest of which there are no more than `MOST_SPANS` spans."""
+    columns = step_columns(estimator, [plan])
+    step = _Step(estimator, plan, columns)
+    stages = {rank: place_of(plan, rank)["pp"] if plan.layout.pp > 1 else 0 for rank in ranks}
+    if detail is None:
+        fitting = (each for each in Detail if sum(step.num_spans(stage, each) for stage in stages.values()) <= MOST_SPANS)
+        detail = next(fitting, Detail.PASSES)
+    by_stage = {stage: step.timeline(stage, detail) for stage in set(stages.values())}
+    return [replace(by_stage[stage], rank=rank) for rank, stage in stages.items()]
+
+
+class _Step:
+    """Passes of virtual stages, and the idle time between the passes of each rank, which all ranks of a step share."""
+
+    def __init__(self, estimator: Estimator, plan: Plan, columns: StepColumns) -> None:
+        self.estimator, self.plan, self.columns, self.p = estimator, plan, columns, plan.layout.pp
+        regions, p = columns.regions, self.p
+        self.order = stage_order(columns.plans.stages.regions, estimator.programs.stage_layers(plan))
+        self.regions = [region_pieces(estimator, plan, columns, region) for region in range(len(columns.plans.program.regions))]
+        self.orders = [order_of(plan.schedule, rank, p, plan.num_microbatches, len(self.order) // p) for rank in range(p)]
+        forward, backward = ([sum(scalar(times[i]) for i in run) for run in self.order] for times in (regions.forward, regions.backward))
+        starts = pass_starts(self.orders, forward, backward, hop=scalar(columns.hop) if p > 1 else 0.0)
+        lengths = {FORWARD: forward, BACKWARD: backward}
+        ends = [
+            [start + lengths[kind][chunk * p + rank] for start, (kind, chunk, _) in zip(starts[rank], self.orders[rank], strict=True)]
+            for rank in range(p)
+        ]
+        last = max(rank[-1] for rank in ends)
+        self.idle = [[max(b - a, 0.0) for a, b in zip([0.0, *ends[i]], [*starts[i], last], strict=True)] for i in range(p)]
+
+    def num_spans(self, stage: int, detail: Detail) -> int:
+        number = Counter((kind, chunk) for kind, chunk, _ in self.orders[stage])
+        return sum(times * len(self.pieces(stage, *each, detail)) for each, times in number.items())
+
+    def pieces(self, stage: int, kind: str, chunk: int, detail: Detail) -> list[_Piece]:
+        """A pass of a virtual stage."""
+        run = self.order[chunk * self.p + stage]
+        layers = [self.regions[i][0] for i in run] if kind == FORWARD else [self.regions[i][1] for i in reversed(run)]
+        if detail is Detail.PASSES:
+            return _by_part(chain(*layers))
+        return list(chain(*(layers if detail is Detail.OPERATORS else map(_by_part, layers))))
+
+    def timeline(self, stage: int, detail: Detail) -> RankTimeline:
+        parts = rank_parts(self.estimator, self.plan, self.columns, stage)
+        passes = self.orders[stage]
+        number = Counter((kind, chunk) for kind, chunk, _ in passes)
+        templates = {each: self.pieces(stage, *each, detail) for each in number}
+        beside, fixed = self.beside(parts)
+        natural = defaultdict[str, float](float)
+        for each, times in number.items():
+            for piece in templates[each]:
+                natural[piece.part] += times * piece.time
+        factor = {part: (parts[part] - fixed.get(part, 0.0)) / time for part, time in natural.items() if time > 0}
+        beside["after"] += [
+            _Piece(part, part, _stream_of(part), "", left)
+            for part, time in parts.items()
+            if (left := time - fixed.get(part, 0.0)) > 0 and not natural.get(part) and part not in _BETWEEN
+        ]
+        idle, target = list(self.idle[stage]), sum(parts.get(part, 0.0) for part in _BETWEEN)
+        if sum(idle) <= 0 < target:
+            idle[-1] = target
+        stretch = target / sum(idle) if sum(idle) > 0 else 1.0
+        sends = parts.get("pipeline_communication", 0.0) / target if target else 0.0
+        drawn, pass_spans = _Drawing(), list[PassSpan]()
+        drawn.add(beside["before"])
+        for i, (kind, chunk, microbatch) in enumerate(passes):
+            drawn.add(_gap(idle[i] * stretch, sends))
+            scaled = [replace(piece, time=piece.time * factor.get(piece.part, 1.0)) for piece in templates[kind, chunk]]
+            gathers = [piece for piece in beside[kind] if piece.part == "parameter_gather"]
+            pieces = [*gathers, *scaled, *(piece for piece in beside[kind] if piece not in gathers)]
+            length = sum(piece.time for piece in pieces)
+            name = f"{'forward' if kind == FORWARD else 'backward'} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
+            pass_spans.append(PassSpan(name, drawn.now, length))
+            shown = [*beside["before"], *beside[kind], *beside["after"]]
+            drawn.hidden([*scaled, *self.under(stage, chunk, kind, is_last=i + 1 == len(passes), exposed=shown)], length)
+            drawn.add(pieces)
+        drawn.add([*_gap(idle[-1] * stretch, sends), *beside["after"]])
+        saved, moment, classes = reserved_on_rank(self.estimator, self.plan, stage)
+        step_time = float(self.columns.step_time[0])
+        return RankTimeline(
+            rank=stage,
+            stage=stage,
+            step_time=step_time,
+            parts=parts,
+            spans=tuple(drawn.spans),
+            passes=tuple(pass_spans),
+            memory=tuple(self.memory(stage, pass_spans, step_time, saved, moment, classes)),
+            memory_moment=moment,
+            stretch=stretch,
+            detail=detail,
+        )
+
+    def beside(self, parts: Mapping[str, float]) -> tuple[dict[str, list[_Piece]], dict[str, float]]:
+        """Pieces that are no operators: before the first pass, of each forward and backward pass, after the last; times by part. [s]"""
+        columns, plan = self.columns, self.plan
+        waits = exposed_each_microbatch(
+            columns.plans.terms,
+            columns.regions,
+            columns.plans.stages,
+            schedule=plan.schedule,
+            num_ranks=columns.plans.grid.degree["pp"],
+            profile=self.estimator.profile,
+        )
+        times = {name: parts.get(name, 0.0) for name in ("weight_casts", *_DATA, "gradient_accumulation", "optimizer")}
+        times |= {f"{EXCHANGED}_communication": scalar(columns.beside.ends), "host": columns.beside.constant}
+        repeated = {name: plan.num_microbatches * scalar(wait) for name, wait in zip(_DATA, (waits.gather, waits.reduction), strict=True)}
+        repeated["gradient_accumulation"] = times["gradient_accumulation"]
+        found: dict[str, list[_Piece]] = {"before": [], FORWARD: [], BACKWARD: [], "after": []}
+        for part, time in times.items():
+            each = min(repeated.get(part, 0.0), time)
+            kinds = (FORWARD, BACKWARD) if part == _DATA[0] else (BACKWARD,)
+            once = "before" if part in (_DATA[0], "weight_casts", f"{EXCHANGED}_communication") else "after"
+            lengths = {once: time - each} | dict.fromkeys(kinds, each / (len(self.orders[0]) / 2 * len(kinds)))
+            for where, length in lengths.items():
+                if length > 0:
+                    found[where].append(_Piece(part, part, _stream_of(part), self._kind(part), length))
+        return found, times
+
+    def _kind(self, part: str) -> str:
+        is_whole = part == "gradient_reduction" and not int(self.plan.zero)
+        return CollectiveKind.ALL_REDUCE.value if is_whole else _KINDS.get(part, "streaming")
+
+    def under(self, stage: int, chunk: int, kind: str, *, is_last: bool, exposed: Iterable[_Piece]) -> list[_Piece]:
+        """Collectives of parameters that run under the compute of a pass: all of their time less what is exposed. [s]"""
+        terms, run = self.columns.plans.terms, self.order[chunk * self.p + stage]
+        shown = defaultdict[str, float](float)
+        for piece in exposed:
+            shown[piece.part] += piece.time
+
+        def of_run(times: Mapping[str, tuple[Any, ...]], when: str) -> float:
+            return sum(scalar(times[when][i]) for i in run) if when in times else 0.0
+
+        is_forward = kind == FORWARD
+        gathers = of_run(terms.gather_forward if is_forward else terms.gather_backward, "microbatch")
+        reductions = 0.0 if is_forward else of_run(terms.reduce, "microbatch") + (of_run(terms.reduce, "step") if is_last else 0.0)
+        both = zip(_DATA, (gathers, reductions), strict=True)
+        return [_Piece(part, part, "dp", self._kind(part), 0.0, left) for part, time in both if (left := time - shown[part]) > 0]
+
+    def memory(
+        self, stage: int, passes: Sequence[PassSpan], step_time: float, saved: float, moment: str, classes: Mapping[str, float]
+    ) -> Iterator[tuple[float, dict[str, float]]]:
+        """Memory by class over the step: activations of the passes in flight, and the peak in its moment. [byte]
+
+        Temporary buffers and gathered parameters are drawn at the peak only.
+        """
+        order, in_flight = self.orders[stage], [0.0]
+        for kind, chunk, _ in order:
+            in_flight.append(in_flight[-1] + len(self.order[chunk * self.p + stage]) * (1.0 if kind == FORWARD else -1.0))
+        backward = [i for i, (kind, _, _) in enumerate(order) if kind == BACKWARD]
+        peak = max(backward, key=lambda i: in_flight[i])
+        lasting = {name: size for name, size in classes.items() if name not in ("temporary", "gathered_parameters", "activations")}
+        room = sum(classes.values()) - sum(lasting.values())
+
+        def holding(layers: float) -> dict[str, float]:
+            return {**lasting, "activations": min(saved * layers / in_flight[backward[0]], room)}
+
+        at_optimizer = "optimizer" in moment
+        yield 0.0, holding(0.0)
+        for i, span in enumerate(passes):
+            yield span.start, dict(classes) if i == peak and not at_optimizer else holding(max(in_flight[i : i + 2]))
+            yield span.start + span.time, holding(in_flight[i + 1])
+        if at_optimizer:
+            yield (passes[-1].start + passes[-1].time + step_time) / 2.0, dict(classes)
+        yield step_time, holding(0.0)
+
+
+_DATA = ("parameter_gather", "gradient_reduction")
+_BETWEEN = ("pipeline_bubble", "pipeline_communication")
+_KINDS = {
+    "parameter_gather": CollectiveKind.ALL_GATHER.value,
+    "gradient_reduction": CollectiveKind.REDUCE_SCATTER.value,
+    "pipeline_communication": CollectiveKind.SEND_RECV.value,
+    f"{EXCHANGED}_communication": CollectiveKind.ALL_TO_ALL.value,
+    "host": "",
+    "pipeline_bubble": "",
+}
+
+
+def _stream_of(part: str) -> str:
+    if part in ("host", "pipeline_bubble"):
+        return _IDLE
+    return _STREAMS.get(part) or _STREAMS.get(part.removesuffix("_communication"), _COMPUTE)
+
+
+def _gap(time: float, sends: float) -> list[_Piece]:
+    """Time between two passes: the bubble, then a send. sends: its share. [s]"""
+    both = (("pipeline_bubble", time * (1.0 - sends)), ("pipeline_communication", time * sends))
+    return [_Piece(part, part, _stream_of(part), _KINDS[part], length) for part, length in both if length > 0]
+
+
+class _Drawing:
+    """Spans of a rank, one after another."""
+
+    def __init__(self) -> None:
+        self.now, self.spans = 0.0, list[Span]()
+
+    def add(self, pieces: Iterable[_Piece]) -> None:
+        for piece in pieces:
+            if piece.time > 0:
+                self.spans.append(Span(piece.name, piece.part, piece.stream, piece.kind, self.now, piece.time))
+                self.now += piece.time
+
+    def hidden(self, pieces: Iterable[_Piece], room: float) -> None:
+        """Communication under the pass that begins now: one span for each stream and part."""
+        at: defaultdict[str, float] = defaultdict(float)
+        for piece in _by_part(pieces):
+            time = min(piece.hidden, room - at[piece.stream])
+            if time > 0:
+                self.spans.append(Span(piece.name, piece.part, piece.stream, piece.kind, self.now + at[piece.stream], time, hidden=True))
+                at[piece.stream] += time
+
+
+def _by_part(pieces: Iterable[_Piece]) -> list[_Piece]:
+    """One piece for each part and kind."""
+    times, hidden = defaultdict[tuple[str, str, str], float](float), defaultdict[tuple[str, str, str], float](float)
+    for piece in pieces:
+        key = piece.part, piece.stream, piece.kind
+        times[key] += piece.time
+        hidden[key] += piece.hidden
+    return [_Piece(key[2] or key[0], *key, time, hidden[key]) for key, time in times.items()]
+
+
+def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns, region: int) -> tuple[list[_Piece], list[_Piece]]:
+    """Pieces of a forward and of a backward pass of a region, recomputation in backward, in order, the host's time last. [s]"""
+    program, profile, micro = columns.plans.program, estimator.profile, columns.plans.micro
+    graph, rows, machine, grid = program.derivation.graph, program.rows, estimator.machine, columns.plans.grid
+    place = {op.name: i for i, op in enumerate(graph.operators)}
+    makers = {op.output.tensor: i for i, op in enumerate(graph.operators)}
+    amount, sizes = amount_values(rows.amounts, grid, np.array([float(plan.micro_batch)]))
+    found: dict[str, list[tuple[float, _Piece]]] = {phase: [] for phase in PHASES}
+    segments = {region * len(PHASES) + i: phase for i, phase in enumerate(PHASES)}
+    named_axes = plan.assignment is None or plan.assignment.has_named_axes
+    for kind, each, times in work_times(rows, machine, amount, sizes):
+        for row, segment in enumerate(each.segments.tolist()):
+            phase = segments.get(segment)
+            if phase is not None:
+                time = float(times[row][0]) * (1.0 if each.repeats is None else float(each.repeats[row][0]))
+                name = each.names[row]
+                first = name.partition(" + ")[0].rpartition(".grad")[0] or name
+                part = "backward" if phase == "backward" else "forward"
+                found[phase].append((float(place.get(first, 0)), _Piece(name, part, _COMPUTE, kind, time)))
+    if rows.traffic.names:
+        times, _, _ = traffic_times(rows, machine, members_inside(rows, grid), amount, sizes)
+        for row, cell in enumerate(rows.traffic.segments.tolist()):
+            segment, j = divmod(cell, len(COMM))
+            phase = segments.get(segment)
+            if phase is None:
+                continue
+            total = scalar(micro.communication[cell])
+            share = scalar(shown_communication(micro, profile, segment, j)) / total if total else 0.0
+            share *= exposed_communication(profile, COMM[j])
+            if COMM[j] == EXCHANGED and profile.communication.hides_exchanges:
+                share = 1.0  # `rank_parts` has what is exposed
+            if COMM[j] == "regather" and program.regions[region].is_block and plan.recompute is Recompute.FULL:
+                continue
+            time = float(times[row][0]) * (1.0 if rows.traffic.repeats is None else float(rows.traffic.repeats[row][0]))
+            shown = "tensor_parallel" if COMM[j] in ("regather", "input_gradient") else COMM[j]
+            part = f"{shown}_communication" if named_axes or shown == EXCHANGED else "redistributions"
+            kind = _KIND_OF_CODE[int(rows.traffic.columns["kind"][row])].value
+            piece = _Piece(rows.traffic.names[row], part, _STREAMS[COMM[j]], kind, time * share, time * (1.0 - share))
+            found[phase].append((makers.get(rows.traffic.names[row], -1) + 0.5, piece))
+    forward = _ordered(each for phase in PHASES if phase != "backward" for each in found[phase])
+    again = recomputed_phases(plan.recompute, profile) if program.regions[region].is_block else ()
+    repeated = [
+        replace(piece, part="recompute") if piece.part == "forward" else piece
+        for piece in _ordered(each for phase in again for each in found[phase])
+    ]
+    backward = repeated + _ordered(found["backward"])[::-1]
+    both = []
+    for pieces, total in ((forward, columns.regions.forward[region]), (backward, columns.regions.backward[region])):
+        host = scalar(total) - sum(piece.time for piece in pieces)
+        both.append([*pieces, _Piece("host", "host", _IDLE, "", host)] if host > 1e-12 * scalar(total) else pieces)
+    return both[0], both[1]
+
+
+def _ordered(pieces: Iterable[tuple[float, _Piece]]) -> list[_Piece]:
+    return [piece for _, piece in sorted(pieces, key=lambda each: each[0])]
+
+
+__all__ = ["Detail", "PassSpan", "RankTimeline", "Span", "rank_timelines"]

@@ -1,0 +1,222 @@
+"""Read a trace of torch.profiler (Kineto's JSON): where the time of its steps goes, by group of kernels.
+
+A kernel belongs to the step in which it was launched. Each instant belongs to one group: compute before communication, that before copies,
+else idle. So groups add up to the step, and communication counts as far as it is exposed. Without kernels (a CPU) operators count, each
+without those that it calls.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import zlib
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.measured_trace import COMMUNICATION, COMPUTE, GROUPS, MeasuredTrace
+from perfmodel.parallel.plan import Plan
+
+#: Group -> names of kernels and operators, looked for in this order.
+_KERNELS = (
+    ("optimizer", r"multi_tensor|adam|_foreach|sgd|lion\b|optimizer"),
+    ("elementwise", r"^elementwise"),
+    ("attention", r"flash|fmha|attn|attention|scaled_dot_product"),
+    ("matmul", r"gemm|gemv|cutlass|nvjet|cublas|Cijk|xmma|::(add|b|badd)?b?mm\b|_mm\b|::(matmul|linear|conv)|convolution|mkldnn|dot\b"),
+    ("elementwise", r"norm|elementwise|vectorized|triton|softmax|reduce|cat|index|embed|gelu|silu|rope|rotary|dropout|fill|scatter|sort"),
+)
+_PATTERNS = tuple((group, re.compile(pattern, re.IGNORECASE)) for group, pattern in _KERNELS)
+_COLLECTIVE = re.compile(r"^(nccl|gloo:|mpi:|rccl)", re.IGNORECASE)
+#: Class of communication -> words in the description of its process group, of torch's meshes and of Megatron's groups; that of data axes
+#: follows from the collective.
+_AXES = (
+    ("", re.compile(r"(^|_)data|dp(_|\b)", re.IGNORECASE)),
+    (COMMUNICATION[0], re.compile(r"tp\b|tensor", re.IGNORECASE)),
+    (COMMUNICATION[1], re.compile(r"cp\b|context", re.IGNORECASE)),
+    (COMMUNICATION[2], re.compile(r"ep\b|expert", re.IGNORECASE)),
+    (COMMUNICATION[3], re.compile(r"pp\b|pipeline", re.IGNORECASE)),
+)
+_STEP = re.compile(r"ProfilerStep\*?#(\d{1,9})$")
+_LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime")
+_MICROSECOND = 1e-6
+_MOST_NAMES = 3
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    category: str
+    name: str
+    start: float
+    end: float
+    thread: tuple[Any, Any]
+    known: Mapping[str, Any]
+
+
+def read_trace(path: str | Path, plan: Plan | None = None) -> MeasuredTrace:
+    """The mean step of a trace. plan: tells the axes of collectives whose process group has no description. Raises InputError."""
+    events, rank = _events(Path(path))
+    steps = sorted({(each.start, each.end) for each in events if _STEP.search(each.name) and not each.category.startswith("gpu")})
+    if not steps:
+        remedy = "call prof.step() after each step, and profile with a schedule"
+        raise InputError(f"{path}: a trace without steps (ProfilerStep#N); {remedy}")
+    kernels = [each for each in events if each.category in ("kernel", "gpu_memcpy", "gpu_memset")]
+    busy = list(_by_kernel(kernels, events, steps, plan) if kernels else _by_operator(events, steps, plan))
+    windows = _windows(steps, busy) if kernels else dict(enumerate(steps))
+    if len(windows) > 1 + (not kernels):
+        del windows[min(windows)]  # it warms up
+    names, seconds, overlapped = defaultdict[str, float](float), dict.fromkeys(GROUPS, 0.0), 0.0
+    for number, window in windows.items():
+        groups = defaultdict[str, list[Interval]](list)
+        for step, group, event in busy:
+            if step == number:
+                groups[group].append((event.start, event.end))
+                if group == "other_kernels":
+                    names[event.name] += event.end - event.start
+        covered: list[Interval] = []
+        for group in (*COMPUTE, *COMMUNICATION, "copies"):
+            clipped = [(max(start, window[0]), min(end, window[1])) for start, end in groups[group]]
+            own = _union(each for each in clipped if each[1] > each[0])
+            more = _union([*covered, *own])
+            exposed = _length(more) - _length(covered)
+            seconds[group] += exposed / len(windows)
+            overlapped += (_length(own) - exposed) / len(windows) if group in COMMUNICATION else 0.0
+            covered = more
+        seconds["idle"] += (window[1] - window[0] - _length(covered)) / len(windows)
+    if not sum(seconds.values()) > 0:
+        raise InputError(f"{path}: its steps take no time; profile whole steps, with prof.step() after each")
+    if seconds["other_kernels"] > 0 and not any(seconds[group] for group in GROUPS if group not in ("other_kernels", "idle")):
+        raise InputError(f"{path}: no kernel of it is known ({next(iter(names))} ...); trace the training step of a model")
+    return MeasuredTrace(
+        name=str(path),
+        rank=rank,
+        device="GPU" if kernels else "CPU",
+        num_steps=len(windows),
+        step_time=sum(seconds.values()),
+        groups=seconds,
+        overlapped=max(overlapped, 0.0),
+        unknown=tuple(sorted(names, key=lambda name: -names[name])[:_MOST_NAMES]),
+    )
+
+
+def _events(path: Path) -> tuple[list[_Event], int]:
+    """Slices of a trace and its rank, 0 where it has none; what has no finite time is left out."""
+    try:
+        raw = path.read_bytes()
+        content = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "is not JSON, or damaged"
+        raise InputError(f"{path}: cannot be read as a trace ({reason}); write it with prof.export_chrome_trace") from None
+    if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
+        raise InputError(f"{path}: is no trace (traceEvents is missing); write it with prof.export_chrome_trace")
+    found = []
+    for each in content["traceEvents"]:
+        if not isinstance(each, dict) or each.get("ph") != "X":
+            continue
+        start, length, known = each.get("ts"), each.get("dur"), each.get("args")
+        if isinstance(start, (int, float)) and isinstance(length, (int, float)) and math.isfinite(start) and 0 <= length < math.inf:
+            thread, times = (each.get("pid"), each.get("tid")), (start * _MICROSECOND, (start + length) * _MICROSECOND)
+            found.append(
+                _Event(str(each.get("cat", "")), str(each.get("name", "")), *times, thread, known if isinstance(known, dict) else {})
+            )
+    info = content.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, dict) else 0
+    return found, rank if isinstance(rank, int) and rank >= 0 else 0
+
+
+def _step_of(time: float, steps: list[Interval]) -> int | None:
+    place = bisect_right(steps, (time, math.inf)) - 1
+    return place if place >= 0 and time <= steps[place][1] else None
+
+
+def _by_kernel(kernels: list[_Event], events: list[_Event], steps: list[Interval], plan: Plan | None) -> Iterator[tuple[int, str, _Event]]:
+    """Kernels with their step and group."""
+    launched = {each.known.get("correlation"): each.start for each in events if each.category in _LAUNCHES}
+    for each in kernels:
+        step = _step_of(launched.get(each.known.get("correlation"), each.start), steps)
+        if step is not None:
+            is_copy = each.category != "kernel"
+            yield step, "copies" if is_copy else _collective_group(each, plan) or _group(each.name) or "other_kernels", each
+
+
+def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None) -> Iterator[tuple[int, str, _Event]]:
+    """Operators of a CPU, without those that they call, with their step and group; those of the optimizer's step are its own."""
+    threads = defaultdict[tuple[Any, Any], list[_Event]](list)
+    for each in events:
+        if each.category == "cpu_op" or each.name.startswith("Optimizer.step") or _COLLECTIVE.match(each.name):
+            threads[each.thread].append(each)
+    for thread in threads.values():
+        stack: list[tuple[_Event, str]] = []
+        now = -math.inf
+        pieces: list[tuple[str, _Event, float, float]] = []
+        for each in [*sorted(thread, key=lambda event: (event.start, -event.end)), _Event("", "", math.inf, math.inf, (0, 0), {})]:
+            while stack and stack[-1][0].end <= each.start:
+                top, group = stack.pop()
+                pieces.append((group, top, max(now, top.start), top.end))
+                now = max(now, top.end)
+            if stack and each.start > now:
+                pieces.append((stack[-1][1], stack[-1][0], max(now, stack[-1][0].start), each.start))
+            now = max(now, min(each.start, 1e300))
+            above = stack[-1][1] if stack else ""
+            own = _collective_group(each, plan) or _group(each.name) or ("elementwise" if each.name.startswith("aten::") else "")
+            is_copy = each.name in ("aten::copy_", "aten::_to_copy", "aten::to", "aten::clone", "aten::contiguous")
+            stack.append((each, above if above in ("optimizer", "attention") else "copies" if is_copy else own or above))
+        for group, event, start, end in pieces:
+            step = _step_of(start, steps)
+            if group and end > start and step is not None:
+                yield step, group, _Event(event.category, event.name, start, end, event.thread, event.known)
+
+
+def _group(name: str) -> str:
+    return next((group for group, pattern in _PATTERNS if pattern.search(name)), "")
+
+
+def _collective_group(event: _Event, plan: Plan | None) -> str:
+    """Class of a collective, by its process group, else by its kind and what the plan has; empty for other kernels."""
+    if not _COLLECTIVE.match(event.name):
+        return ""
+    described = str(event.known.get("Process Group Description", ""))
+    found = next((group for group, pattern in _AXES if pattern.search(described)), "")
+    if found:
+        return found
+    kind = f"{event.name} {event.known.get('Collective name', '')}".lower().replace("_", "")
+    if not described and plan is not None:
+        size, degrees = event.known.get("Group size"), (plan.layout.tp, plan.layout.cp, plan.ep, plan.layout.pp)
+        matching = [group for group, degree in zip(COMMUNICATION, degrees, strict=False) if degree > 1 and size in (degree, None)]
+        is_data = plan.layout.data_parallel == size if size else plan.layout.data_parallel > 1
+        if len(matching) == 1 and not is_data:
+            return matching[0]
+    if "sendrecv" in kind or "alltoall" in kind or kind.split(":")[-1].strip() in ("send", "recv"):
+        return COMMUNICATION[3] if plan is not None and plan.layout.pp > 1 and "alltoall" not in kind else COMMUNICATION[2]
+    return "parameter_gather" if "gather" in kind or "broadcast" in kind else "gradient_reduction"
+
+
+def _windows(steps: list[Interval], busy: Iterable[tuple[int, str, _Event]]) -> dict[int, Interval]:
+    """The time of each step that has a next one: from its first kernel to that of the next. Of one step: the host's."""
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for step, _, event in busy:
+        first[step], last[step] = min(first.get(step, math.inf), event.start), max(last.get(step, 0.0), event.end)
+    found = {step: (first[step], first[step + 1]) for step in first if step + 1 in first and first[step + 1] > first[step]}
+    return found or {step: (steps[step][0], max(steps[step][1], last.get(step, 0.0))) for step in [len(steps) - 1]}
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in intervals)

@@ -1,0 +1,71 @@
+"""Measured traces by group of kernels, and their comparison with a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: Groups in which a measured step and a predicted one can be compared; each instant belongs to the first that is busy.
+COMPUTE = ("matmul", "attention", "elementwise", "optimizer", "other_kernels")
+COMMUNICATION = (
+    "tensor_parallel_communication",
+    "context_parallel_communication",
+    "expert_parallel_communication",
+    "pipeline_communication",
+    "parameter_gather",
+    "gradient_reduction",
+)
+GROUPS = (*COMPUTE, *COMMUNICATION, "copies", "idle")
+
+
+def group_of(part: str, kind: str) -> str:
+    """Group of a part of a prediction. kind: of the operator, matmul or attention."""
+    if part in ("host", "pipeline_bubble"):
+        return "idle"
+    if part in COMMUNICATION or part == "optimizer":
+        return part
+    return kind if kind in COMPUTE else COMMUNICATION[0] if part == "redistributions" else "elementwise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTrace:
+    """A trace of torch.profiler: the mean of its steps.
+
+    groups      exposed seconds by group; they add up to step_time
+    overlapped  seconds of communication under compute
+    unknown     names of kernels in the group `other_kernels`, the longest first
+    """
+
+    name: str
+    rank: int
+    device: str
+    num_steps: int
+    step_time: float
+    groups: Mapping[str, float]
+    overlapped: float
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceComparison:
+    """Measured traces next to the prediction of their plan.
+
+    groups   group -> (predicted, measured) exposed seconds, the mean over the ranks of the traces; predicted is 0 without a plan
+    """
+
+    traces: tuple[MeasuredTrace, ...]
+    groups: Mapping[str, tuple[float, float]]
+    has_plan: bool
+
+    @property
+    def predicted(self) -> float:
+        return sum(predicted for predicted, _ in self.groups.values())
+
+    @property
+    def measured(self) -> float:
+        return sum(measured for _, measured in self.groups.values())
+
+    @property
+    def largest_difference(self) -> str:
+        """The group in which prediction and measurement differ most."""
+        return max(self.groups, key=lambda name: abs(self.groups[name][1] - self.groups[name][0]))

@@ -1,0 +1,239 @@
+"""Timelines of ranks as a Chrome trace, which Perfetto and chrome://tracing open and Holistic Trace Analysis reads; comparisons as text.
+
+A rank is a process with a thread for each stream; a second process has the host: the profiled step, the passes, the launch of each kernel.
+Times are whole nanoseconds, rounded at the boundary of two spans, so that spans of a stream never overlap.
+
+Formats: Chrome's Trace Event Format; Kineto's fields as Holistic Trace Analysis 0.5 reads them (`distributedInfo`, `ProfilerStep#`,
+`stream` and `correlation` of kernels, names of collectives that begin with nccl).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from perfmodel.cost.trace import RankTimeline, Span
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import one_line
+from perfmodel.foundation.units import format_bytes, format_step
+from perfmodel.parallel.measured_trace import TraceComparison
+from perfmodel.parallel.plan import Plan
+from perfmodel.report.document import Block, Facts, Notes
+from perfmodel.report.predictions import job_line, plan_line
+from perfmodel.report.table import Table, percent, times_like, words
+
+_STREAM_IDS = {"compute": 7, "tp": 16, "cp": 18, "ep": 20, "dp": 22, "pp": 24}
+_IDLE_THREAD = 1
+_HIDDEN = 1  # added to the id of a stream
+_HOST = 1_000_000  # added to the id of a rank: its host's process
+_LAUNCH = 1_000  # [ns] at most
+_NCCL = {
+    CollectiveKind.ALL_REDUCE: "AllReduce",
+    CollectiveKind.ALL_GATHER: "AllGather",
+    CollectiveKind.REDUCE_SCATTER: "ReduceScatter",
+    CollectiveKind.ALL_TO_ALL: "SendRecv",
+    CollectiveKind.SEND_RECV: "SendRecv",
+}
+_NO_DIFFERENCE = 0.005  # of a step
+_PREFIX = {"matmul": "gemm", "attention": "flash_attention", "streaming": "elementwise"}
+
+
+def chrome_trace(timelines: Sequence[RankTimeline], plan: Plan) -> dict[str, Any]:
+    """A trace of one or several ranks as one JSON object."""
+    first = timelines[0]
+    events = [event for each in timelines for event in trace_events(each)]
+    events.sort(key=lambda event: (event["ph"] != "M", event["ts"], -event.get("dur", 0.0)))
+    return {
+        "schemaVersion": 1,
+        "distributedInfo": {"backend": "nccl", "rank": first.rank, "world_size": plan.num_chips},
+        "displayTimeUnit": "ms",
+        "predicted": {
+            "step_time": first.step_time,
+            "ranks": {str(each.rank): {"stage": each.stage, "parts": dict(each.parts)} for each in timelines},
+        },
+        "traceEvents": events,
+    }
+
+
+def trace_bytes(content: Mapping[str, Any], *, compressed: bool) -> bytes:
+    # Holistic Trace Analysis looks for the rank with a pattern that has a space after the colon
+    text = json.dumps(content, separators=(",", ": ")).encode()
+    return gzip.compress(text, mtime=0) if compressed else text
+
+
+def trace_events(of: RankTimeline) -> Iterator[dict[str, Any]]:
+    """Events of a rank: names of processes and threads, slices, the counter of memory."""
+    gpu, host = of.rank, _HOST + of.rank
+    threads = {(gpu, _IDLE_THREAD): "idle", (host, host): "step, passes and launches"}
+    for span in of.spans:
+        if span.stream != "idle":
+            if span.hidden:
+                threads[host, host + 1] = "launches under compute"
+            threads[gpu, _thread(span)] = f"stream {_thread(span)}: {span.stream}{' under compute' if span.hidden else ''}"
+    for pid, label, name in ((gpu, f"GPU {of.rank}", f"rank {of.rank}, stage {of.stage}"), (host, "CPU", f"host of rank {of.rank}")):
+        yield _meta("process_name", pid, 0, name=name)
+        yield _meta("process_labels", pid, 0, labels=label)
+        yield _meta("process_sort_index", pid, 0, sort_index=2 * of.rank + (pid == host))
+    for (pid, tid), name in threads.items():
+        yield _meta("thread_name", pid, tid, name=name)
+        yield _meta("thread_sort_index", pid, tid, sort_index=tid)
+    yield _slice("user_annotation", "ProfilerStep#0", host, host, 0, _ns(of.step_time))
+    for each in of.passes:
+        yield _slice("user_annotation", each.name, host, host, _ns(each.start), _ns(each.start + each.time))
+    for number, span in enumerate(of.spans, 1):
+        start, end = _ns(span.start), _ns(span.start + span.time)
+        if end <= start:
+            continue
+        if span.stream == "idle":
+            yield _slice("gpu_user_annotation", span.name, gpu, _IDLE_THREAD, start, end, part=span.part)
+            continue
+        prefix = "multi_tensor_apply" if span.part == "optimizer" else _PREFIX.get(span.kind, "")
+        name = f"{prefix}: {span.name}" if prefix and span.name != span.kind else prefix or span.name
+        known: dict[str, Any] = {"stream": _thread(span), "correlation": number, "part": span.part}
+        if span.kind in set(CollectiveKind):
+            name = f"ncclDevKernel_{_NCCL[CollectiveKind(span.kind)]}"
+            known |= {"Collective name": span.kind, "Process Group Description": f"mesh_{span.stream}", "tensor": span.name}
+        if span.hidden:
+            known["hidden"] = True
+        yield _slice("kernel", name, gpu, _thread(span), start, end, **known)
+        # of communication under compute on a thread of its own: two launches at once would not nest
+        yield _slice("cuda_runtime", "cudaLaunchKernel", host, host + span.hidden, start, min(end, start + _LAUNCH), correlation=number)
+    for time, classes in of.memory:
+        sizes = {words(name): size for name, size in classes.items() if size}
+        yield {"ph": "C", "name": "memory", "pid": gpu, "tid": 0, "ts": _ns(time) / 1e3, "args": sizes}
+
+
+def _thread(span: Span) -> int:
+    return _STREAM_IDS[span.stream] + (_HIDDEN if span.hidden else 0)
+
+
+def _ns(time: float) -> int:
+    return round(time * 1e9)
+
+
+def _slice(category: str, name: str, pid: int, tid: int, start: int, end: int, **known: Any) -> dict[str, Any]:
+    """A slice. start, end   [ns]"""
+    return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": start / 1e3, "dur": (end - start) / 1e3, "args": known}
+
+
+def _meta(what: str, pid: int, tid: int, **known: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": known}
+
+
+# --- text -------------------------------------------------------------------------------------------------------
+
+
+def timelines_object(timelines: Sequence[RankTimeline], files: Iterable[str]) -> dict[str, Any]:
+    return {
+        "step_time": timelines[0].step_time,
+        "detail": timelines[0].detail,
+        "files": list(files),
+        "ranks": [
+            {
+                "rank": each.rank,
+                "stage": each.stage,
+                "parts": dict(each.parts),
+                "num_spans": len(each.spans),
+                "peak_memory": _peak(each),
+                "peak_moment": each.memory_moment,
+            }
+            for each in timelines
+        ],
+    }
+
+
+def timelines_blocks(timelines: Sequence[RankTimeline], plan: Plan, files: Sequence[str], read: Sequence[str]) -> Iterator[Block]:
+    first = timelines[0]
+    text = times_like(first.step_time)
+    yield Facts(
+        f"predicted step of {format_step(first.step_time)}",
+        [("job", job_line(plan)), ("plan", plan_line(plan)), ("detail", _DETAILS[first.detail]), ("written", ", ".join(files))],
+    )
+    idle = "pipeline_bubble"
+    rows = []
+    for each in timelines:
+        largest = max((part for part in each.parts if part != idle), key=lambda part: each.parts[part])
+        sent = sum(
+            time for part, time in each.parts.items() if "communication" in part or part in ("parameter_gather", "gradient_reduction")
+        )
+        rows.append(
+            (
+                str(each.rank),
+                str(each.stage),
+                f"{len(each.spans):,}",
+                f"{words(largest)} {percent(each.parts[largest] / each.step_time)}",
+                text(sent),
+                text(each.parts.get(idle, 0.0)),
+                format_bytes(_peak(each)),
+            )
+        )
+    headers = ("rank", "stage", "spans", "largest part", "exposed communication", "bubble", "peak memory")
+    yield Table(title="Ranks", headers=headers, rows=tuple(rows), right=("rank", "stage", "spans", *headers[4:]))
+    off = max(abs(each.stretch - 1.0) for each in timelines)
+    notes = ["the parts of the rank with the most compute are those of `perfmodel predict`; the other ranks of a stage do the same"]
+    if off > 0.05:
+        notes.append(
+            f"idle time between passes is stretched by up to {percent(off)}: the simulated schedule is that much shorter or longer"
+        )
+    yield Notes([*notes, "open it in ui.perfetto.dev; a folder as --out has one file for each rank, for Holistic Trace Analysis", *read])
+
+
+_DETAILS = {
+    "operators": "a span for each operator",
+    "layers": "a span for each part of a layer (--detail operators: each operator)",
+    "passes": "a span for each part of a pass (--detail operators: each operator)",
+}
+
+
+def _peak(of: RankTimeline) -> float:
+    return max(sum(classes.values()) for _, classes in of.memory)
+
+
+def comparison_object(of: TraceComparison) -> dict[str, Any]:
+    both = {"predicted": of.predicted, "measured": of.measured} if of.has_plan else {"measured": of.measured}
+    groups = [
+        {"part": name, **({"predicted": predicted} if of.has_plan else {}), "measured": measured}
+        for name, (predicted, measured) in of.groups.items()
+    ]
+    return {"step_time": both, "parts": groups, "traces": list(of.traces), **({"summary": difference_sentence(of)} if of.has_plan else {})}
+
+
+def comparison_blocks(of: TraceComparison, plan: Plan | None, read: Sequence[str]) -> Iterator[Block]:
+    first = of.traces[0]
+    text = times_like(max(of.measured, of.predicted))
+    ranks = ", ".join(str(each.rank) for each in of.traces)
+    facts = [
+        ("traces", f"{', '.join(each.name for each in of.traces)}"),
+        ("steps", f"{first.num_steps} step{'s' * (first.num_steps > 1)} of rank {ranks}, {first.device}"),
+    ]
+    overlapped = sum(each.overlapped for each in of.traces) / len(of.traces)
+    if overlapped:
+        facts.append(("overlapped", f"{text(overlapped)} of communication under compute"))
+    if plan is not None:
+        facts = [("job", job_line(plan)), ("plan", plan_line(plan)), *facts]
+    yield Facts(difference_sentence(of) if of.has_plan else f"measured step of {format_step(of.measured)}", facts)
+    shown = sorted(((name, *times) for name, times in of.groups.items() if any(times)), key=lambda row: -max(row[1:]))
+    shown.append(("step", of.predicted, of.measured))
+    rows: list[tuple[str, ...]] = []
+    for name, predicted, measured in shown:
+        more = text(abs(measured - predicted))
+        difference = "-" if more.startswith("<") or measured == predicted else f"{'+' if measured > predicted else '-'}{more}"
+        both = (text(predicted), text(measured), difference) if of.has_plan else (text(measured), percent(measured / of.measured))
+        rows.append((words(name), *both))
+    headers = ("part", "predicted", "measured", "difference") if of.has_plan else ("part", "measured", "share")
+    yield Table(title="Where the step goes (exposed time)", headers=headers, rows=tuple(rows), right=headers[1:])
+    unknown = dict.fromkeys(name for each in of.traces for name in each.unknown)
+    notes = [f"other kernels: {one_line(', '.join(unknown), 160)}"] if unknown else []
+    yield Notes([*notes, "idle is the host, and with a pipeline the bubble; a profiler slows steps that wait for the host", *read])
+
+
+def difference_sentence(of: TraceComparison) -> str:
+    """The largest unexplained part, in a sentence."""
+    name, (predicted, measured) = of.largest_difference, of.groups[of.largest_difference]
+    text = times_like(max(of.measured, of.predicted))
+    step = f"step {text(of.measured)}, predicted {text(of.predicted)} ({round(of.predicted / of.measured - 1.0, 2) + 0.0:+.0%})"
+    if abs(measured - predicted) < _NO_DIFFERENCE * of.measured:
+        return f"{step}; no part differs by more than {percent(_NO_DIFFERENCE)} of the step"
+    return f"{step}; the largest difference is {words(name)}: measured {text(measured)}, predicted {text(predicted)}"

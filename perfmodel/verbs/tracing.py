@@ -1,0 +1,101 @@
+"""`trace`: the predicted step of a plan as a timeline, and measured traces next to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from perfmodel.cost.trace import Detail, RankTimeline, rank_timelines
+from perfmodel.fitting.measured_trace import read_trace
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.resources import check_can_be_written, write_atomically
+from perfmodel.foundation.values import choice_of
+from perfmodel.parallel.measured_trace import GROUPS, TraceComparison, group_of
+from perfmodel.parallel.plan import Plan, rank_at
+from perfmodel.report.trace import chrome_trace, trace_bytes
+from perfmodel.verbs.setting import Name, load_plan, setting_of_plan
+
+#: Stages of which each has a rank in a trace by default; of a deeper pipeline the first, the middle and the last stage.
+MOST_STAGES = 16
+_JSON, _COMPRESSED = (".json", ".json.gz")
+
+
+def trace_plan(
+    plan: Plan | Name, *, out: str | Path | None = None, ranks: Sequence[int] = (), detail: str | None = None
+) -> tuple[RankTimeline, ...]:
+    """The predicted step of a plan as timelines of ranks: operators, collectives, idle time and memory; the spans of a rank add up to its
+    parts.
+
+    out      file to write as a Chrome trace: .json, .json.gz; any other name: a folder with one file for each rank
+    ranks    none: one for each pipeline stage; of more than 16 stages the first, the middle and the last
+    detail   operators, layers or passes; None: the finest with at most 100,000 spans
+    """
+    found = load_plan(plan)
+    timelines = tuple(
+        rank_timelines(
+            setting_of_plan(found).estimator,
+            found,
+            checked_ranks(found, ranks),
+            None if detail is None else choice_of(Detail, detail, "detail"),
+        )
+    )
+    if out is not None:
+        write_traces(timelines, found, Path(out))
+    return timelines
+
+
+def compare_trace(traces: str | Path | Sequence[str | Path], plan: Plan | Name | None = None) -> TraceComparison:
+    """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
+
+    traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
+    plan     the plan that ran; without one only the measured times
+    """
+    files = [traces] if isinstance(traces, (str, Path)) else list(traces)
+    if not files:
+        raise InputError("traces: are missing; give files that torch.profiler wrote")
+    found = None if plan is None else load_plan(plan)
+    measured = tuple(read_trace(each, found) for each in files)
+    predicted = dict.fromkeys(GROUPS, 0.0)
+    if found is not None:
+        ranks = [each.rank for each in measured]
+        if max(ranks) >= found.num_chips:
+            rule = f"is of rank {max(ranks)}, and the plan has {found.num_chips} ranks"
+            raise bad_field("traces", measured[ranks.index(max(ranks))].name, rule, "give the plan that ran")
+        timelines = {each.rank: each for each in rank_timelines(setting_of_plan(found).estimator, found, list(set(ranks)), Detail.PASSES)}
+        for span in chain.from_iterable(timelines[rank].spans for rank in ranks):
+            predicted[group_of(span.part, span.kind)] += 0.0 if span.hidden else span.time / len(ranks)
+    groups = {name: (predicted[name], sum(each.groups[name] for each in measured) / len(measured)) for name in GROUPS}
+    return TraceComparison(traces=measured, groups=groups, has_plan=found is not None)
+
+
+def checked_ranks(plan: Plan, ranks: Sequence[int]) -> list[int]:
+    """The ranks to draw, without repeats."""
+    last = plan.num_chips - 1
+    for rank in ranks:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank <= last:
+            raise bad_field("ranks", rank, f"must be ranks of the plan, 0 to {last}", "leave it out for one rank of each pipeline stage")
+    p = plan.layout.pp
+    stages = range(p) if p <= MOST_STAGES else (0, p // 2, p - 1)
+    return list(dict.fromkeys(ranks)) or [rank_at(plan, {"pp": stage}) if p > 1 else 0 for stage in stages]
+
+
+def trace_paths(out: Path, ranks: Sequence[int]) -> list[Path]:
+    """The files of a trace: one, or in a folder one for each rank."""
+    if out.name.endswith((_JSON, _COMPRESSED)):
+        return [out]
+    return [out / f"rank{rank}{_COMPRESSED}" for rank in ranks]
+
+
+def write_traces(timelines: Sequence[RankTimeline], plan: Plan, out: Path) -> list[Path]:
+    """Write the trace, and return its files."""
+    paths = trace_paths(out, [each.rank for each in timelines])
+    if paths != [out] and not out.exists():
+        check_can_be_written(out, "out")
+        out.mkdir()
+    for path in paths:
+        check_can_be_written(path, "out")
+    groups = [list(timelines)] if paths == [out] else [[each] for each in timelines]
+    for path, group in zip(paths, groups, strict=True):
+        write_atomically(path, trace_bytes(chrome_trace(group, plan), compressed=path.suffix == ".gz"))
+    return paths

@@ -1,0 +1,146 @@
+"""`perfmodel trace` from outside."""
+
+import gzip
+import json
+from collections import Counter, defaultdict
+
+import pytest
+
+JOB = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", 8, "--global-batch", 16, "--seq-len", "1k", "--pp", 2, "--tp", 2]
+
+
+@pytest.fixture
+def plan(call):
+    assert call("predict", *JOB, "--save", "plan.yaml")[0] == 0
+    return "plan.yaml"
+
+
+def events(path, kind):
+    opened = gzip.open if str(path).endswith(".gz") else open
+    with opened(path, "rt") as stream:
+        return [event for event in json.load(stream)["traceEvents"] if event["ph"] == kind]
+
+
+def test_a_file_holds_one_rank_of_each_stage(call, call_json, plan, tmp_path):
+    code, out, err = call("trace", plan, "--out", "trace.json")
+    assert (code, err) == (0, "")
+    assert "rank  stage  spans" in out
+    predicted = call_json("predict", plan)
+    found = call_json("trace", plan, "--out", "trace.json")
+    assert [(each["rank"], each["stage"]) for each in found["ranks"]] == [(0, 0), (4, 1)]
+    assert any(each["parts"] == pytest.approx(predicted["parts"], abs=1e-12) for each in found["ranks"])
+    assert found["step_time"] == predicted["step_time"]
+    for each in found["ranks"]:
+        times, numbers = Counter(), Counter()
+        for event in events(tmp_path / "trace.json", "X"):
+            if event["pid"] == each["rank"] and not event["args"].get("hidden"):
+                times[event["args"]["part"]] += event["dur"] * 1e-6
+                numbers[event["args"]["part"]] += 1
+        for part, time in each["parts"].items():
+            assert times[part] == pytest.approx(time, abs=1e-9 * (numbers[part] + 1))
+
+
+def test_slices_of_a_thread_nest_and_kernels_have_launches(call, plan, tmp_path):
+    assert call("trace", plan, "--out", "trace.json")[0] == 0
+    slices = events(tmp_path / "trace.json", "X")
+    threads = defaultdict(list)
+    for event in slices:
+        start = round(event["ts"] * 1e3)
+        threads[event["pid"], event["tid"]].append((start, -round(event["dur"] * 1e3)))
+    for thread in threads.values():
+        ends = []
+        for start, length in sorted(thread):
+            while ends and ends[-1] <= start:
+                ends.pop()
+            assert not ends or start - length <= ends[-1]
+            ends.append(start - length)
+    launched = {event["args"]["correlation"] for event in slices if event["cat"] == "cuda_runtime"}
+    kernels = [event for event in slices if event["cat"] == "kernel"]
+    assert {event["args"]["correlation"] for event in kernels} == launched
+    assert {"ncclDevKernel_AllGather", "ncclDevKernel_ReduceScatter"} <= {event["name"] for event in kernels if event["tid"] == 16}
+    assert all(event["args"]["stream"] == event["tid"] for event in kernels)
+    assert [event["name"] for event in slices if event["name"].startswith("ProfilerStep#")] == ["ProfilerStep#0"] * 2
+    assert max(sum(event["args"].values()) for event in events(tmp_path / "trace.json", "C")) > 1e9
+
+
+def test_a_folder_has_one_file_for_each_rank(call, plan, tmp_path):
+    assert call("trace", plan, "--out", "traces", "--ranks", "4,0,4")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == ["rank0.json.gz", "rank4.json.gz"]
+    with gzip.open(tmp_path / "traces" / "rank4.json.gz", "rt") as stream:
+        text = stream.read()
+    assert '"rank": 4' in text
+    assert json.loads(text)["distributedInfo"] == {"backend": "nccl", "rank": 4, "world_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--ranks", "0,8"], "ranks=8: must be ranks of the plan, 0 to 7"),
+        (["--ranks", "first"], "--ranks first: must be numbers"),
+        (["--detail", "kernels"], "detail=kernels"),
+        (["--out", "missing/trace.json"], "its folder does not exist"),
+        (["--out", "missing/traces"], "its folder does not exist"),
+    ],
+)
+def test_bad_input_is_one_sentence(call, plan, arguments, sentence):
+    code, out, err = call("trace", plan, *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_a_predicted_trace_read_as_a_measured_one_is_its_prediction(call, call_json, plan):
+    assert call("trace", plan, "--out", "traces")[0] == 0
+    files = [word for rank in (0, 4) for word in ("--measured", f"traces/rank{rank}.json.gz")]
+    found = call_json("trace", *files, "--plan", plan)
+    assert found["step_time"]["measured"] == pytest.approx(found["step_time"]["predicted"], rel=1e-6)
+    for each in found["parts"]:
+        assert each["measured"] == pytest.approx(each["predicted"], abs=1e-3 * found["step_time"]["predicted"]), each["part"]
+    code, out, err = call("trace", *files, "--plan", plan)
+    assert (code, err) == (0, "")
+    assert "no part differs by more than 0.5 % of the step" in " ".join(out.split())
+
+
+def test_a_trace_of_a_rank_that_the_plan_lacks_is_refused(call, plan, tmp_path):
+    assert call("trace", plan, "--ranks", 4, "--out", "trace.json")[0] == 0
+    text = (tmp_path / "trace.json").read_text()
+    (tmp_path / "trace.json").write_text(text.replace('"rank": 4', '"rank": 8', 1))
+    code, out, err = call("trace", plan, "--measured", "trace.json")
+    assert (code, out) == (2, "")
+    assert "traces=trace.json: is of rank 8, and the plan has 8 ranks; give the plan that ran" in err
+
+
+def test_a_plan_of_a_network_is_drawn(call, call_json):
+    network = ["shard", "alexnet", "--cluster", "dgx-h100", "--chips", 4, "--batch", 64]
+    assert call(*network, "--stages", 2, "--save", "net.yaml")[0] == 0
+    found = call_json("trace", "net.yaml", "--out", "net.json")
+    assert len(found["ranks"]) == 2
+    assert all(sum(each["parts"].values()) == found["step_time"] for each in found["ranks"])
+
+
+def test_the_largest_difference_is_named(call, call_json, plan, tmp_path):
+    assert call("trace", plan, "--ranks", 0, "--out", "trace.json")[0] == 0
+    content = json.loads((tmp_path / "trace.json").read_text())
+    content["traceEvents"] = [event for event in content["traceEvents"] if not event["name"].startswith("flash_attention")]
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    found = call_json("trace", plan, "--measured", "trace.json")
+    assert "the largest difference is attention: measured 0.0" in found["summary"]
+    alone = call_json("trace", "--measured", "trace.json")
+    assert [set(each) for each in alone["parts"]] == [{"part", "measured"}] * len(found["parts"])
+    assert "measured step of" in call("trace", "--measured", "trace.json")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "plan: is missing"),
+        (["fsdp", "--plan", "fsdp"], "give one of them"),
+        (["--measured", "missing.json"], "missing.json: cannot be read as a trace (No such file or directory)"),
+        (["--measured", "missing.json", "--ranks", "0"], "--ranks: is for a predicted trace"),
+    ],
+)
+def test_bad_measured_input_is_one_sentence(call, arguments, sentence):
+    code, out, err = call("trace", *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
