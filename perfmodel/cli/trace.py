@@ -11,7 +11,6 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.resources import check_can_be_written
 from perfmodel.parallel.request import Request
 from perfmodel.report.document import Document
 
@@ -48,7 +47,7 @@ def trace(
     """
     from perfmodel.report.trace import comparison_blocks, comparison_object, timelines_blocks, timelines_object
     from perfmodel.verbs.configs import overridden_plan, start_from
-    from perfmodel.verbs.tracing import checked_ranks, compare_trace, trace_paths, trace_plan
+    from perfmodel.verbs.tracing import compare_trace, trace_paths, trace_plan
 
     try:
         numbers = [int(each) for each in ranks.split(",")] if ranks else []
@@ -67,10 +66,7 @@ def trace(
         return
     if found is None:
         raise InputError("plan: is missing; give a plan to draw, or --measured FILE for a trace of torch.profiler")
-    chosen = checked_ranks(found, numbers)
-    for path in trace_paths(out, chosen):
-        check_can_be_written(path if path.parent.exists() else path.parent, "out")
-    timelines = trace_plan(found, out=out, ranks=chosen, detail=detail or None)
-    files = [str(path) for path in trace_paths(out, chosen)]
+    timelines = trace_plan(found, out=out, ranks=numbers, detail=detail or None)
+    files = [str(path) for path in trace_paths(out, [each.rank for each in timelines])]
     document = Document(content=lambda: timelines_object(timelines, files), blocks=lambda: timelines_blocks(timelines, found, files, read))
     show(document, output)

@@ -135,9 +135,14 @@ def work_times(
         yield "attention", rows.attention, _attention(rows, machine, amount, sizes)
 
 
+def has_several(groups: NDArray[np.int64] | int, sizes: Array) -> Array:
+    """1 where the group of axes has more than one rank, else 0. `sizes`: of the groups, by mask."""
+    return np.minimum(sizes[groups] - 1.0, 1.0)
+
+
 def counts_across(groups: NDArray[np.int64], sizes: Array) -> Array:
-    """[rows, columns] 1 where the row's group of axes has more than one rank or is none, else 0. `sizes`: of the groups, by mask."""
-    return np.where((groups == 0)[:, None], 1.0, np.minimum(sizes[groups] - 1.0, 1.0))
+    """[rows, columns] `has_several`, and 1 where the row has no group."""
+    return np.where((groups == 0)[:, None], 1.0, has_several(groups, sizes))
 
 
 def summed(time: Any, rows: Rows, num_segments: int) -> Array:

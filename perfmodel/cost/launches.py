@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.evaluate import summed
+from perfmodel.cost.evaluate import has_several, summed
 from perfmodel.cost.rows import TimedRows
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.rewrites import ENTRYWISE
@@ -100,7 +100,7 @@ def score_matrices(op: Operator, sharding: Sharding, profile: ExecutionProfile) 
 
 def collective_launches(rows: TimedRows, sizes: Array) -> Any:
     """[traffic segments, columns] collectives that are issued: those of a group of more than one. `sizes`: of the groups, by mask."""
-    return summed(_issued(rows, sizes), rows.traffic, rows.num_traffic_segments)
+    return summed(has_several(rows.traffic.columns["group"], sizes), rows.traffic, rows.num_traffic_segments)
 
 
 def counted_launches(rows: TimedRows, sizes: Array) -> Array | None:
@@ -108,12 +108,7 @@ def counted_launches(rows: TimedRows, sizes: Array) -> Array | None:
     counted = rows.traffic.columns["counted"]
     if not counted.any():
         return None
-    return summed(_issued(rows, sizes) * counted[:, None], rows.traffic, rows.num_traffic_segments)
-
-
-def _issued(rows: TimedRows, sizes: Array) -> Array:
-    """[traffic rows, columns] 1 where the group has more than one member."""
-    return np.minimum(sizes[rows.traffic.columns["group"]] - 1.0, 1.0)
+    return summed(has_several(rows.traffic.columns["group"], sizes) * counted[:, None], rows.traffic, rows.num_traffic_segments)
 
 
 def graph_launches(graph: Graph, profile: ExecutionProfile) -> float:

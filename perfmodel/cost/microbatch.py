@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.evaluate import amount_values, by_segment, counts_across, members_inside, product_flops, row_times
+from perfmodel.cost.evaluate import amount_values, by_segment, counts_across, has_several, members_inside, product_flops, row_times
 from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches, counted_launches
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.program import SAVED, Program
@@ -113,7 +113,7 @@ def _work(rows: TimedRows, machine: Machine, grid: LayoutGrid, microbatch: Array
 def _launches(program: Program, amount: Array, sizes: Array) -> Array:
     launches = np.repeat(program.launches, amount.shape[1], axis=1)
     for at, group, number in program.launches_across:
-        launches[at] += number * np.minimum(sizes[group] - 1.0, 1.0)
+        launches[at] += number * has_several(group, sizes)
     for forward, backward, matrices in program.softmaxes:
         by_hand = BY_HAND * np.minimum(amount[matrices] % FUSED_MATRICES, 1.0)
         launches[forward] += by_hand

@@ -137,7 +137,7 @@ class _Step:
         self.estimator, self.plan, self.columns, self.p = estimator, plan, columns, plan.layout.pp
         regions, p = columns.regions, self.p
         self.order = stage_order(columns.plans.stages.regions, estimator.programs.stage_layers(plan))
-        self.regions = [region_pieces(estimator, plan, columns, region) for region in range(len(columns.plans.program.regions))]
+        self.regions = region_pieces(estimator, plan, columns)
         self.orders = [order_of(plan.schedule, rank, p, plan.num_microbatches, len(self.order) // p) for rank in range(p)]
         forward, backward = ([sum(scalar(times[i]) for i in run) for run in self.order] for times in (regions.forward, regions.backward))
         starts = pass_starts(self.orders, forward, backward, hop=scalar(columns.hop) if p > 1 else 0.0)
@@ -166,13 +166,13 @@ class _Step:
         passes = self.orders[stage]
         number = Counter((kind, chunk) for kind, chunk, _ in passes)
         templates = {each: self.pieces(stage, *each, detail) for each in number}
-        beside, fixed = self.beside(parts)
+        others, fixed = self.other_pieces(parts)
         natural = defaultdict[str, float](float)
         for each, times in number.items():
             for piece in templates[each]:
                 natural[piece.part] += times * piece.time
         factor = {part: (parts[part] - fixed.get(part, 0.0)) / time for part, time in natural.items() if time > 0}
-        beside["after"] += [
+        others["after"] += [
             _Piece(part, part, _stream_of(part), "", left)
             for part, time in parts.items()
             if (left := time - fixed.get(part, 0.0)) > 0 and not natural.get(part) and part not in _BETWEEN
@@ -183,19 +183,19 @@ class _Step:
         stretch = target / sum(idle) if sum(idle) > 0 else 1.0
         sends = parts.get("pipeline_communication", 0.0) / target if target else 0.0
         drawn, pass_spans = _Drawing(), list[PassSpan]()
-        drawn.add(beside["before"])
+        drawn.add(others["before"])
         for i, (kind, chunk, microbatch) in enumerate(passes):
             drawn.add(_gap(idle[i] * stretch, sends))
             scaled = [replace(piece, time=piece.time * factor.get(piece.part, 1.0)) for piece in templates[kind, chunk]]
-            gathers = [piece for piece in beside[kind] if piece.part == "parameter_gather"]
-            pieces = [*gathers, *scaled, *(piece for piece in beside[kind] if piece not in gathers)]
+            gathers = [piece for piece in others[kind] if piece.part == "parameter_gather"]
+            pieces = [*gathers, *scaled, *(piece for piece in others[kind] if piece not in gathers)]
             length = sum(piece.time for piece in pieces)
             name = f"{'forward' if kind == FORWARD else 'backward'} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
             pass_spans.append(PassSpan(name, drawn.now, length))
-            shown = [*beside["before"], *beside[kind], *beside["after"]]
+            shown = [*others["before"], *others[kind], *others["after"]]
             drawn.hidden([*scaled, *self.under(stage, chunk, kind, is_last=i + 1 == len(passes), exposed=shown)], length)
             drawn.add(pieces)
-        drawn.add([*_gap(idle[-1] * stretch, sends), *beside["after"]])
+        drawn.add([*_gap(idle[-1] * stretch, sends), *others["after"]])
         saved, moment, classes = reserved_on_rank(self.estimator, self.plan, stage)
         step_time = float(self.columns.step_time[0])
         return RankTimeline(
@@ -211,7 +211,7 @@ class _Step:
             detail=detail,
         )
 
-    def beside(self, parts: Mapping[str, float]) -> tuple[dict[str, list[_Piece]], dict[str, float]]:
+    def other_pieces(self, parts: Mapping[str, float]) -> tuple[dict[str, list[_Piece]], dict[str, float]]:
         """Pieces that are no operators: before the first pass, of each forward and backward pass, after the last; times by part. [s]"""
         columns, plan = self.columns, self.plan
         waits = exposed_each_microbatch(
@@ -341,32 +341,28 @@ def _by_part(pieces: Iterable[_Piece]) -> list[_Piece]:
     return [_Piece(key[2] or key[0], *key, time, hidden[key]) for key, time in times.items()]
 
 
-def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns, region: int) -> tuple[list[_Piece], list[_Piece]]:
-    """Pieces of a forward and of a backward pass of a region, recomputation in backward, in order, the host's time last. [s]"""
+def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> list[tuple[list[_Piece], list[_Piece]]]:
+    """Pieces of a forward and of a backward pass of each region, recomputation in backward, in order, the host's time last. [s]"""
     program, profile, micro = columns.plans.program, estimator.profile, columns.plans.micro
     graph, rows, machine, grid = program.derivation.graph, program.rows, estimator.machine, columns.plans.grid
     place = {op.name: i for i, op in enumerate(graph.operators)}
     makers = {op.output.tensor: i for i, op in enumerate(graph.operators)}
     amount, sizes = amount_values(rows.amounts, grid, np.array([float(plan.micro_batch)]))
-    found: dict[str, list[tuple[float, _Piece]]] = {phase: [] for phase in PHASES}
-    segments = {region * len(PHASES) + i: phase for i, phase in enumerate(PHASES)}
+    found: list[dict[str, list[tuple[float, _Piece]]]] = [{phase: [] for phase in PHASES} for _ in program.regions]
     named_axes = plan.assignment is None or plan.assignment.has_named_axes
     for kind, each, times in work_times(rows, machine, amount, sizes):
         for row, segment in enumerate(each.segments.tolist()):
-            phase = segments.get(segment)
-            if phase is not None:
-                time = float(times[row][0]) * (1.0 if each.repeats is None else float(each.repeats[row][0]))
-                name = each.names[row]
-                first = name.partition(" + ")[0].rpartition(".grad")[0] or name
-                part = "backward" if phase == "backward" else "forward"
-                found[phase].append((float(place.get(first, 0)), _Piece(name, part, _COMPUTE, kind, time)))
+            region, phase = divmod(segment, len(PHASES))
+            time = float(times[row][0]) * (1.0 if each.repeats is None else float(each.repeats[row][0]))
+            name = each.names[row]
+            first = name.partition(" + ")[0].rpartition(".grad")[0] or name
+            part = "backward" if PHASES[phase] == "backward" else "forward"
+            found[region][PHASES[phase]].append((float(place.get(first, 0)), _Piece(name, part, _COMPUTE, kind, time)))
     if rows.traffic.names:
         times, _, _ = traffic_times(rows, machine, members_inside(rows, grid), amount, sizes)
         for row, cell in enumerate(rows.traffic.segments.tolist()):
             segment, j = divmod(cell, len(COMM))
-            phase = segments.get(segment)
-            if phase is None:
-                continue
+            region, phase = divmod(segment, len(PHASES))
             total = scalar(micro.communication[cell])
             share = scalar(shown_communication(micro, profile, segment, j)) / total if total else 0.0
             share *= exposed_communication(profile, COMM[j])
@@ -379,19 +375,22 @@ def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns, region
             part = f"{shown}_communication" if named_axes or shown == EXCHANGED else "redistributions"
             kind = _KIND_OF_CODE[int(rows.traffic.columns["kind"][row])].value
             piece = _Piece(rows.traffic.names[row], part, _STREAMS[COMM[j]], kind, time * share, time * (1.0 - share))
-            found[phase].append((makers.get(rows.traffic.names[row], -1) + 0.5, piece))
-    forward = _ordered(each for phase in PHASES if phase != "backward" for each in found[phase])
-    again = recomputed_phases(plan.recompute, profile) if program.regions[region].is_block else ()
-    repeated = [
-        replace(piece, part="recompute") if piece.part == "forward" else piece
-        for piece in _ordered(each for phase in again for each in found[phase])
-    ]
-    backward = repeated + _ordered(found["backward"])[::-1]
+            found[region][PHASES[phase]].append((makers.get(rows.traffic.names[row], -1) + 0.5, piece))
     both = []
-    for pieces, total in ((forward, columns.regions.forward[region]), (backward, columns.regions.backward[region])):
-        host = scalar(total) - sum(piece.time for piece in pieces)
-        both.append([*pieces, _Piece("host", "host", _IDLE, "", host)] if host > 1e-12 * scalar(total) else pieces)
-    return both[0], both[1]
+    for region, phases in enumerate(found):
+        forward = _ordered(each for phase in PHASES if phase != "backward" for each in phases[phase])
+        again = recomputed_phases(plan.recompute, profile) if program.regions[region].is_block else ()
+        repeated = [
+            replace(piece, part="recompute") if piece.part == "forward" else piece
+            for piece in _ordered(each for phase in again for each in phases[phase])
+        ]
+        backward = repeated + _ordered(phases["backward"])[::-1]
+        for pieces, total in ((forward, scalar(columns.regions.forward[region])), (backward, scalar(columns.regions.backward[region]))):
+            host = total - sum(piece.time for piece in pieces)
+            if host > 1e-12 * total:
+                pieces.append(_Piece("host", "host", _IDLE, "", host))
+        both.append((forward, backward))
+    return both
 
 
 def _ordered(pieces: Iterable[tuple[float, _Piece]]) -> list[_Piece]:

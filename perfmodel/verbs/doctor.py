@@ -55,23 +55,25 @@ class Diagnosis:
     advice: tuple[str, ...]
 
 
+def _installed(name: str) -> str:
+    """Version of a package, empty where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
 def diagnose() -> Diagnosis:
     """Return what is installed, whether this machine is calibrated, its GPUs, the date of hardware data, and advice. Changes nothing."""
     from perfmodel import __version__
 
-    parts = []
-    for name, purpose in OPTIONAL_PARTS.items():
-        try:
-            parts.append(OptionalPart(name=name, version=version(name), needed_for=purpose))
-        except PackageNotFoundError:
-            parts.append(OptionalPart(name=name, version="", needed_for=purpose))
+    parts = [OptionalPart(name=name, version=_installed(name), needed_for=purpose) for name, purpose in OPTIONAL_PARTS.items()]
     devices, advice = [], []
     try:
-        own = choose_calibration(local_cluster().chip)
+        here = local_cluster()
+        own = choose_calibration(here.chip)
         is_calibrated = own.provenance is Provenance.CALIBRATED
-        devices.append(
-            LocalDevice(name=f"CPU: {local_cluster().title}", chip="localhost", calibration=own.name, is_calibrated=is_calibrated)
-        )
+        devices.append(LocalDevice(name=f"CPU: {here.title}", chip="localhost", calibration=own.name, is_calibrated=is_calibrated))
         if not is_calibrated:
             advice.append("perfmodel calibrate: measures this machine's CPU, for predictions of localhost")
     except InputError as error:
@@ -90,9 +92,8 @@ def diagnose() -> Diagnosis:
             advice.append(f"{name}: is no known chip; describe it (`perfmodel chips --template`), or see `perfmodel chips`")
         elif not is_calibrated:
             advice.append(f"{chip}: its kernels are not measured; give --calibration FILE of this chip, or fit a profile to your runs")
-    advice += [
-        f"pip install 'perfmodel[torch]': {each.needed_for} need torch" for each in parts if each.name == "torch" and not each.version
-    ]
+    if not _installed("torch"):
+        advice.append(f"pip install 'perfmodel[torch]': {OPTIONAL_PARTS['torch']} need torch")
     advice.append("perfmodel fit RUNS --save mine.yaml: a profile of your own measured runs; --profile mine.yaml then predicts with it")
     advice.append(
         "--profile NAME, --setting NAME=VALUE: the framework and its setup; without them the mean of the known frameworks is assumed"

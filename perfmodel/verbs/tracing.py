@@ -32,16 +32,16 @@ def trace_plan(
     detail   operators, layers or passes; None: the finest with at most 100,000 spans
     """
     found = load_plan(plan)
-    timelines = tuple(
-        rank_timelines(
-            setting_of_plan(found).estimator,
-            found,
-            checked_ranks(found, ranks),
-            None if detail is None else choice_of(Detail, detail, "detail"),
-        )
-    )
+    chosen = checked_ranks(found, ranks)
     if out is not None:
-        write_traces(timelines, found, Path(out))
+        out = Path(out)
+        paths = trace_paths(out, chosen)
+        for path in paths if paths == [out] or out.exists() else [out]:
+            check_can_be_written(path, "out")
+    fineness = None if detail is None else choice_of(Detail, detail, "detail")
+    timelines = tuple(rank_timelines(setting_of_plan(found).estimator, found, chosen, fineness))
+    if out is not None:
+        write_traces(timelines, found, out)
     return timelines
 
 
@@ -88,13 +88,10 @@ def trace_paths(out: Path, ranks: Sequence[int]) -> list[Path]:
 
 
 def write_traces(timelines: Sequence[RankTimeline], plan: Plan, out: Path) -> list[Path]:
-    """Write the trace, and return its files."""
+    """Write the trace where it was found that it can be, and return its files."""
     paths = trace_paths(out, [each.rank for each in timelines])
     if paths != [out] and not out.exists():
-        check_can_be_written(out, "out")
         out.mkdir()
-    for path in paths:
-        check_can_be_written(path, "out")
     groups = [list(timelines)] if paths == [out] else [[each] for each in timelines]
     for path, group in zip(paths, groups, strict=True):
         write_atomically(path, trace_bytes(chrome_trace(group, plan), compressed=path.suffix == ".gz"))

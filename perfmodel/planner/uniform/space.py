@@ -219,7 +219,7 @@ class PipelineGroup:
 
     @classmethod
     def side_by_side(cls, group: Sequence[tuple[Stages, list[PipelineChoice], set[At]]], *, fuller_middle: bool) -> PipelineGroup:
-        """All choices by schedule. Ranks between the first and the last are repeated where others have more that are told apart."""
+        """All choices by schedule. Inner ranks are repeated where other choices have more distinct ones."""
         most = max(stages.num_ranks for stages, _, _ in group)
         runs = [(*it.runs[:-1], *[it.runs[-2]] * (most - it.num_ranks), it.runs[-1]) for it, _, _ in group]
         pairs = [(choice, place) for place, (_, choices, _) in enumerate(group) for choice in choices]
