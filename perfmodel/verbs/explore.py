@@ -17,8 +17,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from perfmodel.foundation.columns import as_columns
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.words import Words, takes, words_of
+from perfmodel.hardware.calibration import Provenance
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
@@ -29,7 +31,7 @@ from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.planner.exploration import Axis, Elasticity, Exploration, Point, Rung, Sensitivities, Waterfall
 from perfmodel.uncertainty.sensitivity import STEP
-from perfmodel.verbs.axes import System, changed, hardware_axes, read_axis, spec_of
+from perfmodel.verbs.axes import AxisField, System, axes_of, changed, hardware_axes, read_axis, spec_of
 from perfmodel.verbs.setting import Name, find_cluster
 
 MOST_POINTS = 100_000
@@ -91,15 +93,21 @@ def explore(
     if system.asked.calibration is None and any(axis.name.startswith("technology.") for axis in axes):
         system = replace(system, asked=replace(system.asked, calibration=_CLEAN))
         notes = (f"calibration={_CLEAN}: typical shares of the rates at every point; --calibration NAME takes those of a measured chip",)
-    found = []
-    combinations = list(product(*(axis.values for axis in axes)))
-    for number, values in enumerate(combinations):
-        found.append(_point(case, system, dict(zip([axis.name for axis in axes], values, strict=True)), shares=shares))
+    found: dict[int, Point] = {}
+    combinations = [dict(zip([axis.name for axis in axes], values, strict=True)) for values in product(*(axis.values for axis in axes))]
+    known = axes_of(system)
+    # the quantities of hardware whose values may be columns of one evaluation: those of a fixed plan of training
+    is_single = search or shares or system.is_service
+    columns = set() if is_single else {name for name, field in hardware_axes(system).items() if field.kind}
+    for numbers in _blocks(combinations, columns):
+        block = _points(case, system, known, [combinations[number] for number in numbers], shares=shares)
+        found |= dict(zip(numbers, block, strict=True))
         if progress is not None:
-            progress((number + 1) / len(combinations))
-    if not any(point.prediction for point in found):
-        raise InputError("; ".join(list(dict.fromkeys(point.reason for point in found))[:3]))
-    return Exploration(axes=axes, points=tuple(found), metric=case.metric, is_searched=search, notes=notes)
+            progress(len(found) / len(combinations))
+    ordered = tuple(found[number] for number in range(len(combinations)))
+    if not any(point.prediction for point in ordered):
+        raise InputError("; ".join(list(dict.fromkeys(point.reason for point in ordered))[:3]))
+    return Exploration(axes=axes, points=ordered, metric=case.metric, is_searched=search, notes=notes)
 
 
 _CLEAN = "spec-sheet"
@@ -215,6 +223,28 @@ class SystemPredictor:
             raise InputError(f"chips={system.cluster.num_chips}: no plan fits on {system.cluster.name}; use more chips or larger memory")
         return result.plans[0]
 
+    def predict_columns(self, systems: Sequence[System], *, held: Plan | None = None) -> Sequence[Prediction | ServingPrediction]:
+        """`predict` of training systems that differ in floats of their clusters, as the columns of one estimator. Raises InputError.
+
+        held   of the plan; None: the one that the knobs describe
+        """
+        from perfmodel.cost.resolve import fresh_estimator
+        from perfmodel.verbs.requests import setting_of_request
+        from perfmodel.verbs.setting import constants_of, plan_in, told
+
+        asked = _placed(systems[0])
+        assert isinstance(asked, Request)
+        setting = setting_of_request(asked)
+        plan = plan_in(setting, systems[0].knobs) if held is None else held
+        calibration, profile = constants_of(setting.cluster, asked.calibration, asked.profile, asked.settings)
+        rates = [system.cluster.chip.peak_flop_rate for system in systems]
+        if calibration.provenance is Provenance.PRIOR and any(each != rates[0] for each in rates):
+            return [self.predict(system, held=held) for system in systems]  # a prior follows from the rates
+        cluster = as_columns([system.cluster for system in systems])
+        estimator = fresh_estimator(setting.job, cluster, calibration, profile)
+        rule = {"memory_headroom": asked.memory_headroom, "risk": asked.risk}
+        return [told(each, setting) for each in estimator.predict_machines(plan, len(systems), **rule)]
+
     def _serve(self, asked: ServingRequest, held: Plan | ServingPlan | None) -> ServingPrediction:
         from perfmodel.cost.serving.simulated import predict_served
         from perfmodel.verbs.serving import search_asked, serve_asked, serving_setting
@@ -274,14 +304,40 @@ def _metric(system: System, metric: str) -> str:
     return metric
 
 
-def _point(case: SystemPredictor, system: System, values: Mapping[str, Any], *, shares: bool) -> Point:
+_MOST_COLUMNS = 512
+"""Points that are evaluated at once: their columns stay in the caches of a core."""
+
+
+def _blocks(combinations: Sequence[Mapping[str, Any]], columns: set[str]) -> Iterator[list[int]]:
+    """Numbers of the points that are predicted together: those that differ in nothing but columns."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for number, values in enumerate(combinations):
+        key = tuple(value for name, value in values.items() if name not in columns)
+        groups.setdefault(key, []).append(number)
+    for numbers in groups.values():
+        yield from (numbers[first : first + _MOST_COLUMNS] for first in range(0, len(numbers), _MOST_COLUMNS))
+
+
+def _points(
+    case: SystemPredictor, system: System, known: Mapping[str, AxisField], block: Sequence[Mapping[str, Any]], *, shares: bool
+) -> list[Point]:
+    """A point for each of the values of a block; one that cannot be predicted has the reason."""
+    found, systems = [Point(values=values) for values in block], dict[int, System]()
+    for number, values in enumerate(block):
+        try:
+            systems[number] = changed(system, values, known)
+        except InputError as error:
+            found[number] = Point(values=values, reason=str(error))
     try:
-        here = changed(system, values)
-        found = case.predict(here)
-        parts = _shares(case, here, found) if shares else {}
+        several = list(systems.values())
+        predictions = case.predict_columns(several) if len(several) > 1 else [case.predict(each) for each in several]
+        for (number, each), prediction in zip(systems.items(), predictions, strict=True):
+            parts = _shares(case, each, prediction) if shares else {}
+            found[number] = Point(values=block[number], time=case.time(prediction), prediction=prediction, shares=parts)
     except InputError as error:
-        return Point(values=values, reason=str(error))
-    return Point(values=values, time=case.time(found), prediction=found, shares=parts)
+        for number in systems:
+            found[number] = Point(values=block[number], reason=str(error))
+    return found
 
 
 #: Group of a share -> axes whose elasticities are it, with the plan held.
