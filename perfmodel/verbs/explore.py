@@ -97,7 +97,7 @@ def explore(
     combinations = [dict(zip([axis.name for axis in axes], values, strict=True)) for values in product(*(axis.values for axis in axes))]
     known = axes_of(system)
     # the quantities of hardware whose values may be columns of one evaluation: those of a fixed plan of training
-    is_single = search or shares or system.is_service
+    is_single = search or system.is_service
     columns = set() if is_single else {name for name, field in hardware_axes(system).items() if field.kind}
     for numbers in _blocks(combinations, columns):
         block = _points(case, system, known, [combinations[number] for number in numbers], shares=shares)
@@ -223,11 +223,8 @@ class SystemPredictor:
             raise InputError(f"chips={system.cluster.num_chips}: no plan fits on {system.cluster.name}; use more chips or larger memory")
         return result.plans[0]
 
-    def predict_columns(self, systems: Sequence[System], *, held: Plan | None = None) -> Sequence[Prediction | ServingPrediction]:
-        """`predict` of training systems that differ in floats of their clusters, as the columns of one estimator. Raises InputError.
-
-        held   of the plan; None: the one that the knobs describe
-        """
+    def predict_columns(self, systems: Sequence[System]) -> Sequence[Prediction | ServingPrediction]:
+        """`predict` with the knobs' plan of training systems that differ in floats of their clusters, as columns. Raises InputError."""
         from perfmodel.cost.resolve import fresh_estimator
         from perfmodel.verbs.requests import setting_of_request
         from perfmodel.verbs.setting import constants_of, plan_in, told
@@ -235,11 +232,11 @@ class SystemPredictor:
         asked = _placed(systems[0])
         assert isinstance(asked, Request)
         setting = setting_of_request(asked)
-        plan = plan_in(setting, systems[0].knobs) if held is None else held
+        plan = plan_in(setting, systems[0].knobs)
         calibration, profile = constants_of(setting.cluster, asked.calibration, asked.profile, asked.settings)
         rates = [system.cluster.chip.peak_flop_rate for system in systems]
         if calibration.provenance is Provenance.PRIOR and any(each != rates[0] for each in rates):
-            return [self.predict(system, held=held) for system in systems]  # a prior follows from the rates
+            return [self.predict(system) for system in systems]  # a prior follows from the rates
         cluster = as_columns([system.cluster for system in systems])
         estimator = fresh_estimator(setting.job, cluster, calibration, profile)
         rule = {"memory_headroom": asked.memory_headroom, "risk": asked.risk}
@@ -331,9 +328,9 @@ def _points(
     try:
         several = list(systems.values())
         predictions = case.predict_columns(several) if len(several) > 1 else [case.predict(each) for each in several]
-        for (number, each), prediction in zip(systems.items(), predictions, strict=True):
-            parts = _shares(case, each, prediction) if shares else {}
-            found[number] = Point(values=block[number], time=case.time(prediction), prediction=prediction, shares=parts)
+        parts = _shares(case, several, predictions) if shares and several else [{}] * len(several)
+        for number, prediction, of in zip(systems, predictions, parts, strict=True):
+            found[number] = Point(values=block[number], time=case.time(prediction), prediction=prediction, shares=of)
     except InputError as error:
         for number in systems:
             found[number] = Point(values=block[number], reason=str(error))
@@ -349,16 +346,21 @@ _BOUNDS: Mapping[str, tuple[str, ...]] = {
 _SMALL = 1.01
 
 
-def _shares(case: SystemPredictor, system: System, found: Prediction | ServingPrediction) -> dict[str, float]:
-    """Shares of the time by what bounds it: -d ln(time) / d ln(rate) of each group. What no rate changes (latency, host) is `other`."""
-    known, time, shares = hardware_axes(system), case.time(found), {}
+def _shares(
+    case: SystemPredictor, systems: Sequence[System], predictions: Sequence[Prediction | ServingPrediction]
+) -> list[dict[str, float]]:
+    """Shares of the time by what bounds it: -d ln(time) / d ln(rate) of each group, with the plans held. What no rate changes (latency,
+    host) is `other`. Several systems have one plan, that of the knobs."""
+    known = hardware_axes(systems[0])
+    shares: list[dict[str, float]] = [{} for _ in systems]
     for group, names in _BOUNDS.items():
-        here = system
-        for name in names:
-            if name in known:
-                here = known[name].put(here, known[name].get(here) * _SMALL)
-        shares[group] = max(math.log(time / case.time(case.predict(here, held=found.plan))) / math.log(_SMALL), 0.0)
-    return {**shares, "other": max(1.0 - sum(shares.values()), 0.0)}
+        faster = list(systems)
+        for name in (each for each in names if each in known):
+            faster = [known[name].put(here, known[name].get(here) * _SMALL) for here in faster]
+        found = case.predict_columns(faster) if len(faster) > 1 else [case.predict(faster[0], held=predictions[0].plan)]
+        for share, before, after in zip(shares, predictions, found, strict=True):
+            share[group] = max(math.log(case.time(before) / case.time(after)) / math.log(_SMALL), 0.0)
+    return [{**share, "other": max(1.0 - sum(share.values()), 0.0)} for share in shares]
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------

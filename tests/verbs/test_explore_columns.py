@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+import perfmodel
 from perfmodel.foundation.columns import as_columns
 from perfmodel.hardware.fabric import Link
 from perfmodel.parallel.knobs import Knobs
@@ -50,6 +51,21 @@ def test_points_of_every_quantity_of_hardware_equal_single_predictions(case):
             for field in fields(single):
                 assert getattr(found, field.name) == getattr(single, field.name), (values, field.name)
             assert all(type(value) is float for value in (found.step_time, found.memory_usable, *found.parts.values()))
+
+
+def test_shares_of_points_together_are_those_of_each_alone():
+    words = {**DENSE, "tp": 2, "shares": True}
+    together = perfmodel.explore(**words, vary="network.scale_out.bandwidth=25,50,100GB/s")
+    for point in together.points:
+        alone = perfmodel.explore(**words, vary=f"network.scale_out.bandwidth={point.values['network.scale_out.bandwidth']:.0f}B/s")
+        assert alone.points[0].shares == point.shares
+
+
+def test_a_value_that_is_refused_is_a_point_with_its_reason_among_others():
+    found = perfmodel.explore(**DENSE, tp=2, vary="chip.memory.bandwidth=0.5B/s,1TB/s,2TB/s").points
+    assert [point.prediction is None for point in found] == [True, False, False]
+    assert found[0].reason.startswith("memory.bandwidth=0.5")
+    assert found[1].time > found[2].time
 
 
 def test_records_become_columns_where_their_floats_differ():
