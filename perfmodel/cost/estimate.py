@@ -360,7 +360,8 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
         own = sum(runs * scalar(forward + backward) for runs, forward, backward in passes if runs)
     detail: dict[str, Any] = dict.fromkeys(PARTS, 0.0)
     again = recomputed_phases(plan.recompute, profile)
-    works = [scalar(each) for each in (micro.matmul + micro.attention) + micro.streaming]
+    work_times = (micro.matmul + micro.attention) + micro.streaming
+    works = work_times[:, 0].tolist() if work_times.shape[1] == 1 else list(work_times)
     shown = [exposed_communication(profile, name) for name in COMM]
     for region, it in enumerate(columns.plans.program.regions):
         if not weights[region]:

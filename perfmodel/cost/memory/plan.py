@@ -154,6 +154,8 @@ class MemoryRow:
 
     def of_machine(self, column: int) -> MemoryRow:
         """Return the memory on one of the machines of an estimator of several."""
+        if isinstance(self.of.outside, float) and isinstance(self.total[0], float):
+            return self
 
         def value(of: Column) -> float:
             return of if isinstance(of, float) else float(of[column])
