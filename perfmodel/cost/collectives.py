@@ -63,7 +63,7 @@ def collective_time(
     links = machine.links
     code = _code(kind)
     if len(inside) == 1:
-        return _one_tier_time(num_bytes, group_size, links.table[:, 0, code], links, exchanged)
+        return _one_tier_time(num_bytes, group_size, links.of(code)[:, 0], links, exchanged)
     return _nested_time(num_bytes, group_size, inside, code, links, exchanged)
 
 
@@ -85,7 +85,7 @@ def _one_tier_time(num_bytes: Column, group_size: Column, coefficients: Array, l
         latency = latency + _protocol_time(chunk, crossed, latency, protocols)
         sent = sent + protocols[0] * (crossed * chunk)
     seconds = inverse_bandwidth
-    if links.mesh[0] > 1:
+    if np.max(links.mesh[0]) > 1:
         seconds = seconds * _mesh_slowdown(peers, links.mesh[0])
     if links.torus[0][0].size:
         rings, exchanges = _torus_slowdown(n, links, 0)
@@ -112,8 +112,8 @@ def _nested_time(
     n = group_size
     shape = np.broadcast_shapes(np.shape(n), *(np.shape(members) for members in inside))
     num_dims = max(len(shape), np.ndim(code), np.ndim(num_bytes))
-    coefficients = links.table[:, :, code]
-    coefficients = coefficients.reshape(*coefficients.shape[:2], *(1,) * (num_dims - np.ndim(code)), *np.shape(code))
+    coefficients = links.of(code)
+    coefficients = coefficients.reshape(*coefficients.shape[:2], *(1,) * (num_dims + 2 - coefficients.ndim), *coefficients.shape[2:])
     base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, inner_hop, in_switch, *protocols = coefficients
     members = np.empty((len(inside) + 1, *(1,) * (num_dims - len(shape)), *shape))
     members[0] = 1.0
@@ -138,7 +138,7 @@ def _nested_time(
         latency = latency + _protocol_time(chunk, crossed[tier], inner_latency, steps)
         sent[tier] += steps[0] * (crossed[tier] * chunk)
     seconds = inverse_bandwidth
-    if max(links.mesh) > 1 or any(rings.size for rings, _ in links.torus):
+    if any(np.max(mesh) > 1 for mesh in links.mesh) or any(rings.size for rings, _ in links.torus):
         seconds = seconds * _topology_slowdown(branches, pairwise, links)
     moving = sent * seconds
     if links.has_in_switch:
@@ -175,7 +175,7 @@ def _tree_levels(branches: Column) -> Any:
     return np.frexp(branches - 0.5)[1]
 
 
-def _mesh_slowdown(peers: Column, mesh: float) -> Any:
+def _mesh_slowdown(peers: Column, mesh: Column) -> Any:
     """A chip reaches each peer by its own link: with few peers the others idle. [-]"""
     return np.maximum(mesh / np.maximum(peers, 1.0), 1.0)
 

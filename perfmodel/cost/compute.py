@@ -190,9 +190,8 @@ def streaming_time(
     V, N = num_bytes, num_elements
     rates = machine.streaming
     code = KERNEL_CODE[kernel_class] if isinstance(kernel_class, str) else kernel_class
-    floor_time, inverse_bandwidth, element_time = rates.table[:, code]
-    for cache in rates.caches:
-        inverse_capacity, step = cache[:, code]
+    (floor_time, inverse_bandwidth, element_time), caches = rates.of(code)
+    for inverse_capacity, step in caches:
         x = V * inverse_capacity
         square = x * x
         inverse_bandwidth = inverse_bandwidth + step * (square / (1.0 + square))

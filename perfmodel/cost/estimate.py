@@ -19,6 +19,7 @@ from perfmodel.cost.memory.plan import (
     RankHolding,
     RankMemory,
     adding_up,
+    entries,
     fullest_by_class,
     memory_by_class,
     memory_row,
@@ -102,8 +103,13 @@ class Estimator:
         memory_headroom   share of the usable memory that a plan that fits leaves free
         risk              in its place, the probability that a plan that fits does not
         """
-        row = evaluate_plan(self, plan)
-        return _prediction(self, plan, row, memory_rule(memory_headroom, risk))
+        return self.predict_machines(plan, 1, memory_headroom=memory_headroom, risk=risk)[0]
+
+    def predict_machines(
+        self, plan: Plan, number: int, *, memory_headroom: float | None = None, risk: float | None = None
+    ) -> list[Prediction]:
+        """`predict` on each of so many machines: the columns of an estimator whose cluster has some (`foundation.columns.as_columns`)."""
+        return _predictions(self, plan, evaluate_plan(self, plan), memory_rule(memory_headroom, risk), number)
 
 
 def make_estimator(
@@ -152,7 +158,7 @@ def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
         return machine
     peak = machine.peak_flop_rate
     plain, grouped = (
-        replace(rates, flop_rate=min(rates.flop_rate * matmul, max(rates.flop_rate, peak)))
+        replace(rates, flop_rate=np.minimum(rates.flop_rate * matmul, np.maximum(rates.flop_rate, peak)))
         for rates in (machine.matmul, machine.grouped_matmul.matmul)
     )
     return replace(machine, matmul=plain, grouped_matmul=replace(machine.grouped_matmul, matmul=grouped))
@@ -195,39 +201,58 @@ def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> Memor
     return memory_row(plan, columns, estimator.once(micro, ("activations", plan.recompute), make), estimator=estimator)
 
 
-def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, rule: MemoryRule) -> Prediction:
-    time = row.step_time
+def _predictions(estimator: Estimator, plan: Plan, row: PlanRow, rule: MemoryRule, number: int) -> list[Prediction]:
     machine, tokens = estimator.machine, plan.job.tokens_per_step
     counted = machine.low or machine  # what most FLOP are computed in
     palm, causal = _model_flops(estimator, plan)
-    scale = tokens / (time * plan.num_chips * counted.peak_flop_rate)
-    parts = _parts(estimator, plan, row.columns, time)
-    memory, _, moment = fullest_by_class(row.memory_row)
+    time, peak = scalar(row.columns.step_time), counted.peak_flop_rate
+    scale = tokens / (time * plan.num_chips * peak)
+    parts = _parts(estimator, plan, row.columns, number)
+    capacities, usable = entries(machine.memory_capacity, number), entries(machine.memory_usable, number)
+    # what is the same on all machines, and what is not
+    shared: dict[str, Any] = {
+        "plan": plan,
+        "peak_dtype": str(counted.dtype),
+        "rests_on": _rests_on(machine, parts[0]),
+        "not_runnable": estimator.profile.not_runnable_reason(plan),
+        "host_memory": host_memory(estimator, plan, row.memory_row),
+        "price_per_hour": estimator.cluster.chip.price_per_hour,
+    }
+    columns = {
+        "step_time": time,
+        "tokens_per_second_per_chip": tokens / time / plan.num_chips,
+        "mfu_palm": palm * scale,
+        "mfu_causal": causal * scale,
+        "hfu": _executed(estimator, plan, row) / (time * plan.num_chips * peak),
+        "peak_flop_rate": peak,
+    }
+    values = zip(*(entries(each, number) for each in columns.values()), strict=True)
+    held = zip(*(entries(each, number) for each in (row.memory_row.of.outside, *row.memory_row.total)), strict=True)
+    memories: dict[tuple[float, ...], dict[str, Any]] = {}
+    found = []
+    for i, (value, key) in enumerate(zip(values, held, strict=True)):
+        key = (*key, usable[i])
+        if key not in memories:
+            memories[key] = _memory_fields(estimator, plan, row.memory_row.of_machine(i), rule, usable[i])
+        named = dict(zip(columns, value, strict=True))
+        found.append(Prediction(**shared, **named, **memories[key], parts=parts[i], memory_capacity=capacities[i]))
+    return found
+
+
+def _memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: float) -> dict[str, Any]:
+    """The fields of a prediction that follow from the memory of the plan and what is usable."""
+    memory, _, moment = fullest_by_class(row)
     doubt = memory_doubt(estimator.profile)
-    ranks = row.memory_row.needs(plan, doubt)
-    return Prediction(
-        plan=plan,
-        step_time=time,
-        parts=parts,
-        tokens_per_second_per_chip=tokens / time / plan.num_chips,
-        mfu_palm=palm * scale,
-        mfu_causal=causal * scale,
-        hfu=_executed(estimator, plan, row) / (time * plan.num_chips * counted.peak_flop_rate),
-        peak_flop_rate=counted.peak_flop_rate,
-        peak_dtype=str(counted.dtype),
-        memory=memory,
-        memory_moment=moment,
-        memory_capacity=machine.memory_capacity,
-        memory_usable=machine.memory_usable,
-        memory_low=max(rank.at_least(doubt.ratio_at(TAIL)) for rank in ranks),
-        memory_high=max(rank.at_most(doubt.ratio_at(1.0 - TAIL)) for rank in ranks),
-        fits_probability=fit_probability(ranks, machine.memory_usable, doubt),
-        verdict=rule.verdict(ranks, machine.memory_usable, doubt),
-        rests_on=_rests_on(machine, parts),
-        not_runnable=estimator.profile.not_runnable_reason(plan),
-        host_memory=host_memory(estimator, plan, row.memory_row),
-        price_per_hour=estimator.cluster.chip.price_per_hour,
-    )
+    ranks = row.needs(plan, doubt)
+    return {
+        "memory": memory,
+        "memory_moment": moment,
+        "memory_usable": usable,
+        "memory_low": max(rank.at_least(doubt.ratio_at(TAIL)) for rank in ranks),
+        "memory_high": max(rank.at_most(doubt.ratio_at(1.0 - TAIL)) for rank in ranks),
+        "fits_probability": fit_probability(ranks, usable, doubt),
+        "verdict": rule.verdict(ranks, usable, doubt),
+    }
 
 
 def host_memory(estimator: Estimator, plan: Plan, row: MemoryRow) -> float:
@@ -306,22 +331,37 @@ PARTS = (
 )
 
 
-def _parts(estimator: Estimator, plan: Plan, columns: StepColumns, step: float, rank: int | None = None) -> dict[str, float]:
-    """Exposed seconds on a pipeline rank; None: the critical one."""
+def _parts(estimator: Estimator, plan: Plan, columns: StepColumns, number: int, rank: int | None = None) -> list[dict[str, float]]:
+    """Exposed seconds on a pipeline rank of each of so many machines; None: the critical one."""
+    stages, regions = columns.plans.stages, columns.regions
+    both = [scalar(f + b) for f, b in zip(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages), strict=True)]
+    critical = [each.index(max(each)) for each in zip(*(entries(times, number) for times in both), strict=True)]
+    found: list[dict[str, float]] = [{}] * number
+    steps = entries(scalar(columns.step_time), number)
+    for place in set(critical):
+        detail = _exposed(estimator, plan, columns, both, place, rank)
+        values = zip(*(entries(times, number) for times in detail.values()), strict=True)
+        for i, times in enumerate(values):
+            if critical[i] == place:
+                shown = {name: 0.0 if abs(time) < 1e-13 * steps[i] else time for name, time in zip(detail, times, strict=True)}
+                found[i] = adding_up(shown, steps[i])
+    return found
+
+
+def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[Any], critical: int, rank: int | None) -> dict[str, Any]:
+    """Parts of a step whose critical rank is `critical`, by machine. both: forward and backward of a microbatch on each rank. [s]"""
     profile = estimator.profile
     stages, regions, micro, beside = columns.plans.stages, columns.regions, columns.plans.micro, columns.beside
     m, p = float(plan.num_microbatches), float(plan.layout.pp)
-    f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
-    both = [scalar(f[i] + b[i]) for i in range(stages.num_ranks)]
-    critical = int(np.argmax(both))
     weights, own = stages.runs[critical], both[critical]
     if rank is not None:
         weights = rank_runs(stages.regions, estimator.programs.stage_layers(plan), plan.layout.pp, rank)
         passes = zip(weights, regions.forward, regions.backward, strict=True)
         own = sum(runs * scalar(forward + backward) for runs, forward, backward in passes if runs)
-    detail = dict.fromkeys(PARTS, 0.0)
+    detail: dict[str, Any] = dict.fromkeys(PARTS, 0.0)
     again = recomputed_phases(plan.recompute, profile)
-    works = ((micro.matmul + micro.attention) + micro.streaming)[:, 0].tolist()
+    work_times = (micro.matmul + micro.attention) + micro.streaming
+    works = work_times[:, 0].tolist() if work_times.shape[1] == 1 else list(work_times)
     shown = [exposed_communication(profile, name) for name in COMM]
     for region, it in enumerate(columns.plans.program.regions):
         if not weights[region]:
@@ -390,13 +430,12 @@ def _parts(estimator: Estimator, plan: Plan, columns: StepColumns, step: float, 
         del detail["weight_casts"]
     if plan.folding is None:
         del detail[f"{EXCHANGED}_communication"]
-    detail = {name: 0.0 if abs(value) < 1e-13 * step else value for name, value in detail.items()}
-    return adding_up(detail, step)
+    return detail
 
 
 def rank_parts(estimator: Estimator, plan: Plan, columns: StepColumns, rank: int) -> dict[str, float]:
     """Exposed seconds of a step on a pipeline rank, by part; the critical rank has those of the prediction. [s]"""
-    return _parts(estimator, plan, columns, float(columns.step_time[0]), rank)
+    return _parts(estimator, plan, columns, 1, rank)[0]
 
 
 def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:

@@ -92,7 +92,7 @@ def row_times(
     num_columns = amount.shape[1]
     work = {kind: np.zeros((rows.num_segments, num_columns)) for kind in ("matmul", "streaming", "attention")}
     for kind, each, time in work_times(rows, machine, amount, sizes, step):
-        work[kind] += summed(time, each, rows.num_segments)
+        work[kind] = work[kind] + summed(time, each, rows.num_segments)
     matmul, streaming, attention = work["matmul"], work["streaming"], work["attention"]
     communication, between_nodes = np.zeros((rows.num_traffic_segments, num_columns)), None
     if rows.traffic.names:
@@ -196,9 +196,9 @@ def _convolution(rows: TimedRows, machine: Machine, amount: Array) -> Array:
 
 def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:
     """[rows, columns] of fused attention."""
-    times = np.zeros((len(rows.attention.names), amount.shape[1]))
+    times = []
     at = rows.attention.columns
-    for row in range(len(times)):
+    for row in range(len(rows.attention.names)):
         evaluate = attention_backward_time if at["backward"][row] else attention_time
         is_latent = at["head_dim"][row] != at["value_head_dim"][row] and LATENT_KERNEL in machine.attention
         chunks = sizes[rows.amounts.axes[at["queries"][row]]]
@@ -215,8 +215,8 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
             kernel=LATENT_KERNEL if is_latent else rows.attention_kernel,
             value_head_dim=at["value_head_dim"][row],
         )
-        times[row] = time + machine.launch_time
-    return times
+        times.append(time + machine.launch_time)
+    return np.stack(times)
 
 
 def streaming_times(rows: TimedRows, machine: Machine, amount: Array) -> Array:
@@ -230,7 +230,7 @@ def streaming_times(rows: TimedRows, machine: Machine, amount: Array) -> Array:
         backward=st["backward"][:, None],
     )
     if st["fused"].any():
-        time = time - (machine.streaming.table[0][st["kernel"]] * st["fused"])[:, None]
+        time = time - machine.streaming.of(st["kernel"][:, None])[0][0] * st["fused"][:, None]
     return np.asarray(time)
 
 

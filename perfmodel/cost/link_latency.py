@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
 
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.columns import Column
 from perfmodel.hardware.calibration import CollectiveModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.fabric import NetworkTier, Topology
 
 
-def stated_latency_difference(cluster: Cluster, tier: NetworkTier) -> float:
+def stated_latency_difference(cluster: Cluster, tier: NetworkTier) -> Column:
     """By how much a hop of `tier` takes longer than one of the links that the chip usually has there. [s]
 
     The chip's own file says which those are; 0 where it says nothing. Negative where the cluster's links are quicker.
@@ -25,13 +29,13 @@ def stated_latency_difference(cluster: Cluster, tier: NetworkTier) -> float:
 
 
 def with_latency(
-    models: Mapping[CollectiveKind, CollectiveModel], difference: float, passes: Mapping[CollectiveKind, float]
+    models: Mapping[CollectiveKind, CollectiveModel], difference: Column, passes: Mapping[CollectiveKind, float]
 ) -> Mapping[CollectiveKind, CollectiveModel]:
     """The models of links on which each hop takes `difference` longer, or less of what was measured, down to nothing.
 
     passes  hops of a ring that one of the model's stands for (an all-reduce goes round twice)
     """
-    if difference == 0.0:
+    if np.all(difference == 0.0):
         return models
     return {kind: _with_latency(model, difference * _hops(kind, passes), difference) for kind, model in models.items()}
 
@@ -40,13 +44,13 @@ def _hops(kind: CollectiveKind, passes: Mapping[CollectiveKind, float]) -> float
     return 1.0 if kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV) else passes[kind]
 
 
-def _with_latency(model: CollectiveModel, hop: float, shot: float) -> CollectiveModel:
-    def longer(time: float, by: float) -> float:
-        return max(time + by, 1e-12) if time else 0.0  # 0 says that the library has no such algorithm
+def _with_latency(model: CollectiveModel, hop: Any, shot: Any) -> CollectiveModel:
+    def longer(time: float, by: Column) -> Any:
+        return np.maximum(time + by, 1e-12) if time else 0.0  # 0 says that the library has no such algorithm
 
     return replace(
         model,
-        hop_time=max(model.hop_time + hop, 0.0),
+        hop_time=cast(float, np.maximum(model.hop_time + hop, 0.0)),  # or a column of them
         tree_hop_time=longer(model.tree_hop_time, hop),
         one_shot_time=longer(model.one_shot_time, shot),
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.link_latency import stated_latency_difference, with_latency
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.columns import Column, table_entries
 from perfmodel.hardware.calibration import RAMP_BYTES, SCALE_OUT, SCALE_UP, Calibration, CollectiveModel
 from perfmodel.hardware.fabric import STAGED_FRACTION, Topology
 
@@ -37,9 +37,9 @@ MOST_CHANNELS = 24.0
 FEWEST_CHANNELS = 2.0
 
 
-def channels_of(bandwidth: float) -> float:
+def channels_of(bandwidth: Column) -> Any:
     """Return the channels of a communicator over links of this bandwidth, of one chip in one direction."""
-    return min(max(float(math.ceil(bandwidth / CHANNEL_BANDWIDTH)), FEWEST_CHANNELS), MOST_CHANNELS)
+    return np.minimum(np.maximum(np.ceil(bandwidth / CHANNEL_BANDWIDTH), FEWEST_CHANNELS), MOST_CHANNELS)
 
 
 # Where a collective was not measured on a tier: the one that is nearest.
@@ -67,7 +67,7 @@ RING_PASSES: Mapping[CollectiveKind, float] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkRates:
-    """Tables by parameter, tier and collective code; the rows of `table` are named by `LINK_ROWS`.
+    """Tables by parameter, tier and collective code, and of columns of clusters by cluster; `LINK_ROWS` names the rows of `table`.
 
     mesh         for each tier, links to distinct peers that together make the bandwidth (1 on a switch)
     torus        for each tier, (slow-down of rings, of all-to-alls) by number of members; empty arrays where it is no torus
@@ -76,12 +76,16 @@ class LinkRates:
     """
 
     table: Array
-    mesh: tuple[float, ...]
+    mesh: tuple[Column, ...]
     torus: tuple[tuple[Array, Array], ...]
     has_one_shot: bool
     has_in_switch: bool
     has_ramp: bool
     stepped: tuple[int, ...]
+
+    def of(self, code: Any) -> Array:
+        """Return [parameter, tier, *code.shape]; of columns of clusters the last dim of `code` is theirs."""
+        return table_entries(self.table, code, has_columns=self.table.ndim > 3)
 
 
 LINK_ROWS = (
@@ -111,29 +115,30 @@ def tier_kind(cluster: Cluster, tier: NetworkTier) -> str:
 
 
 def link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
-    table = np.zeros((len(LINK_ROWS), len(cluster.tiers), len(CollectiveKind)))
+    columns = np.broadcast_shapes(*(np.shape(x) for tier in cluster.tiers for x in (tier.link.bandwidth, tier.link.latency)))
+    table = np.zeros((len(LINK_ROWS), len(cluster.tiers), len(CollectiveKind), *columns))
     mesh, torus = [], []
     domain = 1
     for index, tier in enumerate(cluster.tiers):
         models = tier_models(cluster, tier, calibration)
         bandwidth = calibration.peaks.get(f"{tier_kind(cluster, tier)}_bandwidth", tier.link.bandwidth) / tier.oversubscription
         if not (models or tier.peer_to_peer):
-            bandwidth *= STAGED_FRACTION
+            bandwidth = bandwidth * STAGED_FRACTION
         for code, kind in enumerate(CollectiveKind):
             model, passes = _collective_model(models, kind, tier.link.latency, is_inside=tier_kind(cluster, tier) == SCALE_UP)
             is_pairwise = kind is CollectiveKind.ALL_TO_ALL
             is_nested = model.nested and not is_pairwise and kind is not CollectiveKind.SEND_RECV
-            table[:, index, code] = (
+            values = (
                 model.base_time,
                 model.hop_time,
-                model.tree_hop_time or NEVER,
+                _or_never(model.tree_hop_time),
                 1.0 / (bandwidth * model.bandwidth_fraction),
                 model.ramp_time / RAMP_BYTES**model.ramp_exponent,
                 model.ramp_exponent,
                 passes * is_nested,
                 passes * (not is_nested and not is_pairwise),
                 passes * is_pairwise,
-                model.one_shot_time or NEVER,
+                _or_never(model.one_shot_time),
                 model.inner_hop_time,
                 1.0 / (bandwidth * model.switch_fraction) if model.switch_fraction > 0 else NEVER,
                 passes * model.own_share,
@@ -142,6 +147,8 @@ def link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
                 model.bulk_time,
                 model.bulk_bytes**2,
             )
+            for row, value in enumerate(values):
+                table[row, index, code] = value
         mesh.append(tier.link.bandwidth / tier.link.pair_bandwidth if tier.topology is Topology.FULL_MESH else 1.0)
         torus.append(_torus_slowdown(tier, max(min(cluster.num_chips, tier.size) // domain, 1)))
         domain = tier.size
@@ -153,8 +160,14 @@ def link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
         has_one_shot=bool((rows["one_shot"] < NEVER).any()),
         has_in_switch=bool((rows["in_switch"] < NEVER).any()),
         has_ramp=bool(rows["ramp"].any()),
-        stepped=tuple(int(tier) for tier in np.flatnonzero((rows["own"] + rows["step"] + rows["bulk"]).any(axis=1))),
+        stepped=tuple(
+            int(tier) for tier in np.flatnonzero((rows["own"] + rows["step"] + rows["bulk"]).reshape(len(cluster.tiers), -1).any(axis=1))
+        ),
     )
+
+
+def _or_never(time: Column) -> Any:
+    return np.where(np.equal(time, 0.0), NEVER, time)
 
 
 def tier_models(cluster: Cluster, tier: NetworkTier, calibration: Calibration) -> Mapping[CollectiveKind, CollectiveModel]:
@@ -166,7 +179,7 @@ def tier_models(cluster: Cluster, tier: NetworkTier, calibration: Calibration) -
 
 
 def _collective_model(
-    models: Mapping[CollectiveKind, CollectiveModel], kind: CollectiveKind, latency: float, *, is_inside: bool
+    models: Mapping[CollectiveKind, CollectiveModel], kind: CollectiveKind, latency: Any, *, is_inside: bool
 ) -> tuple[CollectiveModel, float]:
     """The measured model of `kind`, else that of the collective nearest to it, else alpha-beta on the link; and its ring passes."""
     passes = RING_PASSES[kind]

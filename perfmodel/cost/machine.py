@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.link_rates import NEVER, LinkRates, channels_of, link_rates, tier_kind, tier_models
 from perfmodel.cost.serving.rates import ServingRates, serving_rates
+from perfmodel.foundation.columns import table_entries
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import (
@@ -101,8 +102,10 @@ class ConvolutionRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamingRates:
-    """Tables by kernel code. table: floor [s], [s/byte] innermost, [s/element]; caches: for each, (1 / capacity, extra [s/byte] beyond).
+    """Tables by kernel code, and of columns of machines by machine.
 
+    table       floor [s], [s/byte] innermost, [s/element]
+    caches      for each, (1 / capacity, extra [s/byte] beyond)
     backward    factor of backward kernels; has_backward: some are not 1
     """
 
@@ -110,6 +113,12 @@ class StreamingRates:
     caches: tuple[Array, ...]
     backward: Array
     has_backward: bool
+
+    def of(self, code: Any) -> tuple[Array, list[Array]]:
+        """Return (table, caches) of kernels; of columns of machines the last dim of `code` is theirs."""
+        has_columns = self.table.ndim > 2
+        caches = [table_entries(cache, code, has_columns=has_columns) for cache in self.caches]
+        return table_entries(self.table, code, has_columns=has_columns), caches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,7 +400,7 @@ def _slower_matmul(rates: MatmulRates, factor: float) -> MatmulRates:
 def _slower_streaming(rates: StreamingRates, factor: float) -> StreamingRates:
     if factor == 1.0:
         return rates
-    caches = tuple(cache * np.array([[1.0], [factor]]) for cache in rates.caches)  # capacities stay
+    caches = tuple(np.stack([cache[0], cache[1] * factor]) for cache in rates.caches)  # capacities stay
     return replace(rates, table=rates.table * factor, caches=caches)
 
 
@@ -450,10 +459,11 @@ def _matmul_rates(model: MatmulModel, flop_rate: float, memory_bandwidth: float,
     )
 
 
-def _streaming_rates(models: Mapping[KernelClass, StreamingModel], memory_bandwidth: float, exposed_floor: float) -> StreamingRates:
-    table, backward = np.zeros((3, len(KernelClass))), np.ones(len(KernelClass))
+def _streaming_rates(models: Mapping[KernelClass, StreamingModel], memory_bandwidth: Any, exposed_floor: float) -> StreamingRates:
+    columns, backward = np.shape(memory_bandwidth), np.ones(len(KernelClass))
+    table = np.zeros((3, len(KernelClass), *columns))
     num_caches = max(len(model.caches) for model in models.values())
-    caches = [np.zeros((2, len(KernelClass))) for _ in range(num_caches)]
+    caches = [np.zeros((2, len(KernelClass), *columns)) for _ in range(num_caches)]
     if KernelClass.DEFAULT not in models:
         raise InputError("streaming: the calibration has no class 'default'; add it")
     for code, kernel in enumerate(KernelClass):
@@ -462,7 +472,7 @@ def _streaming_rates(models: Mapping[KernelClass, StreamingModel], memory_bandwi
             1.0 / (model.bandwidth_fraction * memory_bandwidth)
         ]
         backward[code] = model.backward_factor
-        table[:, code] = model.floor_time * exposed_floor, inverse[0], model.element_time
+        table[0, code], table[1, code], table[2, code] = model.floor_time * exposed_floor, inverse[0], model.element_time
         for level, (capacity, _) in enumerate(model.caches):
-            caches[level][:, code] = 1.0 / capacity, inverse[level + 1] - inverse[level]
+            caches[level][0, code], caches[level][1, code] = 1.0 / capacity, inverse[level + 1] - inverse[level]
     return StreamingRates(table=table, caches=tuple(caches), backward=backward, has_backward=bool(np.any(backward != 1.0)))

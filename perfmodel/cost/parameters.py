@@ -342,6 +342,7 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         values = np.where(num_bytes > 0.0, one * num_calls / num_units + handling, 0.0)
         if program.unit_shares is not None:
             values = values / program.unit_shares
+        time = np.zeros((len(time), values.shape[1]))  # columns of machines are more than those of plans
         for row, target in enumerate(program.unit_cell):
             time[target] = time[target] + values[row]
     full, shard, padded, tied = _added_up(program, (local, shard_elements, gathered), sizes.shape[1], is_frozen=False)

@@ -91,6 +91,11 @@ def resolve_estimator(
 @lru_cache(maxsize=_MOST_ESTIMATORS)
 def kept_estimator(job: TrainingJob, cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
     """Return the estimator of equal arguments, made once; files are read before, so an edited one gives others."""
+    return fresh_estimator(job, cluster, calibration, profile)
+
+
+def fresh_estimator(job: TrainingJob, cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
+    """Return `kept_estimator` without keeping it: of a cluster that has columns, which equals no other."""
     return with_kept_programs(_make_estimator(job, cluster, calibration, profile))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, suggest
-from perfmodel.hardware.rules import require, require_share
+from perfmodel.hardware.rules import least, require, require_share
 from perfmodel.hardware.serving_kernels import ServingKernels
 
 
@@ -328,7 +328,7 @@ class CollectiveModel:
             self.step_share,
             self.bulk_time,
         )
-        require(min(times) >= 0, "collective", times, "must not be negative")
+        require(min(map(least, times)) >= 0, "collective", times, "must not be negative")
         require(min(self.step_bytes, self.bulk_bytes) > 0, "step_bytes", self.step_bytes, "must be positive, and so must bulk_bytes")
 
 

@@ -57,7 +57,8 @@ class MemoryTier:
 
     @property
     def usable_capacity(self) -> float:
-        return self.usable or self.capacity
+        is_left_out = isinstance(self.usable, (int, float)) and not self.usable  # a column has been stated
+        return self.capacity if is_left_out else self.usable
 
     @property
     def usable_fraction(self) -> float:
@@ -145,4 +146,4 @@ class Chip:
         if rate is None:
             known = ", ".join(self.peak_flop_rate)
             raise bad_field("dtype", dtype, f"chip {self.name} has no {dtype} units", f"it has {known}")
-        return float(rate)
+        return 1.0 * rate  # a float, or a column of them

@@ -101,9 +101,9 @@ def hardware_axes(system: System) -> dict[str, AxisField]:
     return found
 
 
-def changed(system: System, values: Mapping[str, Any]) -> System:
-    """The system with these fields changed. Raises InputError."""
-    known = axes_of(system)
+def changed(system: System, values: Mapping[str, Any], known: Mapping[str, AxisField] | None = None) -> System:
+    """The system with these fields changed. known: its axes; None: they are looked up. Raises InputError."""
+    known = axes_of(system) if known is None else known
     for name in sorted(values, key=list(known).index):
         system = known[name].put(system, values[name])
     return system

@@ -17,8 +17,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from perfmodel.foundation.columns import as_columns
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.words import Words, takes, words_of
+from perfmodel.hardware.calibration import Provenance
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
@@ -29,7 +31,7 @@ from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.planner.exploration import Axis, Elasticity, Exploration, Point, Rung, Sensitivities, Waterfall
 from perfmodel.uncertainty.sensitivity import STEP
-from perfmodel.verbs.axes import System, changed, hardware_axes, read_axis, spec_of
+from perfmodel.verbs.axes import AxisField, System, axes_of, changed, hardware_axes, read_axis, spec_of
 from perfmodel.verbs.setting import Name, find_cluster
 
 MOST_POINTS = 100_000
@@ -91,15 +93,21 @@ def explore(
     if system.asked.calibration is None and any(axis.name.startswith("technology.") for axis in axes):
         system = replace(system, asked=replace(system.asked, calibration=_CLEAN))
         notes = (f"calibration={_CLEAN}: typical shares of the rates at every point; --calibration NAME takes those of a measured chip",)
-    found = []
-    combinations = list(product(*(axis.values for axis in axes)))
-    for number, values in enumerate(combinations):
-        found.append(_point(case, system, dict(zip([axis.name for axis in axes], values, strict=True)), shares=shares))
+    found: dict[int, Point] = {}
+    combinations = [dict(zip([axis.name for axis in axes], values, strict=True)) for values in product(*(axis.values for axis in axes))]
+    known = axes_of(system)
+    # the quantities of hardware whose values may be columns of one evaluation: those of a fixed plan of training
+    is_single = search or system.is_service
+    columns = set() if is_single else {name for name, field in hardware_axes(system).items() if field.kind}
+    for numbers in _blocks(combinations, columns):
+        block = _points(case, system, known, [combinations[number] for number in numbers], shares=shares)
+        found |= dict(zip(numbers, block, strict=True))
         if progress is not None:
-            progress((number + 1) / len(combinations))
-    if not any(point.prediction for point in found):
-        raise InputError("; ".join(list(dict.fromkeys(point.reason for point in found))[:3]))
-    return Exploration(axes=axes, points=tuple(found), metric=case.metric, is_searched=search, notes=notes)
+            progress(len(found) / len(combinations))
+    ordered = tuple(found[number] for number in range(len(combinations)))
+    if not any(point.prediction for point in ordered):
+        raise InputError("; ".join(list(dict.fromkeys(point.reason for point in ordered))[:3]))
+    return Exploration(axes=axes, points=ordered, metric=case.metric, is_searched=search, notes=notes)
 
 
 _CLEAN = "spec-sheet"
@@ -215,6 +223,25 @@ class SystemPredictor:
             raise InputError(f"chips={system.cluster.num_chips}: no plan fits on {system.cluster.name}; use more chips or larger memory")
         return result.plans[0]
 
+    def predict_columns(self, systems: Sequence[System]) -> Sequence[Prediction | ServingPrediction]:
+        """`predict` with the knobs' plan of training systems that differ in floats of their clusters, as columns. Raises InputError."""
+        from perfmodel.cost.resolve import fresh_estimator
+        from perfmodel.verbs.requests import setting_of_request
+        from perfmodel.verbs.setting import constants_of, plan_in, told
+
+        asked = _placed(systems[0])
+        assert isinstance(asked, Request)
+        setting = setting_of_request(asked)
+        plan = plan_in(setting, systems[0].knobs)
+        calibration, profile = constants_of(setting.cluster, asked.calibration, asked.profile, asked.settings)
+        rates = [system.cluster.chip.peak_flop_rate for system in systems]
+        if calibration.provenance is Provenance.PRIOR and any(each != rates[0] for each in rates):
+            return [self.predict(system) for system in systems]  # a prior follows from the rates
+        cluster = as_columns([system.cluster for system in systems])
+        estimator = fresh_estimator(setting.job, cluster, calibration, profile)
+        rule = {"memory_headroom": asked.memory_headroom, "risk": asked.risk}
+        return [told(each, setting) for each in estimator.predict_machines(plan, len(systems), **rule)]
+
     def _serve(self, asked: ServingRequest, held: Plan | ServingPlan | None) -> ServingPrediction:
         from perfmodel.cost.serving.simulated import predict_served
         from perfmodel.verbs.serving import search_asked, serve_asked, serving_setting
@@ -274,14 +301,40 @@ def _metric(system: System, metric: str) -> str:
     return metric
 
 
-def _point(case: SystemPredictor, system: System, values: Mapping[str, Any], *, shares: bool) -> Point:
+_MOST_COLUMNS = 512
+"""Points that are evaluated at once: their columns stay in the caches of a core."""
+
+
+def _blocks(combinations: Sequence[Mapping[str, Any]], columns: set[str]) -> Iterator[list[int]]:
+    """Numbers of the points that are predicted together: those that differ in nothing but columns."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for number, values in enumerate(combinations):
+        key = tuple(value for name, value in values.items() if name not in columns)
+        groups.setdefault(key, []).append(number)
+    for numbers in groups.values():
+        yield from (numbers[first : first + _MOST_COLUMNS] for first in range(0, len(numbers), _MOST_COLUMNS))
+
+
+def _points(
+    case: SystemPredictor, system: System, known: Mapping[str, AxisField], block: Sequence[Mapping[str, Any]], *, shares: bool
+) -> list[Point]:
+    """A point for each of the values of a block; one that cannot be predicted has the reason."""
+    found, systems = [Point(values=values) for values in block], dict[int, System]()
+    for number, values in enumerate(block):
+        try:
+            systems[number] = changed(system, values, known)
+        except InputError as error:
+            found[number] = Point(values=values, reason=str(error))
     try:
-        here = changed(system, values)
-        found = case.predict(here)
-        parts = _shares(case, here, found) if shares else {}
+        several = list(systems.values())
+        predictions = case.predict_columns(several) if len(several) > 1 else [case.predict(each) for each in several]
+        parts = _shares(case, several, predictions) if shares and several else [{}] * len(several)
+        for number, prediction, of in zip(systems, predictions, parts, strict=True):
+            found[number] = Point(values=block[number], time=case.time(prediction), prediction=prediction, shares=of)
     except InputError as error:
-        return Point(values=values, reason=str(error))
-    return Point(values=values, time=case.time(found), prediction=found, shares=parts)
+        for number in systems:
+            found[number] = Point(values=block[number], reason=str(error))
+    return found
 
 
 #: Group of a share -> axes whose elasticities are it, with the plan held.
@@ -293,16 +346,21 @@ _BOUNDS: Mapping[str, tuple[str, ...]] = {
 _SMALL = 1.01
 
 
-def _shares(case: SystemPredictor, system: System, found: Prediction | ServingPrediction) -> dict[str, float]:
-    """Shares of the time by what bounds it: -d ln(time) / d ln(rate) of each group. What no rate changes (latency, host) is `other`."""
-    known, time, shares = hardware_axes(system), case.time(found), {}
+def _shares(
+    case: SystemPredictor, systems: Sequence[System], predictions: Sequence[Prediction | ServingPrediction]
+) -> list[dict[str, float]]:
+    """Shares of the time by what bounds it: -d ln(time) / d ln(rate) of each group, with the plans held. What no rate changes (latency,
+    host) is `other`. Several systems have one plan, that of the knobs."""
+    known = hardware_axes(systems[0])
+    shares: list[dict[str, float]] = [{} for _ in systems]
     for group, names in _BOUNDS.items():
-        here = system
-        for name in names:
-            if name in known:
-                here = known[name].put(here, known[name].get(here) * _SMALL)
-        shares[group] = max(math.log(time / case.time(case.predict(here, held=found.plan))) / math.log(_SMALL), 0.0)
-    return {**shares, "other": max(1.0 - sum(shares.values()), 0.0)}
+        faster = list(systems)
+        for name in (each for each in names if each in known):
+            faster = [known[name].put(here, known[name].get(here) * _SMALL) for here in faster]
+        found = case.predict_columns(faster) if len(faster) > 1 else [case.predict(faster[0], held=predictions[0].plan)]
+        for share, before, after in zip(shares, predictions, found, strict=True):
+            share[group] = max(math.log(case.time(before) / case.time(after)) / math.log(_SMALL), 0.0)
+    return [{**share, "other": max(1.0 - sum(share.values()), 0.0)} for share in shares]
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------

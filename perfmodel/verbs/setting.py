@@ -285,6 +285,8 @@ def with_context_form(given: dict[str, Any], setting: Setting, **before: int) ->
 
 def placed(plan: Plan, setting: Setting) -> Plan:
     """The plan with the names of the cluster, calibration and profile that predict it."""
+    if (plan.cluster, plan.calibration, plan.profile) == (setting.reference, setting.calibration, setting.profile):
+        return plan
     return replace(plan, cluster=setting.reference, calibration=setting.calibration, profile=setting.profile)
 
 

@@ -27,7 +27,7 @@ from perfmodel.cost.memory.chip import (
 )
 from perfmodel.cost.memory.moments import ActivationTerms, At, Moment, keeps_gathered, largest, moments_at, rank_moments
 from perfmodel.cost.pipeline import LiveLayers, live_table, three_live_layers
-from perfmodel.cost.stages import Stages
+from perfmodel.cost.stages import Stages, slowest_stage
 from perfmodel.cost.step import Bytes, ParameterTerms
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.memory_room import MemoryDoubt, RankNeed
@@ -141,13 +141,28 @@ def rank_holding(of: Holding, rank: int, live: LiveLayers, *, of_live: Stages | 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryRow:
-    """One plan's memory, as numbers: of the ranks that `Stages` tells apart."""
+    """One plan's memory, as numbers: of the ranks that `Stages` tells apart.
+
+    total   of each rank, and of an estimator of several machines by machine, as is what lies outside and waits   [byte]
+    """
 
     of: Holding
     pipelining: Pipelining
     kept: list[Kept]
     ranks: tuple[RankHolding, ...]
-    total: tuple[float, ...]
+    total: tuple[Any, ...]
+
+    def of_machine(self, column: int) -> MemoryRow:
+        """Return the memory on one of the machines of an estimator of several."""
+        if isinstance(self.of.outside, float) and isinstance(self.total[0], float):
+            return self
+
+        def value(of: Column) -> float:
+            return of if isinstance(of, float) else float(of[column])
+
+        ranks = tuple(replace(rank, waiting=value(rank.waiting), outside=value(rank.outside)) for rank in self.ranks)
+        of = replace(self.of, outside=value(self.of.outside))
+        return replace(self, of=of, ranks=ranks, total=tuple(map(value, self.total)))
 
     def needs(self, plan: Plan, doubt: MemoryDoubt) -> tuple[RankNeed, ...]:
         """Memory needs of the ranks, by which the plan fits or not."""
@@ -214,12 +229,13 @@ def besides_of(of: Holding, doubt: MemoryDoubt) -> Sequence[Any]:
     return may_lie_beside(of.terms, of.stages, of.sizes, num_replicas=of.num_replicas)
 
 
-def most_reserved(rank: RankHolding, kept: Kept) -> float:
+def most_reserved(rank: RankHolding, kept: Kept) -> Any:
     """Peak memory of a rank. [byte]"""
-    return max(
-        float(reserved_memory((activations + received) * rank.factor, rank.base(at, kept), rank.unreduced.at(at)))
+    found = (
+        reserved_memory((activations + received) * rank.factor, rank.base(at, kept), rank.unreduced.at(at))
         for at, (activations, received) in kept.items()
     )
+    return scalar(slowest_stage(tuple(found)))
 
 
 def activations_as(columns: ActivationTerms, each: Callable[[Any], Any]) -> ActivationTerms:
@@ -259,9 +275,17 @@ def adding_up(parts: Mapping[str, float], total: float) -> dict[str, float]:
     return rounded
 
 
-def scalar(value: Column) -> float:
-    """The value of a column of one plan."""
-    return float(value) if isinstance(value, float) else float(np.asarray(value).reshape(-1)[0])
+def scalar(value: Column) -> Any:
+    """The value of a column of one plan; a column of several machines as it is."""
+    if isinstance(value, float):
+        return float(value)
+    column = np.asarray(value)
+    return float(column.reshape(-1)[0]) if column.size == 1 else column
+
+
+def entries(value: Column, number: int) -> list[float]:
+    """The values of a column of so many machines, or of what is the same on all of them."""
+    return [value] * number if isinstance(value, float) else np.broadcast_to(value, number).tolist()
 
 
 def memory_by_class(rank: RankHolding, kept: Kept) -> tuple[str, dict[str, float]]:

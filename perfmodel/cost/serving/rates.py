@@ -104,7 +104,7 @@ def serving_rates(
 
     rates  peak FLOP rates at their clocks, by dtype
     """
-    whole = rates.get(Dtype.BF16) or rates.get(Dtype.FP16) or next(iter(rates.values()))
+    whole = next(rates[dtype] for dtype in (Dtype.BF16, Dtype.FP16, *rates) if dtype in rates)
     return ServingRates(
         all_reduce=_all_reduce_rates(cluster, calibration, calibration.serving),
         plain=plain,
