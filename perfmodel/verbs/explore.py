@@ -325,15 +325,16 @@ def _points(
             systems[number] = changed(system, values, known)
         except InputError as error:
             found[number] = Point(values=values, reason=str(error))
+    several = list(systems.values())
     try:
-        several = list(systems.values())
         predictions = case.predict_columns(several) if len(several) > 1 else [case.predict(each) for each in several]
         parts = _shares(case, several, predictions) if shares and several else [{}] * len(several)
-        for number, prediction, of in zip(systems, predictions, parts, strict=True):
-            found[number] = Point(values=block[number], time=case.time(prediction), prediction=prediction, shares=of)
     except InputError as error:
-        for number in systems:
-            found[number] = Point(values=block[number], reason=str(error))
+        if len(systems) > 1:  # one of them, or all: each for itself tells
+            return [point for values in block for point in _points(case, system, known, [values], shares=shares)]
+        return [replace(point, reason=point.reason or str(error)) for point in found]
+    for number, prediction, of in zip(systems, predictions, parts, strict=True):
+        found[number] = Point(values=block[number], time=case.time(prediction), prediction=prediction, shares=of)
     return found
 
 
