@@ -36,6 +36,7 @@ from perfmodel.planner.exploration import Exploration, Sensitivities, Waterfall
 from perfmodel.planner.per_operator.pipeline import PipelineSearch
 from perfmodel.planner.result import SearchResult
 from perfmodel.planner.serving.result import ServingSearchResult
+from perfmodel.report.page import Report as Report
 from perfmodel.validation.judgement import ValidationResult
 from perfmodel.verbs.advice import Advice
 from perfmodel.verbs.doctor import Diagnosis as Diagnosis
@@ -1626,6 +1627,17 @@ def trace_plan(
     out      file to write as a Chrome trace: .json, .json.gz; any other name: a folder with one file for each rank
     ranks    none: one for each pipeline stage; of more than 16 stages the first, the middle and the last
     detail   operators, layers or passes; None: the finest with at most 100,000 spans
+    """
+
+def write_report(
+    plans: Plan | str | Path | SearchResult | Sequence[Plan | str | Path],
+    *,
+    out: str | Path,
+) -> Report:
+    """The prediction of a plan as one HTML page: where time and memory go, the schedule, other plans, uncertainty and sources.
+
+    plans   a plan (file), several for a comparison, or the result of `search`: its best plan and the others that it found
+    out     file to write: .html
     """
 
 def estimate_run(

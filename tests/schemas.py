@@ -73,6 +73,7 @@ OUTPUT_EXAMPLES = {
     "compare": ("compare ddp fsdp",),
     "export": ("export fsdp --to torchtitan",),
     "trace": ("trace ddp --out trace.json", "trace --measured trace.json --plan ddp"),
+    "report": ("report ddp --out report.html",),
     "shard": ("shard alexnet --cluster dgx-h100 --chips 4",),
     "doctor": ("doctor",),
     "schema": ("schema rule-set",),

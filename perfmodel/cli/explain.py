@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -107,13 +106,14 @@ def compare(
 ) -> None:
     """Compare plans side by side: time, its parts, memory, and the knobs that differ."""
     from perfmodel.parallel.rows import table_rows
+    from perfmodel.report.predictions import short_names
     from perfmodel.verbs.api import compare_plans
 
     output = files.check(output)
     if len(plans) < 2:
         raise InputError("compare: needs at least two plans; give their files, or use perfmodel predict for one")
     predictions = compare_plans(plans, **given_words(assumed))
-    names = _short_names(plans)
+    names = short_names(plans)
     if files.plot is not None:
         from perfmodel.report.figures import plot_predictions
 
@@ -142,11 +142,3 @@ def _compared_blocks(names: Sequence[str], predictions: Sequence[Prediction]) ->
     yield from comparison_tables(names, predictions)
     if not is_one_job(predictions):
         yield Notes(["these plans run different jobs: compare tokens/s a chip, not step times"])
-
-
-def _short_names(plans: list[str]) -> list[str]:
-    """File names without folder and ending; as they were given where that is not unique."""
-    names = [Path(plan).name.removesuffix(".yaml").removesuffix(".yml") for plan in plans]
-    if len(set(names)) == len(names):
-        return names
-    return [f"{number}: {name}" for number, name in enumerate(names, 1)]

@@ -8,7 +8,7 @@ from typing import Any
 
 #: Heading -> commands under it, in the order of `perfmodel --help`.
 COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "Training": ("predict", "search", "advise", "explain", "compare", "limits", "trace", "export"),
+    "Training": ("predict", "search", "advise", "explain", "compare", "limits", "trace", "report", "export"),
     "Serving": ("serve",),
     "What if": ("explore", "chip"),
     "Run and measure": ("demo", "calibrate", "run", "audit", "fit", "validate"),

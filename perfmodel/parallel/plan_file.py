@@ -196,13 +196,17 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     """Write a strategy file: to a temporary name, then renamed."""
     if not isinstance(plan, Plan):
         raise bad_field("plan", shown(plan), "must be a Plan", "read one, search one or make one")
+    write_atomically(Path(path), plan_text(plan))
+
+
+def plan_text(plan: Plan) -> str:
+    """The content of a strategy file."""
     import yaml
 
     content = plan_to_dict(plan)
     if not plan.calibration:
         del content["calibration"]  # the best known where the plan is read: no number of this cluster's goes to another
-    text = yaml.dump(content, sort_keys=False, default_flow_style=None, width=120)
-    write_atomically(Path(path), text)
+    return yaml.dump(content, sort_keys=False, default_flow_style=None, width=120)
 
 
 def list_plans() -> list[str]:

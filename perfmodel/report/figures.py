@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 GIB = 2.0**30
 
 #: Colour-blind-safe (Okabe & Ito), a colour for each part and class, the same in every figure.
-_PART_COLOURS = {
+PART_COLOURS = {
     "forward": "#0072B2",
     "backward": "#56B4E9",
     "recompute": "#B3DDF2",
@@ -43,7 +43,7 @@ _PART_COLOURS = {
     "weight_casts": "#F0E442",
     "host": "#555555",
 }
-_MEMORY_COLOURS = {
+MEMORY_COLOURS = {
     "weights": "#0072B2",
     "gathered_parameters": "#56B4E9",
     "gradients": "#CC79A7",
@@ -103,7 +103,7 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
         left,
         labels,
         [{part: time * scale for part, time in each.parts.items()} for each in predictions],
-        _PART_COLOURS,
+        PART_COLOURS,
         total=[f"{each.step_time * scale:.3g} {unit}" for each in predictions],
     )
     left.set_ylabel(f"exposed time [{unit}]")
@@ -112,7 +112,7 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
         right,
         labels,
         [{name: size / GIB for name, size in each.memory.items() if name != "total"} for each in predictions],
-        _MEMORY_COLOURS,
+        MEMORY_COLOURS,
         total=[f"{each.memory['total'] / GIB:.3g} GiB" for each in predictions],
         lines=[each.memory_usable / GIB for each in predictions],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.memory_room import Verdict
@@ -467,6 +468,14 @@ def plan_cells(plan: Plan) -> tuple[str, ...]:
         str(plan.micro_batch),
         recompute_words(plan.recompute, plan.recompute_operators),
     )
+
+
+def short_names(plans: Sequence[str]) -> list[str]:
+    """File names without folder and ending; numbered where that is not unique."""
+    names = [Path(plan).name.removesuffix(".yaml").removesuffix(".yml") for plan in plans]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{number}: {name}" for number, name in enumerate(names, 1)]
 
 
 def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -> list[Table]:

@@ -373,7 +373,7 @@ def neighbours_table(explanation: Explanation) -> Table:
 
     rows = []
     for each in sorted(explanation.neighbours, key=rank):
-        knobs = _knobs_text({**each.knobs, **each.changed})
+        knobs = knobs_text({**each.knobs, **each.changed})
         if not each.prediction:
             rows.append((knobs, *["-"] * 5, each.reason.partition(": ")[2]))
             continue
@@ -399,7 +399,7 @@ def neighbours_table(explanation: Explanation) -> Table:
     )
 
 
-def _knobs_text(knobs: Mapping[str, int | str | bool]) -> str:
+def knobs_text(knobs: Mapping[str, int | str | bool]) -> str:
     return ", ".join(f"{knob}={str(value).lower()}" for knob, value in knobs.items())
 
 

@@ -1,0 +1,350 @@
+"""Plans, searches and comparisons as one HTML page, from the blocks that the command line prints and figures of the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.trace import RankTimeline
+from perfmodel.foundation.units import format_bandwidth, format_bytes, format_count, format_flop_rate, format_step, format_time
+from perfmodel.hardware.calibration import Calibration
+from perfmodel.hardware.chip_cluster import chips_text, short_name
+from perfmodel.parallel.interval import COVERAGE, StepInterval
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Prediction, notes
+from perfmodel.planner.explain import Explanation
+from perfmodel.planner.result import SearchResult
+from perfmodel.report.document import Block, Command, Facts, Notes, Text
+from perfmodel.report.figures import GIB, MEMORY_COLOURS, PART_COLOURS
+from perfmodel.report.html import Bar, Folded, Markup, PageSection, Part, bars, legend, page_html
+from perfmodel.report.predictions import (
+    comparison_tables,
+    comparison_verdict,
+    confidence_lines,
+    fits_text,
+    headline,
+    is_one_job,
+    memory_line,
+    memory_table,
+    parts_table,
+    rests_on_lines,
+    schedule_text,
+    short_plan_text,
+    verdict_line,
+)
+from perfmodel.report.remedies import fitting_changes_table
+from perfmodel.report.searches import (
+    baselines_table,
+    certainty_table,
+    knobs_text,
+    neighbours_table,
+    plans_table,
+    rejected_table,
+    search_details,
+    search_line,
+    search_notes,
+)
+from perfmodel.report.svg import Mark, Slot, area, scatter, schedule
+from perfmodel.report.table import Table, bytes_like, percent, times_like
+from perfmodel.report.trust import doubts_table, remedies_table, trust_lines
+
+#: Passes that a schedule draws at most; of a longer one its begin and its end.
+_MOST_PASSES = 3_000
+_BEST, _FRONT, _OTHERS, _NO_FIT = "#D55E00", "#0072B2", "#E69F00", "#999999"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Report:
+    """A page. kind: plan, search or comparison; sections: their titles, in order"""
+
+    kind: str
+    title: str
+    verdict: str
+    sections: tuple[str, ...]
+    html: str
+
+    def __repr__(self) -> str:
+        return f"{self.title}: {self.verdict}\n{', '.join(self.sections)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Basis:
+    """Records that a plan is predicted with."""
+
+    estimator: Estimator
+    calibration: Calibration
+
+
+def report_object(report: Report, file: str) -> dict[str, Any]:
+    names = ("kind", "title", "verdict", "sections")
+    return {"file": file, "num_bytes": len(report.html.encode()), **{name: getattr(report, name) for name in names}}
+
+
+def report_blocks(report: Report, file: str, read: Sequence[str]) -> Iterator[Block]:
+    facts = [("verdict", report.verdict), ("sections", ", ".join(report.sections).lower())]
+    yield Facts(report.title, [*facts, ("written", f"{file} ({format_bytes(len(report.html.encode()))})")])
+    yield Notes(read)
+
+
+def plan_report(
+    explanation: Explanation,
+    timelines: Sequence[RankTimeline],
+    basis: Basis,
+    *,
+    plan_text: str,
+    commands: Sequence[str],
+    made_by: str,
+    result: SearchResult | None = None,
+    read: Sequence[str] = (),
+) -> Report:
+    """The page of a plan, or of a search and its best plan.
+
+    explanation   of the plan; its prediction gives way to that of the search
+    commands      command lines with the same numbers
+    read          notes on how the plan was read
+    """
+    prediction = explanation.prediction if result is None else result.plans[0]
+    interval = explanation.trust.interval if explanation.trust is not None else None
+    searched = [] if result is None else [("search", search_line(result))]
+    confidence = confidence_lines(prediction, interval) if interval else []
+    sections = [
+        PageSection(
+            "Summary", [Facts("", [*headline(prediction, verbose=True), *confidence, *searched]), Notes([*read, *notes(prediction)])]
+        ),
+        PageSection("Where the time goes", [_time_bars([prediction], [""]), parts_table(prediction)]),
+        PageSection("Memory", list(_memory_parts(prediction, timelines))),
+    ]
+    if prediction.plan.layout.pp > 1 and timelines:
+        sections.append(PageSection("Pipeline schedule", list(_schedule_parts(prediction.plan, timelines))))
+    if result is not None:
+        sections.append(PageSection("Best plans", list(_search_parts(result))))
+    sections.append(PageSection("Why not another plan", list(_alternative_parts(prediction, explanation))))
+    if explanation.trust is not None:
+        trust, step = explanation.trust, prediction.step_time
+        tables = [doubts_table(trust), *([remedies_table(trust, step)] if trust.remedies else [])]
+        sections.append(PageSection("Uncertainty", [Facts("", trust_lines(trust, step)), *tables]))
+    sections.append(PageSection("Assumptions and sources", [basis_table([prediction]), sources_table(prediction, basis)]))
+    sections.append(_reproduce(commands, {"plan.yaml": plan_text}))
+    kind = "plan" if result is None else "search"
+    return _report(kind, _title(prediction.plan), verdict_line(prediction), _cards(prediction, interval), sections, made_by)
+
+
+def comparison_report(
+    names: Sequence[str], predictions: Sequence[Prediction], *, texts: Sequence[str], commands: Sequence[str], made_by: str
+) -> Report:
+    """The page of plans side by side. texts: their files"""
+    results, parts, memory, *knobs = comparison_tables(names, predictions)
+    unlike = [] if is_one_job(predictions) else ["these plans run different jobs: compare tokens/s a chip, not step times"]
+    marks = [
+        _mark(each, "plan" if each.fits else "does not fit", f"{name}: {short_plan_text(each.plan)}")
+        for name, each in zip(names, predictions, strict=True)
+    ]
+    facts = [Facts(f"{name}: {verdict_line(each)}", headline(each, verbose=True)) for name, each in zip(names, predictions, strict=True)]
+    cards = [(name, format_step(each.step_time), _room(each)) for name, each in zip(names, predictions, strict=True)]
+    all_notes = dict.fromkeys(f"{name}: {note}" for name, each in zip(names, predictions, strict=True) for note in notes(each))
+    sections = [
+        PageSection("Summary", [results, Notes(unlike)]),
+        PageSection("Where the time goes", [_time_bars(predictions, names), parts]),
+        PageSection("Memory", [_memory_bars(predictions, names), memory]),
+        PageSection("Time against memory", [_scatter(marks, {"plan": _FRONT, "does not fit": _NO_FIT}, predictions[0])]),
+        PageSection("Plans", [*knobs, *facts]),
+        PageSection("Assumptions and sources", [basis_table(predictions, names), Notes(list(all_notes))]),
+        _reproduce(commands, {f"{name}.yaml": text for name, text in zip(names, texts, strict=True)}),
+    ]
+    return _report("comparison", f"{len(names)} plans", comparison_verdict(names, predictions), cards, sections, made_by)
+
+
+def _report(
+    kind: str, title: str, verdict: str, cards: Sequence[tuple[str, str, str]], sections: Sequence[PageSection], made_by: str
+) -> Report:
+    html = page_html(title, verdict, cards, sections, made_by=made_by)
+    return Report(kind=kind, title=title, verdict=verdict, sections=tuple(section.title for section in sections), html=html)
+
+
+def _title(plan: Plan) -> str:
+    return f"{plan.job.model.name} on {chips_text(plan.num_chips)} of {short_name(plan.cluster)}"
+
+
+def _room(prediction: Prediction) -> str:
+    return memory_line(prediction).partition(": ")[2]
+
+
+def _cards(prediction: Prediction, interval: StepInterval | None) -> list[tuple[str, str, str]]:
+    job = prediction.plan.job
+    bounds = ""
+    if interval is not None:
+        low, high = (format_step(prediction.step_time * factor) for factor in (interval.low, interval.high))
+        bounds = f"{COVERAGE:.0%} interval {low} to {high}"
+    usable = format_bytes(prediction.memory_usable)
+    return [
+        ("step time", format_step(prediction.step_time), bounds),
+        ("throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", f"{job.unit}/s a chip"),
+        ("MFU", percent(prediction.mfu_palm), f"of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"),
+        ("memory", format_bytes(prediction.memory["total"]), f"of {usable} usable: {_room(prediction)}"),
+        ("", fits_text(prediction.fits_probability).rpartition(" fitting ")[2], "probability that it fits"),
+    ]
+
+
+# --- time and memory ------------------------------------------------------------------------------------------------
+
+
+def _time_bars(predictions: Sequence[Prediction], names: Sequence[str]) -> Markup:
+    text = times_like(min(each.step_time for each in predictions))
+    parts = [{name: time for name, time in each.parts.items() if time} for each in predictions]
+    texts = {
+        name: {part: f"{part.replace('_', ' ')}: {text(time)}, {percent(time / each.step_time)}" for part, time in times.items()}
+        for name, each, times in zip(names, predictions, parts, strict=True)
+    }
+    rows = [Bar(name, times, text(each.step_time)) for name, each, times in zip(names, predictions, parts, strict=True)]
+    return bars(rows, PART_COLOURS, texts)
+
+
+def _memory_bars(predictions: Sequence[Prediction], names: Sequence[str]) -> Markup:
+    text = bytes_like(predictions[0].memory_usable)
+    classes = [{name: size for name, size in each.memory.items() if size and name != "total"} for each in predictions]
+    texts = {
+        name: {part: f"{part.replace('_', ' ')}: {text(size)}" for part, size in sizes.items()}
+        for name, sizes in zip(names, classes, strict=True)
+    }
+    rows = [
+        Bar(name, sizes, f"{text(each.memory['total'])} of {text(each.memory_usable)} usable", each.memory_usable)
+        for name, each, sizes in zip(names, predictions, classes, strict=True)
+    ]
+    return bars(rows, MEMORY_COLOURS, texts)
+
+
+def _memory_parts(prediction: Prediction, timelines: Sequence[RankTimeline]) -> Iterator[Part]:
+    yield _memory_bars([prediction], [""])
+    yield memory_table(prediction)
+    if timelines:
+        fullest = max(timelines, key=lambda each: max(sum(classes.values()) for _, classes in each.memory))
+        scale, unit = _scale(prediction.step_time)
+        points = [(time * scale, {name: size / GIB for name, size in classes.items()}) for time, classes in fullest.memory]
+        yield Facts(f"Over the step, rank {fullest.rank} of stage {fullest.stage}", [])
+        yield area(points, MEMORY_COLOURS, limit=prediction.memory_usable / GIB, x_label=f"time [{unit}]", y_label="memory [GiB]")
+        yield Text("Temporary buffers and gathered parameters are drawn at the peak only.")
+
+
+def _scale(reference: float) -> tuple[float, str]:
+    return (1.0, "s") if reference >= 1.0 else (1e3, "ms")
+
+
+def _schedule_parts(plan: Plan, timelines: Sequence[RankTimeline]) -> Iterator[Part]:
+    first = timelines[0]
+    scale, unit = _scale(first.step_time)
+    text = times_like(first.step_time)
+
+    def slots(of: RankTimeline) -> list[Slot]:
+        return [
+            Slot(
+                each.start * scale,
+                each.time * scale,
+                each.name.partition(" ")[0],
+                f"{each.name}, stage {of.stage}: {text(each.start)} to {text(each.start + each.time)}",
+            )
+            for each in of.passes
+        ]
+
+    rows = [(f"stage {each.stage}", slots(each)) for each in timelines]
+    number, end = sum(len(each.passes) for each in timelines), first.step_time * scale
+    width = end * _MOST_PASSES / 2 / number
+    windows = [(0.0, end)] if number <= _MOST_PASSES else [(0.0, width), (end - width, end)]
+    yield Text(
+        f"{schedule_text(plan)}, {plan.num_microbatches:,} micro-batches"
+        + ("; the begin and the end of the step" if len(windows) > 1 else "")
+    )
+    for start, stop in windows:
+        yield schedule(rows, PART_COLOURS, start=start, end=stop, x_label=f"time [{unit}]")
+    colours = {name: PART_COLOURS[name] for name in ("forward", "backward")}
+    yield Markup(legend(colours))
+    idle = [
+        (str(each.stage), text(each.parts.get("pipeline_bubble", 0.0)), percent(each.parts.get("pipeline_bubble", 0.0) / each.step_time))
+        for each in timelines
+    ]
+    yield Table(title="Idle time", headers=("stage", "bubble", "share"), rows=tuple(idle), right=("bubble", "share"))
+
+
+# --- other plans ----------------------------------------------------------------------------------------------------
+
+
+def _mark(prediction: Prediction, kind: str, text: str, *, is_front: bool = False) -> Mark:
+    facts = f"{format_step(prediction.step_time)}, {format_bytes(prediction.memory['total'])}, {fits_text(prediction.fits_probability)}"
+    return Mark(prediction.memory["total"] / GIB, prediction.step_time, kind, f"{text}\n{facts}", is_front)
+
+
+def _scatter(marks: Sequence[Mark], colours: Mapping[str, str], like: Prediction) -> Markup:
+    return scatter(marks, colours, limit=like.memory_usable / GIB, x_label="peak memory of a chip [GiB]", y_label="step time [s]")
+
+
+def _search_parts(result: SearchResult) -> Iterator[Part]:
+    best, *others = (each.prediction for each in result.kinds)  # numbered as in the table
+    marks = [_mark(best, "plan 1", f"plan 1: {short_plan_text(best.plan)}")]
+    marks += [_mark(each, "best plans", f"plan {i}: {short_plan_text(each.plan)}") for i, each in enumerate(others, 2)]
+    marks += [_mark(each, "Pareto front", short_plan_text(each.plan), is_front=True) for each in result.pareto]
+    for baseline in result.baselines:
+        for each in baseline.prediction:
+            kind = "without a search" if each.fits else "does not fit"
+            marks.append(_mark(each, kind, f"{baseline.name}: {short_plan_text(each.plan)}"))
+    colours = {"plan 1": _BEST, "best plans": _OTHERS, "Pareto front": _FRONT, "without a search": "#009E73", "does not fit": _NO_FIT}
+    yield _scatter(marks, colours, best)
+    yield plans_table(result)
+    if result.baselines:
+        yield baselines_table(result)
+    if any(each.prediction for each in result.certainty):
+        yield certainty_table(result)
+    yield Notes([*search_notes(result), *search_details(result)])
+    yield rejected_table(result)
+
+
+def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iterator[Part]:
+    marks = [_mark(prediction, "this plan", f"this plan: {short_plan_text(prediction.plan)}")]
+    for each in explanation.neighbours:
+        for found in each.prediction:
+            marks.append(_mark(found, "one knob changed" if found.fits else "does not fit", knobs_text({**each.knobs, **each.changed})))
+    yield _scatter(marks, {"this plan": _BEST, "one knob changed": _FRONT, "does not fit": _NO_FIT}, prediction)
+    if explanation.neighbours:
+        yield neighbours_table(explanation)
+    if explanation.remedies:
+        yield fitting_changes_table(explanation.remedies)
+
+
+# --- sources --------------------------------------------------------------------------------------------------------
+
+
+def basis_table(predictions: Sequence[Prediction], names: Sequence[str] = ("",)) -> Table:
+    """What the parts of each step are based on."""
+    rows = [(name, line) for name, each in zip(names, predictions, strict=True) for line in rests_on_lines(each)]
+    return Table(title="Basis of the times", headers=("plan", "based on"), rows=tuple(rows), fold=("based on",))
+
+
+def sources_table(prediction: Prediction, basis: Basis) -> Table:
+    """Records that the plan is predicted with, and where their numbers are from."""
+    estimator, cluster = basis.estimator, basis.estimator.cluster
+    model, chip, profile, calibration = prediction.plan.job.model, cluster.chip, estimator.profile, basis.calibration
+    peak = f"{format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"
+    memory = f"{format_bytes(chip.memory.capacity)}, {format_bandwidth(chip.memory.bandwidth)}"
+    size = f", {format_count(model.num_parameters)} parameters" if hasattr(model, "num_parameters") else ""
+    tiers = [
+        (
+            f"network {tier.name}",
+            f"{tier.size:,} chips, {format_bandwidth(tier.link.bandwidth)}, {format_time(tier.link.latency)}",
+            tier.source,
+        )
+        for tier in cluster.tiers
+    ]
+    rows = [
+        ("model", f"{model.name}{size}", getattr(model, "source", "")),
+        ("chip", f"{chip.name}: {peak}, {memory}", chip.source),
+        ("cluster", short_name(cluster.name), cluster.source),
+        *tiers,
+        ("kernels", calibration.name or "spec sheet", calibration.source),
+        ("framework", short_name(profile.name), profile.source),
+    ]
+    return Table(title="Sources", headers=("record", "value", "source"), rows=tuple(rows), fold=("value", "source"))
+
+
+def _reproduce(commands: Sequence[str], files: Mapping[str, str]) -> PageSection:
+    return PageSection("Reproduce", list(chain(map(Command, commands), (Folded(name, text) for name, text in files.items()))))

@@ -1,0 +1,60 @@
+"""`report`: the prediction of a plan, or several side by side, as one HTML page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfmodel.cost.resolve import choose_calibration
+from perfmodel.cost.trace import Detail, rank_timelines
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.resources import check_can_be_written, write_atomically
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.plan_file import plan_text
+from perfmodel.planner.result import SearchResult
+from perfmodel.report.page import Basis, Report, comparison_report, plan_report
+from perfmodel.report.predictions import short_names
+from perfmodel.verbs.api import compare_plans, explain_plan
+from perfmodel.verbs.setting import Name, load_plan, setting_of_plan
+from perfmodel.verbs.tracing import checked_ranks
+from perfmodel.workload.config import TransformerConfig
+
+
+def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, out: str | Path) -> Report:
+    """The prediction of a plan as one HTML page: where time and memory go, the schedule, other plans, uncertainty and sources.
+
+    plans   a plan (file), several for a comparison, or the result of `search`: its best plan and the others that it found
+    out     file to write: .html
+    """
+    result = plans if isinstance(plans, SearchResult) else None
+    if isinstance(plans, SearchResult):
+        if not plans.plans:
+            raise InputError("plans: the search found no plan that fits; allow more chips or a smaller batch")
+        plans = plans.plans[0].plan
+    given: list[Plan | Name] = [plans] if isinstance(plans, (Plan, str, Path)) else list(plans)
+    if not given:
+        raise InputError("plans: are missing; give a plan or its file")
+    if Path(out).suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"out={out}: must end in .html; write report.html")
+    check_can_be_written(out, "out")
+    found = [load_plan(each) for each in given]
+    names = ["plan.yaml" if isinstance(each, Plan) else str(each) for each in given]
+    command = f"perfmodel report {' '.join(map(shlex.quote, names))}"
+    from perfmodel import __version__
+
+    made_by = f"perfmodel {__version__}"
+    texts = [plan_text(each) for each in found]
+    if len(found) > 1:
+        predictions = compare_plans(found)
+        page = comparison_report(short_names(names), predictions, texts=texts, commands=[command], made_by=made_by)
+    else:
+        plan = found[0]
+        explanation = explain_plan(plan, trust=isinstance(plan.job.model, TransformerConfig))
+        setting = setting_of_plan(plan)
+        timelines = rank_timelines(setting.estimator, plan, checked_ranks(plan, ()), Detail.PASSES)
+        basis = Basis(estimator=setting.estimator, calibration=choose_calibration(setting.cluster.chip, setting.calibration))
+        commands = [command, f"perfmodel explain {shlex.quote(names[0])} --trust"]
+        page = plan_report(explanation, timelines, basis, plan_text=texts[0], commands=commands, made_by=made_by, result=result)
+    write_atomically(out, page.html)
+    return page
