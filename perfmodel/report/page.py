@@ -315,7 +315,7 @@ def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iter
 
 
 def basis_table(predictions: Sequence[Prediction], names: Sequence[str] = ("",)) -> Table:
-    """What the parts of each step are based on."""
+    """Basis of the parts of each step, by plan."""
     rows = [(name, line) for name, each in zip(names, predictions, strict=True) for line in rests_on_lines(each)]
     return Table(title="Basis of the times", headers=("plan", "based on"), rows=tuple(rows), fold=("based on",))
 
