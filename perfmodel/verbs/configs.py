@@ -15,7 +15,7 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.requests import make_requests, needs_chips
-from perfmodel.verbs.setting import Name, load_plan, make_job, make_setting, plan_in
+from perfmodel.verbs.setting import Name, load_plan, make_job, make_setting, placed, plan_in, setting_of_plan
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.routing import BALANCED, routing_of
 
@@ -114,9 +114,11 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
 
 
 def overridden_plan(plan: Plan, asked: Request, *, spelled: Callable[[str], str] = str) -> Plan:
-    """Return the plan with the job and the place that were asked for in place of its own."""
+    """Return the plan with the job, the place, the framework, its settings and the calibration that were asked for in place of its own."""
     if all(getattr(asked, name) in (None, []) for name in (*_ASKED, "cluster")):
-        return plan
+        if not (asked.profile or asked.stated() or asked.calibration):
+            return plan
+        return placed(plan, setting_of_plan(plan, profile=asked.profile, settings=asked.stated(), calibration=asked.calibration))
     from perfmodel.verbs.requests import predict_requests
 
     answers, _ = predict_requests(make_requests(asked, of_plan=True, spelled=spelled)[:1], (Knobs(),), plan=plan)

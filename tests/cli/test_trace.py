@@ -144,3 +144,13 @@ def test_bad_measured_input_is_one_sentence(call, arguments, sentence):
     assert (code, out) == (2, "")
     assert sentence in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", [("--profile", "deepspeed"), ("--calibration", "spec-sheet"), ("--setting", "compile=true")])
+def test_what_is_assumed_holds_for_the_trace_and_the_export_of_a_plan_file(call_json, call, word):
+    stated, own = call_json("predict", "fsdp", *word)["step_time"], call_json("predict", "fsdp")["step_time"]
+    assert stated != own
+    assert call_json("trace", "fsdp", *word)["step_time"] == pytest.approx(stated, rel=1e-9)
+    code, _, error = call("export", "fsdp", "--to", "torchtitan", word[0], "no-such=1")
+    assert code == 2
+    assert "no-such" in error
