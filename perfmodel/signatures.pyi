@@ -1636,7 +1636,7 @@ def write_report(
 ) -> Report:
     """The prediction of a plan as one HTML page: where time and memory go, the schedule, other plans, uncertainty and sources.
 
-    plans   a plan (file), several for a comparison, or the result of `search`: its best plan and the others that it found
+    plans   a plan (file), several for a comparison, or the result of `find_plans`: its best plan and the others that it found
     out     file to write: .html
     """
 

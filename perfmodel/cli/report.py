@@ -25,4 +25,4 @@ def report(
     from perfmodel.verbs.reporting import write_report
 
     page = write_report(plans, out=out)
-    show(Document(content=lambda: report_object(page, str(out)), blocks=lambda: report_blocks(page, str(out), ())), output)
+    show(Document(content=lambda: report_object(page, str(out)), blocks=lambda: report_blocks(page, str(out))), output)

@@ -83,10 +83,9 @@ def report_object(report: Report, file: str) -> dict[str, Any]:
     return {"file": file, "num_bytes": len(report.html.encode()), **{name: getattr(report, name) for name in names}}
 
 
-def report_blocks(report: Report, file: str, read: Sequence[str]) -> Iterator[Block]:
+def report_blocks(report: Report, file: str) -> Iterator[Block]:
     facts = [("verdict", report.verdict), ("sections", ", ".join(report.sections).lower())]
     yield Facts(report.title, [*facts, ("written", f"{file} ({format_bytes(len(report.html.encode()))})")])
-    yield Notes(read)
 
 
 def plan_report(
@@ -98,22 +97,18 @@ def plan_report(
     commands: Sequence[str],
     made_by: str,
     result: SearchResult | None = None,
-    read: Sequence[str] = (),
 ) -> Report:
     """The page of a plan, or of a search and its best plan.
 
     explanation   of the plan; its prediction gives way to that of the search
     commands      command lines with the same numbers
-    read          notes on how the plan was read
     """
     prediction = explanation.prediction if result is None else result.plans[0]
     interval = explanation.trust.interval if explanation.trust is not None else None
     searched = [] if result is None else [("search", search_line(result))]
     confidence = confidence_lines(prediction, interval) if interval else []
     sections = [
-        PageSection(
-            "Summary", [Facts("", [*headline(prediction, verbose=True), *confidence, *searched]), Notes([*read, *notes(prediction)])]
-        ),
+        PageSection("Summary", [Facts("", [*headline(prediction, verbose=True), *confidence, *searched]), Notes(notes(prediction))]),
         PageSection("Where the time goes", [_time_bars([prediction], [""]), parts_table(prediction)]),
         PageSection("Memory", list(_memory_parts(prediction, timelines))),
     ]

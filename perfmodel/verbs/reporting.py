@@ -24,7 +24,7 @@ from perfmodel.workload.config import TransformerConfig
 def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, out: str | Path) -> Report:
     """The prediction of a plan as one HTML page: where time and memory go, the schedule, other plans, uncertainty and sources.
 
-    plans   a plan (file), several for a comparison, or the result of `search`: its best plan and the others that it found
+    plans   a plan (file), several for a comparison, or the result of `find_plans`: its best plan and the others that it found
     out     file to write: .html
     """
     result = plans if isinstance(plans, SearchResult) else None
@@ -39,7 +39,8 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
         raise InputError(f"out={out}: must end in .html; write report.html")
     check_can_be_written(out, "out")
     found = [load_plan(each) for each in given]
-    names = ["plan.yaml" if isinstance(each, Plan) else str(each) for each in given]
+    unnamed = "plan.yaml" if len(given) == 1 else "plan{}.yaml"
+    names = [unnamed.format(number) if isinstance(each, Plan) else str(each) for number, each in enumerate(given, 1)]
     command = f"perfmodel report {' '.join(map(shlex.quote, names))}"
     from perfmodel import __version__
 
