@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.assigned import assigned_grid, is_scattered
+from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatch_depends_on
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, parameter_time, sends_under_parameters
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
@@ -36,6 +37,8 @@ from perfmodel.cost.step import (
     tied_time,
 )
 from perfmodel.foundation.columns import Column
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.hardware.mixed import check_equal_chips
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
@@ -87,8 +90,13 @@ def beside_pipeline(
         accumulation=accumulation_time(terms, stages, sizes, machine, num_microbatches=num_microbatches),
         casts=cast_time(terms, stages),
         ends=ends_time(regions, stages),
-        constant=profile.timing.step_time_constant + machine.host_times.get("step", 0.0),
+        constant=step_constant(profile, machine),
     )
+
+
+def step_constant(profile: ExecutionProfile, machine: Machine) -> float:
+    """What the host does once a step. [s]"""
+    return profile.timing.step_time_constant + machine.host_times.get("step", 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,6 +143,7 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     They share rules, attention, what is recomputed, ZeRO stage, schedule, order, and whether they are pipelined.
     """
     profile, machine, first = estimator.profile, estimator.machine, plans[0]
+    check_equal_chips(estimator.cluster)
     program = estimator.programs.program_of(first)
     grid, dealt = _placed(estimator, plans)
     once = _once(estimator, grid, is_assigned=first.assignment is not None)
@@ -183,11 +192,32 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
     profile, machine, sizes, first = estimator.profile, estimator.machine, estimator.programs.sizes, plans[0]
     columns = columns or plan_columns(estimator, plans)
     grid, micro, stages, terms, once = columns.grid, columns.micro, columns.stages, columns.terms, columns.once
-    tp, p = grid.degree["tp"], grid.degree["pp"]
+    tp = grid.degree["tp"]
     m, v = _column(plan.num_microbatches for plan in plans), _column(plan.virtual_stages for plan in plans)
     regions = once(micro, ("regions", first.recompute), lambda: region_times(micro, profile, first.recompute, tp))
     scattered = columns.is_scattered
     hop = once(micro, ("hop", *once.layout), lambda: hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=scattered))
+    tied = once(terms, (), lambda: tied_time(columns.program, terms, sizes, machine, grid))
+
+    def beside(waits: Waits) -> Beside:
+        return beside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=m)
+
+    return assembled_step(columns, regions, hop, beside, first, profile, num_microbatches=m, virtual_stages=v)
+
+
+def assembled_step(
+    columns: PlanColumns,
+    regions: RegionTimes,
+    hop: Column,
+    beside: Callable[[Waits], Beside],
+    first: Plan,
+    profile: ExecutionProfile,
+    *,
+    num_microbatches: Column,
+    virtual_stages: Column,
+) -> StepColumns:
+    """The step of plans like `first`. beside: the time outside the pipeline, of what every microbatch waits."""
+    stages, terms, p, m, v = columns.stages, columns.terms, columns.grid.degree["pp"], num_microbatches, virtual_stages
     schedule = first.schedule
     pipeline = pipeline_step_time(
         regions, stages, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
@@ -200,15 +230,7 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
             waits.total, beat, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
         )
         pipeline = pipeline - hidden_sends
-    tied = once(terms, (), lambda: tied_time(columns.program, terms, sizes, machine, grid))
-    return StepColumns(
-        plans=columns,
-        regions=regions,
-        hop=hop,
-        hidden_sends=hidden_sends,
-        pipeline=pipeline,
-        beside=beside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=m),
-    )
+    return StepColumns(plans=columns, regions=regions, hop=hop, hidden_sends=hidden_sends, pipeline=pipeline, beside=beside(waits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

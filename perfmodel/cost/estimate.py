@@ -72,6 +72,7 @@ class Estimator:
     """Predicts plans of one job on one cluster.
 
     programs   compiled for the job under the profile; those of another estimator of equal jobs may be shared
+    pools, joined_pools   of a cluster of several kinds of chips: the estimator of each, with its own network and with the one that joins them
     """
 
     job: TrainingJob
@@ -79,6 +80,8 @@ class Estimator:
     machine: Machine
     profile: ExecutionProfile
     programs: Programs
+    pools: tuple[Estimator, ...] = ()
+    joined_pools: tuple[Estimator, ...] = ()
     _made: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
@@ -95,6 +98,7 @@ class Estimator:
         """Return the estimator of the job with that many sequences in a step, which no kept cost of a microbatch depends on."""
         other = replace(self, job=replace(self.job, global_batch=global_batch))
         other._made = self._made
+        other.pools, other.joined_pools = (tuple(each.for_batch(global_batch) for each in of) for of in (self.pools, self.joined_pools))
         return other
 
     def predict(self, plan: Plan, *, memory_headroom: float | None = None, risk: float | None = None) -> Prediction:
@@ -109,7 +113,12 @@ class Estimator:
         self, plan: Plan, number: int, *, memory_headroom: float | None = None, risk: float | None = None
     ) -> list[Prediction]:
         """`predict` on each of so many machines: the columns of an estimator whose cluster has some (`foundation.columns.as_columns`)."""
-        return _predictions(self, plan, evaluate_plan(self, plan), memory_rule(memory_headroom, risk), number)
+        rule = memory_rule(memory_headroom, risk)
+        if self.pools:
+            from perfmodel.cost.mixed import mixed_prediction
+
+            return [mixed_prediction(self, plan, rule)] * number
+        return _predictions(self, plan, evaluate_plan(self, plan), rule, number)
 
 
 def make_estimator(
@@ -204,16 +213,16 @@ def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> Memor
 def _predictions(estimator: Estimator, plan: Plan, row: PlanRow, rule: MemoryRule, number: int) -> list[Prediction]:
     machine, tokens = estimator.machine, plan.job.tokens_per_step
     counted = machine.low or machine  # what most FLOP are computed in
-    palm, causal = _model_flops(estimator, plan)
+    palm, causal = model_flops(estimator, plan)
     time, peak = scalar(row.columns.step_time), counted.peak_flop_rate
     scale = tokens / (time * plan.num_chips * peak)
-    parts = _parts(estimator, plan, row.columns, number)
+    parts = step_parts(estimator, plan, row.columns, number)
     capacities, usable = entries(machine.memory_capacity, number), entries(machine.memory_usable, number)
     # what is the same on all machines, and what is not
     shared: dict[str, Any] = {
         "plan": plan,
         "peak_dtype": str(counted.dtype),
-        "rests_on": _rests_on(machine, parts[0]),
+        "rests_on": rests_on(machine, parts[0]),
         "not_runnable": estimator.profile.not_runnable_reason(plan),
         "host_memory": host_memory(estimator, plan, row.memory_row),
         "price_per_hour": estimator.cluster.chip.price_per_hour,
@@ -223,7 +232,7 @@ def _predictions(estimator: Estimator, plan: Plan, row: PlanRow, rule: MemoryRul
         "tokens_per_second_per_chip": tokens / time / plan.num_chips,
         "mfu_palm": palm * scale,
         "mfu_causal": causal * scale,
-        "hfu": _executed(estimator, plan, row) / (time * plan.num_chips * peak),
+        "hfu": executed_flops(estimator, plan, row) / (time * plan.num_chips * peak),
         "peak_flop_rate": peak,
     }
     values = zip(*(entries(each, number) for each in columns.values()), strict=True)
@@ -233,13 +242,13 @@ def _predictions(estimator: Estimator, plan: Plan, row: PlanRow, rule: MemoryRul
     for i, (value, key) in enumerate(zip(values, held, strict=True)):
         key = (*key, usable[i])
         if key not in memories:
-            memories[key] = _memory_fields(estimator, plan, row.memory_row.of_machine(i), rule, usable[i])
+            memories[key] = memory_fields(estimator, plan, row.memory_row.of_machine(i), rule, usable[i])
         named = dict(zip(columns, value, strict=True))
         found.append(Prediction(**shared, **named, **memories[key], parts=parts[i], memory_capacity=capacities[i]))
     return found
 
 
-def _memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: float) -> dict[str, Any]:
+def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: float) -> dict[str, Any]:
     """The fields of a prediction that follow from the memory of the plan and what is usable."""
     memory, _, moment = fullest_by_class(row)
     doubt = memory_doubt(estimator.profile)
@@ -270,7 +279,7 @@ def host_memory(estimator: Estimator, plan: Plan, row: MemoryRow) -> float:
     return max(0.0, *(staying(alone, rank) - staying(row, rank) for rank in range(len(row.ranks))))
 
 
-def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
+def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     """FLOP of the model for one token, forward and backward: as PaLM counts them, and with causal attention counted once. [FLOP]
 
     A frozen weight has 4 of 6, for no gradient of it is made. A network's are three times those of a forward pass, of one sample.
@@ -298,7 +307,7 @@ def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     return dense + attention * mask.visible, dense + attention * mask.fraction
 
 
-def _executed(estimator: Estimator, plan: Plan, row: PlanRow) -> float:
+def executed_flops(estimator: Estimator, plan: Plan, row: PlanRow) -> float:
     """FLOP of all chips in one step, with what is recomputed."""
     flops = row.columns.plans.micro.flops[:, 0].tolist()
     total = 0.0
@@ -307,8 +316,7 @@ def _executed(estimator: Estimator, plan: Plan, row: PlanRow) -> float:
         once = sum(by_phase.values())
         if it.is_block:
             once += sum(by_phase[phase] for phase in recomputed_phases(plan.recompute, estimator.profile))
-            once *= it.count
-        total += once
+        total += once * scalar(row.columns.plans.stages.total[region])
     layout = plan.layout
     ranks = plan.assignment.num_chips if plan.assignment is not None else layout.data_parallel * layout.cp * layout.tp
     return total * plan.num_microbatches * ranks
@@ -331,7 +339,7 @@ PARTS = (
 )
 
 
-def _parts(estimator: Estimator, plan: Plan, columns: StepColumns, number: int, rank: int | None = None) -> list[dict[str, float]]:
+def step_parts(estimator: Estimator, plan: Plan, columns: StepColumns, number: int, rank: int | None = None) -> list[dict[str, float]]:
     """Exposed seconds on a pipeline rank of each of so many machines; None: the critical one."""
     stages, regions = columns.plans.stages, columns.regions
     both = [scalar(f + b) for f, b in zip(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages), strict=True)]
@@ -435,7 +443,7 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
 
 def rank_parts(estimator: Estimator, plan: Plan, columns: StepColumns, rank: int) -> dict[str, float]:
     """Exposed seconds of a step on a pipeline rank, by part; the critical rank has those of the prediction. [s]"""
-    return _parts(estimator, plan, columns, 1, rank)[0]
+    return step_parts(estimator, plan, columns, 1, rank)[0]
 
 
 def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
@@ -450,13 +458,13 @@ def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
 
 def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
     """Memory of a pipeline rank: activations in flight when its first backward begins, the moment of its peak, and the bytes by class."""
-    saved, holding, kept = _held_on_rank(estimator, plan, rank, factor=1.0)
+    saved, holding, kept = held_on_rank(estimator, plan, rank, factor=1.0)
     return saved, *memory_by_class(holding, kept)
 
 
 def reserved_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
     """`memory_on_rank` with what the allocator holds beyond its tensors and what lies outside of it, as a prediction has them."""
-    saved, holding, kept = _held_on_rank(estimator, plan, rank)
+    saved, holding, kept = held_on_rank(estimator, plan, rank)
     moment, values = memory_by_class(holding, kept)
     total = most_reserved(holding, kept)
     values["framework"] = scalar(holding.outside)
@@ -464,12 +472,15 @@ def reserved_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float
     return saved, moment, values
 
 
-def _held_on_rank(estimator: Estimator, plan: Plan, rank: int, factor: float | None = None) -> tuple[float, RankHolding, Kept]:
+def held_on_rank(
+    estimator: Estimator, plan: Plan, rank: int, factor: float | None = None, *, found: MemoryRow | None = None
+) -> tuple[float, RankHolding, Kept]:
     """Activations in flight when the first backward pass begins, and what a pipeline rank holds. [byte]
 
     factor   what the allocator holds over what comes and goes; None: the profile's
+    found    `evaluate_memory` of the plan
     """
-    found = evaluate_memory(estimator, plan)
+    found = found or evaluate_memory(estimator, plan)
     of, p = found.of, plan.layout.pp
     stages = of.stages
     place = stages.num_ranks - 1 if rank == p - 1 else 0 if rank == 0 else 1
@@ -507,7 +518,7 @@ def rank_memories(estimator: Estimator, plan: Plan, columns: PlanColumns | None 
     return figures[0], max(figures[1:-1], key=lambda figure: figure.reserved), figures[-1]
 
 
-def _rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:
+def rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:
     rests = machine.rests_on
     inner, outer = rests.get(SCALE_UP) or rests[SCALE_OUT], rests.get(SCALE_OUT) or rests[SCALE_UP]  # a cluster may lack one kind of tier
     of = {

@@ -21,6 +21,7 @@ from perfmodel.frameworks.profile import GENERIC, ExecutionProfile, load_profile
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, Provenance, default_calibration
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.mixed import check_equal_chips, joined_pools
 from perfmodel.hardware.reader import calibrations_for, load_calibration, prior_for
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import PRECISION_POLICIES, TrainingJob
@@ -82,10 +83,35 @@ def resolve_estimator(
     network_at: Callable[[int], Graph] | None = None,
 ) -> Estimator:
     """Predicts plans of the job on the cluster. network_at: of a job that trains a network, its graph at a micro-batch."""
+    if cluster.pools:
+        return _mixed_estimator(job, cluster, calibration, profile, network_at)
     if network_at is not None:  # a function may give equal jobs other graphs
         return _make_estimator(job, cluster, calibration, profile, network_at)
     one_sequence = job if profile.release else replace(job, global_batch=1)  # recipes of a release differ with the batch
     return kept_estimator(one_sequence, cluster, calibration, profile).for_batch(job.global_batch)
+
+
+def _mixed_estimator(
+    job: TrainingJob,
+    cluster: Cluster,
+    calibration: Calibration,
+    profile: ExecutionProfile,
+    network_at: Callable[[int], Graph] | None,
+) -> Estimator:
+    """The estimator of several kinds of chips. calibration: of the first kind; the others take the best known, or none either."""
+    if network_at is not None:
+        check_equal_chips(cluster)
+
+    def each(pools: tuple[Cluster, ...]) -> tuple[Estimator, ...]:
+        found = [calibration if pool.chip.name == cluster.chip.name else _calibration_like(calibration, pool.chip) for pool in pools]
+        return tuple(resolve_estimator(job, pool, calibration=of, profile=profile) for pool, of in zip(pools, found, strict=True))
+
+    own = each(cluster.pools)
+    return replace(own[0], cluster=cluster, pools=own, joined_pools=each(joined_pools(cluster.pools)))
+
+
+def _calibration_like(given: Calibration, chip: Chip) -> Calibration:
+    return SPEC_SHEET if given is SPEC_SHEET else choose_calibration(chip)
 
 
 @lru_cache(maxsize=_MOST_ESTIMATORS)

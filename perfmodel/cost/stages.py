@@ -7,9 +7,9 @@ one, and blocks as a plan deals them out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -129,15 +129,42 @@ def stages_of(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -
     """Stages of the blocks of each virtual stage, in model order: stage k lies on rank k % num_ranks."""
     by_stage = _runs_of_stages(regions, stage_layers)
     per_rank = [tuple(float(sum(runs)) for runs in zip(*by_stage[rank::num_ranks], strict=True)) for rank in range(num_ranks)]
+    return stages_of_ranks(regions, per_rank, _unequal(stage_layers, num_ranks))
+
+
+def _unequal(stage_layers: tuple[int, ...], num_ranks: int) -> float:
+    """`Stages.unequal`"""
     blocks = [sum(stage_layers[rank::num_ranks]) for rank in range(num_ranks)]
+    return max(stage_layers) - max(blocks) / (len(stage_layers) // num_ranks)
+
+
+def stages_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: Sequence[int]) -> Stages:
+    """Stages whose ranks lie on chips of several kinds: pool `pools[i]` of each pipeline rank i.
+
+    The regions of each run of ranks on one pool follow one another, so that a quantity of regions has other values on each pool and the
+    sums over ranks hold as they are.
+    """
+    copies = [0, *np.cumsum(np.diff(pools) != 0).tolist()]
+    number, p = copies[-1] + 1, len(pools)
+    every = tuple(replace(it, turn=f"{it.turn}/{copy}" if it.turn else "") for copy in range(number) for it in regions)
+    nothing = (0.0,) * len(regions)
+    per_rank = []
+    for rank, copy in enumerate(copies):
+        parts = [rank_runs(regions, stage_layers, p, rank) if i == copy else nothing for i in range(number)]
+        per_rank.append(tuple(chain.from_iterable(parts)))
+    return stages_of_ranks(every, per_rank, _unequal(stage_layers, p))
+
+
+def stages_of_ranks(regions: Regions, per_rank: Sequence[tuple[float, ...]], unequal: float) -> Stages:
+    """Stages of pipeline ranks that run each region so often."""
     between = _largest(per_rank[1:-1]) or [(0.0,) * len(regions)]
     return Stages(
         regions=regions,
         inner=inner_regions(regions),
         runs=(per_rank[0], *between, per_rank[-1]),
         total=tuple(float(sum(runs)) for runs in zip(*per_rank, strict=True)),
-        is_single=1.0 if num_ranks == 1 else 0.0,
-        unequal=max(stage_layers) - max(blocks) / (len(stage_layers) // num_ranks),
+        is_single=1.0 if len(per_rank) == 1 else 0.0,
+        unequal=unequal,
     )
 
 

@@ -24,6 +24,8 @@ class Cluster:
     chips_per_node  chips of one host; not the scale-up domain (GB200: 4 and 72)
     tiers           innermost first; the last one covers everything
     largest_job     chips that one job can have, where that is fewer than the last tier holds; 0 = as many as that
+    pools           of several kinds of chips, those of each kind in the order of the ranks (`hardware/mixed.py`); chip, node and tiers are
+                    then the first one's
     """
 
     name: str
@@ -36,9 +38,12 @@ class Cluster:
     title: str = ""
     provenance: str = "recalled"
     largest_job: int = 0
+    pools: "tuple[Cluster, ...]" = ()
 
     def __post_init__(self) -> None:
         check_tiers(self.tiers, chips_per_node=self.chips_per_node)
+        if self.pools:
+            return  # each of which was checked
         n, node, largest = self.num_chips, self.chips_per_node, self.max_chips
         if not isinstance(n, int) or isinstance(n, bool):
             raise bad_field("num_chips", repr(n), "must be a whole number of at least 1", "write 64")
@@ -87,6 +92,10 @@ class Cluster:
         `largest_job` keeps the size that its source states. Other outermost tiers end at `max_chips`.
         """
         count, fabric = _count(num_chips, "num_chips"), self.tiers[-1]
+        if self.pools:
+            if count != self.num_chips:
+                raise bad_field("chips", count, f"{self.name} has {self.num_chips}", "leave it out, or change the numbers of its pools")
+            return self
         if count <= fabric.size or count % self.chips_per_node or fabric.topology is not Topology.FAT_TREE:
             return dataclasses.replace(self, num_chips=count)
         inner = self.tiers[-2].size if len(self.tiers) > 1 else 1

@@ -29,6 +29,7 @@ from perfmodel.hardware.chip import (
 from perfmodel.hardware.chip_cluster import ChipCluster, chip_cluster, state_chip_cluster
 from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
+from perfmodel.hardware.mixed import is_mixed, mixed_cluster
 from perfmodel.hardware.power import power_limited_fraction
 from perfmodel.hardware.technology import chip_spec, is_chip_spec, technology_of
 
@@ -106,13 +107,17 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
     """A shipped cluster by its name, `localhost`, or any cluster file by its path; `num_chips` as in `Cluster.with_chips`.
 
     A cluster file names its chip, or the path of a chip file relative to itself. A chip (by its name where no cluster has it, or by its
-    file) is a cluster too, with its usual node and links or with those that the text states: see `hardware/chip_cluster.py`.
+    file) is a cluster too, with its usual node and links or with those that the text states: see `hardware/chip_cluster.py`. Several kinds
+    of chips are a cluster too: `8@dgx-h100+8@dgx-a100`, see `hardware/mixed.py`.
     """
     check_path(name_or_path, "cluster")
     if str(name_or_path) == LOCALHOST:
         from perfmodel.hardware.local import local_cluster
 
         return local_cluster(num_chips=num_chips)
+    if is_mixed(str(name_or_path)):
+        mixed = mixed_cluster(str(name_or_path), lambda name, chips: load_cluster(name, num_chips=chips))
+        return mixed if num_chips is None else mixed.with_chips(num_chips)
     stated = chip_cluster(str(name_or_path))
     if stated is not None:
         return _around_chip(_named(stated), num_chips)

@@ -142,11 +142,12 @@ def _check_complete(asked: Mapping[str, list[Any]], spelled: Callable[[str], str
 def needs_chips(cluster: Any) -> bool:
     """A shipped cluster has any number of chips; this machine has its own, and so has a file or a cluster object."""
     from perfmodel.hardware.chip_cluster import chip_cluster
+    from perfmodel.hardware.mixed import is_mixed
     from perfmodel.hardware.reader import LOCALHOST
 
     if not isinstance(cluster, (str, Path)) or str(cluster) == LOCALHOST:
         return False
-    return not (is_path(cluster) and chip_cluster(str(cluster)) is None)
+    return not (is_mixed(str(cluster)) or (is_path(cluster) and chip_cluster(str(cluster)) is None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -211,12 +211,16 @@ def constants_of(
 def find_cluster(cluster: Name | Cluster, chips: int | str | None) -> tuple[str, Cluster]:
     """How a plan file refers to the cluster, and the cluster with that many chips."""
     from perfmodel.hardware.chip_cluster import chip_cluster
+    from perfmodel.hardware.mixed import is_mixed
     from perfmodel.hardware.reader import LOCALHOST, load_cluster
 
     check_name(cluster, "cluster", Cluster, "see `perfmodel clusters`")
     chips = None if chips is None else whole(chips, "chips")
     if isinstance(cluster, Cluster):
         return cluster.name, cluster if chips is None else cluster.with_chips(chips)
+    if is_mixed(str(cluster)):
+        found = load_cluster(str(cluster), num_chips=chips)
+        return found.name, found
     is_file = is_path(cluster) and chip_cluster(str(cluster)) is None
     if chips is None and not is_file and str(cluster) != LOCALHOST:
         raise InputError("chips: is missing; say how many chips the job runs on, for example 64")
@@ -264,7 +268,7 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
     """
     given = {"attention": setting.estimator.profile.kernels.default_attention} | with_context_form(knobs.planned(), setting)
     check_expert_knobs(given, setting.job)
-    return make_plan(
+    plan = make_plan(
         setting.job,
         cluster=setting.reference,
         num_chips=setting.cluster.num_chips,
@@ -272,6 +276,11 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
         calibration=setting.calibration,
         **given,
     )
+    if not setting.cluster.pools:
+        return plan
+    from perfmodel.cost.mixed import balanced_plan
+
+    return balanced_plan(setting.estimator, plan)
 
 
 def with_context_form(given: dict[str, Any], setting: Setting, **before: int) -> dict[str, Any]:

@@ -1,0 +1,361 @@
+"""Plans on several kinds of chips: pipeline stages on different chips, replicas of different speed.
+
+Ranks are placed on the pools of the cluster in their order. The ranks of one tp and cp group have chips of one kind; the stages of a
+pipeline may lie on different pools, and so may the replicas of a stage. Each stage is priced with the rates of its own chips and the same
+functions as any plan; the step is that of the slowest pipeline, and what crosses pools takes the slowest of their links.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.assemble import Beside, PlanColumns, StepColumns, assembled_step, plan_columns, step_constant
+from perfmodel.cost.estimate import (
+    Estimator,
+    PlanRow,
+    evaluate_memory,
+    executed_flops,
+    held_on_rank,
+    host_memory,
+    memory_fields,
+    model_flops,
+    rests_on,
+    step_parts,
+)
+from perfmodel.cost.memory.plan import MemoryRow, most_reserved, scalar
+from perfmodel.cost.microbatch import MicrobatchCost
+from perfmodel.cost.overlap import Waits, parameter_time
+from perfmodel.cost.parameters import CastTimes, FrozenBytes
+from perfmodel.cost.stages import Stages, mean_block, rank_runs, stages_on_pools
+from perfmodel.cost.step import (
+    ParameterTerms,
+    RegionTimes,
+    accumulation_time,
+    cast_time,
+    ends_time,
+    hop_time,
+    optimizer_time,
+    region_times,
+    tied_time,
+)
+from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.memory_room import MemoryRule, Verdict
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Prediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipelines:
+    """Replicas of the model whose stages lie on the same pools.
+
+    pools      of each pipeline rank
+    replicas   how many there are
+    """
+
+    pools: tuple[int, ...]
+    replicas: int
+
+
+def pipelines_of(plan: Plan, sizes: Sequence[int]) -> tuple[Pipelines, ...]:
+    """The pipelines of a plan whose ranks are placed on pools of so many chips, in their order."""
+    pool = np.repeat(np.arange(len(sizes)), sizes).reshape([plan.layout.degree(axis) for axis in reversed(plan.order)])
+    axes = [plan.order[::-1].index(axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")]
+    by_rank = pool.transpose(axes).reshape(plan.layout.pp, plan.layout.data_parallel, -1)
+    if (by_rank.min(axis=-1) != by_rank.max(axis=-1)).any():
+        group = plan.layout.cp * plan.layout.tp
+        rule = f"its ranks would lie on chips of two kinds, of which the cluster has {', '.join(map(str, sizes))}"
+        raise bad_field("cp*tp", group, rule, "use smaller degrees, or another order of the axes")
+    found = Counter(tuple(column) for column in by_rank[:, :, 0].T.tolist())
+    return tuple(Pipelines(pools=pools, replicas=count) for pools, count in found.items())
+
+
+def mixed_prediction(estimator: Estimator, plan: Plan, rule: MemoryRule) -> Prediction:
+    """The step of the slowest pipeline, and the memory of the chips that are nearest to full."""
+    found = _Mixed(estimator, plan)
+    pipelines, row = max(((each, found.step(each)) for each in found.pipelines), key=lambda case: float(case[1].step_time[0]))
+    memories = [(found.own[pool], held) for pool, held in found.memory_rows().items()]
+    fields = [memory_fields(each, plan, held, rule, each.machine.memory_usable) for each, held in memories]
+    fullest = min(range(len(fields)), key=lambda i: (_ORDER[fields[i]["verdict"]], fields[i]["fits_probability"]))
+    host, held = memories[fullest]
+    counts = [pool.num_chips for pool in estimator.cluster.pools]
+    prices = [pool.chip.price_per_hour for pool in estimator.cluster.pools]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(count * value for count, value in zip(counts, values, strict=True)) / sum(counts)
+
+    columns = PlanRow(columns=row, memory_row=held)
+    palm, causal = model_flops(estimator, plan)
+    time, peak = scalar(row.step_time), mean([(each.machine.low or each.machine).peak_flop_rate for each in found.own])
+    per_second = plan.job.tokens_per_step / time / plan.num_chips
+    (parts,) = step_parts(estimator, plan, row, 1)
+    machine = found.own[pipelines.pools[0]].machine
+    return Prediction(
+        plan=plan,
+        step_time=time,
+        parts=parts,
+        tokens_per_second_per_chip=per_second,
+        mfu_palm=palm * per_second / peak,
+        mfu_causal=causal * per_second / peak,
+        hfu=executed_flops(estimator, plan, columns) / (time * plan.num_chips * peak),
+        peak_flop_rate=peak,
+        peak_dtype=str((machine.low or machine).dtype),
+        memory_capacity=host.machine.memory_capacity,
+        rests_on=rests_on(machine, parts),
+        not_runnable=estimator.profile.not_runnable_reason(plan),
+        price_per_hour=mean(prices) if all(prices) else 0.0,
+        host_memory=host_memory(host, plan, held),
+        **fields[fullest],
+    )
+
+
+_ORDER = {Verdict.DOES_NOT_FIT: 0, Verdict.TIGHT: 1, Verdict.FITS: 2}
+
+
+class _Mixed:
+    """Terms of one plan on each pool, and the steps of its pipelines.
+
+    own, joined   the estimator of each pool, with its own network and with the one that joins the pools
+    """
+
+    def __init__(self, estimator: Estimator, plan: Plan) -> None:
+        self.estimator, self.plan = estimator, plan
+        self.pipelines = pipelines_of(plan, [pool.num_chips for pool in estimator.cluster.pools])
+        self.own, self.joined = estimator.pools, estimator.joined_pools
+        self.columns = tuple(plan_columns(each, [plan]) for each in self.own)
+        # gradients are reduced over the network between the pools where replicas of a stage lie on several
+        spread = self.joined if len(self.pipelines) > 1 else self.own
+        self.shared = tuple(self.columns) if spread is self.own else tuple(plan_columns(each, [plan]) for each in spread)
+        self.spread = spread
+        self.regions = [
+            region_times(each.micro, estimator.profile, plan.recompute, each.grid.degree["tp"]) for each in self.columns
+        ]
+
+    def microbatches(self) -> tuple[int, ...]:
+        """Of each pipeline: as many each, or by their speed where the framework deals batches out so."""
+        plan, equal = self.plan, self.plan.num_microbatches
+        if not self.estimator.profile.timing.deals_batches_by_speed or len(self.pipelines) == 1:
+            return (equal,) * len(self.pipelines)
+        one, two = ([float(self.step(each, m).step_time[0]) for each in self.pipelines] for m in (equal, equal + 1))
+        beat = [b - a for a, b in zip(one, two, strict=True)]
+        dealt = [0] * len(self.pipelines)
+        # the next microbatch of each replica goes where it ends first
+        heap = [(one[i] - (equal - 1) * beat[i], i, 1) for i, each in enumerate(self.pipelines) for _ in range(each.replicas)]
+        heapq.heapify(heap)
+        for _ in range(equal * plan.layout.data_parallel):
+            ends, i, number = heap[0]
+            dealt[i] = max(dealt[i], number)
+            heapq.heapreplace(heap, (ends + beat[i], i, number + 1))
+        return tuple(max(number, 1) for number in dealt)
+
+    def step(self, pipelines: Pipelines, num_microbatches: int | None = None) -> StepColumns:
+        """The step as one of the pipelines takes it."""
+        plan, profile, sizes = self.plan, self.estimator.profile, self.estimator.programs.sizes
+        if num_microbatches is None:
+            num_microbatches = self.microbatches()[self.pipelines.index(pipelines)]
+        m, v = (np.array([float(value)]) for value in (num_microbatches, plan.virtual_stages))
+        order = [pool for i, pool in enumerate(pipelines.pools) if i == 0 or pool != pipelines.pools[i - 1]]
+        first = self.columns[order[0]]
+        stages = stages_on_pools(first.program.regions, plan.stage_layers, pipelines.pools)
+        micro = _micro_of([self.columns[pool].micro for pool in order], stages.regions)
+        terms = _terms_of([self.shared[pool].terms for pool in order])
+        regions = _regions_of([self.regions[pool] for pool in order])
+        columns = replace(first, program=micro.program, micro=micro, stages=stages, terms=terms)
+        crossing = self.joined if len(order) > 1 else self.spread
+        hop = _slowest([self._hop(crossing[pool], self.columns[pool]) for pool in dict.fromkeys(order)])
+
+        on = {pool: self._stages_on(pool, pipelines) for pool in dict.fromkeys(order)}
+
+        def beside(waits: Waits) -> Beside:
+            gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
+            shared = [(self.shared[pool], self.spread[pool].machine, stages) for pool, stages in on.items()]
+            return Beside(
+                gather=gather,
+                reduction=reduction,
+                tied=_slowest([tied_time(of.program, of.terms, sizes, machine, of.grid) for of, machine, _ in shared]),
+                optimizer=_slowest([optimizer_time(of.terms, held, sizes, machine) for of, machine, held in shared]),
+                accumulation=_slowest([accumulation_time(of.terms, held, sizes, machine, num_microbatches=m) for of, machine, held in shared]),
+                casts=cast_time(terms, stages),
+                ends=ends_time(regions, stages),
+                constant=max(step_constant(profile, machine) for _, machine, _ in shared),
+            )
+
+        return assembled_step(columns, regions, hop, beside, plan, profile, num_microbatches=m, virtual_stages=v)
+
+    def _stages_on(self, pool: int, pipelines: Pipelines) -> Stages:
+        """The stages that lie on one pool, of which two are told apart at least."""
+        runs = [self._runs(rank) for rank, on in enumerate(pipelines.pools) if on == pool]
+        return replace(self.columns[pool].stages, runs=tuple(runs) if len(runs) > 1 else (runs[0], runs[0]))
+
+    def _runs(self, rank: int) -> tuple[float, ...]:
+        return rank_runs(self.columns[0].stages.regions, self.plan.stage_layers, self.plan.layout.pp, rank)
+
+    def _hop(self, estimator: Estimator, columns: PlanColumns) -> Any:
+        return hop_time(
+            columns.micro.boundary,
+            columns.grid.degree["tp"],
+            estimator.profile,
+            estimator.machine,
+            columns.grid,
+            is_scattered=columns.is_scattered,
+        )
+
+    def memory_rows(self) -> dict[int, MemoryRow]:
+        """The memory of the pipeline ranks that lie on each pool."""
+        return {pool: row for pool, (_, row) in self._memories().items()}
+
+    def _memories(self) -> dict[int, tuple[list[int], MemoryRow]]:
+        ranks: dict[int, list[int]] = {}
+        for pipelines in self.pipelines:
+            for rank, pool in enumerate(pipelines.pools):
+                if rank not in ranks.setdefault(pool, []):
+                    ranks[pool].append(rank)
+        return {pool: (on, self._memory(pool, on)) for pool, on in sorted(ranks.items())}
+
+    def fuller_than_usable(self) -> dict[int, float]:
+        """Pipeline ranks that need more than their chips have, with needed over usable memory."""
+        found: dict[int, float] = {}
+        for pool, (ranks, row) in self._memories().items():
+            for rank, total in zip(ranks, row.total, strict=False):
+                ratio = scalar(total) / self.own[pool].machine.memory_usable
+                if ratio > 1.0:
+                    found[rank] = max(ratio, found.get(rank, 0.0))
+        return found
+
+    def _memory(self, pool: int, ranks: Sequence[int]) -> MemoryRow:
+        found = evaluate_memory(self.own[pool], self.plan, self.columns[pool])
+        if self.plan.layout.pp == 1:
+            return found
+        ranks = ranks if len(ranks) > 1 else (*ranks, *ranks)
+        held = [held_on_rank(self.own[pool], self.plan, rank, found=found) for rank in ranks]
+        stages = replace(found.of.stages, runs=tuple(self._runs(rank) for rank in ranks))
+        return replace(
+            found,
+            of=replace(found.of, stages=stages, static=[holding.static for _, holding, _ in held]),
+            kept=[kept for *_, kept in held],
+            ranks=tuple(holding for _, holding, _ in held),
+            total=tuple(most_reserved(holding, kept) for _, holding, kept in held),
+        )
+
+
+def balanced_plan(estimator: Estimator, plan: Plan) -> Plan:
+    """The plan with the layers of its stages dealt out by the speed of their chips, as far as these have room for them."""
+    p = plan.layout.pp
+    if p == 1:
+        return plan
+    found = _Mixed(estimator, plan)
+    regions, stages = found.columns[0].stages.regions, found.columns[0].stages
+    layer, ends = [], []
+    for pool in range(len(found.own)):
+        times = found.regions[pool]
+        both = [scalar(f + b) for f, b in zip(times.forward, times.backward, strict=True)]
+        layer.append(scalar(mean_block(tuple(both), regions, stages.inner, stages.total)))
+        ends.append((sum(both[: stages.inner.start]), sum(both[stages.inner.stop :])))
+
+    def slowest(of: Callable[[int], float], rank: int) -> float:
+        return max(of(pipelines.pools[rank]) for pipelines in found.pipelines)
+
+    each = [slowest(layer.__getitem__, rank) for rank in range(p)]
+    beside = [0.0] * p
+    beside[0] += slowest(lambda pool: ends[pool][0], 0)
+    beside[-1] += slowest(lambda pool: ends[pool][1], p - 1)
+    most = [sum(plan.stage_layers)] * p
+    for _ in range(8):
+        held = _dealt(sum(plan.stage_layers), each, beside, most)
+        if held is None:
+            return plan
+        plan = replace(plan, stage_layers=_by_stage(held, plan.virtual_stages))
+        over = _Mixed(estimator, plan).fuller_than_usable()
+        if not over:
+            break
+        for rank, ratio in over.items():
+            most[rank] = min(int(held[rank] / ratio), held[rank] - 1)
+    return plan
+
+
+def _dealt(number: int, each: Sequence[float], beside: Sequence[float], most: Sequence[int]) -> list[int] | None:
+    """Layers of each rank, so that the slowest is as quick as can be; None where they have no room.
+
+    One after another goes to the rank that then takes least, which for equal layers gives the least largest time.
+    """
+    held = [0] * len(each)
+    for _ in range(number):
+        free = [rank for rank in range(len(each)) if held[rank] < most[rank]]
+        if not free:
+            return None
+        rank = min(free, key=lambda rank: beside[rank] + (held[rank] + 1) * each[rank])
+        held[rank] += 1
+    return held
+
+
+def _by_stage(held: Sequence[int], virtual_stages: int) -> tuple[int, ...]:
+    """Layers of each virtual stage; stage k lies on rank k % p."""
+    return tuple(layers // virtual_stages + (turn < layers % virtual_stages) for turn in range(virtual_stages) for layers in held)
+
+
+# --- terms of several pools, one after another ------------------------------------------------------------------
+
+
+def _joined(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    return tuple(value for part in parts for value in part)
+
+
+def _slowest(values: Sequence[Any]) -> Any:
+    found = values[0]
+    for value in values[1:]:
+        found = np.maximum(found, value)
+    return found
+
+
+def _micro_of(parts: Sequence[MicrobatchCost], regions: tuple[Any, ...]) -> MicrobatchCost:
+    """What a report reads of a microbatch, by region."""
+    rows = {name: np.concatenate([getattr(each, name) for each in parts]) for name in _ROWS}
+    some = {
+        name: None if (values := [getattr(each, name) for each in parts])[0] is None else np.concatenate(values) for name in _OPTIONAL_ROWS
+    }
+    return replace(parts[0], program=replace(parts[0].program, regions=regions), **rows, **some)
+
+
+_ROWS = ("matmul", "attention", "streaming", "communication", "collectives", "launches", "saved", "flops")
+_OPTIONAL_ROWS = ("waits", "beside", "weight_gradients")
+
+
+def _regions_of(parts: Sequence[RegionTimes]) -> RegionTimes:
+    free = any(each.free_forward for each in parts)
+    return RegionTimes(
+        forward=_joined([each.forward for each in parts]),
+        backward=_joined([each.backward for each in parts]),
+        free_forward=_joined([each.under_forward for each in parts]) if free else (),
+        free_backward=_joined([each.under_backward for each in parts]) if free else (),
+        ends=_joined([each.ends for each in parts]),
+    )
+
+
+def _terms_of(parts: Sequence[ParameterTerms]) -> ParameterTerms:
+    first = parts[0]
+
+    def by_event(name: str) -> dict[str, tuple[Any, ...]]:
+        return {times: _joined([getattr(each, name)[times] for each in parts]) for times in getattr(first, name)}
+
+    def by_region(name: str) -> tuple[Any, ...]:
+        return _joined([getattr(each, name) for each in parts])
+
+    frozen = [each.frozen for each in parts if each.frozen is not None]
+    casts = [each.casts for each in parts if each.casts is not None]
+    return replace(
+        first,
+        **{name: by_event(name) for name in ("gather_forward", "gather_backward", "tp_sum", "reduce")},
+        **{name: by_region(name) for name in ("publish", "full", "shard", "padded", "summed")},
+        frozen=_fields_of(FrozenBytes, frozen, ("full", "shard", "padded"), tied=frozen[0].tied) if frozen else None,
+        casts=_fields_of(CastTimes, casts, ("first", "forward", "backward", "update")) if casts else None,
+    )
+
+
+def _fields_of(kind: Any, parts: Sequence[Any], names: Sequence[str], **others: Any) -> Any:
+    return kind(**{name: _joined([getattr(each, name) for each in parts]) for name in names}, **others)

@@ -1,0 +1,124 @@
+"""A cluster of several kinds of chips, as text: `8@dgx-h100+8@dgx-a100`, and with one slow node `56@dgx-h100+8@dgx-h100*80%`.
+
+Each pool is a number of chips of one kind, a cluster or a chip by its name or file, and the share of its rates that it reaches. Ranks are
+placed in the order of the pools.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.units import parse_quantity
+from perfmodel.hardware.chip import Chip
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.fabric import Link, NetworkTier, Topology
+
+_MIXED = re.compile(r"\s*\d+\s*@")
+_NEXT = re.compile(r"\+(?=\s*\d+\s*@)")
+_POOL = re.compile(r"(?P<chips>\d+)\s*@\s*(?P<name>.+?)\s*(?:\*\s*(?P<speed>[\d.]+%?))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolText:
+    """One pool as it is written: so many chips of a cluster or chip, at this share of their rates."""
+
+    chips: int
+    name: str
+    speed: float = 1.0
+
+
+def is_mixed(text: str) -> bool:
+    """Whether a cluster's text names pools."""
+    return _MIXED.match(text) is not None
+
+
+def read_pools(text: str) -> tuple[PoolText, ...]:
+    """The pools that a text names."""
+    found = []
+    for part in _NEXT.split(text):
+        pool = _POOL.fullmatch(part.strip())
+        if pool is None or not int(pool["chips"]):
+            raise bad_field("cluster", part.strip(), "is no pool of chips", "write COUNT@NAME, such as 8@dgx-h100+8@dgx-a100")
+        speed = parse_quantity(pool["speed"], "fraction", field="speed") if pool["speed"] else 1.0
+        if not 0.0 < speed <= 10.0:
+            raise bad_field("speed", pool["speed"], "must be above 0 and at most 10", "write 80% for chips that are a fifth slower")
+        found.append(PoolText(chips=int(pool["chips"]), name=pool["name"], speed=speed))
+    return tuple(found)
+
+
+def mixed_cluster(text: str, load: Callable[[str, int], Cluster]) -> Cluster:
+    """The cluster of the pools that a text names. load: a cluster by its name, with so many chips."""
+    pools = [_pool(each, load) for each in read_pools(text)]
+    return mixed_of("+".join(part.strip() for part in _NEXT.split(text)), pools)
+
+
+def _pool(text: PoolText, load: Callable[[str, int], Cluster]) -> Cluster:
+    cluster = load(text.name, text.chips)
+    return cluster if text.speed == 1.0 else replace(cluster, name=f"{cluster.name}*{text.speed:g}", chip=at_speed(cluster.chip, text.speed))
+
+
+def mixed_of(name: str, pools: Sequence[Cluster]) -> Cluster:
+    """The cluster of pools, in the order in which ranks are placed on them."""
+    if len(pools) < 2:
+        raise bad_field("cluster", name, "names one pool of chips only", f"use --cluster {pools[0].name} --chips {pools[0].num_chips}")
+    return replace(
+        pools[0],
+        name=name,
+        title=" + ".join(f"{pool.num_chips} {pool.chip.title or pool.chip.name}" for pool in pools),
+        num_chips=sum(pool.num_chips for pool in pools),
+        source="; ".join(dict.fromkeys(pool.source for pool in pools)),
+        notes="",
+        largest_job=0,
+        pools=tuple(pools),
+    )
+
+
+def at_speed(chip: Chip, speed: float) -> Chip:
+    """The chip whose rates of computation and memory are this share of its own; links and capacity stay."""
+    return replace(
+        chip,
+        peak_flop_rate={dtype: rate * speed for dtype, rate in chip.peak_flop_rate.items()},
+        memory=replace(chip.memory, bandwidth=chip.memory.bandwidth * speed),
+    )
+
+
+def joined_pools(pools: Sequence[Cluster]) -> tuple[Cluster, ...]:
+    """The pools with the network that joins them: each with the slowest of their outermost links.
+
+    Pools of one host each that hold no more than a host together (workstations with unequal cards on PCIe) are taken to be in one.
+    """
+    if _is_one_host(pools):
+        links = [pool.tiers[0].link for pool in pools]
+        return tuple(replace(pool, tiers=(_at_most(pool.tiers[0], links),)) for pool in pools)
+    links = []
+    for pool in pools:
+        if not pool.is_scale_out(pool.tiers[-1]):
+            rule = "has no network between nodes, by which it could be joined with other chips"
+            raise bad_field("cluster", pool.name, rule, f'state it: "{pool.num_chips}@{pool.chip.name} scale-out=100 Gbit/s"')
+        links.append(pool.tiers[-1].link)
+    return tuple(replace(pool, tiers=(*pool.tiers[:-1], _at_most(pool.tiers[-1], links))) for pool in pools)
+
+
+def _is_one_host(pools: Sequence[Cluster]) -> bool:
+    together = sum(pool.num_chips for pool in pools)
+    return all(pool.tiers[0].topology is Topology.PCIE_TREE and together <= pool.tiers[0].size for pool in pools)
+
+
+def _at_most(tier: NetworkTier, links: Sequence[Link]) -> NetworkTier:
+    link = replace(
+        tier.link,
+        bandwidth=min(each.bandwidth for each in links),
+        pair_bandwidth=min(each.pair_bandwidth for each in links),
+        latency=max(each.latency for each in links),
+    )
+    return replace(tier, link=link)
+
+
+def check_equal_chips(cluster: Cluster) -> None:
+    """Refuse a cluster of several kinds of chips where all chips must be alike."""
+    if cluster.pools:
+        rule = "has chips of several kinds, for which only predict, compare and search are there"
+        raise bad_field("cluster", cluster.name, rule, f"name one kind, such as {cluster.pools[0].name}")
