@@ -97,7 +97,7 @@ def search_plans(
     places = shared_places([cost for cost, _ in ranking], ties)
     if expectation is not None:
         places = (1, *places[1:])
-    kinds = _kinds(ranking, places, ties)[:top]
+    kinds = alike_kinds(ranking, places, ties)[:top]
     rule = memory_rule(memory_headroom, risk)
     too_large = state.num_evaluated - state.num_feasible - state.num_tight
     rejected = {OUT_OF_MEMORY_STATIC: state.num_static, OUT_OF_MEMORY: too_large - state.num_static, TIGHT: state.num_tight}
@@ -210,7 +210,7 @@ def _by_expectation(
     return [chosen, *(row for row in ranking if row[1] != chosen[1])], Expectation(best=float(expected[best]), first=float(expected[0]))
 
 
-def _kinds(ranking: list[tuple[float, Plan]], places: tuple[int, ...], ties: float) -> list[tuple[int, Plan, tuple[Plan, ...]]]:
+def alike_kinds(ranking: list[tuple[float, Plan]], places: tuple[int, ...], ties: float) -> list[tuple[int, Plan, tuple[Plan, ...]]]:
     """(place, plan, those that are nearly the same and as good), in the order of the ranking.
 
     A plan that differs from a better one in the order of the axes alone is no row of its own: no column would tell the two apart.

@@ -55,13 +55,20 @@ def search_in(
     from perfmodel.frameworks.ensemble import likely_profiles
     from perfmodel.planner.beyond import beyond_framework
     from perfmodel.planner.result import Objective
-    from perfmodel.planner.search import search_plans
 
     check_headroom(memory_headroom)
     text_of(objective, "objective", "time, memory or chip-time")
     check_progress(progress)
     top = whole(top, "top")
     space, attention = space_in(setting, knobs, maximum, any_framework=any_framework)
+    if setting.cluster.pools:
+        from perfmodel.planner.mixed import search_mixed
+
+        search_plans, likely, with_beyond = search_mixed, {}, False
+    else:
+        from perfmodel.planner.search import search_plans
+
+        likely = {"likely": likely_profiles(setting.estimator.profile) if ties else ()}
     result = search_plans(
         setting.estimator,
         space,
@@ -71,8 +78,8 @@ def search_in(
         risk=risk,
         ties=ties,
         attention=attention,
-        likely=likely_profiles(setting.estimator.profile) if ties else (),
         progress=progress,
+        **likely,
     )
     if not (result.num_evaluated or result.interrupted):
         raise InputError(_why_empty(setting, knobs, result, any_framework=any_framework))

@@ -106,7 +106,7 @@ def make_setting(
 
     reference, found = find_cluster(cluster, chips)
     chosen, habits = constants_of(found, calibration, profile, settings)
-    if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST:
+    if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST and not found.pools:
         notes = (f"chips={found.num_chips}: not given, so taken from the file of {found.name}", *notes)
     if chosen.busy_fraction > MOST_BUSY:
         notes = (

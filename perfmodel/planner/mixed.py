@@ -1,0 +1,143 @@
+"""Search plans on several kinds of chips.
+
+Every plan of the space is evaluated with all chips of one kind, once for each kind. The best of these are predicted on the mixed cluster,
+with the layers of their stages dealt out by speed, and the best of them once more with single layers moved. Where the space has no more
+plans than are kept, all of them are predicted; else the answer is the best of those, and says so.
+"""
+
+from __future__ import annotations
+
+import math
+import time as clock
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.mixed import balanced_plan
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.memory_room import Verdict, memory_rule
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.planner.reasons import layouts_left_out
+from perfmodel.planner.result import AlikePlans, Objective, SearchResult
+from perfmodel.planner.search import alike_kinds
+from perfmodel.planner.ties import shared_places
+from perfmodel.planner.uniform.space import Space
+from perfmodel.planner.uniform.sweep import OUT_OF_MEMORY, TIGHT, sweep
+
+#: Plans of each kind of chip that are predicted on all of them.
+CANDIDATES = 128
+
+#: The best of them, whose layers are moved one by one.
+REFINED = 3
+
+
+def search_mixed(
+    estimator: Estimator,
+    space: Space,
+    *,
+    objective: Objective | str = Objective.TIME,
+    top: int = 10,
+    memory_headroom: float | None = None,
+    risk: float | None = None,
+    ties: float = 0.0,
+    attention: AttentionKernel | None = None,
+    progress: Callable[[float], bool | None] | None = None,
+) -> SearchResult:
+    """The best plans on a cluster of several kinds of chips; arguments as of `search_plans`."""
+    objective = Objective(objective)
+    begin = clock.process_time()
+
+    def predict(plan: Plan) -> Prediction:
+        return estimator.predict(plan, memory_headroom=memory_headroom, risk=risk)
+
+    found: dict[Plan, Prediction] = {}
+    number, attention, interrupted = 0, attention or AttentionKernel(estimator.profile.kernels.default_attention), False
+    for pool in estimator.pools:
+        alike = replace(pool, cluster=_alone(pool.cluster, estimator.cluster.num_chips))
+        state = sweep(alike, space, top=CANDIDATES, memory_headroom=memory_headroom, risk=risk, attention=attention, progress=progress)
+        number, interrupted = max(number, state.num_evaluated), interrupted or state.interrupted
+        for each in dict.fromkeys(int(i) for kept in (state.best_time, state.front, state.least) for i in kept.ids):
+            plan = replace(state.plan(each), cluster=estimator.cluster.name)
+            if plan in found:
+                continue
+            try:
+                balanced = balanced_plan(estimator, plan)
+                found[plan] = predict(balanced)
+            except InputError:  # ranks of one group on chips of two kinds
+                continue
+
+    def cost(each: Prediction) -> float:
+        return each.memory["total"] if objective is Objective.MEMORY else each.step_time
+
+    predicted = list({each.plan: each for each in found.values()}.values())
+    fitting = sorted((each for each in predicted if each.fits), key=cost)
+    if objective is not Objective.MEMORY:
+        fitting = sorted([*(_refined(each, predict) for each in fitting[:REFINED]), *fitting[REFINED:]], key=cost)
+    if fitting and len(predicted) < number:
+        note = f"of {number:,} plans the best {CANDIDATES} of each kind of chip alone were predicted on the mixed cluster"
+        fitting[0] = replace(fitting[0], warnings=(*fitting[0].warnings, note))
+    rule, by_plan = memory_rule(memory_headroom, risk), {each.plan: each for each in fitting}
+    places = shared_places([cost(each) for each in fitting], ties)
+    kinds = alike_kinds([(cost(each), each.plan) for each in fitting], places, ties)
+    tight = sum(each.verdict is Verdict.TIGHT for each in predicted)
+    rejected = {OUT_OF_MEMORY: len(predicted) - len(fitting) - tight, TIGHT: tight}
+    fullest = min(estimator.pools, key=lambda pool: pool.machine.memory_usable).machine
+    return SearchResult(
+        objective=objective,
+        num_evaluated=len(predicted),
+        num_feasible=len(fitting),
+        rejected={reason: count for reason, count in rejected.items() if count},
+        left_out=layouts_left_out(estimator.job, estimator.cluster.num_chips, space),
+        search_time=clock.process_time() - begin,
+        plans=tuple(fitting[:top]),
+        places=places[:top],
+        ties=ties,
+        least_time=min((each.step_time for each in fitting), default=math.inf),
+        kinds=tuple(AlikePlans(place=place, prediction=by_plan[plan], alike=alike) for place, plan, alike in kinds[:top]),
+        pareto=tuple(_front(sorted(fitting, key=lambda each: each.step_time))),
+        least_memory=tuple(sorted(predicted, key=lambda each: each.memory["total"])[:1]),
+        baselines=(),
+        num_tight=tight,
+        memory_capacity=fullest.memory_capacity,
+        memory_usable=fullest.memory_usable,
+        memory_headroom=rule.headroom,
+        risk=rule.risk if rule.risk < 1.0 else None,
+        interrupted=interrupted,
+    )
+
+
+def _alone(pool: Cluster, chips: int) -> Cluster:
+    """So many chips of one kind, in nodes that divide their number."""
+    return replace(pool, num_chips=chips, chips_per_node=math.gcd(chips, pool.chips_per_node))
+
+
+def _front(fitting: list[Prediction]) -> Iterator[Prediction]:
+    """Those of which no quicker one needs less memory."""
+    least = math.inf
+    for each in fitting:
+        if each.memory["total"] < least:
+            least = each.memory["total"]
+            yield each
+
+
+def _refined(prediction: Prediction, predict: Callable[[Plan], Prediction]) -> Prediction:
+    """The prediction after moves of one layer from stage to stage, as long as one makes the step shorter and the plan fits."""
+    while True:
+        layers = prediction.plan.stage_layers
+        better = prediction
+        for source, target in np.ndindex(len(layers), len(layers)):
+            if source == target or not layers[source]:
+                continue
+            moved = list(layers)
+            moved[source], moved[target] = moved[source] - 1, moved[target] + 1
+            other = predict(replace(prediction.plan, stage_layers=tuple(moved)))
+            if other.fits and other.step_time < better.step_time:
+                better = other
+        if better is prediction:
+            return prediction
+        prediction = better
