@@ -99,7 +99,7 @@ def serve(
     --concurrency and --rate take several values (16,64,256): a row for each combination.
     """
     from perfmodel.foundation.values import several
-    from perfmodel.verbs.serving import NEEDED
+    from perfmodel.verbs.serving import NEEDED, with_workers_chips
     from perfmodel.verbs.serving_requests import serving_requests
 
     output = files.check(output)
@@ -115,7 +115,7 @@ def serve(
         _run(asked, output)
         return 0
     clusters = options.with_chip(several(asked.cluster), chip)
-    asked = replace(asked, cluster=clusters[0] if len(clusters) == 1 else clusters or None)
+    asked = with_workers_chips(replace(asked, cluster=clusters[0] if len(clusters) == 1 else clusters or None))
     read: Sequence[str] = ()
     if config:
         from perfmodel.configs.read import described

@@ -6,6 +6,7 @@ placed in the order of the pools.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,11 @@ def is_mixed(text: str) -> bool:
     return _MIXED.match(text) is not None
 
 
+def chips_of(text: str) -> int:
+    """The chips of all pools that a text names."""
+    return sum(pool.chips for pool in read_pools(text))
+
+
 def read_pools(text: str) -> tuple[PoolText, ...]:
     """The pools that a text names."""
     found = []
@@ -56,7 +62,12 @@ def mixed_cluster(text: str, load: Callable[[str, int], Cluster]) -> Cluster:
 
 
 def _pool(text: PoolText, load: Callable[[str, int], Cluster]) -> Cluster:
-    cluster = load(text.name, text.chips)
+    """A pool may leave a part of its last node to others."""
+    node = load(text.name, 1).chips_per_node
+    whole = text.chips if text.chips < node else -(-text.chips // node) * node
+    cluster = load(text.name, whole)
+    if whole != text.chips:
+        cluster = replace(cluster, num_chips=text.chips, chips_per_node=math.gcd(text.chips, node))
     return cluster if text.speed == 1.0 else replace(cluster, name=f"{cluster.name}*{text.speed:g}", chip=at_speed(cluster.chip, text.speed))
 
 

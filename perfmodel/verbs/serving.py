@@ -23,7 +23,8 @@ from perfmodel.frameworks.engine_formats import format_on, formats_on, require_f
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.parallel.serving.workers import StatedWorkers
+from perfmodel.hardware.mixed import chips_of, is_mixed, joined_pools
+from perfmodel.parallel.serving.workers import StatedWorkers, cluster_text
 from perfmodel.verbs.serving_remedies import MOST_REMEDIES, Change, find_remedies
 from perfmodel.verbs.setting import find_cluster
 from perfmodel.workload.config import TransformerConfig
@@ -74,7 +75,7 @@ class ServingSetting:
     notes: tuple[str, ...] = ()
 
 
-@takes(asked=Words(ServingRequest, needed="model cluster chips input_len output_len"))
+@takes(asked=Words(ServingRequest, needed="model input_len output_len"))
 def serve(*, asked: ServingRequest) -> ServingPrediction:
     """A served load on one plan: time to the first token, time of each token, throughput and memory.
 
@@ -172,6 +173,7 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     from perfmodel.frameworks.engine import DEFAULT_ENGINE, load_engine
     from perfmodel.hardware.calibration import Calibration, Provenance, typical_fractions
 
+    asked = with_workers_chips(asked)
     absent = [f"{name}: is missing; give {meaning}" for name, meaning in NEEDED.items() if getattr(asked, name) is None]
     if absent:
         raise InputError("; ".join(absent))
@@ -183,6 +185,7 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     model = _model(asked.model, "model")
     quantization = given.get("quantization") or published_format(model.architecture)
     reference, cluster = find_cluster(asked.cluster, given["chips"])
+    pools = _two_pools(cluster, asked)
     engine = load_engine(asked.engine or DEFAULT_ENGINE)
     is_given = asked.quantization is not None
     quantization, notes = _format_that_runs(engine, cluster.chip, quantization, model.name, is_given=is_given)
@@ -201,27 +204,51 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
         speculation=speculation,
         **_read(asked, "kv_precision"),
     )
-    calibration = (
-        asked.calibration if isinstance(asked.calibration, Calibration) else choose_calibration(cluster.chip, asked.calibration or "")
-    )
-    if calibration.provenance is Provenance.SPEC_SHEET:
-        notes.append(f"chip: neither {cluster.chip.name} nor a chip like it was measured; {typical_fractions()}, as measured GPUs reach")
-    estimator = ServingEstimator(
-        model=model,
-        cluster=cluster,
-        calibration=calibration,
-        engine=engine,
-        quantization=quantization,
-        cache=job.kv_precision,
-    )
+
+    def estimator(on: Cluster, prefill: ServingEstimator | None = None) -> ServingEstimator:
+        calibration = asked.calibration if isinstance(asked.calibration, Calibration) else choose_calibration(on.chip, asked.calibration or "")
+        if calibration.provenance is Provenance.SPEC_SHEET:
+            notes.append(f"chip: neither {on.chip.name} nor a chip like it was measured; {typical_fractions()}, as measured GPUs reach")
+        return ServingEstimator(
+            model=model,
+            cluster=on,
+            calibration=calibration,
+            engine=engine,
+            quantization=quantization,
+            cache=job.kv_precision,
+            prefill=prefill,
+        )
+
+    prices = [pool.num_chips * pool.chip.price_per_hour for pool in (pools or (cluster,))]
+    price = sum(prices) / cluster.num_chips if all(prices) else 0.0
     return ServingSetting(
-        estimator=estimator,
+        estimator=estimator(pools[1], estimator(pools[0])) if pools else estimator(cluster),
         job=job,
         reference=reference,
         num_chips=cluster.num_chips,
-        price=_read(asked, "price").get("price", cluster.chip.price_per_hour),
+        price=_read(asked, "price").get("price", price),
         notes=tuple(notes),
     )
+
+
+def with_workers_chips(asked: ServingRequest) -> ServingRequest:
+    """The request with the cluster that its workers name, and with the chips of a cluster that names them."""
+    text = asked.cluster
+    if asked.workers is not None and (named := cluster_text(_read(asked, "workers")["workers"])):
+        if text not in (None, named):
+            raise bad_field("workers", asked.workers, f"names its chips, and cluster={text} others", "leave out one of the two")
+        text = named
+    if asked.chips is not None or not isinstance(text, str) or not is_mixed(text):
+        return asked
+    return replace(asked, cluster=text, chips=chips_of(text))
+
+
+def _two_pools(cluster: Cluster, asked: ServingRequest) -> tuple[Cluster, ...]:
+    """The chips of prefill and of decode workers, of a cluster of two kinds of chips."""
+    if cluster.pools and (asked.workers is None or len(cluster.pools) != 2):
+        rule = "has several kinds of chips, of which one replica has one"
+        raise bad_field("cluster", cluster.name, rule, "give prefill and decode workers of one kind each, such as --workers 3x4@h20:1x8@h200")
+    return joined_pools(cluster.pools) if cluster.pools else ()
 
 
 def _format_that_runs(
@@ -308,6 +335,13 @@ def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
         if getattr(asked, name) is not None:
             raise bad_field(name, getattr(asked, name), "workers says how many chips and copies there are", f"leave {name} out")
     used = prefill.count * prefill.chips + decode.count * decode.chips
+    of = setting.estimator
+    if of.prefill is not None and prefill.count * prefill.chips > of.prefill.cluster.num_chips:
+        rule = f"prefill workers take more than the {of.prefill.cluster.num_chips} chips of {of.prefill.cluster.name}"
+        raise bad_field("workers", asked.workers, rule, "use fewer or smaller workers")
+    if of.prefill is not None and decode.count * decode.chips > of.cluster.num_chips:
+        rule = f"decode workers take more than the {of.cluster.num_chips} chips of {of.cluster.name}"
+        raise bad_field("workers", asked.workers, rule, "use fewer or smaller workers")
     if used > setting.num_chips:
         raise bad_field("workers", asked.workers, f"take {used} chips of {setting.num_chips}", "use fewer or smaller workers")
     limits = {name: read.pop(name) for name in ("max_batch", "max_tokens") if name in read}

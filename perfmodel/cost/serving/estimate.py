@@ -64,6 +64,7 @@ class ServingEstimator:
     """Predicts plans of one model in its formats on one cluster under one engine.
 
     element_bytes   of activations, and of weights in no format of fewer bits
+    prefill         the estimator of prefill workers on chips of another kind; None: on these
 
     `distinct_experts` of its methods: experts that the tokens of a step meet, where all requests are one prompt; 0: as even routing has it
     """
@@ -75,6 +76,7 @@ class ServingEstimator:
     quantization: Quantization
     cache: Dtype
     element_bytes: float = 2.0
+    prefill: ServingEstimator | None = None
     machine: Machine = field(init=False)
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION
 from perfmodel.cost.serving.disaggregated import DisaggregatedLoad, Handover, Workers, disaggregated
-from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, check_context, check_plan, prediction_of
+from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, check_context, check_plan, prediction_of, rests_on
 from perfmodel.cost.serving.memory import ServingMemory, cache_shape
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.step import StepCosts
@@ -63,12 +63,14 @@ class PoolsInputs:
 def handover(estimator: ServingEstimator, pools: Sequence[Pools], tokens: float) -> Handover:
     """Handover of prompts of so many tokens: one copy of their cache, over the links of as many chips as the smaller worker has.
 
-    The links are those of the innermost tier that holds all workers, at the rate that collectives reach of links nobody measured.
+    The links are those of the innermost tier that holds all workers, of two kinds of chips those between nodes, at the rate that
+    collectives reach of links nobody measured.
     """
     cluster = estimator.cluster
     shape, kv_heads = cache_shape(estimator.model), estimator.model.num_key_value_heads
     one_copy = float(shape.tokens_bytes(tokens, tp=1, kv_heads=kv_heads, cache_bytes=itemsize(estimator.cache)))
-    tiers = [next((tier for tier in cluster.tiers if tier.size >= each.num_chips), cluster.tiers[-1]) for each in pools]
+    inner = cluster.tiers if estimator.prefill is None else ()
+    tiers = [next((tier for tier in inner if tier.size >= each.num_chips), cluster.tiers[-1]) for each in pools]
     links = np.array([float(min(each.prefill.chips_per_replica, each.decode.chips_per_replica)) for each in pools])
     reached = np.array([tier.link.bandwidth / tier.oversubscription * DEFAULT_LINK_FRACTION for tier in tiers])
     return Handover(token_bytes=one_copy / tokens, bandwidth=links * reached, latency=np.array([tier.link.latency for tier in tiers]))
@@ -111,18 +113,19 @@ def serve_pools(
 def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[Pools], *, distinct_experts: float = 0.0) -> PoolsInputs:
     """Inputs of the load of two pools, for the closed form and the simulation."""
     prefill_plans, decode_plans = ServingColumns.of([each.prefill for each in pools]), ServingColumns.of([each.decode for each in pools])
-    prefill_costs = estimator.times(prefill_plans, distinct_experts=distinct_experts)
+    prefill = estimator.prefill or estimator
+    prefill_costs = prefill.times(prefill_plans, distinct_experts=distinct_experts)
     decode_costs = estimator.times(decode_plans, distinct_experts=distinct_experts)
-    prefill_memory = estimator.memory(prefill_plans, job.input_len.mean, job.speculation)
+    prefill_memory = prefill.memory(prefill_plans, job.input_len.mean, job.speculation)
     memory = estimator.memory(decode_plans, job.input_len.mean + job.output_len.mean, job.speculation)
     ranks = prefill_plans.attention_dp.astype(float)
     return PoolsInputs(
         prefill_costs=prefill_costs,
         decode_costs=decode_costs,
-        prefill_times=estimator.with_drafts(prefill_costs, prefill_plans, job.speculation),
+        prefill_times=prefill.with_drafts(prefill_costs, prefill_plans, job.speculation),
         decode_times=estimator.with_drafts(decode_costs, decode_plans, job.speculation),
         scheduling=estimator.scheduling(decode_plans, job.speculation),
-        prefill_scheduling=replace(estimator.scheduling(prefill_plans), prompts_together=ranks),
+        prefill_scheduling=replace(prefill.scheduling(prefill_plans), prompts_together=ranks),
         workers=Workers(
             prefill=np.array([float(each.prefill_workers) for each in pools]),
             decode=np.array([float(each.decode_workers) for each in pools]),
@@ -167,6 +170,11 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     )
     if not served.prefill_fits[0]:
         notes.append("does not fit: the weights leave no room for a prompt on a prefill worker")
+    if estimator.prefill is not None:
+        both = (estimator.prefill, estimator)
+        prediction = replace(prediction, cluster="+".join(f"{each.cluster.num_chips}@{each.cluster.name}" for each in both))
+        based = ", ".join(dict.fromkeys(rests_on(estimator.prefill).values()))
+        notes.append(f"prefill workers are {estimator.prefill.cluster.chip.name}, based on {based}; memory and parts are of decode workers")
     fits = prediction.fits and bool(served.prefill_fits[0])
     return replace(prediction, plan=plan, fits=fits, fits_load=prediction.fits_load and fits, notes=(*prediction.notes, *notes))
 

@@ -121,7 +121,8 @@ class ServingRequest:
     pcp: int | None = _count("Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag")
     replicas: int | None = _count("Independent copies", otherwise="all chips if left out")
     workers: Any = word(
-        "Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8",
+        "Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; "
+        "3x4@h20:1x8@h200 on chips of two kinds, in place of --cluster and --chips",
         metavar="XxN:YxN", read=_workers,
         takes="str",
     )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Prefill and decode workers as text: `3x4:1x8`, or with degrees of each pool, `1x8,tp=2,attention-dp=4,ep=8:1x8,tp=8`."""
+"""Prefill and decode workers as text: `3x4:1x8`, or with degrees of each pool, `1x8,tp=2,attention-dp=4,ep=8:1x8,tp=8`.
+
+On chips of two kinds: `3x4@h20:1x8@h200`; degrees follow the chip.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from dataclasses import dataclass, field
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.values import whole
 
-_SIZE = re.compile(r"(\d{1,6})\s*x\s*(\d{1,6})", re.ASCII)
+_SIZE = re.compile(r"(\d{1,6})\s*x\s*(\d{1,6})\s*(?:@\s*(.+?)\s*)?", re.ASCII)
 _REMEDY = "write 3x4:1x8 for three prefill workers of 4 chips and one decode worker of 8; degrees follow, as in 1x8,tp=2,pp=4:1x8,tp=8"
 DEGREES = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp")
 
@@ -20,11 +23,13 @@ class StatedWorkers:
 
     count    workers
     chips    of each
+    cluster  of their chips, where it is stated
     degrees  that were given
     """
 
     count: int
     chips: int
+    cluster: str = ""
     degrees: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -37,6 +42,8 @@ def parse_workers(value: object, name: str = "workers") -> tuple[StatedWorkers, 
     for group, degree, rule in ((prefill, "dcp", "is of decode workers"), (decode, "pcp", "is of prefill workers")):
         if group.degrees.get(degree, 1) > 1:
             raise bad_field(name, value, f"{degree} {rule}", f"leave {degree} out on that side of the colon")
+    if bool(prefill.cluster) != bool(decode.cluster):
+        raise bad_field(name, value, "names the chips of one kind of worker only", "write 3x4@h20:1x8@h200, or leave both to --cluster")
     return prefill, decode
 
 
@@ -54,4 +61,9 @@ def _group(text: str, value: object, name: str) -> StatedWorkers:
         if degree in degrees:
             raise bad_field(name, value, f"{degree} is given twice for one kind of worker", "keep one")
         degrees[degree] = whole(number, f"{name}: {degree}")
-    return StatedWorkers(count=whole(found[1], name), chips=whole(found[2], name), degrees=degrees)
+    return StatedWorkers(count=whole(found[1], name), chips=whole(found[2], name), cluster=found[3] or "", degrees=degrees)
+
+
+def cluster_text(groups: tuple[StatedWorkers, StatedWorkers]) -> str:
+    """The cluster of workers that name their chips (`hardware/mixed.py`); empty where they do not."""
+    return "+".join(f"{group.count * group.chips}@{group.cluster}" for group in groups) if groups[0].cluster else ""
