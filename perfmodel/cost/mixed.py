@@ -11,6 +11,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from perfmodel.cost.estimate import (
 )
 from perfmodel.cost.memory.plan import MemoryRow, most_reserved, scalar
 from perfmodel.cost.microbatch import MicrobatchCost
-from perfmodel.cost.overlap import Waits, parameter_time
+from perfmodel.cost.overlap import Waits, parameter_time, waits_each_microbatch
 from perfmodel.cost.parameters import CastTimes, FrozenBytes
 from perfmodel.cost.stages import Stages, mean_block, rank_runs, stages_on_pools
 from perfmodel.cost.step import (
@@ -133,15 +134,16 @@ class _Mixed:
         spread = self.joined if len(self.pipelines) > 1 else self.own
         self.shared = tuple(self.columns) if spread is self.own else tuple(plan_columns(each, [plan]) for each in spread)
         self.spread = spread
-        self.regions = [
-            region_times(each.micro, estimator.profile, plan.recompute, each.grid.degree["tp"]) for each in self.columns
-        ]
+        self.regions = [self._regions(each) for each in self.columns]
 
     def microbatches(self) -> tuple[int, ...]:
         """Of each pipeline: as many each, or by their speed where the framework deals batches out so."""
         plan, equal = self.plan, self.plan.num_microbatches
         if not self.estimator.profile.timing.deals_batches_by_speed or len(self.pipelines) == 1:
             return (equal,) * len(self.pipelines)
+        if any(waits_each_microbatch(each.terms) for each in self.shared):
+            rule = "needs replicas that exchange weights and gradients once a step: those with fewer microbatches would wait for ever"
+            raise bad_field("setting batches_by_speed", "true", rule, f"use --zero 0 or 1, not {int(plan.zero)}")
         one, two = ([float(self.step(each, m).step_time[0]) for each in self.pipelines] for m in (equal, equal + 1))
         beat = [b - a for a, b in zip(one, two, strict=True)]
         dealt = [0] * len(self.pipelines)
@@ -193,18 +195,18 @@ class _Mixed:
         runs = [self._runs(rank) for rank, on in enumerate(pipelines.pools) if on == pool]
         return replace(self.columns[pool].stages, runs=tuple(runs) if len(runs) > 1 else (runs[0], runs[0]))
 
+    def _regions(self, columns: PlanColumns) -> RegionTimes:
+        profile, recompute = self.estimator.profile, self.plan.recompute
+        make = partial(region_times, columns.micro, profile, recompute, columns.grid.degree["tp"])
+        return columns.once(columns.micro, ("regions", recompute), make)
+
     def _runs(self, rank: int) -> tuple[float, ...]:
         return rank_runs(self.columns[0].stages.regions, self.plan.stage_layers, self.plan.layout.pp, rank)
 
     def _hop(self, estimator: Estimator, columns: PlanColumns) -> Any:
-        return hop_time(
-            columns.micro.boundary,
-            columns.grid.degree["tp"],
-            estimator.profile,
-            estimator.machine,
-            columns.grid,
-            is_scattered=columns.is_scattered,
-        )
+        of, make = columns.micro, partial(hop_time, profile=estimator.profile, machine=estimator.machine, grid=columns.grid)
+        tp, scattered = columns.grid.degree["tp"], columns.is_scattered
+        return estimator.once(of, ("hop", *columns.once.layout), lambda: make(of.boundary, tp, is_scattered=scattered))
 
     def memory_rows(self) -> dict[int, MemoryRow]:
         """The memory of the pipeline ranks that lie on each pool."""
@@ -242,6 +244,28 @@ class _Mixed:
             ranks=tuple(holding for _, holding, _ in held),
             total=tuple(most_reserved(holding, kept) for _, holding, kept in held),
         )
+
+
+def mixed_step_time(estimator: Estimator, plan: Plan) -> float:
+    """The step of the slowest pipeline alone. [s]"""
+    found = _Mixed(estimator, plan)
+    return max(float(found.step(each).step_time[0]) for each in found.pipelines)
+
+
+def placement_text(estimator: Estimator, plan: Plan) -> str:
+    """Where the layers of a plan's stages lie, and how many microbatches each pipeline runs, as a sentence."""
+    found = _Mixed(estimator, plan)
+    names = [pool.name for pool in estimator.cluster.pools]
+    held = [sum(plan.stage_layers[rank :: plan.layout.pp]) for rank in range(plan.layout.pp)]
+    said = []
+    for pipelines, number in zip(found.pipelines, found.microbatches(), strict=True):
+        layers = ", ".join(
+            f"{'+'.join(str(layers) for layers, pool in zip(held, pipelines.pools, strict=True) if pool == each)} on {names[each]}"
+            for each in dict.fromkeys(pipelines.pools)
+        )
+        often = f"{pipelines.replicas} replicas" if len(found.pipelines) > 1 else "layers of the stages"
+        said.append(f"{often}: {layers}" + (f", {number} microbatches each" if len(found.pipelines) > 1 else ""))
+    return "; ".join(said)
 
 
 def balanced_plan(estimator: Estimator, plan: Plan) -> Plan:

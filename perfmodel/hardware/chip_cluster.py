@@ -13,6 +13,7 @@ from pathlib import Path
 from perfmodel.foundation.errors import InputError, bad_field, plain_text, shown
 from perfmodel.foundation.units import exact_quantity, parse_quantity
 from perfmodel.foundation.values import is_path
+from perfmodel.hardware.mixed import is_mixed, read_pools
 
 _STATED = re.compile(r"(?P<chip>\S.*?)(?P<stated>(?: +(?:per-node|scale-up|scale-out)=[^=]*?)+) *")
 _FIELD = re.compile(r" +(per-node|scale-up|scale-out)=")
@@ -61,7 +62,9 @@ def state_chip_cluster(
 
 
 def chip_cluster(text: str) -> ChipCluster | None:
-    """The cluster that `ChipCluster.text` wrote; None for a text without such options (it may still be a chip's name)."""
+    """The cluster that `ChipCluster.text` wrote; None for a text without such options (it may still be a chip's name), and for pools."""
+    if is_mixed(text):
+        return None
     found = _STATED.fullmatch(text.strip())
     if found is None:
         return None
@@ -102,6 +105,8 @@ def _count(value: int | str) -> int:
 
 def short_name(reference: str) -> str:
     """Name of a cluster in tables: file name for a file, anything else as it is."""
+    if is_mixed(reference):
+        return "+".join(f"{pool.chips}@{short_name(pool.name)}{pool.speed_text}" for pool in read_pools(reference))
     stated = chip_cluster(reference)
     if stated is not None:
         return replace(stated, chip=short_name(stated.chip)).text

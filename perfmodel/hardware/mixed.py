@@ -30,6 +30,11 @@ class PoolText:
     name: str
     speed: float = 1.0
 
+    @property
+    def speed_text(self) -> str:
+        """`*0.8`; empty at full speed."""
+        return "" if self.speed == 1.0 else f"*{self.speed:g}"
+
 
 def is_mixed(text: str) -> bool:
     """Whether a cluster's text names pools."""
@@ -68,7 +73,7 @@ def _pool(text: PoolText, load: Callable[[str, int], Cluster]) -> Cluster:
     cluster = load(text.name, whole)
     if whole != text.chips:
         cluster = replace(cluster, num_chips=text.chips, chips_per_node=math.gcd(text.chips, node))
-    return cluster if text.speed == 1.0 else replace(cluster, name=f"{cluster.name}*{text.speed:g}", chip=at_speed(cluster.chip, text.speed))
+    return cluster if not text.speed_text else replace(cluster, name=f"{cluster.name}{text.speed_text}", chip=at_speed(cluster.chip, text.speed))
 
 
 def mixed_of(name: str, pools: Sequence[Cluster]) -> Cluster:
@@ -131,5 +136,5 @@ def _at_most(tier: NetworkTier, links: Sequence[Link]) -> NetworkTier:
 def check_equal_chips(cluster: Cluster) -> None:
     """Refuse a cluster of several kinds of chips where all chips must be alike."""
     if cluster.pools:
-        rule = "has chips of several kinds, for which only predict, compare and search are there"
+        rule = "has several kinds of chips, which only predict, search, compare, explain, advise and serve take"
         raise bad_field("cluster", cluster.name, rule, f"name one kind, such as {cluster.pools[0].name}")

@@ -113,6 +113,9 @@ SETTINGS: Mapping[str, StatedSetting] = {
     "optimizer_in_backward": StatedSetting(
         says="each parameter is updated as soon as its gradient is computed, so not all gradients are in memory at once",
     ),
+    "batches_by_speed": StatedSetting(
+        says="on several kinds of chips: data-parallel replicas on faster chips take more microbatches of a step; no: each takes as many",
+    ),
     "tiled_mlp": StatedSetting(
         says="dense feed-forwards run over tiles of the sequence, so intermediate tensors are never complete in memory; backward "
         "recomputes them (ALST's TiledMLP)",

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import time as clock
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
-
-import numpy as np
+from itertools import permutations
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.mixed import balanced_plan
+from perfmodel.cost.mixed import balanced_plan, mixed_step_time
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import Verdict, memory_rule
 from perfmodel.hardware.cluster import Cluster
@@ -55,21 +55,29 @@ def search_mixed(
     def predict(plan: Plan) -> Prediction:
         return estimator.predict(plan, memory_headroom=memory_headroom, risk=risk)
 
+    group = math.gcd(*(pool.cluster.num_chips for pool in estimator.pools))  # ranks of one tp and cp group have chips of one kind
+    bounds = {name: min(group, space.maximum.get(name, group)) for name in ("tp", "cp") if name not in space.fixed}
+    inner = tuple(order for order in space.orders if {*order[:2]} == {"tp", "cp"})
+    space = replace(space, maximum={**space.maximum, **bounds}, orders=inner or space.orders)
     found: dict[Plan, Prediction] = {}
-    number, attention, interrupted = 0, attention or AttentionKernel(estimator.profile.kernels.default_attention), False
-    for pool in estimator.pools:
-        alike = replace(pool, cluster=_alone(pool.cluster, estimator.cluster.num_chips))
-        state = sweep(alike, space, top=CANDIDATES, memory_headroom=memory_headroom, risk=risk, attention=attention, progress=progress)
-        number, interrupted = max(number, state.num_evaluated), interrupted or state.interrupted
-        for each in dict.fromkeys(int(i) for kept in (state.best_time, state.front, state.least) for i in kept.ids):
-            plan = replace(state.plan(each), cluster=estimator.cluster.name)
-            if plan in found:
-                continue
-            try:
-                balanced = balanced_plan(estimator, plan)
-                found[plan] = predict(balanced)
-            except InputError:  # ranks of one group on chips of two kinds
-                continue
+    number, interrupted, attention = 0, False, attention or AttentionKernel(estimator.profile.kernels.default_attention)
+
+    def candidates(space: Space) -> Iterator[Plan]:
+        nonlocal number, interrupted
+        for pool in estimator.pools:
+            alike = replace(pool, cluster=_alone(pool.cluster, estimator.cluster.num_chips))
+            state = sweep(alike, space, top=CANDIDATES, memory_headroom=memory_headroom, risk=risk, attention=attention, progress=progress)
+            number, interrupted = max(number, state.num_evaluated), interrupted or state.interrupted
+            for each in dict.fromkeys(int(i) for kept in (state.best_time, state.front, state.least) for i in kept.ids):
+                yield replace(state.plan(each), cluster=estimator.cluster.name)
+
+    # the plans that need the least memory may have a cp and tp group on two kinds of chips
+    spaces = [space] if "cp" in space.fixed else [space, replace(space, fixed={**space.fixed, "cp": 1})]
+    for each in spaces:
+        for plan in candidates(each) if not found else ():
+            if plan not in found:
+                with suppress(InputError):  # ranks of one group on chips of two kinds
+                    found[plan] = predict(balanced_plan(estimator, plan))
 
     def cost(each: Prediction) -> float:
         return each.memory["total"] if objective is Objective.MEMORY else each.step_time
@@ -77,7 +85,7 @@ def search_mixed(
     predicted = list({each.plan: each for each in found.values()}.values())
     fitting = sorted((each for each in predicted if each.fits), key=cost)
     if objective is not Objective.MEMORY:
-        fitting = sorted([*(_refined(each, predict) for each in fitting[:REFINED]), *fitting[REFINED:]], key=cost)
+        fitting = sorted([*(_refined(estimator, each, predict) for each in fitting[:REFINED]), *fitting[REFINED:]], key=cost)
     if fitting and len(predicted) < number:
         note = f"of {number:,} plans the best {CANDIDATES} of each kind of chip alone were predicted on the mixed cluster"
         fitting[0] = replace(fitting[0], warnings=(*fitting[0].warnings, note))
@@ -125,19 +133,25 @@ def _front(fitting: list[Prediction]) -> Iterator[Prediction]:
             yield each
 
 
-def _refined(prediction: Prediction, predict: Callable[[Plan], Prediction]) -> Prediction:
-    """The prediction after moves of one layer from stage to stage, as long as one makes the step shorter and the plan fits."""
+def _refined(estimator: Estimator, prediction: Prediction, predict: Callable[[Plan], Prediction]) -> Prediction:
+    """The prediction after moves of one layer from rank to rank, as long as one makes the step shorter and the plan fits."""
+    ranks = range(prediction.plan.layout.pp)
     while True:
-        layers = prediction.plan.stage_layers
-        better = prediction
-        for source, target in np.ndindex(len(layers), len(layers)):
-            if source == target or not layers[source]:
-                continue
-            moved = list(layers)
-            moved[source], moved[target] = moved[source] - 1, moved[target] + 1
-            other = predict(replace(prediction.plan, stage_layers=tuple(moved)))
-            if other.fits and other.step_time < better.step_time:
-                better = other
-        if better is prediction:
+        moves = [_moved(prediction.plan, source, target) for source, target in permutations(ranks, 2)]
+        times = sorted(((mixed_step_time(estimator, plan), i) for i, plan in enumerate(moves) if plan is not None))
+        quicker = (predict(moves[i]) for time, i in times if time < prediction.step_time)  # type: ignore[arg-type]
+        better = next((each for each in quicker if each.fits), None)
+        if better is None:
             return prediction
         prediction = better
+
+
+def _moved(plan: Plan, source: int, target: int) -> Plan | None:
+    """The plan with a layer of a rank's longest virtual stage on another rank's shortest one; None where there is none to move."""
+    layers, p = list(plan.stage_layers), plan.layout.pp
+    longest = max(range(source, len(layers), p), key=layers.__getitem__)
+    if not layers[longest]:
+        return None
+    layers[longest] -= 1
+    layers[min(range(target, len(layers), p), key=layers.__getitem__)] += 1
+    return replace(plan, stage_layers=tuple(layers))

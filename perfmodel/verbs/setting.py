@@ -316,6 +316,10 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
             f"chips={prediction.plan.num_chips}: the largest job of {setting.cluster.name} is {setting.cluster.largest_job} chips; "
             "more are assumed to have the same bandwidth and latency between nodes"
         )
+    if setting.cluster.pools:
+        from perfmodel.cost.mixed import placement_text
+
+        warnings.append(placement_text(setting.estimator, prediction.plan))
     if prediction.host_memory:
         warnings.append(f"{format_bytes(prediction.host_memory)} for each chip lie in the host's memory")
     if recomputes_nothing_kept(prediction.plan):

@@ -1,0 +1,126 @@
+"""Plans on several kinds of chips: equal pools are one cluster, and faster chips are never slower."""
+
+from dataclasses import replace
+
+import pytest
+
+import perfmodel
+from perfmodel.cost.mixed import balanced_plan, pipelines_of
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.plan import make_plan
+from perfmodel.verbs.api import predict_plan
+from perfmodel.verbs.setting import make_job, make_setting
+
+JOB = {"model": "llama-3-8b", "global_batch": 64, "seq_len": 4096}
+
+PLANS = {
+    "stages": {"pp": 4, "tp": 2},
+    "replicas": {"tp": 2, "dp_replicate": 16},
+    "sharded": {"tp": 2, "dp_shard": 16, "zero": 3},
+    "optimizer": {"pp": 2, "tp": 2, "dp_shard": 8, "zero": 1},
+    "interleaved": {"pp": 4, "tp": 2, "schedule": "interleaved", "virtual_stages": 4, "recompute": "full"},
+    "context": {"pp": 2, "cp": 4, "micro_batch": 2},
+    "pipelines in pools": {"pp": 2, "tp": 2, "order": ("tp", "cp", "pp", "dp_shard", "dp_replicate")},
+}
+
+
+def setting(cluster, profile="megatron", **more):
+    chips = more.pop("chips", None)
+    return make_setting(make_job(**JOB), cluster, chips=chips, profile=profile, **more)
+
+
+def plan_on(found, **knobs):
+    cluster = found.cluster
+    knobs.setdefault("attention", found.estimator.profile.kernels.default_attention)
+    return make_plan(found.job, cluster=found.reference, num_chips=cluster.num_chips, profile=found.profile, calibration="", **knobs)
+
+
+@pytest.mark.parametrize("profile", ["megatron", "torch-fsdp2", "deepspeed", "generic"])
+@pytest.mark.parametrize("name", PLANS)
+def test_pools_of_equal_chips_are_one_cluster(name, profile):
+    one, two = setting("dgx-h100", profile, chips=32), setting("16@dgx-h100+16@dgx-h100", profile)
+    alone = one.estimator.predict(plan_on(one, **PLANS[name]))
+    mixed = two.estimator.predict(plan_on(two, **PLANS[name]))
+    assert mixed.step_time == pytest.approx(alone.step_time, rel=1e-12)
+    assert mixed.parts == pytest.approx(alone.parts, rel=1e-9, abs=1e-12 * alone.step_time)
+    assert mixed.memory == pytest.approx(alone.memory, rel=1e-12)
+    assert (mixed.hfu, mixed.mfu_palm, mixed.fits_probability) == pytest.approx((alone.hfu, alone.mfu_palm, alone.fits_probability))
+    assert mixed.verdict is alone.verdict
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_mix_takes_no_less_than_its_fast_chips_and_no_more_than_its_slow_ones(name):
+    steps = {}
+    for cluster in ("16@dgx-h100+16@dgx-h100", "16@dgx-h100+16@dgx-a100", "16@dgx-a100+16@dgx-a100"):
+        found = setting(cluster)
+        steps[cluster] = found.estimator.predict(plan_on(found, **PLANS[name])).step_time
+    fast, mixed, slow = steps.values()
+    assert fast < mixed <= slow * (1.0 + 1e-12)
+
+
+def test_one_slow_node_delays_all():
+    steps = []
+    for speed in ("", "*90%", "*50%"):
+        found = setting(f"24@dgx-h100+8@dgx-h100{speed}")
+        steps.append(found.estimator.predict(plan_on(found, tp=2)).step_time)
+    assert steps[0] < steps[1] < steps[2]
+    assert 1.5 < steps[2] / steps[0] < 2.0  # its work is twice as slow, its collectives are not
+
+
+def test_layers_are_dealt_out_by_speed():
+    found = setting("16@dgx-h100+16@dgx-a100")
+    even = plan_on(found, pp=4, tp=2)
+    balanced = balanced_plan(found.estimator, even)
+    assert sum(balanced.stage_layers) == sum(even.stage_layers)
+    assert min(balanced.stage_layers[:2]) > max(balanced.stage_layers[2:])
+    before, after = (found.estimator.predict(plan).step_time for plan in (even, balanced))
+    assert after < 0.8 * before
+
+
+def test_layers_are_dealt_out_no_further_than_there_is_room():
+    found = setting("4@h100-sxm-80gb+4@a100-sxm-40gb")
+    plan = plan_on(found, pp=2, tp=4, dp_replicate=1)
+    balanced = balanced_plan(found.estimator, plan)
+    prediction = found.estimator.predict(balanced)
+    assert prediction.memory["total"] <= prediction.memory_usable
+
+
+def test_batches_by_speed_are_quicker_and_not_for_weights_gathered_each_microbatch():
+    equal, dealt = setting("16@dgx-h100+16@dgx-a100"), setting("16@dgx-h100+16@dgx-a100", settings={"batches_by_speed": True})
+    before, after = (each.estimator.predict(plan_on(each, tp=2, dp_shard=16, zero=1)).step_time for each in (equal, dealt))
+    assert after < 0.85 * before
+    with pytest.raises(InputError, match="batches_by_speed.*use --zero 0 or 1"):
+        dealt.estimator.predict(plan_on(dealt, tp=2, dp_shard=16, zero=3))
+
+
+def test_pipelines_are_told_apart_by_their_pools():
+    found = setting("16@dgx-h100+16@dgx-a100")
+    in_order = pipelines_of(plan_on(found, pp=2, tp=2), (16, 16))
+    assert [(each.pools, each.replicas) for each in in_order] == [((0, 1), 8)]
+    inside = pipelines_of(plan_on(found, pp=2, tp=2, order=("tp", "cp", "pp", "dp_shard", "dp_replicate")), (16, 16))
+    assert [(each.pools, each.replicas) for each in inside] == [((0, 0), 4), ((1, 1), 4)]
+    with pytest.raises(InputError, match="tp=8: .*two kinds"):
+        pipelines_of(plan_on(found, tp=8), (12, 20))
+
+
+def test_what_needs_equal_chips_says_so():
+    found = setting("16@dgx-h100+16@dgx-a100")
+    from perfmodel.cost.estimate import evaluate_plan
+
+    with pytest.raises(InputError, match="several kinds"):
+        evaluate_plan(found.estimator, plan_on(found, tp=2))
+
+
+def test_other_batches_of_a_mix_are_predicted_alike():
+    found = setting("16@dgx-h100+16@dgx-a100")
+    twice = found.estimator.for_batch(128)
+    other = make_setting(replace(found.job, global_batch=128), "16@dgx-h100+16@dgx-a100", profile="megatron")
+    plan = plan_on(other, pp=2, tp=2)
+    assert twice.predict(plan).step_time == other.estimator.predict(plan).step_time
+
+
+def test_plan_files_name_the_pools(tmp_path):
+    prediction = perfmodel.predict(**JOB, cluster="16@dgx-h100+16@dgx-a100", pp=2, tp=2)
+    perfmodel.write_plan(prediction.plan, tmp_path / "plan.yaml")
+    again = predict_plan(perfmodel.read_plan(tmp_path / "plan.yaml"))
+    assert again.step_time == prediction.step_time
