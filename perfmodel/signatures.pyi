@@ -104,7 +104,8 @@ def load_cluster(
     """A shipped cluster by its name, `localhost`, or any cluster file by its path; `num_chips` as in `Cluster.with_chips`.
 
     A cluster file names its chip, or the path of a chip file relative to itself. A chip (by its name where no cluster has it, or by its
-    file) is a cluster too, with its usual node and links or with those that the text states: see `hardware/chip_cluster.py`.
+    file) is a cluster too, with its usual node and links or with those that the text states: see `hardware/chip_cluster.py`. Several kinds
+    of chips are a cluster too: `8@dgx-h100+8@dgx-a100`, see `hardware/mixed.py`.
     """
 
 def list_models() -> tuple[str, ...]:
@@ -315,7 +316,7 @@ def find_plans(  # type: ignore[overload-overlap]
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
-        cluster: A cluster's name (`perfmodel clusters`) or file.
+        cluster: A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100.
         chips: Chips to use.
         nodes: In place of chips: nodes of the cluster.
         global_batch: Sequences in a step, on all chips together.
@@ -419,7 +420,7 @@ def find_plans(
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
-        cluster: A cluster's name (`perfmodel clusters`) or file.
+        cluster: A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100.
         chips: Chips to use.
         nodes: In place of chips: nodes of the cluster.
         global_batch: Sequences in a step, on all chips together.
@@ -519,7 +520,7 @@ def predict(  # type: ignore[overload-overlap]
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
-        cluster: A cluster's name (`perfmodel clusters`) or file.
+        cluster: A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100.
         chips: Chips to use.
         nodes: In place of chips: nodes of the cluster.
         global_batch: Sequences in a step, on all chips together.
@@ -618,7 +619,7 @@ def predict(
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
-        cluster: A cluster's name (`perfmodel clusters`) or file.
+        cluster: A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100.
         chips: Chips to use.
         nodes: In place of chips: nodes of the cluster.
         global_batch: Sequences in a step, on all chips together.
@@ -720,7 +721,7 @@ def advise(
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
-        cluster: A cluster's name (`perfmodel clusters`) or file.
+        cluster: A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100.
         chips: Chips to use.
         nodes: In place of chips: nodes of the cluster.
         global_batch: Sequences in a step, on all chips together.
@@ -808,7 +809,7 @@ def fit_runs(
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
-        cluster: A cluster's name (`perfmodel clusters`) or file.
+        cluster: A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100.
         chips: Chips to use.
         nodes: In place of chips: nodes of the cluster.
         global_batch: Sequences in a step, on all chips together.
@@ -910,7 +911,7 @@ def explore(
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
-        cluster: A cluster's name (`perfmodel clusters`) or file.
+        cluster: A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100.
         chips: Chips to use.
         nodes: In place of chips: nodes of the cluster.
         global_batch: Sequences in a step, on all chips together.
@@ -1037,7 +1038,7 @@ def explore_sensitivity(
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
-        cluster: A cluster's name (`perfmodel clusters`) or file.
+        cluster: A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100.
         chips: Chips to use.
         nodes: In place of chips: nodes of the cluster.
         global_batch: Sequences in a step, on all chips together.
@@ -1169,7 +1170,7 @@ def explore_waterfall(
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
-        cluster: A cluster's name (`perfmodel clusters`) or file.
+        cluster: A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100.
         chips: Chips to use.
         nodes: In place of chips: nodes of the cluster.
         global_batch: Sequences in a step, on all chips together.
@@ -1278,7 +1279,7 @@ def find_limits(
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
-        cluster: A cluster's name (`perfmodel clusters`) or file.
+        cluster: A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100.
         chips: Chips to use.
         global_batch: Sequences in a step, on all chips together.
         seq_len: Tokens in a sequence, such as 8k (8192).
@@ -1395,7 +1396,7 @@ def find_serving(
         dcp: Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole.
         pcp: Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag.
         replicas: Independent copies; all chips if left out.
-        workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8.
+        workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; 3x4@h20:1x8@h200 on chips of two kinds, in place of cluster and chips.
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
         price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
@@ -1405,8 +1406,8 @@ def find_serving(
 def serve(
     *,
     model: str | Path | TransformerConfig,
-    cluster: str | Path | Cluster,
-    chips: int | str,
+    cluster: str | Path | Cluster | None = None,
+    chips: int | str | None = None,
     input_len: int | str | Lengths,
     output_len: int | str | Lengths,
     concurrency: int | str | None = None,
@@ -1458,7 +1459,7 @@ def serve(
         dcp: Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole.
         pcp: Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag.
         replicas: Independent copies; all chips if left out.
-        workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8.
+        workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; 3x4@h20:1x8@h200 on chips of two kinds, in place of cluster and chips.
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
         price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
@@ -1518,7 +1519,7 @@ def serve_operators(
         dcp: Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole.
         pcp: Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag.
         replicas: Independent copies; all chips if left out.
-        workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8.
+        workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; 3x4@h20:1x8@h200 on chips of two kinds, in place of cluster and chips.
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
         price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
@@ -1578,7 +1579,7 @@ def serve_several(
         dcp: Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole.
         pcp: Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag.
         replicas: Independent copies; all chips if left out.
-        workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8.
+        workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; 3x4@h20:1x8@h200 on chips of two kinds, in place of cluster and chips.
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
         price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
@@ -1736,7 +1737,7 @@ def shard_network(
                    the plan does not depend on the machine or its load  [s]
 
     Args:
-        cluster: A cluster's name (`perfmodel clusters`) or file.
+        cluster: A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100.
         chips: Chips to use.
         precision: fp32, bf16-mixed, fp16-mixed, bf16, or products in fewer bits: fp8-delayed, fp8-current, fp8-block, mxfp8, nvfp4; bf16-mixed if left out.
         optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.
@@ -1772,7 +1773,7 @@ def shard_pipeline(
     time_limit   after which the best plan so far is returned; None: the plan does not depend on the machine or its load  [s]
 
     Args:
-        cluster: A cluster's name (`perfmodel clusters`) or file.
+        cluster: A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100.
         chips: Chips to use.
         precision: fp32, bf16-mixed, fp16-mixed, bf16, or products in fewer bits: fp8-delayed, fp8-current, fp8-block, mxfp8, nvfp4; bf16-mixed if left out.
         optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.

@@ -95,7 +95,7 @@ def beside_pipeline(
 
 
 def step_constant(profile: ExecutionProfile, machine: Machine) -> float:
-    """What the host does once a step. [s]"""
+    """Time of the host once a step. [s]"""
     return profile.timing.step_time_constant + machine.host_times.get("step", 0.0)
 
 

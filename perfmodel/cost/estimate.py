@@ -72,7 +72,6 @@ class Estimator:
     """Predicts plans of one job on one cluster.
 
     programs   compiled for the job under the profile; those of another estimator of equal jobs may be shared
-    pools, joined_pools   of a cluster of several kinds of chips: the estimator of each, with its own network and with the one that joins them
     """
 
     job: TrainingJob
@@ -80,8 +79,6 @@ class Estimator:
     machine: Machine
     profile: ExecutionProfile
     programs: Programs
-    pools: tuple[Estimator, ...] = ()
-    joined_pools: tuple[Estimator, ...] = ()
     _made: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
@@ -98,7 +95,6 @@ class Estimator:
         """Return the estimator of the job with that many sequences in a step, which no kept cost of a microbatch depends on."""
         other = replace(self, job=replace(self.job, global_batch=global_batch))
         other._made = self._made
-        other.pools, other.joined_pools = (tuple(each.for_batch(global_batch) for each in of) for of in (self.pools, self.joined_pools))
         return other
 
     def predict(self, plan: Plan, *, memory_headroom: float | None = None, risk: float | None = None) -> Prediction:
@@ -113,12 +109,7 @@ class Estimator:
         self, plan: Plan, number: int, *, memory_headroom: float | None = None, risk: float | None = None
     ) -> list[Prediction]:
         """`predict` on each of so many machines: the columns of an estimator whose cluster has some (`foundation.columns.as_columns`)."""
-        rule = memory_rule(memory_headroom, risk)
-        if self.pools:
-            from perfmodel.cost.mixed import mixed_prediction
-
-            return [mixed_prediction(self, plan, rule)] * number
-        return _predictions(self, plan, evaluate_plan(self, plan), rule, number)
+        return _predictions(self, plan, evaluate_plan(self, plan), memory_rule(memory_headroom, risk), number)
 
 
 def make_estimator(

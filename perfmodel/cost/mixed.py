@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.cost.assemble import Beside, PlanColumns, StepColumns, assembled_step, plan_columns, step_constant
 from perfmodel.cost.estimate import (
@@ -47,9 +46,38 @@ from perfmodel.cost.step import (
     tied_time,
 )
 from perfmodel.foundation.errors import bad_field
-from perfmodel.foundation.memory_room import MemoryRule, Verdict
+from perfmodel.foundation.memory_room import MemoryRule, Verdict, memory_rule
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class MixedEstimator(Estimator):
+    """Predicts plans on a cluster of several kinds of chips; `machine` is the first one's.
+
+    pools, joined   the estimator of each kind, with its own network and with the one that joins them
+    """
+
+    pools: tuple[Estimator, ...]
+    joined: tuple[Estimator, ...]
+
+    def for_batch(self, global_batch: int) -> MixedEstimator:
+        """Return the estimator of the job with that many sequences in a step."""
+        pools, joined = (tuple(each.for_batch(global_batch) for each in of) for of in (self.pools, self.joined))
+        return replace(self, job=replace(self.job, global_batch=global_batch), pools=pools, joined=joined)
+
+    def predict_machines(
+        self, plan: Plan, number: int, *, memory_headroom: float | None = None, risk: float | None = None
+    ) -> list[Prediction]:
+        """`predict`; as often as there are machines."""
+        return [_prediction(self, plan, memory_rule(memory_headroom, risk))] * number
+
+
+def mixed_estimator(estimator: Estimator) -> MixedEstimator:
+    """The estimator of a cluster of several kinds of chips, as such."""
+    if not isinstance(estimator, MixedEstimator):
+        raise TypeError("the estimator is of one kind of chips")
+    return estimator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +105,7 @@ def pipelines_of(plan: Plan, sizes: Sequence[int]) -> tuple[Pipelines, ...]:
     return tuple(Pipelines(pools=pools, replicas=count) for pools, count in found.items())
 
 
-def mixed_prediction(estimator: Estimator, plan: Plan, rule: MemoryRule) -> Prediction:
+def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Prediction:
     """The step of the slowest pipeline, and the memory of the chips that are nearest to full."""
     found = _Mixed(estimator, plan)
     pipelines, row = max(((each, found.step(each)) for each in found.pipelines), key=lambda case: float(case[1].step_time[0]))
@@ -125,10 +153,10 @@ class _Mixed:
     own, joined   the estimator of each pool, with its own network and with the one that joins the pools
     """
 
-    def __init__(self, estimator: Estimator, plan: Plan) -> None:
+    def __init__(self, estimator: MixedEstimator, plan: Plan) -> None:
         self.estimator, self.plan = estimator, plan
         self.pipelines = pipelines_of(plan, [pool.num_chips for pool in estimator.cluster.pools])
-        self.own, self.joined = estimator.pools, estimator.joined_pools
+        self.own, self.joined = estimator.pools, estimator.joined
         self.columns = tuple(plan_columns(each, [plan]) for each in self.own)
         # gradients are reduced over the network between the pools where replicas of a stage lie on several
         spread = self.joined if len(self.pipelines) > 1 else self.own
@@ -137,7 +165,7 @@ class _Mixed:
         self.regions = [self._regions(each) for each in self.columns]
 
     def microbatches(self) -> tuple[int, ...]:
-        """Of each pipeline: as many each, or by their speed where the framework deals batches out so."""
+        """Microbatches of each pipeline: the same number, or by speed where the framework distributes them so."""
         plan, equal = self.plan, self.plan.num_microbatches
         if not self.estimator.profile.timing.deals_batches_by_speed or len(self.pipelines) == 1:
             return (equal,) * len(self.pipelines)
@@ -182,7 +210,9 @@ class _Mixed:
                 reduction=reduction,
                 tied=_slowest([tied_time(of.program, of.terms, sizes, machine, of.grid) for of, machine, _ in shared]),
                 optimizer=_slowest([optimizer_time(of.terms, held, sizes, machine) for of, machine, held in shared]),
-                accumulation=_slowest([accumulation_time(of.terms, held, sizes, machine, num_microbatches=m) for of, machine, held in shared]),
+                accumulation=_slowest(
+                    [accumulation_time(of.terms, held, sizes, machine, num_microbatches=m) for of, machine, held in shared]
+                ),
                 casts=cast_time(terms, stages),
                 ends=ends_time(regions, stages),
                 constant=max(step_constant(profile, machine) for _, machine, _ in shared),
@@ -246,13 +276,13 @@ class _Mixed:
         )
 
 
-def mixed_step_time(estimator: Estimator, plan: Plan) -> float:
+def mixed_step_time(estimator: MixedEstimator, plan: Plan) -> float:
     """The step of the slowest pipeline alone. [s]"""
     found = _Mixed(estimator, plan)
     return max(float(found.step(each).step_time[0]) for each in found.pipelines)
 
 
-def placement_text(estimator: Estimator, plan: Plan) -> str:
+def placement_text(estimator: MixedEstimator, plan: Plan) -> str:
     """Where the layers of a plan's stages lie, and how many microbatches each pipeline runs, as a sentence."""
     found = _Mixed(estimator, plan)
     names = [pool.name for pool in estimator.cluster.pools]
@@ -268,8 +298,8 @@ def placement_text(estimator: Estimator, plan: Plan) -> str:
     return "; ".join(said)
 
 
-def balanced_plan(estimator: Estimator, plan: Plan) -> Plan:
-    """The plan with the layers of its stages dealt out by the speed of their chips, as far as these have room for them."""
+def balanced_plan(estimator: MixedEstimator, plan: Plan) -> Plan:
+    """The plan with the layers of its stages distributed by the speed of their chips, as far as these have room for them."""
     p = plan.layout.pp
     if p == 1:
         return plan
@@ -338,9 +368,9 @@ def _slowest(values: Sequence[Any]) -> Any:
 
 
 def _micro_of(parts: Sequence[MicrobatchCost], regions: tuple[Any, ...]) -> MicrobatchCost:
-    """What a report reads of a microbatch, by region."""
-    rows = {name: np.concatenate([getattr(each, name) for each in parts]) for name in _ROWS}
-    some = {
+    """Columns of a microbatch that a report reads, by region."""
+    rows: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in parts]) for name in _ROWS}
+    some: dict[str, Any] = {
         name: None if (values := [getattr(each, name) for each in parts])[0] is None else np.concatenate(values) for name in _OPTIONAL_ROWS
     }
     return replace(parts[0], program=replace(parts[0].program, regions=regions), **rows, **some)
@@ -372,10 +402,12 @@ def _terms_of(parts: Sequence[ParameterTerms]) -> ParameterTerms:
 
     frozen = [each.frozen for each in parts if each.frozen is not None]
     casts = [each.casts for each in parts if each.casts is not None]
+    events: dict[str, Any] = {name: by_event(name) for name in ("gather_forward", "gather_backward", "tp_sum", "reduce")}
+    regions: dict[str, Any] = {name: by_region(name) for name in ("publish", "full", "shard", "padded", "summed")}
     return replace(
         first,
-        **{name: by_event(name) for name in ("gather_forward", "gather_backward", "tp_sum", "reduce")},
-        **{name: by_region(name) for name in ("publish", "full", "shard", "padded", "summed")},
+        **events,
+        **regions,
         frozen=_fields_of(FrozenBytes, frozen, ("full", "shard", "padded"), tied=frozen[0].tied) if frozen else None,
         casts=_fields_of(CastTimes, casts, ("first", "forward", "backward", "update")) if casts else None,
     )

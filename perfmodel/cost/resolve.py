@@ -99,6 +99,8 @@ def _mixed_estimator(
     network_at: Callable[[int], Graph] | None,
 ) -> Estimator:
     """The estimator of several kinds of chips. calibration: of the first kind; the others take the best known, or none either."""
+    from perfmodel.cost.mixed import MixedEstimator
+
     if network_at is not None:
         check_equal_chips(cluster)
 
@@ -107,7 +109,10 @@ def _mixed_estimator(
         return tuple(resolve_estimator(job, pool, calibration=of, profile=profile) for pool, of in zip(pools, found, strict=True))
 
     own = each(cluster.pools)
-    return replace(own[0], cluster=cluster, pools=own, joined_pools=each(joined_pools(cluster.pools)))
+    first, joined = own[0], each(joined_pools(cluster.pools))
+    return MixedEstimator(
+        job=job, cluster=cluster, machine=first.machine, profile=first.profile, programs=first.programs, pools=own, joined=joined
+    )
 
 
 def _calibration_like(given: Calibration, chip: Chip) -> Calibration:

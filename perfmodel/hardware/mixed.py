@@ -73,7 +73,11 @@ def _pool(text: PoolText, load: Callable[[str, int], Cluster]) -> Cluster:
     cluster = load(text.name, whole)
     if whole != text.chips:
         cluster = replace(cluster, num_chips=text.chips, chips_per_node=math.gcd(text.chips, node))
-    return cluster if not text.speed_text else replace(cluster, name=f"{cluster.name}{text.speed_text}", chip=at_speed(cluster.chip, text.speed))
+    return (
+        cluster
+        if not text.speed_text
+        else replace(cluster, name=f"{cluster.name}{text.speed_text}", chip=at_speed(cluster.chip, text.speed))
+    )
 
 
 def mixed_of(name: str, pools: Sequence[Cluster]) -> Cluster:

@@ -114,7 +114,7 @@ SETTINGS: Mapping[str, StatedSetting] = {
         says="each parameter is updated as soon as its gradient is computed, so not all gradients are in memory at once",
     ),
     "batches_by_speed": StatedSetting(
-        says="on several kinds of chips: data-parallel replicas on faster chips take more microbatches of a step; no: each takes as many",
+        says="on several kinds of chips: replicas on faster chips run more microbatches of a step; no: all run the same number",
     ),
     "tiled_mlp": StatedSetting(
         says="dense feed-forwards run over tiles of the sequence, so intermediate tensors are never complete in memory; backward "

@@ -93,7 +93,8 @@ class Request:
         missing="a name from `perfmodel models` or the path of a config.json",
     )  # fmt: skip
     cluster: Any = _several(
-        "A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100", metavar="NAME|PATH", takes="Name | Cluster",
+        "A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100",
+        metavar="NAME|PATH", takes="Name | Cluster",
         missing="a name from `perfmodel clusters` or the path of a cluster file",
     )  # fmt: skip
     chips: Any = _sizes(

@@ -1,7 +1,7 @@
 """Search plans on several kinds of chips.
 
 Every plan of the space is evaluated with all chips of one kind, once for each kind. The best of these are predicted on the mixed cluster,
-with the layers of their stages dealt out by speed, and the best of them once more with single layers moved. Where the space has no more
+with the layers of their stages distributed by speed, and the best of them once more with single layers moved. Where the space has no more
 plans than are kept, all of them are predicted; else the answer is the best of those, and says so.
 """
 
@@ -14,8 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
 
-from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.mixed import balanced_plan, mixed_step_time
+from perfmodel.cost.mixed import MixedEstimator, balanced_plan, mixed_step_time
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import Verdict, memory_rule
 from perfmodel.hardware.cluster import Cluster
@@ -37,7 +36,7 @@ REFINED = 3
 
 
 def search_mixed(
-    estimator: Estimator,
+    estimator: MixedEstimator,
     space: Space,
     *,
     objective: Objective | str = Objective.TIME,
@@ -125,7 +124,7 @@ def _alone(pool: Cluster, chips: int) -> Cluster:
 
 
 def _front(fitting: list[Prediction]) -> Iterator[Prediction]:
-    """Those of which no quicker one needs less memory."""
+    """Predictions of which no quicker one needs less memory."""
     least = math.inf
     for each in fitting:
         if each.memory["total"] < least:
@@ -133,7 +132,7 @@ def _front(fitting: list[Prediction]) -> Iterator[Prediction]:
             yield each
 
 
-def _refined(estimator: Estimator, prediction: Prediction, predict: Callable[[Plan], Prediction]) -> Prediction:
+def _refined(estimator: MixedEstimator, prediction: Prediction, predict: Callable[[Plan], Prediction]) -> Prediction:
     """The prediction after moves of one layer from rank to rank, as long as one makes the step shorter and the plan fits."""
     ranks = range(prediction.plan.layout.pp)
     while True:

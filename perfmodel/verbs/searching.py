@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import check_headroom
@@ -61,26 +61,25 @@ def search_in(
     check_progress(progress)
     top = whole(top, "top")
     space, attention = space_in(setting, knobs, maximum, any_framework=any_framework)
+    asked: dict[str, Any] = {
+        "objective": objective,
+        "top": top,
+        "memory_headroom": memory_headroom,
+        "risk": risk,
+        "ties": ties,
+        "attention": attention,
+        "progress": progress,
+    }
     if setting.cluster.pools:
+        from perfmodel.cost.mixed import mixed_estimator
         from perfmodel.planner.mixed import search_mixed
 
-        search_plans, likely, with_beyond = search_mixed, {}, False
+        result, with_beyond = search_mixed(mixed_estimator(setting.estimator), space, **asked), False
     else:
         from perfmodel.planner.search import search_plans
 
-        likely = {"likely": likely_profiles(setting.estimator.profile) if ties else ()}
-    result = search_plans(
-        setting.estimator,
-        space,
-        objective=objective,
-        top=top,
-        memory_headroom=memory_headroom,
-        risk=risk,
-        ties=ties,
-        attention=attention,
-        progress=progress,
-        **likely,
-    )
+        likely = likely_profiles(setting.estimator.profile) if ties else ()
+        result = search_plans(setting.estimator, space, likely=likely, **asked)
     if not (result.num_evaluated or result.interrupted):
         raise InputError(_why_empty(setting, knobs, result, any_framework=any_framework))
     if with_beyond and not (any_framework or result.interrupted):

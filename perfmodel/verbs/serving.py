@@ -20,10 +20,10 @@ from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.values import check_name, whole
 from perfmodel.foundation.words import Words, takes, words_of
 from perfmodel.frameworks.engine_formats import format_on, formats_on, require_format
+from perfmodel.hardware.mixed import chips_of, is_mixed, joined_pools
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.hardware.mixed import chips_of, is_mixed, joined_pools
 from perfmodel.parallel.serving.workers import StatedWorkers, cluster_text
 from perfmodel.verbs.serving_remedies import MOST_REMEDIES, Change, find_remedies
 from perfmodel.verbs.setting import find_cluster
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from perfmodel.cost.serving.estimate import ServingEstimator
     from perfmodel.frameworks.engine import Engine
     from perfmodel.hardware.chip import Chip
+    from perfmodel.hardware.cluster import Cluster
     from perfmodel.planner.serving.launch import LaunchLine
     from perfmodel.planner.serving.result import ServingSearchResult
     from perfmodel.planner.serving.search import NothingFoundError
@@ -206,7 +207,9 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     )
 
     def estimator(on: Cluster, prefill: ServingEstimator | None = None) -> ServingEstimator:
-        calibration = asked.calibration if isinstance(asked.calibration, Calibration) else choose_calibration(on.chip, asked.calibration or "")
+        calibration = (
+            asked.calibration if isinstance(asked.calibration, Calibration) else choose_calibration(on.chip, asked.calibration or "")
+        )
         if calibration.provenance is Provenance.SPEC_SHEET:
             notes.append(f"chip: neither {on.chip.name} nor a chip like it was measured; {typical_fractions()}, as measured GPUs reach")
         return ServingEstimator(
@@ -247,7 +250,9 @@ def _two_pools(cluster: Cluster, asked: ServingRequest) -> tuple[Cluster, ...]:
     """The chips of prefill and of decode workers, of a cluster of two kinds of chips."""
     if cluster.pools and (asked.workers is None or len(cluster.pools) != 2):
         rule = "has several kinds of chips, of which one replica has one"
-        raise bad_field("cluster", cluster.name, rule, "give prefill and decode workers of one kind each, such as --workers 3x4@h20:1x8@h200")
+        raise bad_field(
+            "cluster", cluster.name, rule, "give prefill and decode workers of one kind each, such as --workers 3x4@h20:1x8@h200"
+        )
     return joined_pools(cluster.pools) if cluster.pools else ()
 
 

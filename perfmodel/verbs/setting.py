@@ -278,9 +278,9 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
     )
     if not setting.cluster.pools:
         return plan
-    from perfmodel.cost.mixed import balanced_plan
+    from perfmodel.cost.mixed import balanced_plan, mixed_estimator
 
-    return balanced_plan(setting.estimator, plan)
+    return balanced_plan(mixed_estimator(setting.estimator), plan)
 
 
 def with_context_form(given: dict[str, Any], setting: Setting, **before: int) -> dict[str, Any]:
@@ -317,9 +317,9 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
             "more are assumed to have the same bandwidth and latency between nodes"
         )
     if setting.cluster.pools:
-        from perfmodel.cost.mixed import placement_text
+        from perfmodel.cost.mixed import mixed_estimator, placement_text
 
-        warnings.append(placement_text(setting.estimator, prediction.plan))
+        warnings.append(placement_text(mixed_estimator(setting.estimator), prediction.plan))
     if prediction.host_memory:
         warnings.append(f"{format_bytes(prediction.host_memory)} for each chip lie in the host's memory")
     if recomputes_nothing_kept(prediction.plan):

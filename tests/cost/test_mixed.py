@@ -89,7 +89,7 @@ def test_batches_by_speed_are_quicker_and_not_for_weights_gathered_each_microbat
     equal, dealt = setting("16@dgx-h100+16@dgx-a100"), setting("16@dgx-h100+16@dgx-a100", settings={"batches_by_speed": True})
     before, after = (each.estimator.predict(plan_on(each, tp=2, dp_shard=16, zero=1)).step_time for each in (equal, dealt))
     assert after < 0.85 * before
-    with pytest.raises(InputError, match="batches_by_speed.*use --zero 0 or 1"):
+    with pytest.raises(InputError, match=r"batches_by_speed.*use --zero 0 or 1"):
         dealt.estimator.predict(plan_on(dealt, tp=2, dp_shard=16, zero=3))
 
 
@@ -99,7 +99,7 @@ def test_pipelines_are_told_apart_by_their_pools():
     assert [(each.pools, each.replicas) for each in in_order] == [((0, 1), 8)]
     inside = pipelines_of(plan_on(found, pp=2, tp=2, order=("tp", "cp", "pp", "dp_shard", "dp_replicate")), (16, 16))
     assert [(each.pools, each.replicas) for each in inside] == [((0, 0), 4), ((1, 1), 4)]
-    with pytest.raises(InputError, match="tp=8: .*two kinds"):
+    with pytest.raises(InputError, match=r"tp=8: .*two kinds"):
         pipelines_of(plan_on(found, tp=8), (12, 20))
 
 
