@@ -70,6 +70,8 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
     """The result of `find_limits`."""
     from perfmodel.cost.resolve import choose_calibration, resolve_estimator
     from perfmodel.hardware.calibration import Calibration
+    from perfmodel.hardware.mixed import check_equal_chips, is_mixed
+    from perfmodel.hardware.reader import load_cluster
     from perfmodel.planner.limits import Prober, chip_counts, fewest_chips, largest_global_batch, largest_micro_batch, longest_sequence
     from perfmodel.verbs.searching import space_in
 
@@ -90,6 +92,8 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         rule = f"{job.model.name} has learned positions for {job.transformer.max_position_embeddings} tokens only"
         raise bad_field("seq_len", job.seq_len, rule, "use a shorter sequence")
     assumed = {"calibration": asked.calibration, "profile": asked.profile, "settings": asked.stated()}
+    if is_mixed(str(asked.cluster)):
+        check_equal_chips(load_cluster(asked.cluster))
     setting = make_setting(job, asked.cluster, chips=1 if chips is None else chips, **assumed)
 
     measured = asked.calibration

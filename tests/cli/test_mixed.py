@@ -1,0 +1,58 @@
+"""Clusters of several kinds of chips from the command line."""
+
+import pytest
+
+MIX = "8@dgx-h100+8@dgx-a100"
+JOB = ["--model", "llama-3-8b", "--global-batch", "32", "--seq-len", "4k", "--cluster", MIX, "--profile", "megatron"]
+SERVED = ["--model", "llama-3-8b", "--input-len", "1000", "--output-len", "200", "--rate", "2"]
+
+
+def test_a_searched_plan_is_predicted_again_from_its_file(call, call_json, tmp_path):
+    best = call_json("search", *JOB, "--save", tmp_path / "best.yaml")["plans"][0]
+    again = call_json("predict", tmp_path / "best.yaml")
+    assert again["step_time"] == best["step_time"]
+    assert again["plan"]["cluster"] == MIX
+    code, out, _ = call("predict", tmp_path / "best.yaml", "--verbose")
+    assert code == 0
+    assert "layers of the stages" in out or "replicas:" in out
+
+
+def test_a_plan_of_a_mix_is_explained(call, tmp_path):
+    call("predict", *JOB, "--pp", "2", "--tp", "2", "--save", tmp_path / "plan.yaml")
+    code, out, _ = call("explain", tmp_path / "plan.yaml")
+    assert code == 0
+    assert MIX in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["limits", "--model", "llama-3-8b", "--seq-len", "4k", "--cluster", MIX], "several kinds of chips"),
+        (["predict", *JOB, "--chips", "8"], "has 16; leave it out"),
+        (["predict", *JOB, "--tp", "16"], "chips of two kinds"),
+        (["serve", *SERVED, "--cluster", MIX], "--workers 3x4@h20:1x8@h200"),
+        (["serve", *SERVED, "--workers", "1x4@h20:1x8"], "names the chips of one kind of worker only"),
+        (["serve", *SERVED, "--workers", "1x4@h20:1x8@h200", "--cluster", "dgx-h100"], "leave out one of the two"),
+        (["serve", *SERVED, "--workers", "2x8:1x8", "--cluster", MIX], "prefill workers take more than the 8 chips"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(call, arguments, says):
+    code, out, err = call(*arguments)
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_workers_on_their_own_chips_are_those_of_one_cluster_where_the_chips_are_the_same(call_json):
+    """A handover between pools takes the links between nodes, as two workers on two nodes do."""
+    one = call_json("serve", *SERVED, "--workers", "1x8:1x8", "--cluster", "dgx-h100", "--chips", "16")
+    two = call_json("serve", *SERVED, "--workers", "1x8@dgx-h100:1x8@dgx-h100")
+    assert two["tpot"] == one["tpot"]
+    assert two["ttft"]["mean"] == pytest.approx(one["ttft"]["mean"], rel=1e-9)
+
+
+def test_prompts_on_slower_chips_take_longer_and_answers_do_not(call_json):
+    fast = call_json("serve", *SERVED, "--workers", "1x8@dgx-h100:1x8@dgx-h100")
+    slow = call_json("serve", *SERVED, "--workers", "1x8@dgx-a100:1x8@dgx-h100")
+    assert slow["ttft"]["mean"] > 1.2 * fast["ttft"]["mean"]
+    assert slow["tpot"]["mean"] == pytest.approx(fast["tpot"]["mean"], rel=0.02)
