@@ -9,20 +9,40 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, show
-from perfmodel.cli.words import command
+from perfmodel.cli.words import command, flag
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.request import Request
 from perfmodel.report.document import Document
 
 
-@command(output=options.PLAIN_OUTPUT)
+@command(assumed=options.STARTED, output=options.PLAIN_OUTPUT)
 def report(
-    plans: Annotated[list[str], typer.Argument(metavar="PLAN.yaml...", help="A plan file or name; several: side by side.")],
+    plans: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PLAN|CONFIG|SEARCH.json...",
+            help="A plan, a framework's config or launch script, or what `search --json` printed; several plans: side by side.",
+        ),
+    ],
     *,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="Where the page goes.")] = Path("report.html"),
+    assumed: Request,
     output: Output,
 ) -> None:
     """Write a prediction as one HTML page: time, memory, schedule, other plans, uncertainty and sources."""
     from perfmodel.report.page import report_blocks, report_object
+    from perfmodel.verbs.configs import is_config, overridden_plan, start_from
     from perfmodel.verbs.reporting import write_report
 
-    page = write_report(plans, out=out)
+    if any(each.endswith(".json") and not is_config(each) for each in plans):
+        if len(plans) > 1:
+            raise InputError("plans: a search is a page by itself; give its file alone")
+        page = write_report(plans[0], out=out)
+    else:
+        starts = [start_from(each, assumed, spelled=flag) for each in plans]
+        found = [overridden_plan(each.plan, assumed, spelled=flag) for each in starts]
+        unchanged = [
+            path if plan == start.plan and start.setup is None else plan for path, plan, start in zip(plans, found, starts, strict=True)
+        ]
+        page = write_report(unchanged, out=out)
     show(Document(content=lambda: report_object(page, str(out)), blocks=lambda: report_blocks(page, str(out))), output)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.cost.trace import Detail, rank_timelines
-from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.files import read_text
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.plan_file import plan_text
-from perfmodel.planner.result import SearchResult
+from perfmodel.parallel.plan_file import plan_from_dict, plan_text
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.planner.result import AlikePlans, Expectation, Objective, SearchResult
+from perfmodel.planner.search import alike_kinds
 from perfmodel.report.page import Basis, Report, comparison_report, plan_report
 from perfmodel.report.predictions import short_names
-from perfmodel.verbs.api import compare_plans, explain_plan
+from perfmodel.verbs.api import compare_plans, explain_plan, predict_plan
 from perfmodel.verbs.setting import Name, load_plan, setting_of_plan
 from perfmodel.verbs.tracing import checked_ranks
 from perfmodel.workload.config import TransformerConfig
@@ -24,9 +30,13 @@ from perfmodel.workload.config import TransformerConfig
 def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, out: str | Path) -> Report:
     """The prediction of a plan as one HTML page: where time and memory go, the schedule, other plans, uncertainty and sources.
 
-    plans   a plan (file), several for a comparison, or the result of `find_plans`: its best plan and the others that it found
+    plans   a plan (file), several for a comparison, or the result of `find_plans` or the file of `search --json`: its best plan and the
+            others that it found
     out     file to write: .html
     """
+    name = "" if isinstance(plans, (Plan, SearchResult)) else str(plans if isinstance(plans, (str, Path)) else "")
+    if name.endswith(".json"):
+        plans = read_search(name)
     result = plans if isinstance(plans, SearchResult) else None
     if isinstance(plans, SearchResult):
         if not plans.plans:
@@ -41,7 +51,7 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
     found = [load_plan(each) for each in given]
     unnamed = "plan.yaml" if len(given) == 1 else "plan{}.yaml"
     names = [unnamed.format(number) if isinstance(each, Plan) else str(each) for number, each in enumerate(given, 1)]
-    command = f"perfmodel report {' '.join(map(shlex.quote, names))}"
+    command = f"perfmodel report {' '.join(map(shlex.quote, [name] if name.endswith('.json') else names))}"
     from perfmodel import __version__
 
     made_by = f"perfmodel {__version__}"
@@ -59,3 +69,47 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
         page = plan_report(explanation, timelines, basis, plan_text=texts[0], commands=commands, made_by=made_by, result=result)
     write_atomically(out, page.html)
     return page
+
+
+def read_search(path: str | Path) -> SearchResult:
+    """The result of a training search that `search --json` printed into a file. Its plans are predicted again."""
+    text = read_text(path, "JSON file")
+    try:
+        data = json.loads(text)
+        data["plans"], data["num_evaluated"]
+    except (ValueError, KeyError, TypeError):
+        rule = "is no result of a training search"
+        raise bad_field("plans", path, rule, "write one with `perfmodel search ... --json > search.json`") from None
+
+    def predicted(found: Mapping[str, Any]) -> Prediction:
+        return predict_plan(
+            plan_from_dict(found["plan"], where=str(path)), memory_headroom=data["memory_headroom"] or None, risk=data["risk"]
+        )
+
+    objective = Objective(data["objective"])
+    plans = tuple(predicted(each) for each in data["plans"])
+    places = tuple(each["place"] for each in data["plans"])
+    costs = [each.memory["total"] if objective is Objective.MEMORY else each.step_time for each in plans]
+    by_plan = {each.plan: each for each in plans}
+    kinds = alike_kinds(list(zip(costs, by_plan, strict=True)), places, data["ties"])
+    expectation = data["expectation"]
+    return SearchResult(
+        **{name: data[name] for name in _AS_SAVED},
+        objective=objective,
+        plans=plans,
+        places=places,
+        least_time=data["least_time"] or math.inf,
+        kinds=tuple(AlikePlans(place=place, prediction=by_plan[plan], alike=alike) for place, plan, alike in kinds),
+        pareto=tuple(map(predicted, data["pareto"])),
+        least_memory=(predicted(data["least_memory"]),) if data["least_memory"] else (),
+        baselines=(),
+        expectation=Expectation(**expectation) if expectation else None,
+        any_framework=(predicted(data["any_framework"]),) if data["any_framework"] else (),
+    )
+
+
+#: Fields of a search that its JSON has as they are.
+_AS_SAVED = (
+    *("num_evaluated", "num_feasible", "num_tight", "rejected", "left_out", "search_time", "interrupted"),
+    *("memory_capacity", "memory_usable", "memory_headroom", "risk", "ties"),
+)

@@ -37,7 +37,7 @@ def test_a_plan_of_a_mix_is_explained(call, tmp_path):
     ],
 )
 def test_what_cannot_be_is_one_sentence(call, arguments, says):
-    code, out, err = call(*arguments)
+    code, _, err = call(*arguments)
     assert code == 2
     assert says in err
     assert err.count("\n") == 1

@@ -1,8 +1,11 @@
 """`perfmodel report` from outside."""
 
+import json
 from html.parser import HTMLParser
 
 import pytest
+
+from tests.cli.test_configs import CASES
 
 VOID = {"meta", "br", "path", "rect", "circle"}
 
@@ -58,3 +61,41 @@ def test_a_refused_report_leaves_nothing(call, out, tmp_path):
     code, printed, error = call("report", "ddp", "--out", out)
     assert (code, printed, error.count("\n")) == (2, "", 1)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+SEARCHED = ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--chips", "16", "--global-batch", "64", "--seq-len", "4k"]
+
+
+def test_a_saved_search_is_the_page_of_its_result(call, call_json, tmp_path):
+    found = call_json("search", *SEARCHED, "--profile", "megatron")
+    (tmp_path / "search.json").write_text(json.dumps(found), encoding="utf-8")
+    page = call_json("report", "search.json", "--out", "page.html")
+    assert "best plans" in [name.lower() for name in page["sections"]]
+    text = read(tmp_path / "page.html")
+    assert f"{found['num_evaluated']:,} plans evaluated" in text
+    assert f"{found['plans'][0]['tokens_per_second_per_chip']:,.0f} tokens/s a chip" in text
+
+
+def test_the_framework_of_a_page_may_be_another_one(call, tmp_path):
+    pages = []
+    for profile in ("torch-fsdp2", "deepspeed"):
+        call("report", "fsdp", "--profile", profile, "--out", "page.html")
+        pages.append(read(tmp_path / "page.html"))
+    assert pages[0] != pages[1]
+    assert "deepspeed" in pages[1]
+
+
+def test_a_configuration_has_a_page(call, tmp_path):
+    config = CASES / "05-torchtitan-toml" / "launch.txt"
+    code, _, _ = call("report", config, "--cluster", "dgx-h100", "--out", "page.html")
+    assert code == 0
+    assert "torchtitan" in read(tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", '{"plans": []}', '{"num_evaluated": 3}'])
+def test_other_json_is_refused(call, tmp_path, text):
+    (tmp_path / "search.json").write_text(text, encoding="utf-8")
+    code, _, err = call("report", "search.json", "--out", "page.html")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert not (tmp_path / "page.html").exists()
