@@ -23,6 +23,7 @@ from perfmodel.report.document import Text
 
 if TYPE_CHECKING:
     from perfmodel.report.document import Block, Document
+    from perfmodel.verbs.training import AskedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -167,18 +168,19 @@ class WholeRun:
         metavar="NAME=VALUE", repeats=True,
     )  # fmt: skip
 
-    def read(self) -> tuple[float, dict[str, str]]:
-        """Return the tokens, 0 where none are given, and the constants of the run by name; these need its tokens."""
-        from perfmodel.foundation.values import token_count
-
-        tokens = token_count(self.tokens) if self.tokens else 0.0
-        if self.assume and not tokens:
+    def read(self) -> AskedRun | None:
+        """Return the whole run, None where no tokens are given; constants need tokens."""
+        if self.assume and not self.tokens:
             raise InputError("--assume: is for the whole run; give its tokens, as --tokens 15T")
         pairs = [text.partition("=") for text in self.assume or ()]
         for name, equals, value in pairs:
             if not (name and equals and value):
                 raise bad_field("assume", name, "has no value", "write NAME=VALUE, such as pue=1.1")
-        return tokens, {name: value for name, _, value in pairs}
+        if not self.tokens:
+            return None
+        from perfmodel.verbs.training import read_run
+
+        return read_run(self.tokens, {name: value for name, _, value in pairs})
 
 
 def only_one(values: list[str], field: str) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,10 +26,10 @@ from perfmodel.planner.ties import TIES
 from perfmodel.report.document import Block, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
-    from perfmodel.cost.training_run import TrainingRun
     from perfmodel.parallel.prediction import NotPredicted
     from perfmodel.planner.result import FittingChange, SearchResult
     from perfmodel.verbs.setting import Setting
+    from perfmodel.verbs.training import AskedRun
 
 EXIT_NOTHING_FITS = 2
 EXIT_INTERRUPTED = 130
@@ -41,7 +42,7 @@ _COUNTED = {"chips": "chips", "global_batch": "sequences", "seq_len": "tokens"}
 class Ranking:
     """How plans are ordered, and how many are shown."""
 
-    objective: str = word("time, memory or chip-time", metavar="NAME", default_text="time")
+    objective: str = word("time, memory or chip-time; with --tokens also cost, energy or goodput-time", metavar="NAME", default_text="time")
     top: str = word("How many plans to show", kind=int, default_text="10")
     ties: str = word(
         "Plans so near the best are as good: the likeliest to fit, then the simplest first",
@@ -95,8 +96,8 @@ def search(
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
     check_frameworks(only_runnable=only_runnable, any_framework=any_framework)
     near = options.parse_fraction(ranking.ties, "ties")
-    num_tokens, assumed = run.read()
-    run_of = _run_of(num_tokens, assumed)
+    asked_run = run.read()
+    num_tokens = asked_run.tokens if asked_run else 0.0
     start = start_from(config, asked, spelled=flag) if config else None
     job = start.plan if start is not None else None
     requests = make_requests(asked, of_plan=start is not None, spelled=flag)
@@ -116,6 +117,7 @@ def search(
                 knobs,
                 maximum,
                 objective=ranking.objective,
+                run=asked_run,
                 top=whole(ranking.top, "top"),
                 headroom=headroom,
                 risk=allowed,
@@ -131,14 +133,13 @@ def search(
             break
     if not found:
         raise InputError(first_reasons(failures))
+    found.sort(key=lambda pair: pair[1].values[:1] or (math.inf,))  # by the objective of a whole run; else in the order given
     written = _write(found, files.save, files.plot)
     read = start.notes(verbose=output.verbose) if start is not None else []
     document = Document(
-        content=lambda: (
-            _object(found, failures, run_of=run_of, tokens=num_tokens, interval=interval) | (start.object() if start is not None else {})
-        ),
+        content=lambda: _object(found, failures, run=asked_run, interval=interval) | (start.object() if start is not None else {}),
         blocks=lambda: chain(
-            _blocks(found, failures, run_of=run_of, tokens=num_tokens, interval=interval, output=output),
+            _blocks(found, failures, run=asked_run, interval=interval, output=output),
             [Notes(read)] if read else (),
             replace(files, save=None, plot=None).written(output, **written),
         ),
@@ -162,6 +163,7 @@ def _search_once(
     maximum: dict[str, int],
     *,
     objective: str,
+    run: AskedRun | None,
     top: int,
     headroom: float,
     risk: float | None,
@@ -184,6 +186,7 @@ def _search_once(
             knobs,
             maximum,
             objective=objective,
+            run=run,
             top=top,
             memory_headroom=headroom,
             risk=risk,
@@ -223,30 +226,20 @@ def _rows(found: list[tuple[Setting, SearchResult]], *, tokens: float, interval:
         yield from search_rows(result, tokens=tokens, interval_of=partial(interval_in, setting) if interval else None)
 
 
-#: The whole run with the best plan of a search, where its tokens are given.
-RunOf: TypeAlias = "Callable[[Setting, SearchResult], list[TrainingRun]]"
-
-
-def _run_of(tokens: float, assumed: Mapping[str, str]) -> RunOf:
-    from perfmodel.hardware.assumptions import load_assumptions
-    from perfmodel.verbs.training import run_in
-
-    return lambda where, found: [run_in(where, each, tokens, load_assumptions().with_given(assumed)) for each in found.plans[:1] if tokens]
-
-
 def _object(
-    found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, run_of: RunOf, tokens: float, interval: bool
+    found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, run: AskedRun | None, interval: bool
 ) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object
     from perfmodel.report.searches import search_object
     from perfmodel.report.training_run import run_object
     from perfmodel.verbs.setting import interval_in, need_intervals
+    from perfmodel.verbs.training import run_in
 
-    objects = [search_object(result, tokens=tokens) for _, result in found]
+    objects = [search_object(result, tokens=run.tokens if run else 0.0) for _, result in found]
     for place, (setting, result) in zip(objects, found, strict=True):
         place |= setting.described()
-        for run in run_of(setting, result):
-            place["run"] = run_object(run)
+        if run is not None and result.plans:
+            place["run"] = run_object(run_in(setting, result.plans[0], run))
         if interval or need_intervals([setting]):
             for content, each in zip(place["plans"], result.plans, strict=True):
                 content |= confidence_object(each, interval_in(setting, each.plan), ())
@@ -258,16 +251,15 @@ def _blocks(
     found: list[tuple[Setting, SearchResult]],
     failures: list[NotPredicted],
     *,
-    run_of: RunOf,
-    tokens: float,
+    run: AskedRun | None,
     interval: bool,
     output: Output,
 ) -> Iterator[Block]:
     if len(found) + len(failures) == 1:
-        yield from _one_blocks(*found[0], run_of=run_of, interval=interval, output=output)
+        yield from _one_blocks(*found[0], run=run, interval=interval, output=output)
         return
     from perfmodel.report.predictions import convention_lines, settings_table, settings_title
-    from perfmodel.report.searches import search_line
+    from perfmodel.report.searches import search_line, value_cells
     from perfmodel.verbs.setting import interval_in, need_intervals
 
     best = [result.plans[0] for _, result in found if result.plans]
@@ -276,7 +268,8 @@ def _blocks(
         shows = interval or need_intervals(settings)
         intervals = [interval_in(setting, each.plan) for setting, each in zip(settings, best, strict=True)] if shows else []
         yield Text(f"{settings_title(best)}: the best plan of each")
-        yield settings_table(best, tokens=tokens, intervals=intervals)
+        of_run = value_cells(found[0][1].objective, [value for _, result in found for value in result.values[:1]])
+        yield settings_table(best, tokens=run.tokens if run else 0.0, intervals=intervals, of_run=of_run)
         yield Notes(convention_lines(best))
     shared = [name for name, _ in setting_words(found[0][0]).items() if len({setting_words(each)[name] for each, _ in found}) == 1]
     for number, (setting, result) in enumerate(found):
@@ -294,7 +287,7 @@ def setting_words(setting: Setting) -> dict[str, str]:
 _SHOWN = ("job", "layers", "plan", "framework", "based on")
 
 
-def _one_blocks(setting: Setting, result: SearchResult, *, run_of: RunOf, interval: bool, output: Output) -> Iterator[Block]:
+def _one_blocks(setting: Setting, result: SearchResult, *, run: AskedRun | None, interval: bool, output: Output) -> Iterator[Block]:
     from perfmodel.report.predictions import confidence_lines, headline, job_line, parts_table, verdict_line
     from perfmodel.report.searches import (
         baselines_table,
@@ -307,6 +300,7 @@ def _one_blocks(setting: Setting, result: SearchResult, *, run_of: RunOf, interv
     )
     from perfmodel.report.training_run import run_facts
     from perfmodel.verbs.setting import interval_in, need_intervals
+    from perfmodel.verbs.training import run_in
 
     searched = ("search", ("interrupted; the best so far: " if result.interrupted else "") + search_line(result))
     if result.plans:
@@ -318,7 +312,8 @@ def _one_blocks(setting: Setting, result: SearchResult, *, run_of: RunOf, interv
             facts += confidence_lines(best, interval_in(setting, best.plan))
         title = "The best plan" if str(result.objective) != "memory" else "The plan that needs the least memory"
         yield Facts(f"{title} {verdict_line(best)}", [*facts, searched])
-        yield from map(run_facts, run_of(setting, result))
+        if run is not None:
+            yield run_facts(run_in(setting, best, run))
         yield plans_table(result)
     else:
         yield Facts("No plan fits", [*([("job", job_line(result.least_memory[0].plan))] if result.least_memory else []), searched])

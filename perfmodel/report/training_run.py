@@ -12,7 +12,7 @@ from perfmodel.report.table import percent
 if TYPE_CHECKING:
     from perfmodel.cost.training_run import TrainingRun
 
-_JOULES_OF_A_MEGAWATT_HOUR, _KILOGRAMS_OF_A_TONNE = 3.6e9, 1e3
+JOULES_OF_A_MEGAWATT_HOUR, _KILOGRAMS_OF_A_TONNE = 3.6e9, 1e3
 
 
 def run_object(run: TrainingRun) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def run_facts(run: TrainingRun) -> Facts:
         ),
     ]
     if run.energy:
-        energy, carbon = run.energy / _JOULES_OF_A_MEGAWATT_HOUR, run.carbon / _KILOGRAMS_OF_A_TONNE
+        energy, carbon = run.energy / JOULES_OF_A_MEGAWATT_HOUR, run.carbon / _KILOGRAMS_OF_A_TONNE
         lines.append(("energy", f"{energy:,.0f} MWh, {carbon:,.0f} t CO2e"))
     if run.cost:
         lines.append(("cost", f"{run.cost:,.0f} USD at {run.cost / run.chip_hours:.2f} USD a chip-hour"))

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from perfmodel.cost.training_run import TrainingRun, checkpoint_bytes, training_run
+import numpy as np
+
+from perfmodel.cost.training_run import TrainingRun, checkpoint_bytes, interruptions, run_totals, training_run
+from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.values import token_count
 from perfmodel.hardware.assumptions import Assumption, Assumptions, load_assumptions
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.training_run import training_time
-from perfmodel.verbs.api import predict_plan
+from perfmodel.parallel.training_run import training_days, training_time
+from perfmodel.planner.result import Objective
 from perfmodel.verbs.setting import Name, Setting, setting_of_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AskedRun:
+    """Tokens of a whole run and the constants that hold for it."""
+
+    tokens: float
+    assumptions: Assumptions
 
 
 def estimate_run(plan: Plan | Name | Prediction, tokens: float | str, *, assume: Mapping[str, float | str] | None = None) -> TrainingRun:
@@ -21,21 +33,48 @@ def estimate_run(plan: Plan | Name | Prediction, tokens: float | str, *, assume:
     tokens   a number, or a text such as "15T"
     assume   values in place of those that `perfmodel assumptions` lists, also `location` and `price`: {"pue": 1.1, "location": "france"}
     """
+    from perfmodel.verbs.api import predict_plan
+
     prediction = plan if isinstance(plan, Prediction) else predict_plan(plan)
-    return run_in(setting_of_plan(prediction.plan), prediction, token_count(tokens), load_assumptions().with_given(assume or {}))
+    return run_in(setting_of_plan(prediction.plan), prediction, read_run(tokens, assume))
 
 
-def run_in(setting: Setting, prediction: Prediction, tokens: float, assumptions: Assumptions) -> TrainingRun:
+def read_run(tokens: float | str, assume: Mapping[str, float | str] | None = None) -> AskedRun:
+    """Return the run of these tokens under the shipped constants with the given ones in their place. Raises InputError."""
+    return AskedRun(tokens=token_count(tokens), assumptions=load_assumptions().with_given(assume or {}))
+
+
+def run_in(setting: Setting, prediction: Prediction, asked: AskedRun) -> TrainingRun:
     """`estimate_run` of a prediction in its setting."""
     return training_run(
-        tokens=tokens,
-        days=training_time(prediction, tokens)[0],
+        tokens=asked.tokens,
+        days=training_time(prediction, asked.tokens)[0],
         num_chips=prediction.plan.num_chips,
         checkpoint_bytes=checkpoint_bytes(prediction.plan.job),
         chip_watts=setting.cluster.chip.tdp_watts,
         price_per_hour=prediction.price_per_hour,
-        assumptions=assumptions,
+        assumptions=asked.assumptions,
     )
+
+
+def objective_values(objective: Objective, setting: Setting, step_times: Sequence[float], asked: AskedRun) -> tuple[float, ...]:
+    """Return the objective of a whole run for plans with these step times on the setting's chips. [USD, J or day]"""
+    chip, job = setting.cluster.chip, setting.job
+    if objective is Objective.COST and not (asked.assumptions.price or chip.price_per_hour):
+        raise InputError(f"objective=cost: no price of {chip.name} is known; give one, as --assume price=2.5 (USD for a chip-hour)")
+    if objective is Objective.ENERGY and not chip.tdp_watts:
+        raise InputError(f"objective=energy: the power of {chip.name} is not known; add it to the chip's file, or rank by time")
+    paused = interruptions(num_chips=setting.cluster.num_chips, checkpoint_bytes=checkpoint_bytes(job), assumptions=asked.assumptions)
+    totals = run_totals(
+        training_days(np.array(step_times), tokens=asked.tokens, tokens_per_step=job.tokens_per_step),
+        goodput=paused.goodput,
+        num_chips=setting.cluster.num_chips,
+        chip_watts=chip.tdp_watts,
+        price_per_hour=chip.price_per_hour,
+        assumptions=asked.assumptions,
+    )
+    column = {Objective.COST: totals.cost, Objective.ENERGY: totals.energy}.get(objective, totals.wall_days)
+    return tuple(np.asarray(column).tolist())
 
 
 def list_assumptions() -> tuple[Assumption, ...]:
