@@ -51,9 +51,18 @@ class Ranking:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SizingWords:
+    """Limits of a whole run under which clusters and numbers of chips are compared."""
+
+    by: str | None = word("With --tokens: size the cluster, to train by a deadline such as 30d", metavar="TIME")
+    budget: str | None = word("With --tokens: size the cluster, to train within a budget such as 2M", metavar="USD")
+
+
 @command(
     asked=Words(Request, several=True),
     chip=Words(options.ChipWords, several=True),
+    sizing=SizingWords,
     ranking=Ranking,
     knobs=Words(Knobs, several=True),
     maximum=largest_of(bounded_knobs()),
@@ -69,6 +78,7 @@ def search(
     *,
     asked: Request,
     chip: options.ChipWords,
+    sizing: SizingWords,
     ranking: Ranking,
     knobs: Knobs,
     maximum: dict[str, int],
@@ -84,7 +94,8 @@ def search(
     """Search the fastest parallel plans of a training job: every plan of the space is evaluated (docs/space.md).
 
     A knob that is given is fixed; --max-tp and the like bound the others. Flags marked [*] take several values, as --seq-len 4k,8k or again
-    and again. Exit code 2 when nothing fits; Ctrl-C shows the best so far.
+    and again. With --by or --budget: the front of time and cost over clusters and chips (left out: powers of two). Exit code 2 when nothing
+    fits or meets them; Ctrl-C shows the best so far.
     """
     from perfmodel.foundation.values import whole
     from perfmodel.parallel.prediction import NotPredicted, first_reasons
@@ -99,6 +110,17 @@ def search(
     asked_run = run.read()
     num_tokens = asked_run.tokens if asked_run else 0.0
     start = start_from(config, asked, spelled=flag) if config else None
+    if sizing.by or sizing.budget:
+        from perfmodel.cli.sizing import size
+
+        given = "--by" if sizing.by else "--budget"
+        others = {"--objective": ranking.objective != "time", "--top": ranking.top != "10", "--interval": interval}
+        for name in [name for name, is_given in others.items() if is_given]:
+            raise InputError(f"{name}: does not go with {given}, which compares clusters by time and cost; leave it out")
+        sized, is_met = size(
+            sizing, asked, knobs, maximum, run=asked_run, ties=near, any_framework=any_framework, start=start, files=files, output=output
+        )
+        return EXIT_INTERRUPTED if sized.interrupted else 0 if is_met else EXIT_NOTHING_FITS
     job = start.plan if start is not None else None
     requests = make_requests(asked, of_plan=start is not None, spelled=flag)
     headroom, allowed = requests[0].memory_headroom, requests[0].risk

@@ -375,8 +375,8 @@ def settings_table(
         )
     return Table(
         title="",
-        headers=("cluster", "chips", *varying, *map(words, knobs), *of_run, "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory",
-                 "fits", PROBABILITY, *days, "plan", "based on"),
+        headers=("cluster", "chips", *varying, *map(words, knobs), *of_run, "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU",
+                 "memory", "fits", PROBABILITY, *days, "plan", "based on"),
         rows=tuple(rows),
         fold=("plan", "based on"),
         optional=("TFLOP/s/chip", "fits", "based on", "MFU", "chip-hours", "tokens/s/chip"),
