@@ -93,9 +93,9 @@ def search(
 ) -> int:
     """Search the fastest parallel plans of a training job: every plan of the space is evaluated (docs/space.md).
 
-    A knob that is given is fixed; --max-tp and the like bound the others. Flags marked [*] take several values, as --seq-len 4k,8k or again
-    and again. With --by or --budget: the front of time and cost over clusters and chips (left out: powers of two). Exit code 2 when nothing
-    fits or meets them; Ctrl-C shows the best so far.
+    A knob that is given is fixed; --max-tp and the like bound the others. Flags marked [*] take several values, as --seq-len 4k,8k or
+    --chips 64..1024 (doubled). --by and --budget size the cluster: the front of time and cost over clusters, chips (left out: powers of
+    two) and plans. Exit code 2 when nothing fits or meets them; Ctrl-C shows the best so far.
     """
     from perfmodel.foundation.values import whole
     from perfmodel.parallel.prediction import NotPredicted, first_reasons

@@ -15,7 +15,7 @@ from perfmodel.parallel.training_run import SECONDS_OF_A_DAY
 from perfmodel.planner.sizing import SizedRun, Sizing
 from perfmodel.report.document import Facts
 from perfmodel.report.figures import name_spots, new_figure, plain_numbers, write_figure
-from perfmodel.report.predictions import prediction_object, settings_table, settings_title
+from perfmodel.report.predictions import prediction_object, settings_table, settings_title, workload_line
 from perfmodel.report.table import Table, percent
 from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR, run_object
 
@@ -124,10 +124,11 @@ def sizing_figure(found: Sizing) -> Figure:
     for (cluster, profile), some in lines.items():
         label = cluster if len({name for _, name in lines}) == 1 else f"{cluster}, {profile}"
         axes.plot(*zip(*map(spot, some), strict=True), "o-", markersize=4, linewidth=1.0, label=label)
-    axes.step(*zip(*map(spot, found.front), strict=True), where="post", color="black", linewidth=1.0, alpha=0.6, label="front")
-    for each, marker, name in ((found.cheapest, "*", "cheapest by the deadline"), (found.fastest, "P", "fastest within the budget")):
-        if each is not None:
-            axes.plot(*spot(each), marker, markersize=14, color="#D55E00", markeredgecolor="black", label=name, linestyle="none")
+    on_front = zip(*map(spot, found.front), strict=True)
+    axes.plot(*on_front, "o", markersize=9, markerfacecolor="none", markeredgecolor="black", label="front of time and cost")
+    for marked, marker, name in ((found.cheapest, "*", "cheapest by the deadline"), (found.fastest, "P", "fastest within the budget")):
+        if marked is not None:
+            axes.plot(*spot(marked), marker, markersize=14, color="#D55E00", markeredgecolor="black", label=name, linestyle="none")
     axes.set_xscale("log")
     axes.set_yscale("log")
     if found.deadline < math.inf:
@@ -137,8 +138,8 @@ def sizing_figure(found: Sizing) -> Figure:
     for axis in (axes.xaxis, axes.yaxis):
         plain_numbers(axis)
     axes.set(xlabel="days with failures and checkpoints", ylabel=f"cost [{unit}]")
-    tokens = format_count(found.runs[0].run.tokens)
-    axes.set_title(f"{settings_title([each.prediction for each in found.runs])}\n{tokens} tokens; labels: chips", fontsize=9)
+    first = found.runs[0]
+    axes.set_title(f"{workload_line(first.prediction.plan)}\n{format_count(first.run.tokens)} tokens; labels: chips", fontsize=9)
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8, framealpha=0.9)
     figure.draw_without_rendering()  # the layout of the axes decides where labels have room

@@ -1,23 +1,24 @@
 """The verb that sizes a cluster, for Python: which cluster and how many chips train a model by a deadline or within a budget.
 
-    import perfmodel
+import perfmodel
 
-    found = perfmodel.size_cluster(
-        model="llama-3-8b", cluster=["dgx-h100", "dgx-b200"], global_batch=512, seq_len="8k", tokens="1T", by="30d", budget="200k"
-    )
-    print(found.best)
+found = perfmodel.size_cluster(
+    model="llama-3-8b", cluster=["dgx-h100", "dgx-b200"], global_batch=512, seq_len="8k", tokens="1T", by="30d", budget="200k"
+)
+print(found.best)
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perfmodel.foundation.errors import InputError, bad_field, shown
+from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.units import QuantityKind, parse_quantity
-from perfmodel.foundation.values import check_progress, share
+from perfmodel.foundation.values import check_progress, doubled, share
 from perfmodel.foundation.words import Words, takes
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
@@ -81,24 +82,27 @@ def size_cluster(
 
 
 def read_deadline(by: float | str | None) -> float:
-    """Return a deadline, infinite where none is given. A number is days. [s]"""
+    """Return a deadline, infinite where none is given. A bare number is days. [s]"""
     if by is None:
         return math.inf
-    is_bare = isinstance(by, (int, float)) and not isinstance(by, bool)
-    found = parse_quantity(f"{by} d" if is_bare else by, QuantityKind.TIME, field="by")
-    if found <= 0:
-        raise bad_field("by", shown(by), "must be more than no time", "write 30d")
-    return found
+    return _positive(by if re.search("[a-z]", str(by)) else f"{by} d", QuantityKind.TIME, "by", by, "write 30d")
 
 
 def read_budget(budget: float | str | None) -> float:
     """Return a budget, infinite where none is given. [USD]"""
     if budget is None:
         return math.inf
-    text = budget.strip().removeprefix("$").removesuffix("USD") if isinstance(budget, str) else budget
-    found = parse_quantity(text, QuantityKind.COUNT, field="budget")
+    text = budget.strip().removeprefix("$").removesuffix("USD").replace("m", "M") if isinstance(budget, str) else budget
+    return _positive(text, QuantityKind.COUNT, "budget", budget, "write 2M or 250k (USD)")
+
+
+def _positive(text: object, kind: QuantityKind, field: str, given: object, remedy: str) -> float:
+    try:
+        found = parse_quantity(text, kind, field=field)
+    except InputError:
+        found = 0.0
     if found <= 0:
-        raise bad_field("budget", shown(budget), "must be more than nothing", "write 2M (USD)")
+        raise bad_field(field, given, f"must be a {'time' if kind is QuantityKind.TIME else 'cost'} above 0", remedy)
     return found
 
 
@@ -160,7 +164,7 @@ def _sizes(request: Request, plan: Plan | None) -> tuple[int, ...]:
     cluster: Cluster = find_cluster(name, 1 if needs_chips(name) else None)[1]
     most = cluster.largest_job or MOST_CHIPS if needs_chips(name) else cluster.num_chips
     node = min(cluster.chips_per_node, most)
-    return tuple(node * 2**power for power in reversed(range(int(math.log2(most / node) + 1e-9) + 1)))
+    return tuple(reversed(doubled(node, node * 2 ** int(math.log2(most / node)))))
 
 
 def _sized(
