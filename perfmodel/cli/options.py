@@ -164,7 +164,7 @@ class WholeRun:
 
     tokens: str | None = word("Tokens to train on, such as 15T: adds the whole run, with failures, energy and cost", metavar="COUNT")
     assume: Sequence[str] | None = word(
-        "With --tokens: a constant of the whole run (`perfmodel assumptions`), location=NAME or price=USD_PER_CHIP_HOUR",
+        "With --tokens: a constant of the whole run (`perfmodel assumptions`), location=NAME, price=USD_PER_CHIP_HOUR or price.CLUSTER=USD",
         metavar="NAME=VALUE", repeats=True,
     )  # fmt: skip
 

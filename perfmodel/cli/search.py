@@ -110,10 +110,10 @@ def search(
     asked_run = run.read()
     num_tokens = asked_run.tokens if asked_run else 0.0
     start = start_from(config, asked, spelled=flag) if config else None
-    if sizing.by or sizing.budget:
+    if sizing.by is not None or sizing.budget is not None:
         from perfmodel.cli.sizing import size
 
-        given = "--by" if sizing.by else "--budget"
+        given = "--by" if sizing.by is not None else "--budget"
         others = {"--objective": ranking.objective != "time", "--top": ranking.top != "10", "--interval": interval}
         for name in [name for name, is_given in others.items() if is_given]:
             raise InputError(f"{name}: does not go with {given}, which compares clusters by time and cost; leave it out")

@@ -41,7 +41,7 @@ def size(
     from perfmodel.verbs.sizing import read_budget, read_deadline, size_asked
 
     if run is None:
-        name = "by" if wanted.by else "budget"
+        name = "by" if wanted.by is not None else "budget"
         raise InputError(f"{flag(name)}: sizes a cluster for a whole run; give its tokens, as --tokens 15T")
     deadline, budget = read_deadline(wanted.by), read_budget(wanted.budget)
     with Progress("size") as progress, first_interrupt() as was_interrupted:

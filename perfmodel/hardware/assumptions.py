@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
+
+if TYPE_CHECKING:
+    from perfmodel.hardware.cluster import Cluster
 
 #: Assumptions that are shares of a whole, above 0 and at most 1.
 _SHARES = ("spares_confidence", "power_utilization")
@@ -38,30 +41,38 @@ class Assumptions:
 
     by_location   grams of CO2 equivalents for each kWh [g/kWh]
     price         of a chip-hour, where the user gives one; 0: that of the chip's price table [USD/h]
+    prices        the same of single clusters or chips by name, before `price` [USD/h]
     """
 
     constants: Mapping[str, Assumption]
     by_location: Mapping[str, float]
     price: float = 0.0
+    prices: Mapping[str, float] = field(default_factory=dict)
 
     def value(self, name: str) -> float:
         return self.constants[name].value
 
     def with_given(self, given: Mapping[str, float | str]) -> Assumptions:
-        """Return the assumptions with the user's values: names of constants, `location` and `price`."""
-        constants, price = dict(self.constants), self.price
+        """Return the assumptions with the user's values: names of constants, `location`, `price` and `price.NAME`."""
+        constants, price, prices = dict(self.constants), self.price, dict(self.prices)
         for name, value in given.items():
-            field = f"assume {name}"
+            word = f"assume {name}"
             if name == LOCATION:
                 constants["carbon_intensity"] = self._at(str(value).lower())
             elif name == PRICE:
-                price = _positive(value, field)
+                price = _positive(value, word)
+            elif name.startswith(f"{PRICE}."):
+                prices[_priced(name)] = _positive(value, word)
             elif name in constants:
-                constants[name] = _replaced(constants[name], _positive(value, field))
+                constants[name] = _replaced(constants[name], _positive(value, word))
             else:
                 known = (*constants, LOCATION, PRICE)
                 raise InputError(f"assume={name}: is no assumption{suggest(name, known)}")
-        return Assumptions(constants=constants, by_location=self.by_location, price=price)
+        return Assumptions(constants=constants, by_location=self.by_location, price=price, prices=prices)
+
+    def on(self, cluster: Cluster) -> Assumptions:
+        """Return the assumptions with the price that the user gives for this cluster, or for its chip, in place of `price`."""
+        return replace(self, price=self.prices.get(cluster.name) or self.prices.get(cluster.chip.name) or self.price)
 
     def _at(self, location: str) -> Assumption:
         if location not in self.by_location:
@@ -85,6 +96,17 @@ def _read(name: str, entry: Mapping[str, Any]) -> Assumption:
 
 def _replaced(constant: Assumption, value: float, source: str = "given by the user") -> Assumption:
     return replace(constant, value=value, low=value, high=value, provenance="given", source=source)
+
+
+def _priced(name: str) -> str:
+    """Return the cluster or chip of `price.NAME`."""
+    from perfmodel.hardware.reader import list_chips, list_clusters
+
+    known = (*list_clusters(), *list_chips())
+    stem = name.removeprefix(f"{PRICE}.")
+    if stem not in known:
+        raise InputError(f"assume={name}: {stem or 'nothing'} is no cluster and no chip{suggest(stem, known)}")
+    return stem
 
 
 def _positive(value: float | str, field: str) -> float:

@@ -31,7 +31,8 @@ def estimate_run(plan: Plan | Name | Prediction, tokens: float | str, *, assume:
 
     plan     a plan, its file, or a prediction, whose step time is taken
     tokens   a number, or a text such as "15T"
-    assume   values in place of those that `perfmodel assumptions` lists, also `location` and `price`: {"pue": 1.1, "location": "france"}
+    assume   values in place of those that `perfmodel assumptions` lists, also `location`, `price` and the price on one cluster or chip:
+             {"pue": 1.1, "location": "france", "price.dgx-b200": 4.2}
     """
     from perfmodel.verbs.api import predict_plan
 
@@ -53,14 +54,14 @@ def run_in(setting: Setting, prediction: Prediction, asked: AskedRun) -> Trainin
         checkpoint_bytes=checkpoint_bytes(prediction.plan.job),
         chip_watts=setting.cluster.chip.tdp_watts,
         price_per_hour=prediction.price_per_hour,
-        assumptions=asked.assumptions,
+        assumptions=asked.assumptions.on(setting.cluster),
     )
 
 
 def objective_values(objective: Objective, setting: Setting, step_times: Sequence[float], asked: AskedRun) -> tuple[float, ...]:
     """Return the objective of a whole run for plans with these step times on the setting's chips. [USD, J or day]"""
-    chip, job = setting.cluster.chip, setting.job
-    if objective is Objective.COST and not (asked.assumptions.price or chip.price_per_hour):
+    chip, job, assumptions = setting.cluster.chip, setting.job, asked.assumptions.on(setting.cluster)
+    if objective is Objective.COST and not (assumptions.price or chip.price_per_hour):
         raise InputError(f"objective=cost: no price of {chip.name} is known; give one, as --assume price=2.5 (USD for a chip-hour)")
     if objective is Objective.ENERGY and not chip.tdp_watts:
         raise InputError(f"objective=energy: the power of {chip.name} is not known; add it to the chip's file, or rank by time")
@@ -71,7 +72,7 @@ def objective_values(objective: Objective, setting: Setting, step_times: Sequenc
         num_chips=setting.cluster.num_chips,
         chip_watts=chip.tdp_watts,
         price_per_hour=chip.price_per_hour,
-        assumptions=asked.assumptions,
+        assumptions=assumptions,
     )
     column = {Objective.COST: totals.cost, Objective.ENERGY: totals.energy}.get(objective, totals.wall_days)
     return tuple(np.asarray(column).tolist())
