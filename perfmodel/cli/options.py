@@ -172,15 +172,11 @@ class WholeRun:
         """Return the whole run, None where no tokens are given; constants need tokens."""
         if self.assume and not self.tokens:
             raise InputError("--assume: is for the whole run; give its tokens, as --tokens 15T")
-        pairs = [text.partition("=") for text in self.assume or ()]
-        for name, equals, value in pairs:
-            if not (name and equals and value):
-                raise bad_field("assume", name, "has no value", "write NAME=VALUE, such as pue=1.1")
-        if not self.tokens:
-            return None
+        from perfmodel.hardware.assumptions import read_assumed
         from perfmodel.verbs.training import read_run
 
-        return read_run(self.tokens, {name: value for name, _, value in pairs})
+        assumed = read_assumed(self.assume)
+        return read_run(self.tokens, assumed) if self.tokens else None
 
 
 def only_one(values: list[str], field: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,19 @@ class Assumptions:
             known = ", ".join(self.by_location)
             raise bad_field("assume location", location, "has no carbon intensity", f"use {known}, or --assume carbon_intensity=G_PER_KWH")
         return _replaced(self.constants["carbon_intensity"], self.by_location[location], f"Ember, year 2023: {location}")
+
+
+def read_assumed(given: Mapping[str, float | str] | Sequence[str] | None) -> dict[str, float | str]:
+    """Return given values by name; texts are NAME=VALUE, as a command line has them. Raises InputError."""
+    if given is None or isinstance(given, Mapping):
+        return dict(given or {})
+    if isinstance(given, str):
+        given = [given]
+    pairs = [str(text).partition("=") for text in given]
+    for name, equals, value in pairs:
+        if not (name and equals and value):
+            raise bad_field("assume", name, "has no value", "write NAME=VALUE, such as pue=1.1")
+    return {name: value for name, _, value in pairs}
 
 
 def load_assumptions() -> Assumptions:

@@ -12,7 +12,7 @@ from perfmodel.report.table import percent
 if TYPE_CHECKING:
     from perfmodel.cost.training_run import TrainingRun
 
-JOULES_OF_A_MEGAWATT_HOUR, _KILOGRAMS_OF_A_TONNE = 3.6e9, 1e3
+JOULES_OF_A_KILOWATT_HOUR, JOULES_OF_A_MEGAWATT_HOUR, _KILOGRAMS_OF_A_TONNE = 3.6e6, 3.6e9, 1e3
 
 
 def run_object(run: TrainingRun) -> dict[str, Any]:

@@ -32,7 +32,7 @@ DEFAULT_POINTS = 8
 #: Words of a service's request that describe its plan.
 SERVING_KNOBS = ("tp", "pp", "ep", "attention_dp", "dcp", "pcp", "replicas", "max_batch", "max_tokens")
 #: Words that are no axis: they name the system or how it is judged.
-_NO_AXIS = {"model", "cluster", "nodes", "settings", "workers", "memory_headroom", "risk", "chip"}
+_NO_AXIS = {"model", "cluster", "nodes", "settings", "workers", "memory_headroom", "risk", "chip", "assume"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
