@@ -173,11 +173,10 @@ def _one_object(
 ) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object, prediction_object
     from perfmodel.report.remedies import remedies_objects
-    from perfmodel.report.training_run import run_object
 
     prediction, content = answer.prediction, prediction_object(answer.prediction, tokens=tokens)
     for run in runs:
-        content["run"] = run_object(run)
+        content["run"] = run.to_dict()
     for interval, named in confidences:
         content |= confidence_object(prediction, interval, named)
     if answer.changes:
@@ -239,11 +238,10 @@ def _several_object(
     confidences: Sequence[Confidence],
 ) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object, prediction_object
-    from perfmodel.report.training_run import run_object
 
     objects = [prediction_object(each, tokens=tokens) for each in predictions]
     for content, run in zip(objects, runs, strict=bool(runs)):
-        content["run"] = run_object(run)
+        content["run"] = run.to_dict()
     for content, prediction, (interval, named) in zip(objects, predictions, confidences, strict=bool(confidences)):
         content |= confidence_object(prediction, interval, named)
     return {"predictions": objects, "not_predicted": [{**each.asked, "reason": each.reason} for each in failures]}

@@ -253,7 +253,6 @@ def _object(
 ) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object
     from perfmodel.report.searches import search_object
-    from perfmodel.report.training_run import run_object
     from perfmodel.verbs.setting import interval_in, need_intervals
     from perfmodel.verbs.training import run_in
 
@@ -261,7 +260,7 @@ def _object(
     for place, (setting, result) in zip(objects, found, strict=True):
         place |= setting.described()
         if run is not None and result.plans:
-            place["run"] = run_object(run_in(setting, result.plans[0], run))
+            place["run"] = run_in(setting, result.plans[0], run).to_dict()
         if interval or need_intervals([setting]):
             for content, each in zip(place["plans"], result.plans, strict=True):
                 content |= confidence_object(each, interval_in(setting, each.plan), ())

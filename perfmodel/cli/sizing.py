@@ -37,7 +37,7 @@ def size(
     output: Output,
 ) -> tuple[Sizing, bool]:
     """Print the front and write the files. Returns the result, and whether some run meets deadline and budget."""
-    from perfmodel.report.sizing import nothing_meets, plot_sizing, sizing_facts, sizing_object, sizing_rows, sizing_table
+    from perfmodel.report.sizing import nothing_meets, plot_sizing, sizing_facts, sizing_object, sizing_table
     from perfmodel.verbs.sizing import read_budget, read_deadline, size_asked
 
     if run is None:
@@ -70,7 +70,7 @@ def size(
     document = Document(
         content=lambda: sizing_object(found) | (start.object() if start is not None else {}),
         blocks=lambda: chain(blocks(), files.written(output, plan=files.save if found.best is not None else None)),
-        rows=lambda: sizing_rows(found),
+        rows=found.rows,
     )
     files.write_csv(document)
     show(document, output)

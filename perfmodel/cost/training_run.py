@@ -5,6 +5,7 @@ Nothing here enters a step time. Constants are `perfmodel.hardware.assumptions`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -111,6 +112,11 @@ class TrainingRun:
     energy: float
     carbon: float
     cost: float
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Return the fields as in `--json`: SI units, days and hours as their names say; None where nothing is known."""
+        content = dataclasses.asdict(self)
+        return content | dict.fromkeys(name for name in ("energy", "carbon", "cost") if not content[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

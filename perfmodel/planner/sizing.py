@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from perfmodel.cost.training_run import TrainingRun
+from perfmodel.foundation.frames import data_frame
 from perfmodel.parallel.prediction import NotPredicted, Prediction
+from perfmodel.parallel.rows import not_predicted_row, prediction_row
 from perfmodel.parallel.training_run import SECONDS_OF_A_DAY
 from perfmodel.search.select import Front
+
+if TYPE_CHECKING:
+    from perfmodel.foundation.frames import DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +41,7 @@ class SizedRun:
         return self.run.wall_days * SECONDS_OF_A_DAY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Sizing:
     """Runs on several clusters and numbers of chips.
 
@@ -80,6 +86,31 @@ class Sizing:
     def meets(self, each: SizedRun) -> bool:
         """Whether a run ends by the deadline and costs no more than the budget."""
         return each.wall_time <= self.deadline and each.run.cost <= self.budget
+
+    def mark(self, each: SizedRun) -> str:
+        """Return how tables mark a run: `cheapest`, `fastest`, `yes` for others on the front, else nothing."""
+        marks = [name for name, marked in (("cheapest", self.cheapest), ("fastest", self.fastest)) if each is marked]
+        return ", ".join(marks) or ("yes" if each in self.front else "")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each run, the fastest first, then one with its reason for each cluster without. Days, hours, J, kg, USD."""
+        sized = [
+            {"front": self.mark(each), "meets": self.meets(each)} | prediction_row(each.prediction) | each.run.to_dict()
+            for each in self.runs
+        ]
+        return [*sized, *map(not_predicted_row, self.not_sized)]
+
+    def to_frame(self) -> DataFrame:
+        """Return `rows` as a data frame."""
+        return data_frame(self.rows())
+
+    def __str__(self) -> str:
+        lines = (
+            f"{each.num_chips:,} chips of {each.cluster}: {each.run.wall_days:,.1f} days, {each.run.cost:,.0f} USD" for each in self.front
+        )
+        return f"{len(self.runs):,} runs; the front of time and cost:\n" + "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def size_runs(runs: Sequence[SizedRun], *, deadline: float = math.inf, budget: float = math.inf) -> Sizing:

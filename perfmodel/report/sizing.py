@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.foundation.units import format_count
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.prediction import PROBABILITY
-from perfmodel.parallel.rows import not_predicted_row, prediction_row
 from perfmodel.parallel.training_run import SECONDS_OF_A_DAY
 from perfmodel.planner.sizing import SizedRun, Sizing
 from perfmodel.report.document import Facts
 from perfmodel.report.figures import name_spots, new_figure, plain_numbers, write_figure
 from perfmodel.report.predictions import prediction_object, settings_table, settings_title, workload_line
 from perfmodel.report.table import Table, percent
-from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR, run_object
+from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,15 +57,10 @@ def sizing_table(found: Sizing) -> Table:
         "USD": [f"{run.cost:,.0f}" for run in runs],
         "goodput": [percent(run.goodput) for run in runs],
         "MWh": [f"{run.energy / JOULES_OF_A_MEGAWATT_HOUR:,.0f}" if run.energy else "-" for run in runs],
-        "front": [_mark(found, each) for each in found.runs],
+        "front": [found.mark(each) for each in found.runs],
     }
     table = settings_table([each.prediction for each in found.runs], of_run=columns)
     return replace(table, optional=(*table.optional, "step time", "memory", PROBABILITY))
-
-
-def _mark(found: Sizing, each: SizedRun) -> str:
-    marks = [name for name, marked in (("cheapest", found.cheapest), ("fastest", found.fastest)) if each is marked]
-    return ", ".join(marks) or ("yes" if each in found.front else "")
 
 
 def sizing_object(found: Sizing) -> dict[str, Any]:
@@ -82,7 +76,7 @@ def sizing_object(found: Sizing) -> dict[str, Any]:
         "runs": [
             {"cluster": each.cluster, "chips": each.num_chips, "meets": found.meets(each)}
             | prediction_object(each.prediction)
-            | {"run": run_object(each.run)}
+            | {"run": each.run.to_dict()}
             for each in found.runs
         ],
         "front": [place(each) for each in found.front],
@@ -94,15 +88,6 @@ def sizing_object(found: Sizing) -> dict[str, Any]:
         "notes": list(found.notes),
         "not_searched": [{**each.asked, "reason": each.reason} for each in found.not_sized],
     }
-
-
-def sizing_rows(found: Sizing) -> list[dict[str, Any]]:
-    """Return a row for each run, the fastest first, then one with its reason for each cluster without a run. Days, hours, J, kg, USD."""
-    rows = [
-        {"front": _mark(found, each), "meets": found.meets(each)} | prediction_row(each.prediction) | run_object(each.run)
-        for each in found.runs
-    ]
-    return [*rows, *map(not_predicted_row, found.not_sized)]
 
 
 def plot_sizing(found: Sizing, path: Path) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfmodel.foundation.units import format_bytes, format_count, format_time
 from perfmodel.report.document import Facts
@@ -13,13 +12,6 @@ if TYPE_CHECKING:
     from perfmodel.cost.training_run import TrainingRun
 
 JOULES_OF_A_KILOWATT_HOUR, JOULES_OF_A_MEGAWATT_HOUR, _KILOGRAMS_OF_A_TONNE = 3.6e6, 3.6e9, 1e3
-
-
-def run_object(run: TrainingRun) -> dict[str, Any]:
-    """Return the fields of `run` in `--json`: SI units, days and hours as their names say; null where nothing is known."""
-    content = dataclasses.asdict(run)
-    unknown = [name for name in ("energy", "carbon", "cost") if not content[name]]
-    return content | dict.fromkeys(unknown)
 
 
 def run_facts(run: TrainingRun) -> Facts:
