@@ -11,6 +11,7 @@ import numpy as np
 
 from perfmodel.cost.training_run import TrainingRun
 from perfmodel.foundation.frames import data_frame
+from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.prediction import NotPredicted, Prediction
 from perfmodel.parallel.rows import not_predicted_row, prediction_row
 from perfmodel.parallel.training_run import SECONDS_OF_A_DAY
@@ -39,6 +40,9 @@ class SizedRun:
     def wall_time(self) -> float:
         """With failures and checkpoints. [s]"""
         return self.run.wall_days * SECONDS_OF_A_DAY
+
+    def __str__(self) -> str:
+        return f"{chips_text(self.num_chips)} of {short_name(self.cluster)}: {self.run.wall_days:,.1f} days, {self.run.cost:,.0f} USD"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -105,10 +109,7 @@ class Sizing:
         return data_frame(self.rows())
 
     def __str__(self) -> str:
-        lines = (
-            f"{each.num_chips:,} chips of {each.cluster}: {each.run.wall_days:,.1f} days, {each.run.cost:,.0f} USD" for each in self.front
-        )
-        return f"{len(self.runs):,} runs; the front of time and cost:\n" + "\n".join(lines)
+        return "\n".join([f"{len(self.runs):,} runs; the front of time and cost:", *map(str, self.front)])
 
     __repr__ = __str__
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.units import format_count
-from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.prediction import PROBABILITY
 from perfmodel.parallel.training_run import SECONDS_OF_A_DAY
 from perfmodel.planner.sizing import SizedRun, Sizing
@@ -22,17 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def run_text(each: SizedRun) -> str:
-    """`512 chips of dgx-b200: 23.9 days, 1,615,773 USD`."""
-    return f"{chips_text(each.num_chips)} of {short_name(each.cluster)}: {each.run.wall_days:,.1f} days, {each.run.cost:,.0f} USD"
-
-
 def nothing_meets(found: Sizing) -> str:
     """One sentence where no run meets deadline and budget: the nearest that does."""
     limits = [f"in {found.deadline / SECONDS_OF_A_DAY:,.4g} days"] if found.deadline < math.inf else []
     limits += [f"for {found.budget:,.0f} USD"] if found.budget < math.inf else []
     tokens = format_count(found.nearest.run.tokens)
-    return f"none of {len(found.runs):,} runs trains {tokens} tokens {' '.join(limits)}; the nearest is {run_text(found.nearest)}"
+    return f"none of {len(found.runs):,} runs trains {tokens} tokens {' '.join(limits)}; the nearest is {found.nearest}"
 
 
 def sizing_facts(found: Sizing) -> Facts:
@@ -41,9 +35,9 @@ def sizing_facts(found: Sizing) -> Facts:
     lines = []
     if found.deadline < math.inf:
         within = f"cheapest in {found.deadline / SECONDS_OF_A_DAY:,.4g} days"
-        lines.append((within, run_text(found.cheapest) if found.cheapest else "none"))
+        lines.append((within, str(found.cheapest or "none")))
     if found.budget < math.inf:
-        lines.append((f"fastest for {found.budget:,.0f} USD", run_text(found.fastest) if found.fastest else "none"))
+        lines.append((f"fastest for {found.budget:,.0f} USD", str(found.fastest or "none")))
     lines += [("", note) for note in found.notes]
     lines.append(("based on", "`perfmodel assumptions`; --assume NAME=VALUE replaces one"))
     return Facts(f"{settings_title([each.prediction for each in found.runs])}, {format_count(run.tokens)} tokens", lines)

@@ -58,15 +58,15 @@ def test_the_front_is_what_no_run_beats_by_brute_force(sized):
 )
 def test_marks_are_those_of_all_runs_not_of_the_front_alone(points, deadline, budget):
     one = all_runs().runs[0]
-    runs = [replace(one, run=replace(one.run, wall_days=days / 86400, cost=float(cost))) for days, cost in points]
-    found = size_runs(runs, deadline=float(deadline), budget=float(budget))
+    runs = [replace(one, run=replace(one.run, wall_days=float(days), cost=float(cost))) for days, cost in points]
+    found = size_runs(runs, deadline=86400.0 * deadline, budget=float(budget))
     in_time, within = [[p for p in points if p[at] <= limit] for at, limit in ((0, deadline), (1, budget))]
     assert (found.cheapest.run.cost if found.cheapest else None) == min((p[1] for p in in_time), default=None)
-    assert (round(found.fastest.wall_time) if found.fastest else None) == min((p[0] for p in within), default=None)
+    assert (found.fastest.run.wall_days if found.fastest else None) == min((p[0] for p in within), default=None)
     both = [p for p in in_time if p in within]
     assert (found.best.run.cost if found.best else None) == min((p[1] for p in both), default=None)
     nearest = min(max(p[0] / deadline, p[1] / budget) for p in points)
-    assert max(found.nearest.wall_time / deadline, found.nearest.run.cost / budget) == pytest.approx(nearest)
+    assert max(found.nearest.run.wall_days / deadline, found.nearest.run.cost / budget) == pytest.approx(nearest)
 
 
 def test_a_deadline_and_a_budget_that_nothing_meets_name_the_nearest():
