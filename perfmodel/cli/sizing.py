@@ -37,7 +37,7 @@ def size(
     output: Output,
 ) -> tuple[Sizing, bool]:
     """Print the front and write the files. Returns the result, and whether some run meets deadline and budget."""
-    from perfmodel.report.sizing import nothing_meets, plot_sizing, sizing_facts, sizing_object, sizing_table
+    from perfmodel.report.sizing import plot_sizing, sizing_facts, sizing_object, sizing_table
     from perfmodel.verbs.sizing import read_budget, read_deadline, size_asked
 
     if run is None:
@@ -76,5 +76,5 @@ def size(
     show(document, output)
     if found.best is None and not found.interrupted:
         sys.stdout.flush()
-        complain(nothing_meets(found), code=ErrorCode.NOTHING_MEETS, as_json=output.form is Form.JSON)
+        complain(found.reason, code=ErrorCode.NOTHING_MEETS, as_json=output.form is Form.JSON)
     return found, found.best is not None

@@ -11,6 +11,7 @@ import numpy as np
 
 from perfmodel.cost.training_run import TrainingRun
 from perfmodel.foundation.frames import data_frame
+from perfmodel.foundation.units import format_count
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.prediction import NotPredicted, Prediction
 from perfmodel.parallel.rows import not_predicted_row, prediction_row
@@ -86,6 +87,16 @@ class Sizing:
     def nearest(self) -> SizedRun:
         """The run that exceeds deadline and budget by the least factor, the larger of the two."""
         return min(self.front, key=lambda each: max(each.wall_time / self.deadline, each.run.cost / self.budget))
+
+    @property
+    def reason(self) -> str:
+        """One sentence where no run meets deadline and budget, with the nearest that does; else empty."""
+        if self.best is not None:
+            return ""
+        limits = f" in {self.deadline / SECONDS_OF_A_DAY:,.4g} days" if self.deadline < math.inf else ""
+        limits += f" for {self.budget:,.0f} USD" if self.budget < math.inf else ""
+        tokens = format_count(self.nearest.run.tokens)
+        return f"none of {len(self.runs):,} runs trains {tokens} tokens{limits}; the nearest is {self.nearest}"
 
     def meets(self, each: SizedRun) -> bool:
         """Whether a run ends by the deadline and costs no more than the budget."""

@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def nothing_meets(found: Sizing) -> str:
-    """One sentence where no run meets deadline and budget: the nearest that does."""
-    limits = [f"in {found.deadline / SECONDS_OF_A_DAY:,.4g} days"] if found.deadline < math.inf else []
-    limits += [f"for {found.budget:,.0f} USD"] if found.budget < math.inf else []
-    tokens = format_count(found.nearest.run.tokens)
-    return f"none of {len(found.runs):,} runs trains {tokens} tokens {' '.join(limits)}; the nearest is {found.nearest}"
-
-
 def sizing_facts(found: Sizing) -> Facts:
     """The answer in a few lines."""
     run = found.runs[0].run

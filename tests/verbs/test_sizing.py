@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.planner.sizing import size_runs
-from perfmodel.report.sizing import nothing_meets
 from perfmodel.verbs.sizing import read_budget, read_deadline
 
 JOB = dict(model="gpt2", global_batch=64, seq_len="1k", profile="megatron", tp=1, pp=1, cp=1)
@@ -72,9 +71,8 @@ def test_marks_are_those_of_all_runs_not_of_the_front_alone(points, deadline, bu
 def test_a_deadline_and_a_budget_that_nothing_meets_name_the_nearest():
     found = perfmodel.size_cluster(**{**RUN, "cluster": "dgx-h100", "chips": [8, 16]}, by="1d", budget=100)
     assert found.best is found.cheapest is found.fastest is None
-    sentence = nothing_meets(found)
-    assert sentence.startswith("none of 2 runs trains 1T tokens in 1 days for 100 USD; the nearest is 8 chips of dgx-h100: ")
-    assert f"{found.nearest.run.wall_days:,.1f} days, {found.nearest.run.cost:,.0f} USD" in sentence
+    assert found.reason.startswith("none of 2 runs trains 1T tokens in 1 days for 100 USD; the nearest is 8 chips of dgx-h100: ")
+    assert f"{found.nearest.run.wall_days:,.1f} days, {found.nearest.run.cost:,.0f} USD" in found.reason
 
 
 def test_without_chips_powers_of_two_times_a_node_are_tried_until_a_run_is_twice_too_late():
