@@ -40,8 +40,10 @@ _COUNTED = {"chips": "chips", "global_batch": "sequences", "seq_len": "tokens"}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Ranking:
-    """How plans are ordered, and how many are shown."""
+    """How plans are ordered, and how many are shown; by and budget: limits under which clusters and numbers of chips are compared."""
 
+    by: str | None = word("With --tokens: size the cluster, to train by a deadline such as 30d", metavar="TIME")
+    budget: str | None = word("With --tokens: size the cluster, to train within a budget such as 2M", metavar="USD")
     objective: str = word("time, memory or chip-time; with --tokens also cost, energy or goodput-time", metavar="NAME", default_text="time")
     top: str = word("How many plans to show", kind=int, default_text="10")
     ties: str = word(
@@ -51,18 +53,9 @@ class Ranking:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class SizingWords:
-    """Limits of a whole run under which clusters and numbers of chips are compared."""
-
-    by: str | None = word("With --tokens: size the cluster, to train by a deadline such as 30d", metavar="TIME")
-    budget: str | None = word("With --tokens: size the cluster, to train within a budget such as 2M", metavar="USD")
-
-
 @command(
     asked=Words(Request, several=True),
     chip=Words(options.ChipWords, several=True),
-    sizing=SizingWords,
     ranking=Ranking,
     knobs=Words(Knobs, several=True),
     maximum=largest_of(bounded_knobs()),
@@ -78,7 +71,6 @@ def search(
     *,
     asked: Request,
     chip: options.ChipWords,
-    sizing: SizingWords,
     ranking: Ranking,
     knobs: Knobs,
     maximum: dict[str, int],
@@ -110,15 +102,15 @@ def search(
     asked_run = run.read()
     num_tokens = asked_run.tokens if asked_run else 0.0
     start = start_from(config, asked, spelled=flag) if config else None
-    if sizing.by is not None or sizing.budget is not None:
+    if ranking.by is not None or ranking.budget is not None:
         from perfmodel.cli.sizing import size
 
-        given = "--by" if sizing.by is not None else "--budget"
+        given = "--by" if ranking.by is not None else "--budget"
         others = {"--objective": ranking.objective != "time", "--top": ranking.top != "10", "--interval": interval}
         for name in [name for name, is_given in others.items() if is_given]:
             raise InputError(f"{name}: does not go with {given}, which compares clusters by time and cost; leave it out")
         sized, is_met = size(
-            sizing, asked, knobs, maximum, run=asked_run, ties=near, any_framework=any_framework, start=start, files=files, output=output
+            ranking, asked, knobs, maximum, run=asked_run, ties=near, any_framework=any_framework, start=start, files=files, output=output
         )
         return EXIT_INTERRUPTED if sized.interrupted else 0 if is_met else EXIT_NOTHING_FITS
     job = start.plan if start is not None else None
@@ -195,7 +187,9 @@ def _search_once(
 ) -> tuple[SearchResult, bool]:
     """The result, and whether Ctrl-C came meanwhile: the search then ends with what it has."""
     from perfmodel.verbs.searching import search_in
+    from perfmodel.verbs.training import check_objective, with_run_values
 
+    check_objective(objective, setting, run)
     place = f"{setting.cluster.num_chips} chip{'s' * (setting.cluster.num_chips > 1)} of {short_name(setting.reference)}"
     with Progress(f"search on {place}") as progress, first_interrupt() as was_interrupted:
 
@@ -208,7 +202,6 @@ def _search_once(
             knobs,
             maximum,
             objective=objective,
-            run=run,
             top=top,
             memory_headroom=headroom,
             risk=risk,
@@ -217,7 +210,7 @@ def _search_once(
             with_remedies=with_remedies,
             progress=report,
         )
-        return result, was_interrupted()
+        return with_run_values(result, setting, run), was_interrupted()
 
 
 def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> dict[str, Path]:

@@ -15,7 +15,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.report.document import Block, Document, Notes, Text
 
 if TYPE_CHECKING:
-    from perfmodel.cli.search import SizingWords
+    from perfmodel.cli.search import Ranking
     from perfmodel.parallel.knobs import Knobs
     from perfmodel.parallel.request import Request
     from perfmodel.planner.sizing import Sizing
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def size(
-    wanted: SizingWords,
+    wanted: Ranking,
     asked: Request,
     knobs: Knobs,
     maximum: Mapping[str, int],

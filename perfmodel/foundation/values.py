@@ -167,14 +167,17 @@ def several_numbers(value: object, field: str) -> list[Any]:
             one, apart = text.strip().replace(",", ""), text.strip().replace(",", ", ")
             rule = f"may be {one} or {len(apart.split())} values"
             raise bad_field(field, text, rule, f"write {one}, or '{apart}' with spaces for several")
-    return [number for each in several(value) for number in (_numbers_between(each, field) if ".." in str(each) else [each])]
-
-
-def _numbers_between(text: str, field: str) -> list[int]:
-    first, *others = (whole(end, field) for end in text.split(".."))
-    if len(others) != 1 or others[0] < first:
-        raise bad_field(field, text, "must be two numbers, the smaller first", "write 256..2048 for 256,512,1024,2048")
-    return doubled(first, others[0])
+    found: list[Any] = []
+    for each in several(value):
+        ends = each.split("..") if isinstance(each, str) else [each]
+        if len(ends) == 1:
+            found.append(each)
+            continue
+        first, *others = (whole(end, field) for end in ends)
+        if len(others) != 1 or others[0] < first:
+            raise bad_field(field, each, "must be two numbers, the smaller first", "write 256..2048 for 256,512,1024,2048")
+        found += doubled(first, others[0])
+    return found
 
 
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+", re.ASCII)

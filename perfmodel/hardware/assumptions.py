@@ -62,7 +62,12 @@ class Assumptions:
             elif name == PRICE:
                 price = _positive(value, word)
             elif name.startswith(f"{PRICE}."):
-                prices[_priced(name)] = _positive(value, word)
+                from perfmodel.hardware.reader import list_chips, list_clusters
+
+                place, priced = name.removeprefix(f"{PRICE}."), (*list_clusters(), *list_chips())
+                if place not in priced:
+                    raise InputError(f"assume={name}: {place or 'nothing'} is no cluster and no chip{suggest(place, priced)}")
+                prices[place] = _positive(value, word)
             elif name in constants:
                 constants[name] = _replaced(constants[name], _positive(value, word))
             else:
@@ -109,17 +114,6 @@ def _read(name: str, entry: Mapping[str, Any]) -> Assumption:
 
 def _replaced(constant: Assumption, value: float, source: str = "given by the user") -> Assumption:
     return replace(constant, value=value, low=value, high=value, provenance="given", source=source)
-
-
-def _priced(name: str) -> str:
-    """Return the cluster or chip of `price.NAME`."""
-    from perfmodel.hardware.reader import list_chips, list_clusters
-
-    known = (*list_clusters(), *list_chips())
-    stem = name.removeprefix(f"{PRICE}.")
-    if stem not in known:
-        raise InputError(f"assume={name}: {stem or 'nothing'} is no cluster and no chip{suggest(stem, known)}")
-    return stem
 
 
 def _positive(value: float | str, field: str) -> float:

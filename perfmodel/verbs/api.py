@@ -38,7 +38,7 @@ from perfmodel.verbs.setting import (
     told,
     trust_in_plan,
 )
-from perfmodel.verbs.training import read_run
+from perfmodel.verbs.training import check_objective, read_run, with_run_values
 
 if TYPE_CHECKING:
     from perfmodel.cost.counts import Audit
@@ -141,13 +141,15 @@ def find_plans(
     if assume and tokens is None:
         raise bad_field("assume", shown(assume), "is for the whole run", 'give its tokens, as tokens="15T"')
     run = None if tokens is None else read_run(tokens, assume)
-    found = tuple(
-        search_in(
-            setting_of_request(request),
+    found = []
+    for request in make_requests(asked):
+        setting = setting_of_request(request)
+        check_objective(objective, setting, run)
+        result = search_in(
+            setting,
             knobs,
             {} if maximum is None else maximum,
             objective=objective,
-            run=run,
             top=top,
             memory_headroom=request.memory_headroom,
             risk=request.risk,
@@ -155,9 +157,8 @@ def find_plans(
             any_framework=any_framework,
             progress=progress,
         )
-        for request in make_requests(asked)
-    )
-    return found if asked.is_list or len(found) > 1 else found[0]
+        found.append(with_run_values(result, setting, run))
+    return tuple(found) if asked.is_list or len(found) > 1 else found[0]
 
 
 def explain_plan(

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from perfmodel.planner.remedies import Asked
     from perfmodel.planner.result import FittingChange, SearchResult
     from perfmodel.planner.uniform.space import Space
-    from perfmodel.verbs.training import AskedRun
 
 
 def search_in(
@@ -43,7 +42,6 @@ def search_in(
     maximum: Mapping[str, int],
     *,
     objective: str = "time",
-    run: AskedRun | None = None,
     top: int = 10,
     memory_headroom: float | None = None,
     risk: float | None = None,
@@ -51,25 +49,16 @@ def search_in(
     any_framework: bool = False,
     with_remedies: bool = True,
     with_beyond: bool = True,
-    with_baselines: bool = True,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
-    """Search a setting; see `find_plans`. with_beyond: also for plans that the framework cannot run, to say what that costs.
-
-    run   the whole run, where the objective is a total of it
-    """
+    """Search a setting; see `find_plans`. with_beyond: also for plans that the framework cannot run, to say what that costs."""
     from perfmodel.frameworks.ensemble import likely_profiles
     from perfmodel.planner.beyond import beyond_framework
     from perfmodel.planner.result import Objective
     from perfmodel.planner.search import search_plans
-    from perfmodel.verbs.training import objective_values
 
     check_headroom(memory_headroom)
     wanted = choice_of(Objective, text_of(objective, "objective", ", ".join(Objective)), "objective")
-    if wanted.is_of_run and run is None:
-        raise InputError(f"objective={wanted}: is of the whole run; give its tokens, as --tokens 15T")
-    if run is not None and wanted.is_of_run:
-        objective_values(wanted, setting, (), run)  # refuses a chip without what the objective needs
     check_progress(progress)
     top = whole(top, "top")
     space, attention = space_in(setting, knobs, maximum, any_framework=any_framework)
@@ -82,7 +71,6 @@ def search_in(
         risk=risk,
         ties=ties,
         attention=attention,
-        with_baselines=with_baselines,
         likely=likely_profiles(setting.estimator.profile) if ties else (),
         progress=progress,
     )
@@ -104,14 +92,6 @@ def search_in(
     if with_remedies and not (result.plans or result.interrupted):
         remedies = search_remedies(setting, knobs, maximum, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
         result = replace(result, remedies=remedies)
-
-    if run is not None and wanted.is_of_run:
-        kinds = objective_values(wanted, setting, [each.prediction.step_time for each in result.kinds], run)
-        result = replace(
-            result,
-            values=objective_values(wanted, setting, [each.step_time for each in result.plans], run),
-            kinds=tuple(replace(each, value=value) for each, value in zip(result.kinds, kinds, strict=True)),
-        )
 
     def named(predictions: tuple[Prediction, ...]) -> tuple[Prediction, ...]:
         return tuple(told(each, setting) for each in predictions)

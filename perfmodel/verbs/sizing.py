@@ -30,7 +30,7 @@ from perfmodel.planner.ties import TIES
 from perfmodel.verbs.requests import check_names, make_requests, needs_chips, setting_of_request
 from perfmodel.verbs.searching import search_in
 from perfmodel.verbs.setting import find_cluster
-from perfmodel.verbs.training import AskedRun, read_run, run_in
+from perfmodel.verbs.training import AskedRun, check_objective, read_run, run_in
 
 if TYPE_CHECKING:
     from perfmodel.hardware.cluster import Cluster
@@ -180,12 +180,11 @@ def _sized(
 ) -> SizedRun:
     """The run with the best plan of one request. Raises InputError where no plan fits or the chip has no price."""
     setting = setting_of_request(request, plan=plan)
+    check_objective("cost", setting, run)
     result = search_in(
         setting,
         knobs,
         maximum,
-        objective="cost",
-        run=run,
         top=1,
         memory_headroom=request.memory_headroom,
         risk=request.risk,
@@ -193,7 +192,6 @@ def _sized(
         any_framework=any_framework,
         with_remedies=False,
         with_beyond=False,
-        with_baselines=False,
         progress=progress,
     )
     if not result.plans:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from perfmodel.hardware.assumptions import Assumption, Assumptions, load_assumpt
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.training_run import training_days, training_time
-from perfmodel.planner.result import Objective
-from perfmodel.verbs.setting import Name, Setting, setting_of_plan
+from perfmodel.planner.result import Objective, SearchResult
+from perfmodel.verbs.setting import Name, Setting, load_plan, placed, predict_in, setting_of_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,10 +34,10 @@ def estimate_run(plan: Plan | Name | Prediction, tokens: float | str, *, assume:
     assume   values in place of those that `perfmodel assumptions` lists, also `location`, `price` and the price on one cluster or chip:
              {"pue": 1.1, "location": "france", "price.dgx-b200": 4.2}
     """
-    from perfmodel.verbs.api import predict_plan
-
-    prediction = plan if isinstance(plan, Prediction) else predict_plan(plan)
-    return run_in(setting_of_plan(prediction.plan), prediction, read_run(tokens, assume))
+    found = plan.plan if isinstance(plan, Prediction) else load_plan(plan)
+    setting = setting_of_plan(found)
+    prediction = plan if isinstance(plan, Prediction) else predict_in(setting, placed(found, setting))
+    return run_in(setting, prediction, read_run(tokens, assume))
 
 
 def read_run(tokens: float | str, assume: Mapping[str, float | str] | None = None) -> AskedRun:
@@ -61,11 +61,7 @@ def run_in(setting: Setting, prediction: Prediction, asked: AskedRun) -> Trainin
 def objective_values(objective: Objective, setting: Setting, step_times: Sequence[float], asked: AskedRun) -> tuple[float, ...]:
     """Return the objective of a whole run for plans with these step times on the setting's chips. [USD, J or day]"""
     chip, job, assumptions = setting.cluster.chip, setting.job, asked.assumptions.on(setting.cluster)
-    if objective is Objective.COST and not (assumptions.price or chip.price_per_hour):
-        raise InputError(f"objective=cost: no price of {chip.name} is known; give one, as --assume price=2.5 (USD for a chip-hour)")
-    if objective is Objective.ENERGY and not chip.tdp_watts:
-        raise InputError(f"objective=energy: the power of {chip.name} is not known; add it to the chip's file, or rank by time")
-    paused = interruptions(num_chips=setting.cluster.num_chips, checkpoint_bytes=checkpoint_bytes(job), assumptions=asked.assumptions)
+    paused = interruptions(num_chips=setting.cluster.num_chips, checkpoint_bytes=checkpoint_bytes(job), assumptions=assumptions)
     totals = run_totals(
         training_days(np.array(step_times), tokens=asked.tokens, tokens_per_step=job.tokens_per_step),
         goodput=paused.goodput,
@@ -76,6 +72,31 @@ def objective_values(objective: Objective, setting: Setting, step_times: Sequenc
     )
     column = {Objective.COST: totals.cost, Objective.ENERGY: totals.energy}.get(objective, totals.wall_days)
     return tuple(np.asarray(column).tolist())
+
+
+def check_objective(objective: str, setting: Setting, asked: AskedRun | None) -> None:
+    """Refuse an objective of a whole run without its tokens, a cost without a price and an energy without a power."""
+    chip = setting.cluster.chip
+    if objective not in [each for each in Objective if each.is_of_run]:
+        return
+    if asked is None:
+        raise InputError(f"objective={objective}: is of the whole run; give its tokens, as --tokens 15T")
+    if objective == Objective.COST and not (asked.assumptions.on(setting.cluster).price or chip.price_per_hour):
+        raise InputError(f"objective=cost: no price of {chip.name} is known; give one, as --assume price=2.5 (USD for a chip-hour)")
+    if objective == Objective.ENERGY and not chip.tdp_watts:
+        raise InputError(f"objective=energy: the power of {chip.name} is not known; add it to the chip's file, or rank by time")
+
+
+def with_run_values(result: SearchResult, setting: Setting, asked: AskedRun | None) -> SearchResult:
+    """Return the result with the values of its plans by an objective of the whole run; by another objective as it is."""
+    if asked is None or not result.objective.is_of_run:
+        return result
+    values, of_kinds = (
+        objective_values(result.objective, setting, [each.step_time for each in predictions], asked)
+        for predictions in (result.plans, [kind.prediction for kind in result.kinds])
+    )
+    kinds = tuple(replace(each, value=value) for each, value in zip(result.kinds, of_kinds, strict=True))
+    return replace(result, values=values, kinds=kinds)
 
 
 def list_assumptions() -> tuple[Assumption, ...]:
