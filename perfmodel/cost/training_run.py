@@ -146,42 +146,6 @@ def checkpoint_bytes(job: TrainingJob) -> float:
     return trained * (copies + states)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interruptions:
-    """Failures and checkpoints of a job on some chips: the same for every plan. Names and units are those of `TrainingRun`.
-
-    failures_per_day   expected unexpected interruptions   [1/day]
-    """
-
-    failures_per_day: float
-    mtbf: float
-    checkpoint_stall: float
-    checkpoint_write: float
-    checkpoint_interval: float
-    restart_time: float
-    goodput: float
-
-
-def interruptions(*, num_chips: int, checkpoint_bytes: float, assumptions: Assumptions) -> Interruptions:
-    """Return what interrupts a job whose checkpoint has so many bytes, with the best interval between checkpoints."""
-    value = assumptions.value
-    rate = value("failures_per_node_day") * num_chips / CHIPS_OF_A_NODE
-    mtbf = SECONDS_OF_A_DAY / rate
-    stall = value("checkpoint_overhead") + checkpoint_bytes / num_chips / (value("checkpoint_copy_bandwidth") * _GIGABYTE)
-    write = checkpoint_bytes / (value("storage_bandwidth") * _GIGABYTE)
-    interval = max(daly_interval(stall=stall, mtbf=mtbf), write)
-    restart = value("restart_time")
-    return Interruptions(
-        failures_per_day=rate,
-        mtbf=mtbf,
-        checkpoint_stall=stall,
-        checkpoint_write=write,
-        checkpoint_interval=interval,
-        restart_time=restart,
-        goodput=goodput(interval=interval, stall=stall, restart=restart, mtbf=mtbf),
-    )
-
-
 def energy_of(chip_hours: Column, chip_watts: float, assumptions: Assumptions) -> Column:
     """Return the energy of the data centre: chip-hours x W x server factor x utilisation x PUE. [J]
 
@@ -229,37 +193,38 @@ def training_run(
     price_per_hour: float,
     assumptions: Assumptions,
 ) -> TrainingRun:
-    """Return the run of steps that take `days` without a pause: `interruptions` and `run_totals` of one plan.
+    """Return the run of steps that take `days` without a pause.
 
     days              of steps alone                            [day]
     checkpoint_bytes  weights and optimizer state of the job    [byte]
     chip_watts        thermal design power; 0: not known        [W]
     price_per_hour    of a chip; 0: not known                   [USD/h]
     """
-    paused = interruptions(num_chips=num_chips, checkpoint_bytes=checkpoint_bytes, assumptions=assumptions)
+    value = assumptions.value
+    rate = value("failures_per_node_day") * num_chips / CHIPS_OF_A_NODE
+    mtbf = SECONDS_OF_A_DAY / rate
+    stall = value("checkpoint_overhead") + checkpoint_bytes / num_chips / (value("checkpoint_copy_bandwidth") * _GIGABYTE)
+    write = checkpoint_bytes / (value("storage_bandwidth") * _GIGABYTE)
+    interval = max(daly_interval(stall=stall, mtbf=mtbf), write)
+    share = goodput(interval=interval, stall=stall, restart=value("restart_time"), mtbf=mtbf)
     totals = run_totals(
-        days,
-        goodput=paused.goodput,
-        num_chips=num_chips,
-        chip_watts=chip_watts,
-        price_per_hour=price_per_hour,
-        assumptions=assumptions,
+        days, goodput=share, num_chips=num_chips, chip_watts=chip_watts, price_per_hour=price_per_hour, assumptions=assumptions
     )
-    spares = poisson_quantile(_DAYS_OF_SPARES * paused.failures_per_day, assumptions.value("spares_confidence"))
+    wall_days = float(totals.wall_days)
     return TrainingRun(
         tokens=tokens,
         days=days,
-        goodput=paused.goodput,
-        wall_days=float(totals.wall_days),
+        goodput=share,
+        wall_days=wall_days,
         chip_hours=float(totals.chip_hours),
-        failures=float(totals.wall_days) * paused.failures_per_day,
-        mtbf=paused.mtbf,
+        failures=wall_days * rate,
+        mtbf=mtbf,
         checkpoint_bytes=checkpoint_bytes,
-        checkpoint_stall=paused.checkpoint_stall,
-        checkpoint_write=paused.checkpoint_write,
-        checkpoint_interval=paused.checkpoint_interval,
-        restart_time=paused.restart_time,
-        spare_nodes=min(spares, math.ceil(num_chips / CHIPS_OF_A_NODE)),
+        checkpoint_stall=stall,
+        checkpoint_write=write,
+        checkpoint_interval=interval,
+        restart_time=value("restart_time"),
+        spare_nodes=min(poisson_quantile(_DAYS_OF_SPARES * rate, value("spares_confidence")), math.ceil(num_chips / CHIPS_OF_A_NODE)),
         energy=float(totals.energy),
         carbon=float(totals.carbon),
         cost=float(totals.cost),

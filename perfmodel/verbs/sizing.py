@@ -141,10 +141,19 @@ def size_asked(
             if interrupted:
                 break
             try:
-                sized.append(_sized(request, knobs, maximum, run, ties=ties, any_framework=any_framework, plan=plan, progress=report))
+                setting = setting_of_request(request, plan=plan)
+                check_objective("cost", setting, run)
+                rule = {"memory_headroom": request.memory_headroom, "risk": request.risk}
+                plans = search_in(
+                    setting, knobs, maximum, top=1, ties=ties, any_framework=any_framework, with_remedies=False, with_beyond=False,
+                    progress=report, **rule,
+                ).plans  # fmt: skip
+                if not plans:
+                    raise InputError(f"chips={setting.cluster.num_chips}: no plan fits on {setting.cluster.name}; use more chips")
             except InputError as error:
                 reasons.append(NotPredicted(asked=request.described(), reason=str(error)))
             else:
+                sized.append(SizedRun(prediction=plans[0], run=run_in(setting, plans[0], run)))
                 if is_open and sized[-1].wall_time > limit:
                     done += len(group) - place
                     break
@@ -165,35 +174,3 @@ def _sizes(request: Request, plan: Plan | None) -> tuple[int, ...]:
     most = cluster.largest_job or MOST_CHIPS if needs_chips(name) else cluster.num_chips
     node = min(cluster.chips_per_node, most)
     return tuple(reversed(doubled(node, node * 2 ** int(math.log2(most / node)))))
-
-
-def _sized(
-    request: Request,
-    knobs: Knobs,
-    maximum: Mapping[str, int],
-    run: AskedRun,
-    *,
-    ties: float,
-    any_framework: bool,
-    plan: Plan | None,
-    progress: Callable[[float], bool | None],
-) -> SizedRun:
-    """The run with the best plan of one request. Raises InputError where no plan fits or the chip has no price."""
-    setting = setting_of_request(request, plan=plan)
-    check_objective("cost", setting, run)
-    result = search_in(
-        setting,
-        knobs,
-        maximum,
-        top=1,
-        memory_headroom=request.memory_headroom,
-        risk=request.risk,
-        ties=ties,
-        any_framework=any_framework,
-        with_remedies=False,
-        with_beyond=False,
-        progress=progress,
-    )
-    if not result.plans:
-        raise InputError(f"chips={setting.cluster.num_chips}: no plan fits on {setting.cluster.name}; use more chips or larger memory")
-    return SizedRun(prediction=result.plans[0], run=run_in(setting, result.plans[0], run))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.training_run import TrainingRun, checkpoint_bytes, interruptions, run_totals, training_run
+from perfmodel.cost.training_run import TrainingRun, checkpoint_bytes, run_totals, training_run
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.values import token_count
 from perfmodel.hardware.assumptions import Assumption, Assumptions, load_assumptions
@@ -50,26 +51,28 @@ def run_in(setting: Setting, prediction: Prediction, asked: AskedRun) -> Trainin
     return training_run(
         tokens=asked.tokens,
         days=training_time(prediction, asked.tokens)[0],
-        num_chips=prediction.plan.num_chips,
         checkpoint_bytes=checkpoint_bytes(prediction.plan.job),
-        chip_watts=setting.cluster.chip.tdp_watts,
-        price_per_hour=prediction.price_per_hour,
-        assumptions=asked.assumptions.on(setting.cluster),
+        **_costs(setting, asked),
     )
+
+
+def _costs(setting: Setting, asked: AskedRun) -> dict[str, Any]:
+    """What chips cost and draw, as the formulas of a run take it."""
+    chip = setting.cluster.chip
+    return {
+        "num_chips": setting.cluster.num_chips,
+        "chip_watts": chip.tdp_watts,
+        "price_per_hour": chip.price_per_hour,
+        "assumptions": asked.assumptions.on(setting.cluster),
+    }
 
 
 def objective_values(objective: Objective, setting: Setting, step_times: Sequence[float], asked: AskedRun) -> tuple[float, ...]:
     """Return the objective of a whole run for plans with these step times on the setting's chips. [USD, J or day]"""
-    chip, job, assumptions = setting.cluster.chip, setting.job, asked.assumptions.on(setting.cluster)
-    paused = interruptions(num_chips=setting.cluster.num_chips, checkpoint_bytes=checkpoint_bytes(job), assumptions=assumptions)
-    totals = run_totals(
-        training_days(np.array(step_times), tokens=asked.tokens, tokens_per_step=job.tokens_per_step),
-        goodput=paused.goodput,
-        num_chips=setting.cluster.num_chips,
-        chip_watts=chip.tdp_watts,
-        price_per_hour=chip.price_per_hour,
-        assumptions=assumptions,
-    )
+    job, costs = setting.job, _costs(setting, asked)
+    share = training_run(tokens=asked.tokens, days=1.0, checkpoint_bytes=checkpoint_bytes(job), **costs).goodput  # of every plan
+    days = training_days(np.array(step_times), tokens=asked.tokens, tokens_per_step=job.tokens_per_step)
+    totals = run_totals(days, goodput=share, **costs)
     column = {Objective.COST: totals.cost, Objective.ENERGY: totals.energy}.get(objective, totals.wall_days)
     return tuple(np.asarray(column).tolist())
 
