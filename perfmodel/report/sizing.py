@@ -30,7 +30,7 @@ def sizing_facts(found: Sizing) -> Facts:
         lines.append((within, str(found.cheapest or "none")))
     if found.budget < math.inf:
         lines.append((f"fastest for {found.budget:,.0f} USD", str(found.fastest or "none")))
-    lines += [("", note) for note in found.notes]
+    lines += [(name, text) for name, _, text in (note.partition(": ") for note in found.notes)]
     lines.append(("based on", "`perfmodel assumptions`; --assume NAME=VALUE replaces one"))
     return Facts(f"{settings_title([each.prediction for each in found.runs])}, {format_count(run.tokens)} tokens", lines)
 

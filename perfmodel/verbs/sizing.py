@@ -150,11 +150,14 @@ def size_asked(
                 ).plans  # fmt: skip
                 if not plans:
                     raise InputError(f"chips={setting.cluster.num_chips}: no plan fits on {setting.cluster.name}; use more chips")
+                found = SizedRun(prediction=plans[0], run=run_in(setting, plans[0], run))
+                if not found.run.goodput:
+                    raise InputError(f"chips={found.num_chips}: it fails before it makes progress; assume fewer failures")
             except InputError as error:
                 reasons.append(NotPredicted(asked=request.described(), reason=str(error)))
             else:
-                sized.append(SizedRun(prediction=plans[0], run=run_in(setting, plans[0], run)))
-                if is_open and sized[-1].wall_time > limit:
+                sized.append(found)
+                if is_open and found.wall_time > limit:
                     done += len(group) - place
                     break
             done += 1
