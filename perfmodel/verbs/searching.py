@@ -58,14 +58,14 @@ def search_in(
     from perfmodel.planner.search import search_plans
 
     check_headroom(memory_headroom)
-    wanted = choice_of(Objective, text_of(objective, "objective", ", ".join(Objective)), "objective")
+    objective = choice_of(Objective, text_of(objective, "objective", ", ".join(Objective)), "objective")
     check_progress(progress)
     top = whole(top, "top")
     space, attention = space_in(setting, knobs, maximum, any_framework=any_framework)
     result = search_plans(
         setting.estimator,
         space,
-        objective=wanted,
+        objective=objective,
         top=top,
         memory_headroom=memory_headroom,
         risk=risk,

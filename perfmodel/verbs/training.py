@@ -52,26 +52,28 @@ def run_in(setting: Setting, prediction: Prediction, asked: AskedRun) -> Trainin
         tokens=asked.tokens,
         days=training_time(prediction, asked.tokens)[0],
         checkpoint_bytes=checkpoint_bytes(prediction.plan.job),
-        **_costs(setting, asked),
+        **_costs(setting, prediction, asked),
     )
 
 
-def _costs(setting: Setting, asked: AskedRun) -> dict[str, Any]:
-    """What chips cost and draw, as the formulas of a run take it."""
-    chip = setting.cluster.chip
+def _costs(setting: Setting, prediction: Prediction, asked: AskedRun) -> dict[str, Any]:
+    """What chips cost and draw, as the formulas of a run take it: the same for every plan on them."""
     return {
-        "num_chips": setting.cluster.num_chips,
-        "chip_watts": chip.tdp_watts,
-        "price_per_hour": chip.price_per_hour,
+        "num_chips": prediction.plan.num_chips,
+        "chip_watts": setting.cluster.chip.tdp_watts,
+        "price_per_hour": prediction.price_per_hour,
         "assumptions": asked.assumptions.on(setting.cluster),
     }
 
 
-def objective_values(objective: Objective, setting: Setting, step_times: Sequence[float], asked: AskedRun) -> tuple[float, ...]:
-    """Return the objective of a whole run for plans with these step times on the setting's chips. [USD, J or day]"""
-    job, costs = setting.job, _costs(setting, asked)
+def objective_values(objective: Objective, setting: Setting, plans: Sequence[Prediction], asked: AskedRun) -> tuple[float, ...]:
+    """Return the objective of a whole run for plans of one job on the setting's chips. [USD, J or day]"""
+    if not plans:
+        return ()
+    job, costs = setting.job, _costs(setting, plans[0], asked)
     share = training_run(tokens=asked.tokens, days=1.0, checkpoint_bytes=checkpoint_bytes(job), **costs).goodput  # of every plan
-    days = training_days(np.array(step_times), tokens=asked.tokens, tokens_per_step=job.tokens_per_step)
+    steps = np.array([each.step_time for each in plans])
+    days = training_days(steps, tokens=asked.tokens, tokens_per_step=job.tokens_per_step)
     totals = run_totals(days, goodput=share, **costs)
     column = {Objective.COST: totals.cost, Objective.ENERGY: totals.energy}.get(objective, totals.wall_days)
     return tuple(np.asarray(column).tolist())
@@ -95,7 +97,7 @@ def with_run_values(result: SearchResult, setting: Setting, asked: AskedRun | No
     if asked is None or not result.objective.is_of_run:
         return result
     values, of_kinds = (
-        objective_values(result.objective, setting, [each.step_time for each in predictions], asked)
+        objective_values(result.objective, setting, predictions, asked)
         for predictions in (result.plans, [kind.prediction for kind in result.kinds])
     )
     kinds = tuple(replace(each, value=value) for each, value in zip(result.kinds, of_kinds, strict=True))

@@ -44,7 +44,7 @@ def test_the_best_plan_by_an_objective_is_that_of_all_plans_predicted_one_by_one
 @pytest.mark.parametrize("objective", VALUE)
 def test_columns_are_the_totals_of_single_runs(objective, predictions):
     setting = setting_of_request(make_requests(Request(**JOB))[0])
-    values = objective_values(Objective(objective), setting, [each.step_time for each in predictions], read_run("1T", ASSUME))
+    values = objective_values(Objective(objective), setting, predictions, read_run("1T", ASSUME))
     singles = [VALUE[objective](perfmodel.estimate_run(each, "1T", assume=ASSUME)) for each in predictions]
     assert values == pytest.approx(singles, rel=1e-12)
     ordered = sorted(range(len(values)), key=lambda place: predictions[place].step_time)
