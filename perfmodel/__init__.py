@@ -69,6 +69,8 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.cost.trace": ("RankTimeline",),
     "perfmodel.verbs.reporting": ("write_report",),
     "perfmodel.report.page": ("Report",),
+    "perfmodel.verbs.sizing": ("size_cluster",),
+    "perfmodel.planner.sizing": ("SizedRun", "Sizing"),
     "perfmodel.verbs.training": ("estimate_run", "list_assumptions"),
     "perfmodel.cost.training_run": ("TrainingRun",),
     "perfmodel.verbs.networks": ("parallelize", "predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),

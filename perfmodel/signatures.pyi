@@ -36,6 +36,7 @@ from perfmodel.planner.exploration import Exploration, Sensitivities, Waterfall
 from perfmodel.planner.per_operator.pipeline import PipelineSearch
 from perfmodel.planner.result import SearchResult
 from perfmodel.planner.serving.result import ServingSearchResult
+from perfmodel.planner.sizing import SizedRun as SizedRun, Sizing as Sizing
 from perfmodel.report.page import Report as Report
 from perfmodel.validation.judgement import ValidationResult
 from perfmodel.verbs.advice import Advice
@@ -295,6 +296,8 @@ def find_plans(  # type: ignore[overload-overlap]
     fsdp: int | None = None,
     maximum: Mapping[str, int] | None = None,
     objective: str = 'time',
+    tokens: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
     top: int = 10,
     ties: float | str = 0.01,
     only_runnable: bool = False,
@@ -306,7 +309,9 @@ def find_plans(  # type: ignore[overload-overlap]
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
 
     rules       rule sets that are tried, names or files of one's own (docs/rules.md)
-    objective   time, memory or chip-time
+    objective   time, memory or chip-time; with tokens a total of the whole run: cost, energy or goodput-time
+    tokens      to train on, a number or a text such as "15T"
+    assume      with tokens: values in place of those that `perfmodel assumptions` lists, as for `estimate_run`
     top         how many plans the result holds
     ties        plans within this share of the best are as good: the likeliest to fit, then the simplest comes first; 0: the exact order
     risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` says what others cost
@@ -399,6 +404,8 @@ def find_plans(
     fsdp: int | None = None,
     maximum: Mapping[str, int] | None = None,
     objective: str = 'time',
+    tokens: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
     top: int = 10,
     ties: float | str = 0.01,
     only_runnable: bool = False,
@@ -410,7 +417,9 @@ def find_plans(
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
 
     rules       rule sets that are tried, names or files of one's own (docs/rules.md)
-    objective   time, memory or chip-time
+    objective   time, memory or chip-time; with tokens a total of the whole run: cost, energy or goodput-time
+    tokens      to train on, a number or a text such as "15T"
+    assume      with tokens: values in place of those that `perfmodel assumptions` lists, as for `estimate_run`
     top         how many plans the result holds
     ties        plans within this share of the best are as good: the likeliest to fit, then the simplest comes first; 0: the exact order
     risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` says what others cost
@@ -893,6 +902,7 @@ def explore(
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
     price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
     vary: Sequence[str] | str,
     points: int | None = None,
     search: bool = False,
@@ -967,6 +977,7 @@ def explore(
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
         price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
     """
 
 def explore_sensitivity(
@@ -1028,6 +1039,7 @@ def explore_sensitivity(
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
     price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
     search: bool = False,
     metric: str = 'tpot',
 ) -> Sensitivities:
@@ -1094,6 +1106,7 @@ def explore_sensitivity(
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
         price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
     """
 
 def explore_waterfall(
@@ -1155,6 +1168,7 @@ def explore_waterfall(
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
     price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
     to: str | Path | Cluster,
     to_precision: str | None = None,
     metric: str = 'throughput',
@@ -1226,6 +1240,7 @@ def explore_waterfall(
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
         price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
     """
 
 def find_limits(
@@ -1353,6 +1368,7 @@ def find_serving(
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
     price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
     calibration: str | Path | Calibration | None = None,
     ttft: float | str | None = None,
     tpot: float | str | None = None,
@@ -1400,6 +1416,7 @@ def find_serving(
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
         price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
     """
 
@@ -1430,6 +1447,7 @@ def serve(
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
     price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
     calibration: str | Path | Calibration | None = None,
 ) -> ServingPrediction:
     """A served load on one plan: time to the first token, time of each token, throughput and memory.
@@ -1463,6 +1481,7 @@ def serve(
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
         price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
     """
 
@@ -1493,6 +1512,7 @@ def serve_operators(
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
     price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
     calibration: str | Path | Calibration | None = None,
 ) -> list[OperatorRow]:
     """Every product and operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound.
@@ -1523,6 +1543,7 @@ def serve_operators(
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
         price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
     """
 
@@ -1553,6 +1574,7 @@ def serve_several(
     max_batch: int | str | None = None,
     max_tokens: int | str | None = None,
     price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
     calibration: str | Path | Calibration | None = None,
 ) -> list[AnsweredRequest]:
     """`serve` for every combination of several clusters, chips, tp, and concurrencies or rates (lists, or texts such as `16,64`).
@@ -1583,6 +1605,7 @@ def serve_several(
         max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
         max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
         price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
         calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
     """
 
@@ -1637,8 +1660,113 @@ def write_report(
 ) -> Report:
     """The prediction of a plan as one HTML page: where time and memory go, the schedule, other plans, uncertainty and sources.
 
-    plans   a plan (file), several for a comparison, or the result of `find_plans`: its best plan and the others that it found
+    plans   a plan (file), several for a comparison, or the result of `find_plans` or the file of `search --json`: its best plan and the
+            others that it found
     out     file to write: .html
+    """
+
+def size_cluster(
+    *,
+    model: str | Path | TransformerConfig | Sequence[str | Path | TransformerConfig] | None = None,
+    cluster: str | Path | Cluster | Sequence[str | Path | Cluster] | None = None,
+    chips: int | str | Sequence[int | str] | None = None,
+    nodes: int | str | Sequence[int | str] | None = None,
+    global_batch: int | str | Sequence[int | str] | None = None,
+    batch_tokens: int | str | Sequence[int | str] | None = None,
+    seq_len: int | str | Sequence[int | str] | None = None,
+    precision: str | Sequence[str] | None = None,
+    optimizer: str | Sequence[str] | None = None,
+    routing: str | Routing | Sequence[Sequence[int]] | Path | Sequence[str | Routing | Sequence[Sequence[int]] | Path] | None = None,
+    capacity_factor: float | str | Sequence[float | str] | None = None,
+    train: str | Training | Sequence[str | Training] | None = None,
+    profile: str | Path | ExecutionProfile | Sequence[str | Path | ExecutionProfile] | None = None,
+    settings: Mapping[str, bool | float | str] | None = None,
+    cp_form: str | None = None,
+    offload: Sequence[str] | str | None = None,
+    calibration: str | Path | Calibration | None = None,
+    memory_headroom: float | str | None = None,
+    risk: float | str | None = None,
+    pp: int | None = None,
+    dp_replicate: int | None = None,
+    dp_shard: int | None = None,
+    cp: int | None = None,
+    tp: int | None = None,
+    ep: int | None = None,
+    etp: int | None = None,
+    dispatcher: str | None = None,
+    zero: int | None = None,
+    rules: str | Path | RuleSet | Sequence[str | Path | RuleSet] | None = None,
+    sequence_parallel: bool | None = None,
+    micro_batch: int | None = None,
+    schedule: str | None = None,
+    virtual_stages: int | None = None,
+    recompute: str | None = None,
+    recompute_modules: Sequence[str] | str | None = None,
+    attention: str | None = None,
+    order: Sequence[str] | str | None = None,
+    dp: int | None = None,
+    fsdp: int | None = None,
+    tokens: float | str,
+    by: float | str | None = None,
+    budget: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
+    maximum: Mapping[str, int] | None = None,
+    ties: float | str = 0.01,
+    any_framework: bool = False,
+    progress: Callable[[float], bool | None] | None = None,
+) -> Sizing:
+    """The front of time and cost of a training run over clusters, numbers of chips and plans: every plan of each is evaluated.
+
+    Cluster, chips and job may be lists. Chips that are left out are powers of two times a node, up to the cluster's largest job or 16,384.
+
+    tokens     to train on, a number or a text such as "15T"
+    by         deadline, with failures and checkpoints: "30d", "720h" or days as a number; None: none
+    budget     USD, a number or a text such as "2M"; None: none
+    assume     values in place of those that `perfmodel assumptions` lists, as for `estimate_run`
+    maximum    largest values of knobs, as for `find_plans`
+    ties       as for `find_plans`, whose best plan each run has; 0: exactly the fastest
+    progress   called with the share that is done; where it answers True the result has the runs so far
+
+    Args:
+        model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
+        cluster: A cluster's name (`perfmodel clusters`) or file; of several kinds of chips: 8@dgx-h100+8@dgx-a100.
+        chips: Chips to use.
+        nodes: In place of chips: nodes of the cluster.
+        global_batch: Sequences in a step, on all chips together.
+        batch_tokens: In place of global_batch: tokens in a step, such as 4M (4194304).
+        seq_len: Tokens in a sequence, such as 8k (8192).
+        precision: fp32, bf16-mixed, fp16-mixed, bf16, or products in fewer bits: fp8-delayed, fp8-current, fp8-block, mxfp8, nvfp4; bf16-mixed if left out.
+        optimizer: sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit; adamw if left out.
+        routing: How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: a row for each rank of ep, a number for each expert); balanced if left out.
+        capacity_factor: Rows that an expert has room for, over the mean; the rest is dropped; none is dropped if left out.
+        train: What is trained: full, lora:RANK, qlora:RANK, dora:RANK or qdora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8), galore:RANK (gradients of that rank); full if left out.
+        profile: The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile; generic, the mean of those known, if left out.
+        settings: What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again.
+        cp_form: How ranks of cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form); as the framework does.
+        offload: What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas; nothing.
+        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
+        memory_headroom: In place of risk: share of the usable memory that a plan that fits leaves free; 0: none.
+        risk: Probability of running out of memory that a plan that fits may have; 5% if left out.
+        pp: Pipeline-parallel degree.
+        dp_replicate: Data-parallel replicas.
+        dp_shard: Data-parallel ranks that shard (FSDP; see zero).
+        cp: Context-parallel degree.
+        tp: Tensor-parallel degree.
+        ep: Expert-parallel degree: ranks that split the experts.
+        etp: Tensor-parallel degree inside an expert; 1 with ep, else tp.
+        dispatcher: How tokens reach experts: alltoall, allgather or flex (once to each node and rank: DeepEP, HybridEP).
+        zero: ZeRO stage; 3 is FSDP.
+        rules: How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.
+        sequence_parallel: Shard the residual stream over tp.
+        micro_batch: Sequences of a rank in one pass.
+        schedule: gpipe, 1f1b or interleaved.
+        virtual_stages: Model chunks of a pipeline rank (interleaved).
+        recompute: none, selective or full.
+        recompute_modules: Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe; selective recomputation is of core_attn.
+        attention: flash or unfused; the profile's if left out.
+        order: Axes on the network, innermost first: tp-cp-dp_shard-dp_replicate-pp.
+        dp: The whole data-parallel degree: dp-shard under ZeRO 1 to 3, else dp-replicate.
+        fsdp: dp_shard N zero 3.
     """
 
 def estimate_run(
@@ -1651,7 +1779,8 @@ def estimate_run(
 
     plan     a plan, its file, or a prediction, whose step time is taken
     tokens   a number, or a text such as "15T"
-    assume   values in place of those that `perfmodel assumptions` lists, also `location` and `price`: {"pue": 1.1, "location": "france"}
+    assume   values in place of those that `perfmodel assumptions` lists, also `location`, `price` and the price on one cluster or chip:
+             {"pue": 1.1, "location": "france", "price.dgx-b200": 4.2}
     """
 
 def list_assumptions() -> tuple[Assumption, ...]:

@@ -64,7 +64,11 @@ _LOAD = "--model llama-3-8b --cluster dgx-h100 --chips 1 --input-len 512 --outpu
 #: verb -> command lines whose objects its schema describes; a field is required where all of them have it.
 OUTPUT_EXAMPLES = {
     "predict": (f"predict {_JOB} --tp 2", f"predict {_JOB} --tokens 1T --interval", f"predict {_JOB} --tp 1,2"),
-    "search": (f"search {_JOB} --top 2",),
+    "search": (
+        f"search {_JOB} --top 2",
+        f"search {_JOB} --top 2 --tokens 1T --objective cost",
+        f"search {_JOB} --tp 1 --tokens 10B --by 30d",
+    ),
     "serve": (f"serve {_LOAD}",),
     "limits": (f"limits {_JOB} --recompute none",),
     "explore": (f"explore {_JOB} --tp 2 --vary chip.memory.bandwidth=2..4TB/s --points 2",),

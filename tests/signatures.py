@@ -68,11 +68,14 @@ def _definitions(function: Callable[..., Any], homes: _Homes) -> Iterator[str]:
     if not any(_SEVERAL.match(str(each.annotation)) for each in parameters):
         yield _definition(function, parameters, returns, homes)
         return
-    one, several = (part.strip() for part in returns.split("|", 1))
+    one, _, several = (part.strip() for part in returns.partition("|"))
     singles = [each.replace(annotation=_SEVERAL.sub(r"\g<inside> | None", str(each.annotation))) for each in parameters]
     lists = [
         each.replace(annotation=_SEVERAL.sub(r"\g<inside> | Sequence[\g<inside>] | None", str(each.annotation))) for each in parameters
     ]
+    if not several:  # one result of all combinations
+        yield _definition(function, lists, one, homes)
+        return
     yield "@overload\n" + _definition(function, singles, one, homes, ignore="  # type: ignore[overload-overlap]")
     yield "@overload\n" + _definition(function, lists, several, homes)
 

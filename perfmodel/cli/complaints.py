@@ -14,6 +14,7 @@ class ErrorCode(StrEnum):
     BAD_INPUT       a value breaks a rule (exit code 2)            MISSING    a value that is needed was not given (2)
     UNKNOWN_NAME    no model, cluster, profile ... of this name (2)    UNKNOWN_OPTION   no such flag (2)
     NOTHING_FITS    a search found no plan that fits (2)           FAILED     a run or a check failed (1)
+    NOTHING_MEETS   no cluster meets the deadline and the budget (2)
     INTERRUPTED     Ctrl-C, or a signal (130 and more)
     """
 
@@ -22,6 +23,7 @@ class ErrorCode(StrEnum):
     UNKNOWN_NAME = "unknown_name"
     UNKNOWN_OPTION = "unknown_option"
     NOTHING_FITS = "nothing_fits"
+    NOTHING_MEETS = "nothing_meets"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
 

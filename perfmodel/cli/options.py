@@ -23,6 +23,7 @@ from perfmodel.report.document import Text
 
 if TYPE_CHECKING:
     from perfmodel.report.document import Block, Document
+    from perfmodel.verbs.training import AskedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -163,22 +164,19 @@ class WholeRun:
 
     tokens: str | None = word("Tokens to train on, such as 15T: adds the whole run, with failures, energy and cost", metavar="COUNT")
     assume: Sequence[str] | None = word(
-        "With --tokens: a constant of the whole run (`perfmodel assumptions`), location=NAME or price=USD_PER_CHIP_HOUR",
+        "With --tokens: a constant of the whole run (`perfmodel assumptions`), location=NAME, price=USD_PER_CHIP_HOUR or price.CLUSTER=USD",
         metavar="NAME=VALUE", repeats=True,
     )  # fmt: skip
 
-    def read(self) -> tuple[float, dict[str, str]]:
-        """Return the tokens, 0 where none are given, and the constants of the run by name; these need its tokens."""
-        from perfmodel.foundation.values import token_count
-
-        tokens = token_count(self.tokens) if self.tokens else 0.0
-        if self.assume and not tokens:
+    def read(self) -> AskedRun | None:
+        """Return the whole run, None where no tokens are given; constants need tokens."""
+        if self.assume and not self.tokens:
             raise InputError("--assume: is for the whole run; give its tokens, as --tokens 15T")
-        pairs = [text.partition("=") for text in self.assume or ()]
-        for name, equals, value in pairs:
-            if not (name and equals and value):
-                raise bad_field("assume", name, "has no value", "write NAME=VALUE, such as pue=1.1")
-        return tokens, {name: value for name, _, value in pairs}
+        from perfmodel.hardware.assumptions import read_assumed
+        from perfmodel.verbs.training import read_run
+
+        assumed = read_assumed(self.assume)
+        return read_run(self.tokens, assumed) if self.tokens else None
 
 
 def only_one(values: list[str], field: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from perfmodel.verbs.overrides import Change
     from perfmodel.verbs.requests import Answer
     from perfmodel.verbs.setting import Confidence
+    from perfmodel.verbs.training import AskedRun
 
 
 @command(
@@ -71,7 +72,8 @@ def predict(
 
     output = files.check(output)
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
-    num_tokens, assumed = run.read()
+    asked_run = run.read()
+    num_tokens = asked_run.tokens if asked_run else 0.0
     start = start_from(plan, asked, spelled=flag) if plan else None
     found = start.plan if start is not None else None
     if found is not None and found.assignment is not None:
@@ -97,7 +99,7 @@ def predict(
     predictions = [each.prediction for each in answers]
     _save_and_plot(predictions, files.save, files.plot)
     confidences = _confidences(answers, interval=interval)
-    runs = _runs(answers, tokens=num_tokens, assumed=assumed)
+    runs = _runs(answers, asked_run)
     if is_one:
         remedies = _remedies(answers[0], requests[0]) if output.form is not Form.CSV else ()
         content = partial(_one_object, answers[0], runs=runs, tokens=num_tokens, confidences=confidences, remedies=remedies)
@@ -130,15 +132,11 @@ def _confidences(answers: Sequence[Answer], *, interval: bool) -> list[Confidenc
     return [(interval_in(each.setting, each.prediction.plan), ()) for each in answers]
 
 
-def _runs(answers: Sequence[Answer], *, tokens: float, assumed: Mapping[str, str]) -> list[TrainingRun]:
-    """The whole run of every answer where its tokens are given; none of a network."""
-    if not tokens:
-        return []
-    from perfmodel.hardware.assumptions import load_assumptions
+def _runs(answers: Sequence[Answer], asked: AskedRun | None) -> list[TrainingRun]:
+    """The whole run of every answer where its tokens are given."""
     from perfmodel.verbs.training import run_in
 
-    assumptions = load_assumptions().with_given(assumed)
-    return [run_in(each.setting, each.prediction, tokens, assumptions) for each in answers]
+    return [run_in(each.setting, each.prediction, asked) for each in answers] if asked else []
 
 
 def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path | None) -> None:
@@ -175,11 +173,10 @@ def _one_object(
 ) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object, prediction_object
     from perfmodel.report.remedies import remedies_objects
-    from perfmodel.report.training_run import run_object
 
     prediction, content = answer.prediction, prediction_object(answer.prediction, tokens=tokens)
     for run in runs:
-        content["run"] = run_object(run)
+        content["run"] = run.to_dict()
     for interval, named in confidences:
         content |= confidence_object(prediction, interval, named)
     if answer.changes:
@@ -241,11 +238,10 @@ def _several_object(
     confidences: Sequence[Confidence],
 ) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object, prediction_object
-    from perfmodel.report.training_run import run_object
 
     objects = [prediction_object(each, tokens=tokens) for each in predictions]
     for content, run in zip(objects, runs, strict=bool(runs)):
-        content["run"] = run_object(run)
+        content["run"] = run.to_dict()
     for content, prediction, (interval, named) in zip(objects, predictions, confidences, strict=bool(confidences)):
         content |= confidence_object(prediction, interval, named)
     return {"predictions": objects, "not_predicted": [{**each.asked, "reason": each.reason} for each in failures]}

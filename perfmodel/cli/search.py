@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,10 +26,10 @@ from perfmodel.planner.ties import TIES
 from perfmodel.report.document import Block, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
-    from perfmodel.cost.training_run import TrainingRun
     from perfmodel.parallel.prediction import NotPredicted
     from perfmodel.planner.result import FittingChange, SearchResult
     from perfmodel.verbs.setting import Setting
+    from perfmodel.verbs.training import AskedRun
 
 EXIT_NOTHING_FITS = 2
 EXIT_INTERRUPTED = 130
@@ -39,9 +40,11 @@ _COUNTED = {"chips": "chips", "global_batch": "sequences", "seq_len": "tokens"}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Ranking:
-    """How plans are ordered, and how many are shown."""
+    """How plans are ordered, and how many are shown; by and budget: limits under which clusters and numbers of chips are compared."""
 
-    objective: str = word("time, memory or chip-time", metavar="NAME", default_text="time")
+    by: str | None = word("With --tokens: size the cluster, to train by a deadline such as 30d", metavar="TIME")
+    budget: str | None = word("With --tokens: size the cluster, to train within a budget such as 2M", metavar="USD")
+    objective: str = word("time, memory or chip-time; with --tokens also cost, energy or goodput-time", metavar="NAME", default_text="time")
     top: str = word("How many plans to show", kind=int, default_text="10")
     ties: str = word(
         "Plans so near the best are as good: the likeliest to fit, then the simplest first",
@@ -82,8 +85,9 @@ def search(
 ) -> int:
     """Search the fastest parallel plans of a training job: every plan of the space is evaluated (docs/space.md).
 
-    A knob that is given is fixed; --max-tp and the like bound the others. Flags marked [*] take several values, as --seq-len 4k,8k or again
-    and again. Exit code 2 when nothing fits; Ctrl-C shows the best so far.
+    A knob that is given is fixed; --max-tp and the like bound the others. Flags marked [*] take several values, as --seq-len 4k,8k or
+    --chips 64..1024 (doubled). --by and --budget size the cluster: the front of time and cost over clusters, chips (left out: powers of
+    two) and plans. Exit code 2 when nothing fits or meets them; Ctrl-C shows the best so far.
     """
     from perfmodel.foundation.values import whole
     from perfmodel.parallel.prediction import NotPredicted, first_reasons
@@ -95,9 +99,20 @@ def search(
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
     check_frameworks(only_runnable=only_runnable, any_framework=any_framework)
     near = options.parse_fraction(ranking.ties, "ties")
-    num_tokens, assumed = run.read()
-    run_of = _run_of(num_tokens, assumed)
+    asked_run = run.read()
+    num_tokens = asked_run.tokens if asked_run else 0.0
     start = start_from(config, asked, spelled=flag) if config else None
+    if ranking.by is not None or ranking.budget is not None:
+        from perfmodel.cli.sizing import size
+
+        given = "--by" if ranking.by is not None else "--budget"
+        others = {"--objective": ranking.objective != "time", "--top": ranking.top != "10", "--interval": interval}
+        for name in [name for name, is_given in others.items() if is_given]:
+            raise InputError(f"{name}: does not go with {given}, which compares clusters by time and cost; leave it out")
+        sized, is_met = size(
+            ranking, asked, knobs, maximum, run=asked_run, ties=near, any_framework=any_framework, start=start, files=files, output=output
+        )
+        return EXIT_INTERRUPTED if sized.interrupted else 0 if is_met else EXIT_NOTHING_FITS
     job = start.plan if start is not None else None
     requests = make_requests(asked, of_plan=start is not None, spelled=flag)
     headroom, allowed = requests[0].memory_headroom, requests[0].risk
@@ -116,6 +131,7 @@ def search(
                 knobs,
                 maximum,
                 objective=ranking.objective,
+                run=asked_run,
                 top=whole(ranking.top, "top"),
                 headroom=headroom,
                 risk=allowed,
@@ -131,14 +147,13 @@ def search(
             break
     if not found:
         raise InputError(first_reasons(failures))
+    found.sort(key=lambda pair: pair[1].values[:1] or (math.inf,))  # by the objective of a whole run; else in the order given
     written = _write(found, files.save, files.plot)
     read = start.notes(verbose=output.verbose) if start is not None else []
     document = Document(
-        content=lambda: (
-            _object(found, failures, run_of=run_of, tokens=num_tokens, interval=interval) | (start.object() if start is not None else {})
-        ),
+        content=lambda: _object(found, failures, run=asked_run, interval=interval) | (start.object() if start is not None else {}),
         blocks=lambda: chain(
-            _blocks(found, failures, run_of=run_of, tokens=num_tokens, interval=interval, output=output),
+            _blocks(found, failures, run=asked_run, interval=interval, output=output),
             [Notes(read)] if read else (),
             replace(files, save=None, plot=None).written(output, **written),
         ),
@@ -162,6 +177,7 @@ def _search_once(
     maximum: dict[str, int],
     *,
     objective: str,
+    run: AskedRun | None,
     top: int,
     headroom: float,
     risk: float | None,
@@ -171,7 +187,9 @@ def _search_once(
 ) -> tuple[SearchResult, bool]:
     """The result, and whether Ctrl-C came meanwhile: the search then ends with what it has."""
     from perfmodel.verbs.searching import search_in
+    from perfmodel.verbs.training import check_objective, with_run_values
 
+    check_objective(objective, setting, run)
     place = f"{setting.cluster.num_chips} chip{'s' * (setting.cluster.num_chips > 1)} of {short_name(setting.reference)}"
     with Progress(f"search on {place}") as progress, first_interrupt() as was_interrupted:
 
@@ -192,7 +210,7 @@ def _search_once(
             with_remedies=with_remedies,
             progress=report,
         )
-        return result, was_interrupted()
+        return with_run_values(result, setting, run), was_interrupted()
 
 
 def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> dict[str, Path]:
@@ -223,30 +241,19 @@ def _rows(found: list[tuple[Setting, SearchResult]], *, tokens: float, interval:
         yield from search_rows(result, tokens=tokens, interval_of=partial(interval_in, setting) if interval else None)
 
 
-#: The whole run with the best plan of a search, where its tokens are given.
-RunOf: TypeAlias = "Callable[[Setting, SearchResult], list[TrainingRun]]"
-
-
-def _run_of(tokens: float, assumed: Mapping[str, str]) -> RunOf:
-    from perfmodel.hardware.assumptions import load_assumptions
-    from perfmodel.verbs.training import run_in
-
-    return lambda where, found: [run_in(where, each, tokens, load_assumptions().with_given(assumed)) for each in found.plans[:1] if tokens]
-
-
 def _object(
-    found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, run_of: RunOf, tokens: float, interval: bool
+    found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, run: AskedRun | None, interval: bool
 ) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object
     from perfmodel.report.searches import search_object
-    from perfmodel.report.training_run import run_object
     from perfmodel.verbs.setting import interval_in, need_intervals
+    from perfmodel.verbs.training import run_in
 
-    objects = [search_object(result, tokens=tokens) for _, result in found]
+    objects = [search_object(result, tokens=run.tokens if run else 0.0) for _, result in found]
     for place, (setting, result) in zip(objects, found, strict=True):
         place |= setting.described()
-        for run in run_of(setting, result):
-            place["run"] = run_object(run)
+        if run is not None and result.plans:
+            place["run"] = run_in(setting, result.plans[0], run).to_dict()
         if interval or need_intervals([setting]):
             for content, each in zip(place["plans"], result.plans, strict=True):
                 content |= confidence_object(each, interval_in(setting, each.plan), ())
@@ -258,16 +265,15 @@ def _blocks(
     found: list[tuple[Setting, SearchResult]],
     failures: list[NotPredicted],
     *,
-    run_of: RunOf,
-    tokens: float,
+    run: AskedRun | None,
     interval: bool,
     output: Output,
 ) -> Iterator[Block]:
     if len(found) + len(failures) == 1:
-        yield from _one_blocks(*found[0], run_of=run_of, interval=interval, output=output)
+        yield from _one_blocks(*found[0], run=run, interval=interval, output=output)
         return
     from perfmodel.report.predictions import convention_lines, settings_table, settings_title
-    from perfmodel.report.searches import search_line
+    from perfmodel.report.searches import search_line, value_cells
     from perfmodel.verbs.setting import interval_in, need_intervals
 
     best = [result.plans[0] for _, result in found if result.plans]
@@ -276,7 +282,8 @@ def _blocks(
         shows = interval or need_intervals(settings)
         intervals = [interval_in(setting, each.plan) for setting, each in zip(settings, best, strict=True)] if shows else []
         yield Text(f"{settings_title(best)}: the best plan of each")
-        yield settings_table(best, tokens=tokens, intervals=intervals)
+        of_run = value_cells(found[0][1].objective, [value for _, result in found for value in result.values[:1]])
+        yield settings_table(best, tokens=run.tokens if run else 0.0, intervals=intervals, of_run=of_run)
         yield Notes(convention_lines(best))
     shared = [name for name, _ in setting_words(found[0][0]).items() if len({setting_words(each)[name] for each, _ in found}) == 1]
     for number, (setting, result) in enumerate(found):
@@ -294,7 +301,7 @@ def setting_words(setting: Setting) -> dict[str, str]:
 _SHOWN = ("job", "layers", "plan", "framework", "based on")
 
 
-def _one_blocks(setting: Setting, result: SearchResult, *, run_of: RunOf, interval: bool, output: Output) -> Iterator[Block]:
+def _one_blocks(setting: Setting, result: SearchResult, *, run: AskedRun | None, interval: bool, output: Output) -> Iterator[Block]:
     from perfmodel.report.predictions import confidence_lines, headline, job_line, parts_table, verdict_line
     from perfmodel.report.searches import (
         baselines_table,
@@ -307,6 +314,7 @@ def _one_blocks(setting: Setting, result: SearchResult, *, run_of: RunOf, interv
     )
     from perfmodel.report.training_run import run_facts
     from perfmodel.verbs.setting import interval_in, need_intervals
+    from perfmodel.verbs.training import run_in
 
     searched = ("search", ("interrupted; the best so far: " if result.interrupted else "") + search_line(result))
     if result.plans:
@@ -318,7 +326,8 @@ def _one_blocks(setting: Setting, result: SearchResult, *, run_of: RunOf, interv
             facts += confidence_lines(best, interval_in(setting, best.plan))
         title = "The best plan" if str(result.objective) != "memory" else "The plan that needs the least memory"
         yield Facts(f"{title} {verdict_line(best)}", [*facts, searched])
-        yield from map(run_facts, run_of(setting, result))
+        if run is not None:
+            yield run_facts(run_in(setting, best, run))
         yield plans_table(result)
     else:
         yield Facts("No plan fits", [*([("job", job_line(result.least_memory[0].plan))] if result.least_memory else []), searched])

@@ -102,7 +102,7 @@ def serve(
     from perfmodel.verbs.serving import NEEDED, with_workers_chips
     from perfmodel.verbs.serving_requests import serving_requests
 
-    output = files.check(output)
+    output, asked = files.check(output), replace(asked, assume=asked.assume or None)
     plot = files.plot
     if files.csv is not None and (run or operators):
         raise InputError("--csv: writes predictions of services; leave out --run and --operators")

@@ -114,7 +114,6 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
     fullest = min(range(len(fields)), key=lambda i: (_ORDER[fields[i]["verdict"]], fields[i]["fits_probability"]))
     host, held = memories[fullest]
     counts = [pool.num_chips for pool in estimator.cluster.pools]
-    prices = [pool.chip.price_per_hour for pool in estimator.cluster.pools]
 
     def mean(values: Sequence[float]) -> float:
         return sum(count * value for count, value in zip(counts, values, strict=True)) / sum(counts)
@@ -138,7 +137,7 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
         memory_capacity=host.machine.memory_capacity,
         rests_on=rests_on(machine, parts),
         not_runnable=estimator.profile.not_runnable_reason(plan),
-        price_per_hour=mean(prices) if all(prices) else 0.0,
+        price_per_hour=estimator.cluster.mean_chip(lambda chip: chip.price_per_hour),
         host_memory=host_memory(host, plan, held),
         **fields[fullest],
     )

@@ -5,9 +5,11 @@ Nothing here enters a step time. Constants are `perfmodel.hardware.assumptions`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
+from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.hardware.assumptions import Assumptions
 from perfmodel.parallel.training_run import SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR
@@ -111,6 +113,25 @@ class TrainingRun:
     carbon: float
     cost: float
 
+    def to_dict(self) -> dict[str, float | None]:
+        """Return the fields as in `--json`: SI units, days and hours as their names say; None where nothing is known."""
+        content = dataclasses.asdict(self)
+        return content | dict.fromkeys(name for name in ("energy", "carbon", "cost") if not content[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTotals:
+    """Totals of a run of steps that take some days without a pause; arrays for an array of plans on the same chips.
+
+    The names and units are those of `TrainingRun`.
+    """
+
+    wall_days: Column
+    chip_hours: Column
+    energy: Column
+    carbon: Column
+    cost: Column
+
 
 def checkpoint_bytes(job: TrainingJob) -> float:
     """Return the size of a checkpoint that training can continue from: trained weights, master copy, optimizer state. [byte]
@@ -123,6 +144,43 @@ def checkpoint_bytes(job: TrainingJob) -> float:
     low = projection_of(job.transformer, job.train) if job.train.method is Method.GALORE else NO_PROJECTION
     states = low.state * job.optimizer.state_bytes(itemsize(policy.optimizer_state)) + low.matrix * itemsize(policy.gradient)
     return trained * (copies + states)
+
+
+def energy_of(chip_hours: Column, chip_watts: float, assumptions: Assumptions) -> Column:
+    """Return the energy of the data centre: chip-hours x W x server factor x utilisation x PUE. [J]
+
+    chip_watts   thermal design power   [W]
+
+    Source: Patterson et al., arXiv 2104.10350.
+    """
+    value = assumptions.value
+    watts = chip_watts * value("server_power_factor") * value("power_utilization") * value("pue")
+    return chip_hours * SECONDS_OF_AN_HOUR * watts
+
+
+def carbon_of(energy: Column, assumptions: Assumptions) -> Column:
+    """Return the CO2 equivalents of an energy. [kg]"""
+    return energy / _JOULES_OF_A_KILOWATT_HOUR * assumptions.value("carbon_intensity") / _GRAMS_OF_A_KILOGRAM
+
+
+def run_totals(
+    days: Column, *, goodput: float, num_chips: int, chip_watts: float, price_per_hour: float, assumptions: Assumptions
+) -> RunTotals:
+    """Return the totals of runs whose steps take `days` without a pause. They increase with the days.
+
+    chip_watts       thermal design power; 0: not known   [W]
+    price_per_hour   of a chip; 0: not known              [USD/h]
+    """
+    wall_days = days / goodput if goodput > 0 else days * math.inf
+    chip_hours = wall_days * SECONDS_OF_A_DAY / SECONDS_OF_AN_HOUR * num_chips
+    energy = energy_of(chip_hours, chip_watts, assumptions)
+    return RunTotals(
+        wall_days=wall_days,
+        chip_hours=chip_hours,
+        energy=energy,
+        carbon=carbon_of(energy, assumptions),
+        cost=chip_hours * (assumptions.price or price_per_hour),
+    )
 
 
 def training_run(
@@ -141,27 +199,24 @@ def training_run(
     checkpoint_bytes  weights and optimizer state of the job    [byte]
     chip_watts        thermal design power; 0: not known        [W]
     price_per_hour    of a chip; 0: not known                   [USD/h]
-
-    Source: time from `goodput`; energy = chip-hours x W x server factor x utilisation x PUE (Patterson et al., arXiv 2104.10350).
     """
     value = assumptions.value
-    nodes = math.ceil(num_chips / CHIPS_OF_A_NODE)
     rate = value("failures_per_node_day") * num_chips / CHIPS_OF_A_NODE
     mtbf = SECONDS_OF_A_DAY / rate
     stall = value("checkpoint_overhead") + checkpoint_bytes / num_chips / (value("checkpoint_copy_bandwidth") * _GIGABYTE)
     write = checkpoint_bytes / (value("storage_bandwidth") * _GIGABYTE)
     interval = max(daly_interval(stall=stall, mtbf=mtbf), write)
     share = goodput(interval=interval, stall=stall, restart=value("restart_time"), mtbf=mtbf)
-    wall_days = days / share if share > 0 else math.inf
-    chip_hours = wall_days * SECONDS_OF_A_DAY / SECONDS_OF_AN_HOUR * num_chips
-    watts = chip_watts * value("server_power_factor") * value("power_utilization") * value("pue")
-    energy = chip_hours * SECONDS_OF_AN_HOUR * watts
+    totals = run_totals(
+        days, goodput=share, num_chips=num_chips, chip_watts=chip_watts, price_per_hour=price_per_hour, assumptions=assumptions
+    )
+    wall_days = float(totals.wall_days)
     return TrainingRun(
         tokens=tokens,
         days=days,
         goodput=share,
         wall_days=wall_days,
-        chip_hours=chip_hours,
+        chip_hours=float(totals.chip_hours),
         failures=wall_days * rate,
         mtbf=mtbf,
         checkpoint_bytes=checkpoint_bytes,
@@ -169,8 +224,8 @@ def training_run(
         checkpoint_write=write,
         checkpoint_interval=interval,
         restart_time=value("restart_time"),
-        spare_nodes=min(poisson_quantile(_DAYS_OF_SPARES * rate, value("spares_confidence")), nodes),
-        energy=energy,
-        carbon=energy / _JOULES_OF_A_KILOWATT_HOUR * value("carbon_intensity") / _GRAMS_OF_A_KILOGRAM,
-        cost=chip_hours * (assumptions.price or price_per_hour),
+        spare_nodes=min(poisson_quantile(_DAYS_OF_SPARES * rate, value("spares_confidence")), math.ceil(num_chips / CHIPS_OF_A_NODE)),
+        energy=float(totals.energy),
+        carbon=float(totals.carbon),
+        cost=float(totals.cost),
     )

@@ -154,14 +154,30 @@ def several(value: object) -> list[Any]:
     return [value]
 
 
+def doubled(first: int, last: int) -> list[int]:
+    """Numbers from the first to the last, each twice the one before it; the last is always there."""
+    found = [first * 2**power for power in range((last // first).bit_length())]
+    return found if found[-1] == last else [*found, last]
+
+
 def several_numbers(value: object, field: str) -> list[Any]:
-    """As `several`, of numbers: `8,192` may be one number or two and is refused, `64,128` are two."""
+    """As `several`, of numbers: `8,192` may be one number or two and is refused, `64,128` are two, and `256..1k` are 256, 512 and 1024."""
     for text in [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else ():
         if isinstance(text, str) and _THOUSANDS.fullmatch(text.strip()) and _is_one_number(text.strip()):
             one, apart = text.strip().replace(",", ""), text.strip().replace(",", ", ")
             rule = f"may be {one} or {len(apart.split())} values"
             raise bad_field(field, text, rule, f"write {one}, or '{apart}' with spaces for several")
-    return several(value)
+    found: list[Any] = []
+    for each in several(value):
+        ends = each.split("..") if isinstance(each, str) else [each]
+        if len(ends) == 1:
+            found.append(each)
+            continue
+        first, *others = (whole(end, field) for end in ends)
+        if len(others) != 1 or others[0] < first:
+            raise bad_field(field, each, "must be two numbers, the smaller first", "write 256..2048 for 256,512,1024,2048")
+        found += doubled(first, others[0])
+    return found
 
 
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+", re.ASCII)

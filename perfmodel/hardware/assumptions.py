@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
+
+if TYPE_CHECKING:
+    from perfmodel.hardware.cluster import Cluster
 
 #: Assumptions that are shares of a whole, above 0 and at most 1.
 _SHARES = ("spares_confidence", "power_utilization")
@@ -38,36 +41,62 @@ class Assumptions:
 
     by_location   grams of CO2 equivalents for each kWh [g/kWh]
     price         of a chip-hour, where the user gives one; 0: that of the chip's price table [USD/h]
+    prices        the same of single clusters or chips by name, before `price` [USD/h]
     """
 
     constants: Mapping[str, Assumption]
     by_location: Mapping[str, float]
     price: float = 0.0
+    prices: Mapping[str, float] = field(default_factory=dict)
 
     def value(self, name: str) -> float:
         return self.constants[name].value
 
     def with_given(self, given: Mapping[str, float | str]) -> Assumptions:
-        """Return the assumptions with the user's values: names of constants, `location` and `price`."""
-        constants, price = dict(self.constants), self.price
+        """Return the assumptions with the user's values: names of constants, `location`, `price` and `price.NAME`."""
+        constants, price, prices = dict(self.constants), self.price, dict(self.prices)
         for name, value in given.items():
-            field = f"assume {name}"
+            word = f"assume {name}"
             if name == LOCATION:
                 constants["carbon_intensity"] = self._at(str(value).lower())
             elif name == PRICE:
-                price = _positive(value, field)
+                price = _positive(value, word)
+            elif name.startswith(f"{PRICE}."):
+                from perfmodel.hardware.reader import list_chips, list_clusters
+
+                place, priced = name.removeprefix(f"{PRICE}."), (*list_clusters(), *list_chips())
+                if place not in priced:
+                    raise InputError(f"assume={name}: {place or 'nothing'} is no cluster and no chip{suggest(place, priced)}")
+                prices[place] = _positive(value, word)
             elif name in constants:
-                constants[name] = _replaced(constants[name], _positive(value, field))
+                constants[name] = _replaced(constants[name], _positive(value, word))
             else:
                 known = (*constants, LOCATION, PRICE)
                 raise InputError(f"assume={name}: is no assumption{suggest(name, known)}")
-        return Assumptions(constants=constants, by_location=self.by_location, price=price)
+        return Assumptions(constants=constants, by_location=self.by_location, price=price, prices=prices)
+
+    def on(self, cluster: Cluster) -> Assumptions:
+        """Return the assumptions with the price that the user gives for this cluster, or for its chip, in place of `price`."""
+        return replace(self, price=self.prices.get(cluster.name) or self.prices.get(cluster.chip.name) or self.price)
 
     def _at(self, location: str) -> Assumption:
         if location not in self.by_location:
             known = ", ".join(self.by_location)
             raise bad_field("assume location", location, "has no carbon intensity", f"use {known}, or --assume carbon_intensity=G_PER_KWH")
         return _replaced(self.constants["carbon_intensity"], self.by_location[location], f"Ember, year 2023: {location}")
+
+
+def read_assumed(given: Mapping[str, float | str] | Sequence[str] | None) -> dict[str, float | str]:
+    """Return given values by name; texts are NAME=VALUE, as a command line has them. Raises InputError."""
+    if given is None or isinstance(given, Mapping):
+        return dict(given or {})
+    if isinstance(given, str):
+        given = [given]
+    pairs = [str(text).partition("=") for text in given]
+    for name, equals, value in pairs:
+        if not (name and equals and value):
+            raise bad_field("assume", name, "has no value", "write NAME=VALUE, such as pue=1.1")
+    return {name: value for name, _, value in pairs}
 
 
 def load_assumptions() -> Assumptions:

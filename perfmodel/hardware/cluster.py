@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from perfmodel.foundation.errors import bad_field, shown
@@ -75,6 +76,12 @@ class Cluster:
     def max_chips(self) -> int:
         """The largest number of chips that the outermost tier holds."""
         return self.tiers[-1].size
+
+    def mean_chip(self, value: Callable[[Chip], float]) -> float:
+        """Mean of a number over the chips of all pools; 0 where a chip's file does not state it."""
+        pools = self.pools or (self,)
+        values = [value(pool.chip) for pool in pools]
+        return sum(pool.num_chips * each for pool, each in zip(pools, values, strict=True)) / self.num_chips if all(values) else 0.0
 
     def is_scale_out(self, tier: NetworkTier) -> bool:
         """Whether `tier` is the fabric between nodes: a fat tree, or one switch beyond the node around a tier that holds whole nodes.

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perfmodel.foundation.columns import Column
+
 if TYPE_CHECKING:
     from perfmodel.parallel.prediction import Prediction
 
 SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR = 86400.0, 3600.0
 
 
+def training_days(step_time: Column, *, tokens: float, tokens_per_step: float) -> Column:
+    """Return the days of training on `tokens` tokens without a pause. step_time: one or an array [s]"""
+    return tokens / tokens_per_step * step_time / SECONDS_OF_A_DAY
+
+
 def training_time(prediction: Prediction, tokens: float) -> tuple[float, float]:
     """Return the days and the chip-hours of training on `tokens` tokens without a pause."""
-    steps = tokens / prediction.plan.job.tokens_per_step
-    seconds = steps * prediction.step_time
-    return seconds / SECONDS_OF_A_DAY, seconds * prediction.plan.num_chips / SECONDS_OF_AN_HOUR
+    days = float(training_days(prediction.step_time, tokens=tokens, tokens_per_step=prediction.plan.job.tokens_per_step))
+    return days, days * SECONDS_OF_A_DAY / SECONDS_OF_AN_HOUR * prediction.plan.num_chips
 
 
 def training_cost(prediction: Prediction, tokens: float) -> float:

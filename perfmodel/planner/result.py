@@ -21,6 +21,14 @@ class Objective(StrEnum):
     TIME = "time"
     MEMORY = "memory"
     CHIP_TIME = "chip-time"
+    COST = "cost"
+    ENERGY = "energy"
+    GOODPUT_TIME = "goodput-time"
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether it is a total of the whole run. On given chips each of these increases with the step time, which ranks the plans."""
+        return self in (Objective.COST, Objective.ENERGY, Objective.GOODPUT_TIME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +54,15 @@ class FittingChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlikePlans:
-    """A plan, and those beside it that are nearly the same and as good: see `perfmodel.planner.ties`. place: shared by ties."""
+    """A plan, and those beside it that are nearly the same and as good: see `perfmodel.planner.ties`. place: shared by ties.
+
+    value   as `SearchResult.values`; None for an objective of a step
+    """
 
     place: int
     prediction: Prediction
     alike: tuple[Plan, ...]
+    value: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +89,8 @@ class SearchResult:
     left_out        reason -> layouts (degrees whose product is the number of chips) that the space does not admit
     search_time     CPU seconds in the search itself (it runs on one core)
     plans           the plan to prefer, then the others by the objective, best first
+    values          of the plans, for an objective of a whole run: its cost [USD], its energy [J] or its time with failures and
+                    checkpoints [day]; else none
     places          of the plans: those within `ties` of the best share the first place, and so on
     ties            share within which plans are ties
     expectation     where the plan to prefer is not the one of the least predicted time
@@ -113,6 +127,7 @@ class SearchResult:
     expectation: Expectation | None = None
     any_framework: tuple[Prediction, ...] = ()
     remedies: tuple[FittingChange, ...] = ()
+    values: tuple[float, ...] = ()
 
     @property
     def best(self) -> Prediction:

@@ -18,8 +18,11 @@ def search_rows(
 ) -> list[dict[str, Any]]:
     """Return a row for each plan, best first, then one for each baseline; `place` is the place of the plan or the name of the baseline."""
     named = [(str(place), prediction) for place, prediction in zip(result.places, result.plans, strict=True)]
+    values = dict(enumerate(result.values))
     named += [(baseline.name, prediction) for baseline in result.baselines for prediction in baseline.prediction]
     return [
-        {"place": place, **prediction_row(prediction, tokens=tokens, interval=interval_of(prediction.plan) if interval_of else None)}
-        for place, prediction in named
+        {"place": place}
+        | ({"objective_value": values.get(number)} if values else {})
+        | prediction_row(prediction, tokens=tokens, interval=interval_of(prediction.plan) if interval_of else None)
+        for number, (place, prediction) in enumerate(named)
     ]

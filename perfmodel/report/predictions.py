@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from perfmodel.foundation.memory_room import Verdict
@@ -329,11 +330,13 @@ def settings_table(
     tokens: float = 0.0,
     intervals: Sequence[StepInterval] = (),
     varied: Sequence[str] = (),
+    of_run: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Table:
     """One line for each combination; of model, batch and the like only what differs.
 
     intervals   none, or one for each prediction
     varied      knobs of which several values were given: those that the degrees do not show have a column
+    of_run      a column of the whole run: its header, and a cell for each prediction
     """
     varying = _varying(predictions)
     knobs = [name for name in _KNOB_COLUMNS if name in varied]
@@ -356,6 +359,7 @@ def settings_table(
                 f"{each.plan.num_chips:,}",
                 *(_JOB_COLUMNS[name](each) for name in varying),
                 *(_KNOB_COLUMNS[name](each.plan) for name in knobs),
+                *(cells[place] for cells in of_run.values()),
                 step(each.step_time),
                 *bounds,
                 f"{each.tokens_per_second_per_chip:,.0f}",
@@ -371,12 +375,12 @@ def settings_table(
         )
     return Table(
         title="",
-        headers=("cluster", "chips", *varying, *map(words, knobs), "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory",
-                 "fits", PROBABILITY, *days, "plan", "based on"),
+        headers=("cluster", "chips", *varying, *map(words, knobs), *of_run, "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU",
+                 "memory", "fits", PROBABILITY, *days, "plan", "based on"),
         rows=tuple(rows),
         fold=("plan", "based on"),
         optional=("TFLOP/s/chip", "fits", "based on", "MFU", "chip-hours", "tokens/s/chip"),
-        right=("chips", "batch", "seq", "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", PROBABILITY, *days),
+        right=("chips", "batch", "seq", *of_run, "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", PROBABILITY, *days),
     )  # fmt: skip
 
 

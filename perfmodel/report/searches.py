@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perfmodel.foundation.units import format_bytes, format_step, format_time
@@ -14,7 +14,7 @@ from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
-from perfmodel.planner.result import AlikePlans, Baseline, Certainty, SearchResult
+from perfmodel.planner.result import AlikePlans, Baseline, Certainty, Objective, SearchResult
 from perfmodel.report.predictions import (
     PLAN_HEADERS,
     PLAN_LEGEND,
@@ -26,6 +26,7 @@ from perfmodel.report.predictions import (
 )
 from perfmodel.report.remedies import remedies_objects
 from perfmodel.report.table import Table, bytes_like, percent, times_like
+from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
 from perfmodel.report.trust import trust_object
 
 #: Of how many values of a knob the line of plans that are nearly the same names.
@@ -57,7 +58,10 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
         "least_time": result.least_time if math.isfinite(result.least_time) else None,
         "ties": result.ties,
         "expectation": {"best": told.best, "first": told.first} if (told := result.expectation) else None,
-        "plans": [each | {"place": place} for each, place in zip(described(result.plans), result.places, strict=True)],
+        "plans": [
+            each | {"place": place} | ({"objective_value": value} if value is not None else {})
+            for each, place, value in zip(described(result.plans), result.places, result.values or [None] * len(result.plans), strict=True)
+        ],
         "baselines": {each.name: _baseline_object(each, tokens) for each in result.baselines},
         "pareto": described(result.pareto),
         **({} if result.plans else {"remedies": remedies_objects(result.remedies)}),
@@ -123,6 +127,22 @@ def search_line(result: SearchResult) -> str:
     )
 
 
+#: Objective of a whole run -> header of its column, and the number shown for its value.
+_VALUES: Mapping[Objective, tuple[str, Callable[[float], str]]] = {
+    Objective.COST: ("run USD", lambda value: f"{value:,.0f}"),
+    Objective.ENERGY: ("run MWh", lambda value: f"{value / JOULES_OF_A_MEGAWATT_HOUR:,.1f}"),
+    Objective.GOODPUT_TIME: ("run days", lambda value: f"{value:,.1f}"),
+}
+
+
+def value_cells(objective: Objective, values: Sequence[float]) -> dict[str, list[str]]:
+    """The column of an objective of the whole run, header -> cells; empty for the others."""
+    if objective not in _VALUES:
+        return {}
+    header, text = _VALUES[objective]
+    return {header: [text(value) for value in values]}
+
+
 def plans_table(result: SearchResult) -> Table:
     """The best plans, each with those that are nearly the same only once.
 
@@ -134,9 +154,11 @@ def plans_table(result: SearchResult) -> Table:
     places = _place_ranges([each.place for each in result.kinds])
     with_rules = any(told_rules(each.plan.rules) for _, each in shown)
     unit = room(result.memory_usable).rpartition(" ")[2]
+    of_run = value_cells(result.objective, [each.value for each in result.kinds if each.value is not None])
     rows = [
         (
             f"{name}{_MARK}" if each.not_runnable else name,
+            *(cells[int(name) - 1] for cells in of_run.values()),
             step(each.step_time),
             _against(each.step_time, best),
             percent(each.mfu_palm),
@@ -150,7 +172,7 @@ def plans_table(result: SearchResult) -> Table:
         )
         for place, (name, each) in zip(places, shown, strict=True)
     ]
-    results = ("plan", "step time", "vs 1", "MFU", unit, PROBABILITY)
+    results = ("plan", *of_run, "step time", "vs 1", "MFU", unit, PROBABILITY)
     headers = (*results, *PLAN_HEADERS, *(("rules",) if with_rules else ()), *_MORE_COLUMNS)
     knobs = range(len(results), len(headers) - len(_MORE_COLUMNS))
     shared = [i for i in knobs if len({row[i] for row in rows}) == 1] if len(rows) > 1 else []
@@ -161,7 +183,7 @@ def plans_table(result: SearchResult) -> Table:
         caption=f"in every row: {', '.join(same)}" if same else "",
         headers=tuple(headers[i] for i in kept),
         rows=tuple(tuple(row[i] for i in kept) for row in rows),
-        right=("step time", "vs 1", "TFLOP/s", "MFU", unit, PROBABILITY, "tp", "cp", "pp", "dp", "zero", "micro"),
+        right=(*of_run, "step time", "vs 1", "TFLOP/s", "MFU", unit, PROBABILITY, "tp", "cp", "pp", "dp", "zero", "micro"),
         optional=(*_MORE_COLUMNS, "MFU", "vs 1", "sp", "rules", "schedule"),
     )
 

@@ -13,6 +13,7 @@ from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
 from perfmodel.planner.serving.launch import LaunchLine
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
+from perfmodel.report.training_run import JOULES_OF_A_KILOWATT_HOUR
 from perfmodel.workload.serving import Lengths, ServingJob
 
 DOES_NOT_FIT = "does not fit: "
@@ -116,6 +117,7 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
         ),
         *([] if prediction.goodput is None else [("goodput", _goodput(prediction))]),
         *([] if prediction.cost_per_million is None else [("cost", _cost(prediction))]),
+        *energy_facts(prediction),
         ("in flight", _running(prediction)),
         ("memory", f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable on each chip"),
         ("KV cache", f"{job.kv_precision}; {_verdict(prediction)}"),
@@ -128,6 +130,15 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
 def shown_notes(prediction: ServingPrediction) -> list[str]:
     """The notes of a prediction without the verdict, which is printed first."""
     return [note for note in prediction.notes if not note.startswith(DOES_NOT_FIT)]
+
+
+def energy_facts(prediction: ServingPrediction) -> list[tuple[str, str]]:
+    """Energy and carbon of a million output tokens, where they are known."""
+    energy, carbon = prediction.energy_per_million, prediction.carbon_per_million
+    if energy is None or carbon is None:
+        return []
+    energy /= JOULES_OF_A_KILOWATT_HOUR
+    return [("energy", f"{energy:,.2f} kWh, {carbon:,.2f} kg CO2e a million output tokens, if chips draw the power of training")]
 
 
 def _cost(prediction: ServingPrediction) -> str:
@@ -291,6 +302,8 @@ def throughput_object(prediction: ServingPrediction) -> dict[str, Any]:
         "goodput": prediction.goodput,
         "price_per_hour": prediction.price_per_hour or None,
         "cost_per_million_tokens": prediction.cost_per_million,
+        "energy_per_million_tokens": prediction.energy_per_million,
+        "carbon_per_million_tokens": prediction.carbon_per_million,
         "running": prediction.running,
         "queued": prediction.queued,
         "max_sequences": prediction.max_sequences,

@@ -7,7 +7,7 @@ from typing import Any
 from perfmodel.foundation.units import format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.planner.serving.result import RankedPlan, ServingObjective, ServingSearchResult
-from perfmodel.report.serving import lengths_line, load_text, serving_object, short_plan
+from perfmodel.report.serving import energy_facts, lengths_line, load_text, serving_object, short_plan
 from perfmodel.report.table import Table, percent
 from perfmodel.workload.serving import ServingJob
 
@@ -37,6 +37,7 @@ def search_facts(found: ServingSearchResult) -> list[tuple[str, str]]:
         ("rejected", "; ".join(rejected)),
         ("left out", "; ".join(left_out)),
         ("price", price),
+        *energy_facts(found.best.prediction),
     ]
     return [(name, text) for name, text in facts if text]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfmodel.foundation.units import format_bytes, format_count, format_time
 from perfmodel.report.document import Facts
@@ -12,14 +11,7 @@ from perfmodel.report.table import percent
 if TYPE_CHECKING:
     from perfmodel.cost.training_run import TrainingRun
 
-_JOULES_OF_A_MEGAWATT_HOUR, _KILOGRAMS_OF_A_TONNE = 3.6e9, 1e3
-
-
-def run_object(run: TrainingRun) -> dict[str, Any]:
-    """Return the fields of `run` in `--json`: SI units, days and hours as their names say; null where nothing is known."""
-    content = dataclasses.asdict(run)
-    unknown = [name for name in ("energy", "carbon", "cost") if not content[name]]
-    return content | dict.fromkeys(unknown)
+JOULES_OF_A_KILOWATT_HOUR, JOULES_OF_A_MEGAWATT_HOUR, _KILOGRAMS_OF_A_TONNE = 3.6e6, 3.6e9, 1e3
 
 
 def run_facts(run: TrainingRun) -> Facts:
@@ -38,7 +30,7 @@ def run_facts(run: TrainingRun) -> Facts:
         ),
     ]
     if run.energy:
-        energy, carbon = run.energy / _JOULES_OF_A_MEGAWATT_HOUR, run.carbon / _KILOGRAMS_OF_A_TONNE
+        energy, carbon = run.energy / JOULES_OF_A_MEGAWATT_HOUR, run.carbon / _KILOGRAMS_OF_A_TONNE
         lines.append(("energy", f"{energy:,.0f} MWh, {carbon:,.0f} t CO2e"))
     if run.cost:
         lines.append(("cost", f"{run.cost:,.0f} USD at {run.cost / run.chip_hours:.2f} USD a chip-hour"))

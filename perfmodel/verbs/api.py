@@ -38,6 +38,7 @@ from perfmodel.verbs.setting import (
     told,
     trust_in_plan,
 )
+from perfmodel.verbs.training import check_objective, read_run, with_run_values
 
 if TYPE_CHECKING:
     from perfmodel.cost.counts import Audit
@@ -113,6 +114,8 @@ def find_plans(
     knobs: Knobs,
     maximum: Mapping[str, int] | None = None,
     objective: str = "time",
+    tokens: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
     top: int = 10,
     ties: float | str = TIES,
     only_runnable: bool = False,
@@ -124,7 +127,9 @@ def find_plans(
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
 
     rules       rule sets that are tried, names or files of one's own (docs/rules.md)
-    objective   time, memory or chip-time
+    objective   time, memory or chip-time; with tokens a total of the whole run: cost, energy or goodput-time
+    tokens      to train on, a number or a text such as "15T"
+    assume      with tokens: values in place of those that `perfmodel assumptions` lists, as for `estimate_run`
     top         how many plans the result holds
     ties        plans within this share of the best are as good: the likeliest to fit, then the simplest comes first; 0: the exact order
     risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` says what others cost
@@ -133,9 +138,15 @@ def find_plans(
     progress    called with the share of the space that has been evaluated; where it answers True the search ends with what it has
     """
     check_frameworks(only_runnable=only_runnable, any_framework=any_framework)
-    found = tuple(
-        search_in(
-            setting_of_request(request),
+    if assume and tokens is None:
+        raise bad_field("assume", shown(assume), "is for the whole run", 'give its tokens, as tokens="15T"')
+    run = None if tokens is None else read_run(tokens, assume)
+    found = []
+    for request in make_requests(asked):
+        setting = setting_of_request(request)
+        check_objective(objective, setting, run)
+        result = search_in(
+            setting,
             knobs,
             {} if maximum is None else maximum,
             objective=objective,
@@ -146,9 +157,8 @@ def find_plans(
             any_framework=any_framework,
             progress=progress,
         )
-        for request in make_requests(asked)
-    )
-    return found if asked.is_list or len(found) > 1 else found[0]
+        found.append(with_run_values(result, setting, run))
+    return tuple(found) if asked.is_list or len(found) > 1 else found[0]
 
 
 def explain_plan(

@@ -6,7 +6,6 @@ A `System` is what one prediction needs, with its parts as objects; an axis name
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -15,7 +14,7 @@ from typing import Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.foundation.units import QuantityKind, parse_quantity, quantity_of
-from perfmodel.foundation.values import several, whole
+from perfmodel.foundation.values import doubled, several, whole
 from perfmodel.foundation.words import words_of
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster, make_cluster
@@ -33,7 +32,7 @@ DEFAULT_POINTS = 8
 #: Words of a service's request that describe its plan.
 SERVING_KNOBS = ("tp", "pp", "ep", "attention_dp", "dcp", "pcp", "replicas", "max_batch", "max_tokens")
 #: Words that are no axis: they name the system or how it is judged.
-_NO_AXIS = {"model", "cluster", "nodes", "settings", "workers", "memory_headroom", "risk", "chip"}
+_NO_AXIS = {"model", "cluster", "nodes", "settings", "workers", "memory_headroom", "risk", "chip", "assume"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -152,8 +151,7 @@ def _with_units(texts: list[Any]) -> list[str]:
 
 def _range(first: Any, last: Any, *, points: int | None) -> list[Any]:
     if points is None and isinstance(first, int):
-        doubled = [first * 2**power for power in range(int(math.log2(last / first) + 1e-9) + 1)]
-        return doubled if doubled[-1] == last else [*doubled, last]
+        return doubled(first, last)
     number = DEFAULT_POINTS if points is None else points
     spaced = [first * (last / first) ** (place / max(number - 1, 1)) for place in range(number)]
     spaced[-1] = last if number > 1 else first

@@ -57,7 +57,7 @@ def search_in(
     from perfmodel.planner.result import Objective
 
     check_headroom(memory_headroom)
-    text_of(objective, "objective", "time, memory or chip-time")
+    objective = choice_of(Objective, text_of(objective, "objective", ", ".join(Objective)), "objective")
     check_progress(progress)
     top = whole(top, "top")
     space, attention = space_in(setting, knobs, maximum, any_framework=any_framework)

@@ -20,6 +20,7 @@ from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.values import check_name, whole
 from perfmodel.foundation.words import Words, takes, words_of
 from perfmodel.frameworks.engine_formats import format_on, formats_on, require_format
+from perfmodel.hardware.assumptions import load_assumptions, read_assumed
 from perfmodel.hardware.mixed import chips_of, is_mixed, joined_pools
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
@@ -37,10 +38,11 @@ if TYPE_CHECKING:
     from perfmodel.cost.serving.boundness import OperatorRow
     from perfmodel.cost.serving.estimate import ServingEstimator
     from perfmodel.frameworks.engine import Engine
+    from perfmodel.hardware.assumptions import Assumptions
     from perfmodel.hardware.chip import Chip
     from perfmodel.hardware.cluster import Cluster
     from perfmodel.planner.serving.launch import LaunchLine
-    from perfmodel.planner.serving.result import ServingSearchResult
+    from perfmodel.planner.serving.result import RankedPlan, ServingSearchResult
     from perfmodel.planner.serving.search import NothingFoundError
     from perfmodel.planner.serving.space import Format, ServingSpace
 
@@ -65,14 +67,18 @@ NEEDED = {
 class ServingSetting:
     """A job on a cluster under an engine, with what predicts its plans. notes: what a person should know of how it was put together.
 
-    price   of a chip, 0 where it is not known   [USD/h]
+    price         of a chip, 0 where it is not known   [USD/h]
+    chip_watts    mean of the chips at full load; 0: not known   [W]
+    assumptions   constants of energy and carbon
     """
 
     estimator: ServingEstimator
     job: ServingJob
     reference: str
     num_chips: int
+    assumptions: Assumptions
     price: float = 0.0
+    chip_watts: float = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -109,12 +115,21 @@ def _served(asked: ServingRequest, *, simulates: bool = True) -> tuple[ServingSe
 
 
 def _priced(setting: ServingSetting, prediction: ServingPrediction) -> ServingPrediction:
-    """With the cost of output tokens, on all chips given: idle ones are paid for too."""
-    tokens = prediction.tokens_per_second_per_chip * prediction.plan.num_chips
-    if setting.price <= 0.0:
-        return prediction
-    cost = 1e6 * setting.price / 3600.0 * setting.num_chips / tokens if tokens > 0.0 and prediction.fits else None
-    return replace(prediction, price_per_hour=setting.price, cost_per_million=cost)
+    """With cost, energy and carbon of output tokens, on all chips given: idle ones are paid for too, and draw as much power."""
+    from perfmodel.cost.training_run import carbon_of, energy_of
+
+    tokens, watts = prediction.tokens_per_second_per_chip * prediction.plan.num_chips, setting.chip_watts
+    if not (tokens > 0.0 and prediction.fits):
+        return replace(prediction, price_per_hour=setting.price)
+    chip_hours = 1e6 / 3600.0 * setting.num_chips / tokens
+    energy = float(energy_of(chip_hours, watts, setting.assumptions))
+    return replace(
+        prediction,
+        price_per_hour=setting.price,
+        cost_per_million=chip_hours * setting.price or None,
+        energy_per_million=energy or None,
+        carbon_per_million=float(carbon_of(energy, setting.assumptions)) or None,
+    )
 
 
 def simulated_in(
@@ -187,6 +202,7 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     quantization = given.get("quantization") or published_format(model.architecture)
     reference, cluster = find_cluster(asked.cluster, given["chips"])
     pools = _two_pools(cluster, asked)
+    assumptions = load_assumptions().with_given(read_assumed(asked.assume)).on(cluster)
     engine = load_engine(asked.engine or DEFAULT_ENGINE)
     is_given = asked.quantization is not None
     quantization, notes = _format_that_runs(engine, cluster.chip, quantization, model.name, is_given=is_given)
@@ -222,14 +238,15 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
             prefill=prefill,
         )
 
-    prices = [pool.num_chips * pool.chip.price_per_hour for pool in (pools or (cluster,))]
-    price = sum(prices) / cluster.num_chips if all(prices) else 0.0
+    price = cluster.mean_chip(lambda chip: chip.price_per_hour)
     return ServingSetting(
         estimator=estimator(pools[1], estimator(pools[0])) if pools else estimator(cluster),
         job=job,
         reference=reference,
         num_chips=cluster.num_chips,
-        price=_read(asked, "price").get("price", price),
+        assumptions=assumptions,
+        chip_watts=cluster.mean_chip(lambda chip: chip.tdp_watts),
+        price=_read(asked, "price").get("price", assumptions.price or price),
         notes=tuple(notes),
     )
 
@@ -503,7 +520,12 @@ def search_asked(
     except NothingFoundError as error:
         would = _what_would_fit(setting, asked, formats) if not error.fits else _what_would_meet(setting, how, error)
         raise (NothingFoundError(f"{error.said}; would {'meet them' if error.fits else 'fit'}", would) if would else error) from error
-    return setting, found
+
+    def priced(plans: tuple[RankedPlan, ...]) -> tuple[RankedPlan, ...]:
+        return tuple(replace(each, prediction=_priced(setting, each.prediction)) for each in plans)
+
+    baselines = tuple(replace(each, found=priced(each.found)) for each in found.baselines)
+    return setting, replace(found, plans=priced(found.plans), disaggregated=priced(found.disaggregated), baselines=baselines)
 
 
 def _what_would_fit(setting: ServingSetting, asked: ServingRequest, formats: Sequence[Format]) -> str:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from perfmodel.cost.training_run import TrainingRun, checkpoint_bytes, training_run
+import numpy as np
+
+from perfmodel.cost.training_run import TrainingRun, checkpoint_bytes, run_totals, training_run
+from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.values import token_count
 from perfmodel.hardware.assumptions import Assumption, Assumptions, load_assumptions
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.training_run import training_time
-from perfmodel.verbs.api import predict_plan
-from perfmodel.verbs.setting import Name, Setting, setting_of_plan
+from perfmodel.parallel.training_run import training_days, training_time
+from perfmodel.planner.result import Objective, SearchResult
+from perfmodel.verbs.setting import Name, Setting, load_plan, placed, predict_in, setting_of_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AskedRun:
+    """Tokens of a whole run and the constants that hold for it."""
+
+    tokens: float
+    assumptions: Assumptions
 
 
 def estimate_run(plan: Plan | Name | Prediction, tokens: float | str, *, assume: Mapping[str, float | str] | None = None) -> TrainingRun:
@@ -19,23 +32,76 @@ def estimate_run(plan: Plan | Name | Prediction, tokens: float | str, *, assume:
 
     plan     a plan, its file, or a prediction, whose step time is taken
     tokens   a number, or a text such as "15T"
-    assume   values in place of those that `perfmodel assumptions` lists, also `location` and `price`: {"pue": 1.1, "location": "france"}
+    assume   values in place of those that `perfmodel assumptions` lists, also `location`, `price` and the price on one cluster or chip:
+             {"pue": 1.1, "location": "france", "price.dgx-b200": 4.2}
     """
-    prediction = plan if isinstance(plan, Prediction) else predict_plan(plan)
-    return run_in(setting_of_plan(prediction.plan), prediction, token_count(tokens), load_assumptions().with_given(assume or {}))
+    found = plan.plan if isinstance(plan, Prediction) else load_plan(plan)
+    setting = setting_of_plan(found)
+    prediction = plan if isinstance(plan, Prediction) else predict_in(setting, placed(found, setting))
+    return run_in(setting, prediction, read_run(tokens, assume))
 
 
-def run_in(setting: Setting, prediction: Prediction, tokens: float, assumptions: Assumptions) -> TrainingRun:
+def read_run(tokens: float | str, assume: Mapping[str, float | str] | None = None) -> AskedRun:
+    """Return the run of these tokens under the shipped constants with the given ones in their place. Raises InputError."""
+    return AskedRun(tokens=token_count(tokens), assumptions=load_assumptions().with_given(assume or {}))
+
+
+def run_in(setting: Setting, prediction: Prediction, asked: AskedRun) -> TrainingRun:
     """`estimate_run` of a prediction in its setting."""
     return training_run(
-        tokens=tokens,
-        days=training_time(prediction, tokens)[0],
-        num_chips=prediction.plan.num_chips,
+        tokens=asked.tokens,
+        days=training_time(prediction, asked.tokens)[0],
         checkpoint_bytes=checkpoint_bytes(prediction.plan.job),
-        chip_watts=setting.cluster.chip.tdp_watts,
-        price_per_hour=prediction.price_per_hour,
-        assumptions=assumptions,
+        **_costs(setting, prediction, asked),
     )
+
+
+def _costs(setting: Setting, prediction: Prediction, asked: AskedRun) -> dict[str, Any]:
+    """What chips cost and draw, as the formulas of a run take it: the same for every plan on them."""
+    return {
+        "num_chips": prediction.plan.num_chips,
+        "chip_watts": setting.cluster.mean_chip(lambda chip: chip.tdp_watts),
+        "price_per_hour": prediction.price_per_hour,
+        "assumptions": asked.assumptions.on(setting.cluster),
+    }
+
+
+def objective_values(objective: Objective, setting: Setting, plans: Sequence[Prediction], asked: AskedRun) -> tuple[float, ...]:
+    """Return the objective of a whole run for plans of one job on the setting's chips. [USD, J or day]"""
+    if not plans:
+        return ()
+    job, costs = setting.job, _costs(setting, plans[0], asked)
+    share = training_run(tokens=asked.tokens, days=1.0, checkpoint_bytes=checkpoint_bytes(job), **costs).goodput  # of every plan
+    steps = np.array([each.step_time for each in plans])
+    days = training_days(steps, tokens=asked.tokens, tokens_per_step=job.tokens_per_step)
+    totals = run_totals(days, goodput=share, **costs)
+    column = {Objective.COST: totals.cost, Objective.ENERGY: totals.energy}.get(objective, totals.wall_days)
+    return tuple(np.asarray(column).tolist())
+
+
+def check_objective(objective: str, setting: Setting, asked: AskedRun | None) -> None:
+    """Refuse an objective of a whole run without its tokens, a cost without a price and an energy without a power."""
+    chip = setting.cluster.chip
+    if objective not in [each for each in Objective if each.is_of_run]:
+        return
+    if asked is None:
+        raise InputError(f"objective={objective}: is of the whole run; give its tokens, as --tokens 15T")
+    if objective == Objective.COST and not (asked.assumptions.on(setting.cluster).price or chip.price_per_hour):
+        raise InputError(f"objective=cost: no price of {chip.name} is known; give one, as --assume price=2.5 (USD for a chip-hour)")
+    if objective == Objective.ENERGY and not chip.tdp_watts:
+        raise InputError(f"objective=energy: the power of {chip.name} is not known; add it to the chip's file, or rank by time")
+
+
+def with_run_values(result: SearchResult, setting: Setting, asked: AskedRun | None) -> SearchResult:
+    """Return the result with the values of its plans by an objective of the whole run; by another objective as it is."""
+    if asked is None or not result.objective.is_of_run:
+        return result
+    values, of_kinds = (
+        objective_values(result.objective, setting, predictions, asked)
+        for predictions in (result.plans, [kind.prediction for kind in result.kinds])
+    )
+    kinds = tuple(replace(each, value=value) for each, value in zip(result.kinds, of_kinds, strict=True))
+    return replace(result, values=values, kinds=kinds)
 
 
 def list_assumptions() -> tuple[Assumption, ...]:

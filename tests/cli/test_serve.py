@@ -575,3 +575,23 @@ def test_the_front_marks_the_best_of_all_plans_and_no_label_covers_another(tmp_p
     boxes = [text.get_window_extent() for text in axes.texts if text.get_rotation() == 0]
     assert boxes
     assert not any(a.overlaps(b) for at, a in enumerate(boxes) for b in boxes[:at])
+
+
+def test_energy_and_carbon_of_a_million_tokens_follow_the_constants(call, call_json):
+    load = ("--model", "llama-3-8b", "--cluster", "dgx-h100", "--chips", "1", "--input-len", "512", "--output-len", "64")
+    plain = call_json("serve", *load)
+    watts = 700 * 1.82 * 0.79 * 1.15
+    assert plain["energy_per_million_tokens"] == pytest.approx(1e6 * watts / plain["tokens_per_second_per_chip"])
+    assert plain["carbon_per_million_tokens"] == pytest.approx(plain["energy_per_million_tokens"] / 3.6e6 * 0.481)
+    clean = call_json("serve", *load, "--assume", "location=norway", "--assume", "pue=2.3")
+    assert clean["energy_per_million_tokens"] == pytest.approx(2 * plain["energy_per_million_tokens"])
+    assert clean["carbon_per_million_tokens"] == pytest.approx(2 * plain["carbon_per_million_tokens"] * 30 / 481)
+    assert call_json("serve", *load, "--assume", "price=9")["price_per_hour"] == 9
+    best = call_json("serve", *load, "--search", "--top", "1")["best"]
+    assert best["energy_per_million_tokens"] == pytest.approx(1e6 * watts / best["tokens_per_second_per_chip"])
+    code, out, _ = call("serve", *load)
+    assert code == 0
+    assert "kg CO2e a million output tokens" in out
+    code, _, error = call("serve", *load, "--assume", "pew=1")
+    assert code == 2
+    assert "assume=pew: is no assumption; did you mean 'pue'" in error

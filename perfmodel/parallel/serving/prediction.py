@@ -39,6 +39,7 @@ class ServingPrediction:
     fits_load        the load's sequences all run at once
     price_per_hour   of a chip; 0 where it is not known    [USD/h]
     cost_per_million of output tokens, on all chips given; None where it is not known    [USD]
+    energy_per_million, carbon_per_million   of output tokens, of the data centre; None where they are not known   [J], [kg]
     remedies         of a plan that does not fit: the smallest single changes of the request that would, word -> value
     """
 
@@ -70,6 +71,8 @@ class ServingPrediction:
     remedies: tuple[Mapping[str, Any], ...] = ()
     price_per_hour: float = 0.0
     cost_per_million: float | None = None
+    energy_per_million: float | None = None
+    carbon_per_million: float | None = None
 
     @property
     def tokens_per_second_per_user(self) -> float:

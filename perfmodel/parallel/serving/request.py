@@ -132,6 +132,10 @@ class ServingRequest:
         "USD an hour for a chip, such as 2.5", otherwise="as `perfmodel chips NAME` has it if left out", metavar="USD", read=_price,
         takes="float | str",
     )  # fmt: skip
+    assume: Any = word(
+        "A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france", metavar="NAME=VALUE",
+        takes="Mapping[str, float | str]", repeats=True,
+    )  # fmt: skip
     calibration: Any = word(
         "A calibration, spec-sheet for none, prior for its maker's other chips", otherwise="the best known if left out",
         metavar="NAME|PATH", takes="Name | Calibration",

@@ -1,0 +1,80 @@
+"""`perfmodel search --by --budget`: the clusters and numbers of chips that train by a deadline or within a budget."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from perfmodel.cli import options
+from perfmodel.cli.complaints import ErrorCode, complain
+from perfmodel.cli.output import Form, Output, Progress, first_interrupt, show
+from perfmodel.cli.words import flag
+from perfmodel.foundation.errors import InputError
+from perfmodel.report.document import Block, Document, Notes, Text
+
+if TYPE_CHECKING:
+    from perfmodel.cli.search import Ranking
+    from perfmodel.parallel.knobs import Knobs
+    from perfmodel.parallel.request import Request
+    from perfmodel.planner.sizing import Sizing
+    from perfmodel.verbs.configs import Start
+    from perfmodel.verbs.training import AskedRun
+
+
+def size(
+    wanted: Ranking,
+    asked: Request,
+    knobs: Knobs,
+    maximum: Mapping[str, int],
+    *,
+    run: AskedRun | None,
+    ties: float,
+    any_framework: bool,
+    start: Start | None,
+    files: options.Files,
+    output: Output,
+) -> tuple[Sizing, bool]:
+    """Print the front and write the files. Returns the result, and whether some run meets deadline and budget."""
+    from perfmodel.report.sizing import plot_sizing, sizing_facts, sizing_object, sizing_table
+    from perfmodel.verbs.sizing import read_budget, read_deadline, size_asked
+
+    if run is None:
+        name = "by" if wanted.by is not None else "budget"
+        raise InputError(f"{flag(name)}: sizes a cluster for a whole run; give its tokens, as --tokens 15T")
+    deadline, budget = read_deadline(wanted.by), read_budget(wanted.budget)
+    with Progress("size") as progress, first_interrupt() as was_interrupted:
+
+        def report(done: float) -> bool:
+            progress.share(done)
+            return was_interrupted()
+
+        found = size_asked(
+            asked, knobs, maximum, run=run, deadline=deadline, budget=budget, ties=ties, any_framework=any_framework,
+            plan=start.plan if start is not None else None, spelled=flag, progress=report,
+        )  # fmt: skip
+    if files.save is not None and found.best is not None:
+        from perfmodel.parallel.plan_file import write_plan
+
+        write_plan(found.best.prediction.plan, files.save)
+    if files.plot is not None:
+        plot_sizing(found, files.plot)
+
+    def blocks() -> Iterator[Block]:
+        yield sizing_facts(found)
+        yield sizing_table(found)
+        yield from (Text(f"not searched: {failure}", apart=place == 0) for place, failure in enumerate(found.not_sized))
+        yield Notes(start.notes(verbose=output.verbose) if start is not None else [])
+
+    document = Document(
+        content=lambda: sizing_object(found) | (start.object() if start is not None else {}),
+        blocks=lambda: chain(blocks(), files.written(output, plan=files.save if found.best is not None else None)),
+        rows=found.rows,
+    )
+    files.write_csv(document)
+    show(document, output)
+    if found.best is None and not found.interrupted:
+        sys.stdout.flush()
+        complain(found.reason, code=ErrorCode.NOTHING_MEETS, as_json=output.form is Form.JSON)
+    return found, found.best is not None
