@@ -69,6 +69,8 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.cost.trace": ("RankTimeline",),
     "perfmodel.verbs.reporting": ("write_report",),
     "perfmodel.report.page": ("Report",),
+    "perfmodel.verbs.study": ("Study",),
+    "perfmodel.verbs.sweep": ("Sweep", "run_sweep"),
     "perfmodel.verbs.training": ("estimate_run", "list_assumptions"),
     "perfmodel.cost.training_run": ("TrainingRun",),
     "perfmodel.verbs.networks": ("parallelize", "predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
@@ -84,6 +86,7 @@ _SAME = {
     "fit": "fit_runs",
     "run": "run_plan",
     "shard": "shard_network",
+    "sweep": "run_sweep",
     "trace": "trace_plan",
     "validate": "validate_cases",
 }

@@ -1,0 +1,289 @@
+"""Studies: one verb over every combination of the values of axes. A study file becomes points, and a point becomes rows."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.records import record_from_data
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.schema import FileModel, Values, check, model_of
+from perfmodel.foundation.values import check_path, is_path, share, token_count
+from perfmodel.foundation.words import Word, takes, words_of
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.request import Request
+from perfmodel.parallel.rows import prediction_row
+from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.planner.result import SearchResult
+from perfmodel.planner.ties import TIES
+from perfmodel.verbs.api import predict
+from perfmodel.verbs.limits import find_limits, limits_rows
+from perfmodel.verbs.requests import make_requests, needs_chips, setting_of_request
+from perfmodel.verbs.searching import search_in
+from perfmodel.verbs.serving import find_serving, serve
+
+VERSION = 1
+MOST_POINTS = 1_000_000
+INTERNAL = "internal error"
+Rows = list[dict[str, Any]]
+
+
+class SweptVerb(StrEnum):
+    """What is computed at each point of a study."""
+
+    SEARCH = "search"
+    PREDICT = "predict"
+    LIMITS = "limits"
+    SERVE = "serve"
+    SERVE_SEARCH = "serve-search"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """One verb over every combination of the values of axes: a point for each.
+
+    version  of this form of file: 1
+    verb     search, predict, limits, serve or serve-search
+    fixed    words of the verb with one value, as its arguments in Python: model, cluster, chips, tp, objective
+    axes     words with several values; every combination is a point, and the last axis varies fastest
+    zip      groups of words whose values advance together, all of one length; a group is one axis, before the others
+    """
+
+    version: int
+    verb: SweptVerb = SweptVerb.SEARCH
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    zip: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """Words of the axes, in their order."""
+        return (*(name for group in self.zip for name in group), *self.axes)
+
+    @property
+    def num_points(self) -> int:
+        lengths = [len(next(iter(group.values()))) for group in self.zip]
+        return math.prod((*lengths, *map(len, self.axes.values())))
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Yield the words of each point."""
+        groups = [[dict(zip(group, values, strict=True)) for values in zip(*group.values(), strict=True)] for group in self.zip]
+        groups += [[{name: value} for value in values] for name, values in self.axes.items()]
+        for chosen in product(*groups):
+            yield {**self.fixed, **{name: value for each in chosen for name, value in each.items()}}
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# From a point to rows
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@takes(asked=Request, knobs=Knobs)
+def _search(
+    *,
+    asked: Request,
+    knobs: Knobs,
+    maximum: Mapping[str, int] | None = None,
+    objective: str = "time",
+    top: int = 1,
+    ties: float | str = TIES,
+    any_framework: bool = False,
+) -> SearchResult:
+    """The result of `find_plans`, without what rows do not have: remedies, and plans that the framework cannot run."""
+    (request,) = make_requests(asked)
+    return search_in(
+        setting_of_request(request),
+        knobs,
+        {} if maximum is None else maximum,
+        objective=objective,
+        top=top,
+        memory_headroom=request.memory_headroom,
+        risk=request.risk,
+        ties=share(ties, "ties"),
+        any_framework=any_framework,
+        with_remedies=False,
+        with_beyond=False,
+    )
+
+
+def _search_rows(found: SearchResult, tokens: float) -> Rows:
+    """The best plans; where none fits, the plan that needs the least memory and the reason."""
+    from perfmodel.report.searches import nothing_fits_line
+
+    counts = {"num_evaluated": found.num_evaluated, "num_feasible": found.num_feasible}
+    ranked = zip(found.places, found.plans, strict=True)
+    rows = [{"place": place, **counts, **prediction_row(plan, tokens=tokens)} for place, plan in ranked]
+    reason = {} if rows else {"reason": nothing_fits_line(found, given=False)}
+    return rows or [{**counts, **prediction_row(plan, tokens=tokens), **reason} for plan in found.least_memory[:1]]
+
+
+def _predict_rows(found: Prediction, tokens: float) -> Rows:
+    return [prediction_row(found, tokens=tokens)]
+
+
+def _serve_rows(found: Any, _: float) -> Rows:
+    from perfmodel.report.serving_rows import serving_row
+
+    return [serving_row(found)]
+
+
+def _serve_search_rows(found: Any, _: float) -> Rows:
+    from perfmodel.report.serving_rows import search_rows
+
+    return search_rows(found)
+
+
+#: Verb -> the function of a point, and the rows of its result.
+_ANSWERS: Mapping[SweptVerb, tuple[Callable[..., Any], Callable[[Any, float], Rows]]] = {
+    SweptVerb.SEARCH: (_search, _search_rows),
+    SweptVerb.PREDICT: (predict, _predict_rows),
+    SweptVerb.LIMITS: (find_limits, lambda found, _: list(limits_rows(found))),
+    SweptVerb.SERVE: (serve, _serve_rows),
+    SweptVerb.SERVE_SEARCH: (find_serving, _serve_search_rows),
+}
+#: Verbs whose rows take `tokens`: with days, chip-hours and cost of a whole run.
+_OF_RUNS = (SweptVerb.SEARCH, SweptVerb.PREDICT)
+
+
+def words_of_verb(verb: SweptVerb) -> Mapping[str, Word | None]:
+    """Every word that a point of a verb may have; None: an argument of the verb that is no word of a record."""
+    records = (ServingRequest,) if verb in (SweptVerb.SERVE, SweptVerb.SERVE_SEARCH) else (Request, Knobs)
+    known = {name: each for record in records for name, each in words_of(record).items()}
+    names = [name for name in inspect.signature(_ANSWERS[verb][0]).parameters if name != "progress"]
+    return {name: known.get(name) for name in (*names, *(["tokens"] if verb in _OF_RUNS else ()))}
+
+
+def rows_of(verb: SweptVerb, point: Mapping[str, Any]) -> Rows:
+    """Compute a point. A point that cannot be computed has one row with the reason."""
+    answer, rows = _ANSWERS[verb]
+    words = {"top": 1, **point} if "top" in words_of_verb(verb) else dict(point)
+    try:
+        tokens = token_count(words.pop("tokens")) if "tokens" in words and verb in _OF_RUNS else 0.0
+        return rows(answer(**words), tokens)
+    except InputError as error:
+        return [{"reason": str(error)}]
+    except Exception as error:  # one point of many: the others go on
+        return [{"reason": f"{INTERNAL} ({type(error).__name__}: {one_line(error, 200)}); report it with the words of this row"}]
+
+
+def failure_of(rows: Rows) -> str:
+    """Why a point has no result; empty: it has one. The several rows of `limits` have a reason each."""
+    return rows[0].get("reason", "") if len(rows) == 1 else ""
+
+
+def cell(name: str, value: Any, word: Word | None) -> Any:
+    """A word's value as a cell of a table: a number where it is one, else text."""
+    if isinstance(value, str) and word is not None:
+        try:
+            read = word.value(value, name)
+        except InputError:
+            return value
+        return read if isinstance(read, (int, float)) else value
+    return value if value is None or isinstance(value, (str, int, float)) else json.dumps(value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# From a file to points
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def study_model() -> type[FileModel]:
+    """The model of a study file."""
+    return model_of(Study, types=_types)
+
+
+def _types(name: str, hint: Any) -> Any:
+    return {"fixed": dict[str, Any], "axes": dict[str, Values], "zip": list[dict[str, Values]]}.get(name)
+
+
+def list_studies() -> list[str]:
+    """The shipped studies."""
+    return sorted(path.stem for path in (resource_dir("strategies") / "studies").glob("*.yaml"))
+
+
+def read_study(study: str | Path | Mapping[str, Any]) -> Study:
+    """The study in a file, of a shipped name or of a mapping. Raises InputError: its fields, words and lengths are checked, no value."""
+    where, data = "study", study
+    if not isinstance(study, Mapping):
+        check_path(study, "study")
+        shipped = resource_dir("strategies") / "studies" / f"{one_line(study, 200)}.yaml"
+        if not is_path(study) and not shipped.is_file():
+            raise InputError(f"study={one_line(study, 200)}: no such study{suggest(study, list_studies())}")
+        where = str(study)
+        data = read_yaml(study if is_path(study) else shipped)
+    found = record_from_data(Study, check(study_model(), data, where="" if where == "study" else where), where=where)
+    try:
+        _check(found)
+    except InputError as error:
+        raise InputError(f"{where}: {error.full}") from None
+    return found
+
+
+def _check(study: Study) -> None:
+    if study.version != VERSION:
+        raise bad_field("version", study.version, "is of another release", f"write version: {VERSION}")
+    known = words_of_verb(study.verb)
+    for field_of, names in (("fixed", study.fixed), ("axes", study.axes), *((f"zip.{i}", each) for i, each in enumerate(study.zip))):
+        for name in names:
+            if name not in known:
+                raise InputError(f"{field_of}.{name}: {study.verb} has no such word{suggest(name, known)}")
+    names = [*study.fixed, *study.varied]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{name}: stands in several of fixed, axes and zip; give it once")
+    for i, group in enumerate(study.zip):
+        lengths = {name: len(values) for name, values in group.items()}
+        if len(set(lengths.values())) != 1:
+            raise InputError(f"zip.{i}: must have as many values of each word, not {lengths or 'none'}; give one for each")
+    if study.num_points > MOST_POINTS:
+        raise InputError(f"axes: make {study.num_points:,} points, and {MOST_POINTS:,} is the most; give fewer values")
+    columns = {name: [value] for name, value in study.fixed.items()} | {
+        name: list(values) for group in (*study.zip, study.axes) for name, values in group.items()
+    }
+    for name, values in columns.items():
+        _check_values(name, values, known[name], is_fixed=name in study.fixed)
+    _check_needed(study.verb, columns)
+
+
+def _check_values(name: str, values: list[Any], word: Word | None, *, is_fixed: bool) -> None:
+    """A value is plain data and one value."""
+    for value in values:
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise bad_field(
+                name, shown(value), "must be text, a number, a list or a mapping", "write a name or the path of a file"
+            ) from None
+        if word is not None and (word.several or word.is_varied) and len(word.values(value, name)) > 1 and not Path(str(value)).exists():
+            raise bad_field(name, shown(value), "is several values", f"write them as a list under axes{'' if is_fixed else ', one by one'}")
+
+
+def _check_needed(verb: SweptVerb, columns: Mapping[str, list[Any]]) -> None:
+    """What no point can do without."""
+    needed = ["model", "cluster", "chips", *(["global_batch", "seq_len"] if verb in _OF_RUNS else ["input_len", "output_len"])]
+    if verb is SweptVerb.LIMITS:
+        needed = ["model", "cluster", "seq_len"]
+    given = {*columns, *(_INSTEAD[name] for name in columns if name in _INSTEAD)}
+    if verb is SweptVerb.SERVE_SEARCH and {"concurrency", "rate"} & given:
+        given.add("chips")  # the fewest that hold the load
+    if not any(map(needs_chips, columns.get("cluster", [""]))):
+        given.add("chips")
+    absent = [name for name in needed if name not in given]
+    if absent and "plan" not in given:
+        raise InputError(
+            f"{', '.join(absent)}: no point has {'it' if len(absent) == 1 else 'them'}; give a value in fixed, or several in axes"
+        )
+
+
+#: What says the same as another word.
+_INSTEAD = {"nodes": "chips", "batch_tokens": "global_batch"}
