@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,12 +49,9 @@ def sweep(
         with Progress("sweep") as progress:
             found = run_sweep(study, out=out, jobs=None if jobs is None else whole(jobs, "jobs"), engine=engine, progress=progress.step)
     except KeyboardInterrupt:
-        complain(
-            f"interrupted; computed points are kept in {out}.parts, and the same command goes on",
-            code=ErrorCode.INTERRUPTED,
-            as_json=output.form is Form.JSON,
-        )
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        if output.is_text:
+            print(f"computed points are kept in {out}.parts; the same command computes the rest", file=sys.stderr)
+        return EXIT_INTERRUPTED
     show(Document(content=lambda: _object(found, out), blocks=lambda: _blocks(found, out), rows=lambda: found.rows), output)
     if len(found.failures) < found.study.num_points:
         return 0

@@ -16,7 +16,6 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -274,7 +273,8 @@ def _computed(
     with client, parallel_config(backend="loky" if is_shared else "dask"):
         run = Parallel(n_jobs=jobs if is_shared else -1, return_as="generator_unordered", batch_size=1)
         try:
-            for records in run(delayed(_compute)(batch, verb, version, folder if is_shared else None, apart=True) for batch in batches):
+            kept_in, parent = (folder, os.getpid()) if is_shared else (None, 0)
+            for records in run(delayed(_compute)(batch, verb, version, kept_in, parent=parent) for batch in batches):
                 if folder is not None and not is_shared:
                     _append(folder, map(json.dumps, records))
                 yield from records
@@ -295,9 +295,9 @@ def _dask_client(address: str, jobs: int) -> Any:
         raise bad_field("engine", f"{DASK}:{address}", rule, "start it with `dask scheduler`, or correct the address") from error
 
 
-def _compute(batch: _Batch, verb: SweptVerb, version: str, folder: Path | None, *, apart: bool = False) -> list[dict[str, Any]]:
-    """Records of points. apart: in a process of its own, which leaves Ctrl-C to the one that started it."""
-    if apart and threading.current_thread() is threading.main_thread():
+def _compute(batch: _Batch, verb: SweptVerb, version: str, folder: Path | None, *, parent: int = 0) -> list[dict[str, Any]]:
+    """Records of points. parent: the process that started this one, which handles Ctrl-C and may be killed; 0: none."""
+    if parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if data_version() != version:
         raise RunError(
@@ -305,6 +305,8 @@ def _compute(batch: _Batch, verb: SweptVerb, version: str, folder: Path | None, 
         )
     lines = []
     for key, point in batch:
+        if parent and os.getppid() != parent:
+            os._exit(1)
         start = time.perf_counter()
         rows = rows_of(verb, point)
         record = {"key": key, "seconds": time.perf_counter() - start, "rows": rows}
