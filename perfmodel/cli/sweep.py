@@ -32,7 +32,7 @@ def sweep(
     *,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the table goes: .parquet or .csv.")] = Path("results.parquet"),
     jobs: Annotated[str | None, typer.Option("--jobs", metavar="N", help="Processes; one for each core if left out.")] = None,
-    engine: Annotated[
+    scheduler: Annotated[
         str, typer.Option("--engine", metavar="NAME", help="local, dask, or dask:ADDRESS with the address of a scheduler.")
     ] = "local",
     output: Output,
@@ -47,7 +47,7 @@ def sweep(
 
     try:
         with Progress("sweep") as progress:
-            found = run_sweep(study, out=out, jobs=None if jobs is None else whole(jobs, "jobs"), engine=engine, progress=progress.step)
+            found = run_sweep(study, out=out, jobs=None if jobs is None else whole(jobs, "jobs"), engine=scheduler, progress=progress.step)
     except KeyboardInterrupt:
         if output.is_text:
             print(f"computed points are kept in {out}.parts; the same command computes the rest", file=sys.stderr)
@@ -61,11 +61,12 @@ def sweep(
 
 def _object(found: Sweep, out: Path) -> dict[str, Any]:
     return {
-        "study": found.study,
+        "verb": found.study.verb,
+        "varied": found.study.varied,
         "num_points": found.study.num_points,
         "num_computed": found.num_computed,
         "num_failed": len(found.failures),
-        "reasons": dict(Counter(found.failures)),
+        "reasons": [{"reason": reason, "num_points": times} for reason, times in Counter(found.failures).most_common()],
         "work_time": found.work_time,
         "num_rows": len(found.rows),
         "out": out,
@@ -86,7 +87,8 @@ def _blocks(found: Sweep, out: Path) -> Iterator[Block]:
         f"{study.num_points:,} points of {study.verb}, {len(found.failures):,} without a result",
         [
             ("axes", ", ".join(axes) or "none"),
-            ("computed", f"{found.num_computed:,} now, {kept:,} kept from before; {format_time(found.work_time)} of work in all"),
+            ("computed", f"{found.num_computed:,} now, {kept:,} kept from before"),
+            ("took", f"{format_time(found.work_time)}, all points and processes together"),
             ("table", f"{out} ({len(found.rows):,} rows)"),
         ],
     )
@@ -99,26 +101,30 @@ def _blocks(found: Sweep, out: Path) -> Iterator[Block]:
     yield Command(f"python -c \"import pandas; print(pandas.{read}('{out}'))\"")
 
 
-#: Columns that a table of people has in addition to the axes: name -> header.
-_METRICS = {
-    "tp": "tp", "pp": "pp", "dp_shard": "dp_shard", "limit": "limit", "value": "value", "step_time": "step time",
-    "tokens_per_second_per_chip": "tok/s/chip", "memory_total": "memory", "ttft": "TTFT", "tpot": "TPOT", "reason": "reason",
+#: Columns that a table of people has in addition to the axes: knobs that differ from their defaults, and results -> header.
+_KNOBS = ("dp_replicate", "dp_shard", "cp", "pp", "tp", "ep", "attention_dp", "replicas", "zero", "micro_batch", "recompute")
+_RESULTS = {
+    "limit": "limit", "value": "value", "step_time": "step time", "tokens_per_second_per_chip": "tok/s/chip", "memory_total": "memory",
+    "ttft": "TTFT", "tpot": "TPOT", "days": "days", "cost": "cost", "reason": "reason",
 }  # fmt: skip
 
 
 def _table(found: Sweep) -> Table:
     """The first rows."""
     from perfmodel.report.table import Table
+    from perfmodel.verbs.study import column_of
 
-    rows = found.rows[:_SHOWN_ROWS]
-    varied = found.study.varied
-    columns = [*varied, *(name for name in _METRICS if name not in varied and any(row.get(name) not in (None, "") for row in rows))]
+    rows, varied = found.rows[:_SHOWN_ROWS], [column_of(found.study.verb, name) for name in found.study.varied]
+    knobs = [name for name in _KNOBS if any(row.get(name) not in (None, "", 0, 1, "none") for row in rows)]
+    results = [name for name in _RESULTS if any(row.get(name) not in (None, "") for row in rows)]
+    columns = list(dict.fromkeys((*varied, *knobs, *results)))
     return Table(
         title=f"The first {len(rows)} rows of {len(found.rows):,}" if len(rows) < len(found.rows) else f"{len(rows)} rows",
-        headers=tuple(_METRICS.get(name, name) for name in columns),
+        headers=tuple(_RESULTS.get(name, name) for name in columns),
         rows=tuple(tuple(_cell(name, row.get(name)) for name in columns) for row in rows),
-        right=tuple(_METRICS.get(name, name) for name in columns if any(isinstance(row.get(name), (int, float)) for row in rows)),
+        right=tuple(_RESULTS.get(name, name) for name in columns if any(isinstance(row.get(name), (int, float)) for row in rows)),
         fold=("reason",),
+        optional=tuple(name for name in knobs if name not in varied),
     )
 
 
@@ -131,4 +137,4 @@ def _cell(name: str, value: Any) -> str:
         return format_bytes(value)
     if name in ("step_time", "ttft", "tpot"):
         return format_time(value)
-    return f"{value:,.0f}" if name == "tokens_per_second_per_chip" else one_line(value)
+    return f"{value:,.0f}" if name in ("tokens_per_second_per_chip", "cost") else f"{value:,.1f}" if name == "days" else one_line(value)

@@ -52,11 +52,11 @@ class SweptVerb(StrEnum):
 class Study:
     """One verb over every combination of the values of axes: a point for each.
 
-    version  of this form of file: 1
-    verb     search, predict, limits, serve or serve-search
-    fixed    words of the verb with one value, as its arguments in Python: model, cluster, chips, tp, objective
-    axes     words with several values; every combination is a point, and the last axis varies fastest
-    zip      groups of words whose values advance together, all of one length; a group is one axis, before the others
+    version  of the format of the file: 1
+    verb     what is computed at each point
+    fixed    arguments of the verb with one value, named as in Python: model, cluster, chips, tp, objective
+    axes     arguments with several values; every combination is a point, and the last axis varies fastest
+    zip      groups of arguments whose values advance together, all of one length; a group is one axis, before the others
     """
 
     version: int
@@ -155,6 +155,18 @@ _ANSWERS: Mapping[SweptVerb, tuple[Callable[..., Any], Callable[[Any, float], Ro
 _OF_RUNS = (SweptVerb.SEARCH, SweptVerb.PREDICT)
 
 
+#: Arguments whose names are those of results: limits, and what `limits` finds. Rows have both.
+_OF_RESULTS = {
+    SweptVerb.SERVE_SEARCH: ("ttft", "tpot", "request_latency"),
+    SweptVerb.LIMITS: ("chips", "global_batch", "seq_len", "micro_batch"),
+}
+
+
+def column_of(verb: SweptVerb, name: str) -> str:
+    """The column that has the value of an argument."""
+    return f"given_{name}" if name in _OF_RESULTS.get(verb, ()) else name
+
+
 def words_of_verb(verb: SweptVerb) -> Mapping[str, Word | None]:
     """Every word that a point of a verb may have; None: an argument of the verb that is no word of a record."""
     records = (ServingRequest,) if verb in (SweptVerb.SERVE, SweptVerb.SERVE_SEARCH) else (Request, Knobs)
@@ -233,18 +245,19 @@ def _check(study: Study) -> None:
     if study.version != VERSION:
         raise bad_field("version", study.version, "is of another release", f"write version: {VERSION}")
     known = words_of_verb(study.verb)
-    for field_of, names in (("fixed", study.fixed), ("axes", study.axes), *((f"zip.{i}", each) for i, each in enumerate(study.zip))):
-        for name in names:
+    groups = {"fixed": study.fixed, **{f"zip.{number}": group for number, group in enumerate(study.zip)}, "axes": study.axes}
+    for field_of, words in groups.items():
+        for name in words:
             if name not in known:
-                raise InputError(f"{field_of}.{name}: {study.verb} has no such word{suggest(name, known)}")
+                raise InputError(f"{field_of}.{name}: {study.verb} has no such argument{suggest(name, known)}")
     names = [*study.fixed, *study.varied]
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"{name}: stands in several of fixed, axes and zip; give it once")
-    for i, group in enumerate(study.zip):
+    for number, group in enumerate(study.zip):
         lengths = {name: len(values) for name, values in group.items()}
         if len(set(lengths.values())) != 1:
-            raise InputError(f"zip.{i}: must have as many values of each word, not {lengths or 'none'}; give one for each")
+            raise InputError(f"zip.{number}: must have as many values of each argument, not {lengths or 'none'}; give one for each")
     if study.num_points > MOST_POINTS:
         raise InputError(f"axes: make {study.num_points:,} points, and {MOST_POINTS:,} is the most; give fewer values")
     columns = {name: [value] for name, value in study.fixed.items()} | {

@@ -29,7 +29,7 @@ from perfmodel.foundation.errors import InputError, RunError, bad_field, one_lin
 from perfmodel.foundation.frames import data_frame, parquet_of
 from perfmodel.foundation.resources import check_can_be_written, resource_dir, user_calibrations_dir, write_atomically
 from perfmodel.foundation.values import check_path, is_path, whole
-from perfmodel.verbs.study import INTERNAL, Study, SweptVerb, cell, failure_of, read_study, rows_of, words_of_verb
+from perfmodel.verbs.study import INTERNAL, Study, SweptVerb, cell, column_of, failure_of, read_study, rows_of, words_of_verb
 
 if TYPE_CHECKING:
     from perfmodel.foundation.frames import DataFrame
@@ -147,10 +147,10 @@ def _check_engine(engine: str, jobs: int | None) -> int:
 
 
 def _rows(study: Study, points: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The words of each point, and over them its results."""
+    """The arguments of each point, and over them its results."""
     known = words_of_verb(study.verb)
     for number, (point, record) in enumerate(zip(points, records, strict=True)):
-        words = {name: cell(name, point[name], known[name]) for name in (*study.varied, *study.fixed)}
+        words = {column_of(study.verb, name): cell(name, point[name], known[name]) for name in (*study.varied, *study.fixed)}
         for row in record["rows"]:
             yield {"point": number, **words, **row, "seconds": record["seconds"]}
 
