@@ -39,7 +39,7 @@ Rows = list[dict[str, Any]]
 
 
 class SweptVerb(StrEnum):
-    """What is computed at each point of a study."""
+    """Computation at each point of a study."""
 
     SEARCH = "search"
     PREDICT = "predict"
@@ -53,7 +53,7 @@ class Study:
     """One verb over every combination of the values of axes: a point for each.
 
     version  of the format of the file: 1
-    verb     what is computed at each point
+    verb     computation at each point
     fixed    arguments of the verb with one value, named as in Python: model, cluster, chips, tp, objective
     axes     arguments with several values; every combination is a point, and the last axis varies fastest
     zip      groups of arguments whose values advance together, all of one length; a group is one axis, before the others
@@ -257,7 +257,9 @@ def _check(study: Study) -> None:
     for number, group in enumerate(study.zip):
         lengths = {name: len(values) for name, values in group.items()}
         if len(set(lengths.values())) != 1:
-            raise InputError(f"zip.{number}: must have as many values of each argument, not {lengths or 'none'}; give one for each")
+            raise InputError(
+                f"zip.{number}: all its arguments must have the same number of values, not {lengths or 'none'}; give one for each"
+            )
     if study.num_points > MOST_POINTS:
         raise InputError(f"axes: make {study.num_points:,} points, and {MOST_POINTS:,} is the most; give fewer values")
     columns = {name: [value] for name, value in study.fixed.items()} | {
@@ -282,7 +284,7 @@ def _check_values(name: str, values: list[Any], word: Word | None, *, is_fixed: 
 
 
 def _check_needed(verb: SweptVerb, columns: Mapping[str, list[Any]]) -> None:
-    """What no point can do without."""
+    """Refuse a study whose points lack a required argument."""
     needed = ["model", "cluster", "chips", *(["global_batch", "seq_len"] if verb in _OF_RUNS else ["input_len", "output_len"])]
     if verb is SweptVerb.LIMITS:
         needed = ["model", "cluster", "seq_len"]
