@@ -70,7 +70,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.verbs.reporting": ("write_report",),
     "perfmodel.report.page": ("Report",),
     "perfmodel.verbs.study": ("Study",),
-    "perfmodel.verbs.sweep": ("Sweep", "run_sweep"),
+    "perfmodel.verbs.sweep": ("SweepResult", "run_sweep"),
     "perfmodel.verbs.training": ("estimate_run", "list_assumptions"),
     "perfmodel.cost.training_run": ("TrainingRun",),
     "perfmodel.verbs.networks": ("parallelize", "predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),

@@ -44,7 +44,7 @@ from perfmodel.verbs.limits import Limits
 from perfmodel.verbs.networks import NetworkComparison, ShardResult, Sizes
 from perfmodel.verbs.serving_requests import AnsweredRequest
 from perfmodel.verbs.study import Study as Study
-from perfmodel.verbs.sweep import Sweep as Sweep
+from perfmodel.verbs.sweep import SweepResult as SweepResult
 from perfmodel.workload.config import TransformerConfig as TransformerConfig
 from perfmodel.workload.graph import Graph as Graph, Operator as Operator
 from perfmodel.workload.imported.graph import ImportedGraph
@@ -1649,7 +1649,7 @@ def run_sweep(
     jobs: int | None = None,
     engine: str = 'local',
     progress: Callable[[float, str], object] | None = None,
-) -> Sweep:
+) -> SweepResult:
     """Compute every point of a study: a file (docs/how-to/sweep.md), a shipped study by its name, or its fields as a mapping.
 
     out       the table, .parquet or .csv; computed points are kept beside it, so that the next call goes on. None: nothing is written

@@ -19,7 +19,7 @@ from perfmodel.report.document import Block, Command, Document, Facts, Notes, Te
 
 if TYPE_CHECKING:
     from perfmodel.report.table import Table
-    from perfmodel.verbs.sweep import Sweep
+    from perfmodel.verbs.sweep import SweepResult
 
 EXIT_NOTHING = 2
 EXIT_INTERRUPTED = 130
@@ -59,7 +59,7 @@ def sweep(
     return EXIT_NOTHING
 
 
-def _object(found: Sweep, out: Path) -> dict[str, Any]:
+def _object(found: SweepResult, out: Path) -> dict[str, Any]:
     return {
         "verb": found.study.verb,
         "varied": found.study.varied,
@@ -73,12 +73,12 @@ def _object(found: Sweep, out: Path) -> dict[str, Any]:
     }
 
 
-def _reasons(found: Sweep) -> list[str]:
+def _reasons(found: SweepResult) -> list[str]:
     """The most frequent reasons, with the number of points of each."""
     return [f"{times:,} points: {reason}" if times > 1 else reason for reason, times in Counter(found.failures).most_common(_SHOWN_REASONS)]
 
 
-def _blocks(found: Sweep, out: Path) -> Iterator[Block]:
+def _blocks(found: SweepResult, out: Path) -> Iterator[Block]:
     from perfmodel.foundation.units import format_time
 
     study, kept = found.study, found.study.num_points - found.num_computed
@@ -109,7 +109,7 @@ _RESULTS = {
 }  # fmt: skip
 
 
-def _table(found: Sweep) -> Table:
+def _table(found: SweepResult) -> Table:
     """The first rows."""
     from perfmodel.report.table import Table
     from perfmodel.verbs.study import column_of

@@ -55,7 +55,7 @@ _BATCHES_PER_JOB = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Sweep:
+class SweepResult:
     """Rows of every point of a study, in its order: SI units, `point` numbers the points, `reason` says why one has no result.
 
     num_computed   points computed now; the others were kept from before
@@ -81,7 +81,7 @@ def run_sweep(
     jobs: int | None = None,
     engine: str = LOCAL,
     progress: Callable[[float, str], object] | None = None,
-) -> Sweep:
+) -> SweepResult:
     """Compute every point of a study: a file (docs/how-to/sweep.md), a shipped study by its name, or its fields as a mapping.
 
     out       the table, .parquet or .csv; computed points are kept beside it, so that the next call goes on. None: nothing is written
@@ -111,7 +111,7 @@ def run_sweep(
         rows = tuple(_rows(wanted, points, [known[key] for key in keys]))
         work = sum(known[key]["seconds"] for key in dict.fromkeys(keys))
         failures = tuple(filter(None, (failure_of(known[key]["rows"]) for key in keys)))
-        found = Sweep(study=wanted, rows=rows, num_computed=len(missing), failures=failures, work_time=work)
+        found = SweepResult(study=wanted, rows=rows, num_computed=len(missing), failures=failures, work_time=work)
         if out is not None:
             write_atomically(out, _content(found, Path(out)))
     return found
@@ -155,7 +155,7 @@ def _rows(study: Study, points: Sequence[Mapping[str, Any]], records: Sequence[M
             yield {"point": number, **words, **row, "seconds": record["seconds"]}
 
 
-def _content(found: Sweep, out: Path) -> str | bytes:
+def _content(found: SweepResult, out: Path) -> str | bytes:
     if out.suffix.lower() == ".parquet":
         return parquet_of(found.rows)
     from perfmodel.report.rows import csv_text
