@@ -20,12 +20,13 @@ from perfmodel.foundation.schema import FileModel, Values, check, model_of
 from perfmodel.foundation.values import check_path, is_path, share, token_count
 from perfmodel.foundation.words import Word, takes, words_of
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.rows import prediction_row
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.planner.result import SearchResult
 from perfmodel.planner.ties import TIES
+from perfmodel.report.searches import nothing_fits_line
+from perfmodel.report.serving_rows import search_rows, serving_row
 from perfmodel.verbs.api import predict
 from perfmodel.verbs.limits import find_limits, limits_rows
 from perfmodel.verbs.requests import make_requests, needs_chips, setting_of_request
@@ -118,8 +119,6 @@ def _search(
 
 def _search_rows(found: SearchResult, tokens: float) -> Rows:
     """The best plans; where none fits, the plan that needs the least memory and the reason."""
-    from perfmodel.report.searches import nothing_fits_line
-
     counts = {"num_evaluated": found.num_evaluated, "num_feasible": found.num_feasible}
     ranked = zip(found.places, found.plans, strict=True)
     rows = [{"place": place, **counts, **prediction_row(plan, tokens=tokens)} for place, plan in ranked]
@@ -127,34 +126,15 @@ def _search_rows(found: SearchResult, tokens: float) -> Rows:
     return rows or [{**counts, **prediction_row(plan, tokens=tokens), **reason} for plan in found.least_memory[:1]]
 
 
-def _predict_rows(found: Prediction, tokens: float) -> Rows:
-    return [prediction_row(found, tokens=tokens)]
-
-
-def _serve_rows(found: Any, _: float) -> Rows:
-    from perfmodel.report.serving_rows import serving_row
-
-    return [serving_row(found)]
-
-
-def _serve_search_rows(found: Any, _: float) -> Rows:
-    from perfmodel.report.serving_rows import search_rows
-
-    return search_rows(found)
-
-
-#: Verb -> the function of a point, and the rows of its result.
+#: Verb -> the function of a point, and the rows of its result. tokens: of a whole run; 0: none.
 _ANSWERS: Mapping[SweptVerb, tuple[Callable[..., Any], Callable[[Any, float], Rows]]] = {
     SweptVerb.SEARCH: (_search, _search_rows),
-    SweptVerb.PREDICT: (predict, _predict_rows),
+    SweptVerb.PREDICT: (predict, lambda found, tokens: [prediction_row(found, tokens=tokens)]),
     SweptVerb.LIMITS: (find_limits, lambda found, _: list(limits_rows(found))),
-    SweptVerb.SERVE: (serve, _serve_rows),
-    SweptVerb.SERVE_SEARCH: (find_serving, _serve_search_rows),
+    SweptVerb.SERVE: (serve, lambda found, _: [serving_row(found)]),
+    SweptVerb.SERVE_SEARCH: (find_serving, lambda found, _: search_rows(found)),
 }
-#: Verbs whose rows take `tokens`: with days, chip-hours and cost of a whole run.
-_OF_RUNS = (SweptVerb.SEARCH, SweptVerb.PREDICT)
-
-
+_OF_RUNS = (SweptVerb.SEARCH, SweptVerb.PREDICT)  # with `tokens`
 #: Arguments whose names are those of results: limits, and what `limits` finds. Rows have both.
 _OF_RESULTS = {
     SweptVerb.SERVE_SEARCH: ("ttft", "tpot", "request_latency"),
@@ -211,11 +191,8 @@ def cell(name: str, value: Any, word: Word | None) -> Any:
 
 def study_model() -> type[FileModel]:
     """The model of a study file."""
-    return model_of(Study, types=_types)
-
-
-def _types(name: str, hint: Any) -> Any:
-    return {"fixed": dict[str, Any], "axes": dict[str, Values], "zip": list[dict[str, Values]]}.get(name)
+    kinds: dict[str, Any] = {"fixed": dict[str, Any], "axes": dict[str, Values], "zip": list[dict[str, Values]]}
+    return model_of(Study, types=lambda name, _: kinds.get(name))
 
 
 def list_studies() -> list[str]:
@@ -242,63 +219,47 @@ def read_study(study: str | Path | Mapping[str, Any]) -> Study:
 
 
 def _check(study: Study) -> None:
+    known = words_of_verb(study.verb)
+    columns: dict[str, list[Any]] = {}
+    groups = {"fixed": study.fixed, **{f"zip.{number}": group for number, group in enumerate(study.zip)}, "axes": study.axes}
+    for part, group in groups.items():
+        for name, given in group.items():
+            if name not in known:
+                raise InputError(f"{part}.{name}: {study.verb} has no such argument{suggest(name, known)}")
+            if name in columns:
+                raise InputError(f"{name}: stands in several of fixed, axes and zip; give it once")
+            columns[name] = [given] if part == "fixed" else list(given)
+            for value in columns[name]:
+                _check_value(name, value, known[name])
+        lengths = {name: len(values) for name, values in group.items()} if part.startswith("zip.") else {"": 1}
+        if len(set(lengths.values())) != 1:
+            rule = f"all its arguments must have the same number of values, not {lengths or 'none'}"
+            raise InputError(f"{part}: {rule}; give one for each")
     if study.version != VERSION:
         raise bad_field("version", study.version, "is of another release", f"write version: {VERSION}")
-    known = words_of_verb(study.verb)
-    groups = {"fixed": study.fixed, **{f"zip.{number}": group for number, group in enumerate(study.zip)}, "axes": study.axes}
-    for field_of, words in groups.items():
-        for name in words:
-            if name not in known:
-                raise InputError(f"{field_of}.{name}: {study.verb} has no such argument{suggest(name, known)}")
-    names = [*study.fixed, *study.varied]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"{name}: stands in several of fixed, axes and zip; give it once")
-    for number, group in enumerate(study.zip):
-        lengths = {name: len(values) for name, values in group.items()}
-        if len(set(lengths.values())) != 1:
-            raise InputError(
-                f"zip.{number}: all its arguments must have the same number of values, not {lengths or 'none'}; give one for each"
-            )
     if study.num_points > MOST_POINTS:
         raise InputError(f"axes: make {study.num_points:,} points, and {MOST_POINTS:,} is the most; give fewer values")
-    columns = {name: [value] for name, value in study.fixed.items()} | {
-        name: list(values) for group in (*study.zip, study.axes) for name, values in group.items()
-    }
-    for name, values in columns.items():
-        _check_values(name, values, known[name], is_fixed=name in study.fixed)
     _check_needed(study.verb, columns)
 
 
-def _check_values(name: str, values: list[Any], word: Word | None, *, is_fixed: bool) -> None:
+def _check_value(name: str, value: Any, word: Word | None) -> None:
     """A value is plain data and one value."""
-    for value in values:
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError):
-            raise bad_field(
-                name, shown(value), "must be text, a number, a list or a mapping", "write a name or the path of a file"
-            ) from None
-        if word is not None and (word.several or word.is_varied) and len(word.values(value, name)) > 1 and not Path(str(value)).exists():
-            raise bad_field(name, shown(value), "is several values", f"write them as a list under axes{'' if is_fixed else ', one by one'}")
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        rule = "must be text, a number, a list or a mapping"
+        raise bad_field(name, shown(value), rule, "write a name or the path of a file") from None
+    if word is not None and (word.several or word.is_varied) and len(word.values(value, name)) > 1 and not Path(str(value)).exists():
+        raise bad_field(name, shown(value), "is several values", "write them as a list under axes")
 
 
 def _check_needed(verb: SweptVerb, columns: Mapping[str, list[Any]]) -> None:
     """Refuse a study whose points lack a required argument."""
-    needed = ["model", "cluster", "chips", *(["global_batch", "seq_len"] if verb in _OF_RUNS else ["input_len", "output_len"])]
-    if verb is SweptVerb.LIMITS:
-        needed = ["model", "cluster", "seq_len"]
-    given = {*columns, *(_INSTEAD[name] for name in columns if name in _INSTEAD)}
-    if verb is SweptVerb.SERVE_SEARCH and {"concurrency", "rate"} & given:
-        given.add("chips")  # the fewest that hold the load
-    if not any(map(needs_chips, columns.get("cluster", [""]))):
-        given.add("chips")
-    absent = [name for name in needed if name not in given]
-    if absent and "plan" not in given:
-        raise InputError(
-            f"{', '.join(absent)}: no point has {'it' if len(absent) == 1 else 'them'}; give a value in fixed, or several in axes"
-        )
-
-
-#: What says the same as another word.
-_INSTEAD = {"nodes": "chips", "batch_tokens": "global_batch"}
+    needed = {SweptVerb.LIMITS: "model cluster seq_len", **dict.fromkeys(_OF_RUNS, "model cluster chips global_batch seq_len")}
+    has_chips = {"nodes", "plan"} & set(columns) or not any(map(needs_chips, columns.get("cluster", [""])))
+    is_sized = verb is SweptVerb.SERVE_SEARCH and {"concurrency", "rate"} & set(columns)  # the fewest chips that hold the load
+    given = {*columns, *(["chips"] if has_chips or is_sized else []), *(["global_batch"] if "batch_tokens" in columns else [])}
+    absent = [name for name in needed.get(verb, "model cluster chips input_len output_len").split() if name not in given]
+    if absent and "plan" not in columns:
+        lacks = f"no point has {'it' if len(absent) == 1 else 'them'}"
+        raise InputError(f"{', '.join(absent)}: {lacks}; give a value in fixed, or several in axes")

@@ -29,6 +29,7 @@ from perfmodel.foundation.errors import InputError, RunError, bad_field, one_lin
 from perfmodel.foundation.frames import data_frame, parquet_of
 from perfmodel.foundation.resources import check_can_be_written, resource_dir, user_calibrations_dir, write_atomically
 from perfmodel.foundation.values import check_path, is_path, whole
+from perfmodel.report.rows import csv_text
 from perfmodel.verbs.study import INTERNAL, Study, SweptVerb, cell, column_of, failure_of, read_study, rows_of, words_of_verb
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def run_sweep(
     jobs = _check_engine(engine, None if jobs is None else whole(jobs, "jobs"))
     points = list(wanted.points())
     version = data_version()
-    keys = [_key(wanted.verb, point, version) for point in points]
+    files: dict[str, str] = {}
+    keys = [_key(wanted.verb, point, version, files) for point in points]
     with ExitStack() as stack:
         folder = None if out is None else stack.enter_context(_parts(Path(f"{out}.parts")))
         known = {} if folder is None else _read_parts(folder, set(keys))
@@ -113,7 +115,7 @@ def run_sweep(
         failures = tuple(filter(None, (failure_of(known[key]["rows"]) for key in keys)))
         found = SweepResult(study=wanted, rows=rows, num_computed=len(missing), failures=failures, work_time=work)
         if out is not None:
-            write_atomically(out, _content(found, Path(out)))
+            write_atomically(out, parquet_of(rows) if Path(out).suffix.lower() == ".parquet" else csv_text(rows))
     return found
 
 
@@ -155,14 +157,6 @@ def _rows(study: Study, points: Sequence[Mapping[str, Any]], records: Sequence[M
             yield {"point": number, **words, **row, "seconds": record["seconds"]}
 
 
-def _content(found: SweepResult, out: Path) -> str | bytes:
-    if out.suffix.lower() == ".parquet":
-        return parquet_of(found.rows)
-    from perfmodel.report.rows import csv_text
-
-    return csv_text(found.rows)
-
-
 # ---------------------------------------------------------------------------------------------------------------------------------
 # Parts: a line for each point that was computed
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -181,16 +175,13 @@ def data_version() -> str:
     return digest.hexdigest()
 
 
-def _key(verb: SweptVerb, point: Mapping[str, Any], version: str) -> str:
-    """Hash of a point, of the files that it names and of the data."""
-    named = [value for value in point.values() if isinstance(value, str) and is_path(value) and Path(value).is_file()]
-    files = {path: _digest(path, os.stat(path).st_mtime_ns) for path in named}
-    return hashlib.sha256(json.dumps([verb, sorted(point.items()), files, version]).encode()).hexdigest()
-
-
-@cache
-def _digest(path: str, _: int) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+def _key(verb: SweptVerb, point: Mapping[str, Any], version: str, files: dict[str, str]) -> str:
+    """Hash of a point, of the files that it names and of the data. files: hashes of those that were read."""
+    for value in point.values():
+        if isinstance(value, str) and value not in files:
+            files[value] = hashlib.sha256(Path(value).read_bytes()).hexdigest() if is_path(value) and Path(value).is_file() else ""
+    named = [files[value] for value in point.values() if isinstance(value, str)]
+    return hashlib.sha256(json.dumps([verb, sorted(point.items()), named, version]).encode()).hexdigest()
 
 
 @contextmanager
@@ -268,7 +259,14 @@ def _computed(
 
     client: Any = nullcontext()
     if engine != LOCAL:
-        client = _dask_client(engine.partition(":")[2], jobs)
+        from distributed import Client
+
+        address = engine.partition(":")[2]
+        try:
+            client = Client(address, timeout=10) if address else Client(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
+        except (OSError, ValueError) as error:
+            rule = f"no dask scheduler answers ({one_line(error)})"
+            raise bad_field("engine", engine, rule, "start it with `dask scheduler`, or correct the address") from error
     is_shared = engine == LOCAL
     with client, parallel_config(backend="loky" if is_shared else "dask"):
         run = Parallel(n_jobs=jobs if is_shared else -1, return_as="generator_unordered", batch_size=1)
@@ -281,18 +279,6 @@ def _computed(
         except TerminatedWorkerError as error:
             rule = "a process was killed, perhaps for want of memory; computed points are kept"
             raise RunError(f"jobs={jobs}: {rule}; run the sweep again with fewer") from error
-
-
-def _dask_client(address: str, jobs: int) -> Any:
-    from distributed import Client
-
-    if not address:
-        return Client(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
-    try:
-        return Client(address, timeout=10)
-    except (OSError, ValueError) as error:
-        rule = f"no dask scheduler answers ({one_line(error)})"
-        raise bad_field("engine", f"{DASK}:{address}", rule, "start it with `dask scheduler`, or correct the address") from error
 
 
 def _compute(batch: _Batch, verb: SweptVerb, version: str, folder: Path | None, *, parent: int = 0) -> list[dict[str, Any]]:
