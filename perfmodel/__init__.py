@@ -71,6 +71,8 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.report.page": ("Report",),
     "perfmodel.verbs.sizing": ("size_cluster",),
     "perfmodel.planner.sizing": ("SizedRun", "Sizing"),
+    "perfmodel.verbs.study": ("Study",),
+    "perfmodel.verbs.sweep": ("SweepResult", "run_sweep"),
     "perfmodel.verbs.training": ("estimate_run", "list_assumptions"),
     "perfmodel.cost.training_run": ("TrainingRun",),
     "perfmodel.verbs.networks": ("parallelize", "predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
@@ -86,6 +88,7 @@ _SAME = {
     "fit": "fit_runs",
     "run": "run_plan",
     "shard": "shard_network",
+    "sweep": "run_sweep",
     "trace": "trace_plan",
     "validate": "validate_cases",
 }

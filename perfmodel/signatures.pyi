@@ -44,6 +44,8 @@ from perfmodel.verbs.doctor import Diagnosis as Diagnosis
 from perfmodel.verbs.limits import Limits
 from perfmodel.verbs.networks import NetworkComparison, ShardResult, Sizes
 from perfmodel.verbs.serving_requests import AnsweredRequest
+from perfmodel.verbs.study import Study as Study
+from perfmodel.verbs.sweep import SweepResult as SweepResult
 from perfmodel.workload.config import TransformerConfig as TransformerConfig
 from perfmodel.workload.graph import Graph as Graph, Operator as Operator
 from perfmodel.workload.imported.graph import ImportedGraph
@@ -1769,6 +1771,22 @@ def size_cluster(
         fsdp: dp_shard N zero 3.
     """
 
+def run_sweep(
+    study: str | Path | Mapping[str, Any],
+    *,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    engine: str = 'local',
+    progress: Callable[[float, str], object] | None = None,
+) -> SweepResult:
+    """Compute every point of a study: a file (docs/how-to/sweep.md), a shipped study by its name, or its fields as a mapping.
+
+    out       the table, .parquet or .csv; computed points are kept beside it, so that the next call goes on. None: nothing is written
+    jobs      processes; None: one for each core
+    engine    local; dask: a dask cluster of this machine; dask:ADDRESS: the cluster whose scheduler is there
+    progress  called with the share that is done, and points, rate and failures in words
+    """
+
 def estimate_run(
     plan: Plan | str | Path | Prediction,
     tokens: float | str,
@@ -1919,5 +1937,6 @@ export = export_plan
 fit = fit_runs
 run = run_plan
 shard = shard_network
+sweep = run_sweep
 trace = trace_plan
 validate = validate_cases

@@ -72,6 +72,7 @@ OUTPUT_EXAMPLES = {
     "serve": (f"serve {_LOAD}",),
     "limits": (f"limits {_JOB} --recompute none",),
     "explore": (f"explore {_JOB} --tp 2 --vary chip.memory.bandwidth=2..4TB/s --points 2",),
+    "sweep": ("sweep llama-3-8b-memory --out results.csv --jobs 1",),
     "explain": ("explain ddp --why-not tp=2",),
     "advise": ("advise ddp",),
     "compare": ("compare ddp fsdp",),

@@ -35,6 +35,7 @@ VERBS = {
     "serve": ("serve", "Predict latency and throughput of a service, or search its best plan."),
     "limits": ("limits", "Find the largest batch, the longest sequence and the fewest chips."),
     "explore": ("explore", "Vary hardware, technology, model, job or plan; rank what matters."),
+    "sweep": ("sweep", "Compute a study: a verb over combinations of values; resumable, parallel."),
     "explain": ("explain", "Explain where a plan's time goes, and why not another plan."),
     "advise": ("configs", "Advise what to change in a framework's configuration or a plan."),
     "compare": ("explain", "Compare plans side by side."),

@@ -19,6 +19,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         f"explore {_JOB} --tp 2 --vary chip.memory.bandwidth=1..8TB/s",
         f"explore {_JOB.replace('--cluster', '--from')} --to dgx-b200",
     ),
+    "sweep": ("sweep llama-3-chips --out results.parquet", "sweep study.yaml --out results.csv --jobs 1"),
     "explain": ("explain llama-3.1-405b --why-not tp=16,pp=8", "explain plan.yaml --trust"),
     "advise": ("advise train.toml --cluster dgx-h100 --chips 64", "advise llama-3.1-405b"),
     "export": ("export plan.yaml --to torchtitan --out train.toml", "export fsdp --to trl"),

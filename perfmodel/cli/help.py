@@ -10,7 +10,7 @@ from typing import Any
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Training": ("predict", "search", "advise", "explain", "compare", "limits", "trace", "report", "export"),
     "Serving": ("serve",),
-    "What if": ("explore", "chip"),
+    "What if": ("explore", "sweep", "chip"),
     "Run and measure": ("demo", "calibrate", "run", "audit", "fit", "validate"),
     "Networks and modules": ("shard", "import", "networks"),
     "Reference data": ("models", "chips", "clusters", "profiles", "engines", "calibrations", "assumptions", "schema", "doctor"),

@@ -60,7 +60,7 @@ def limits(
 
     A knob that is given is held, but in the question that asks for it; others are searched.
     """
-    from perfmodel.verbs.limits import limits_of
+    from perfmodel.verbs.limits import limits_of, limits_rows
 
     places = options.with_chip([asked.cluster] if asked.cluster else [], chip)
     if config:
@@ -77,7 +77,7 @@ def limits(
         found = limits_of(
             replace(asked, cluster=options.only_one(places, "cluster") or ""), knobs, any_framework=any_framework, progress=progress.share
         )
-    show(Document(content=lambda: _object(found), blocks=lambda: _blocks(found), rows=lambda: _rows(found)), output)
+    show(Document(content=lambda: _object(found), blocks=lambda: _blocks(found), rows=lambda: limits_rows(found)), output)
 
 
 def _object(found: Limits) -> dict[str, Any]:
@@ -101,14 +101,6 @@ def _object(found: Limits) -> dict[str, Any]:
             for each in found
         },
     }
-
-
-def _rows(found: Limits) -> Iterator[dict[str, Any]]:
-    from perfmodel.parallel.rows import table_rows
-
-    for each in found:
-        row = table_rows(list(each.prediction))[0] if each.prediction else {}
-        yield {"limit": each.name, "value": each.value, "limited_by": each.limited_by, "reason": each.reason, **row}
 
 
 def _blocks(found: Limits) -> Iterator[Block]:

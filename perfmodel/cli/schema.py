@@ -23,7 +23,8 @@ def schema(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND|COMMAND", help="chip, cluster, calibration, profile, engine, plan or rule-set; or a command, such as predict."
+            metavar="KIND|COMMAND",
+            help="chip, cluster, calibration, profile, engine, plan, rule-set or study; or a command, such as predict.",
         ),
     ],
     *,

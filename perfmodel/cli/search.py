@@ -27,7 +27,7 @@ from perfmodel.report.document import Block, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
     from perfmodel.parallel.prediction import NotPredicted
-    from perfmodel.planner.result import FittingChange, SearchResult
+    from perfmodel.planner.result import SearchResult
     from perfmodel.verbs.setting import Setting
     from perfmodel.verbs.training import AskedRun
 
@@ -166,8 +166,10 @@ def search(
     if any(result.num_feasible for _, result in found):
         return 0
     sys.stdout.flush()
+    from perfmodel.report.searches import nothing_fits_line
+
     _, result = min(found, key=lambda pair: pair[1].least_memory[0].memory["total"])
-    complain(_nothing_fits(result, given=bool(knobs.given() or maximum)), code=ErrorCode.NOTHING_FITS, as_json=output.form is Form.JSON)
+    complain(nothing_fits_line(result, given=bool(knobs.given() or maximum)), code=ErrorCode.NOTHING_FITS, as_json=output.form is Form.JSON)
     return EXIT_NOTHING_FITS
 
 
@@ -340,34 +342,3 @@ def _one_blocks(setting: Setting, result: SearchResult, *, run: AskedRun | None,
     if output.verbose or not result.plans:
         yield rejected_table(result)
     yield Notes([*setting.notes, *search_notes(result)], search_details(result))
-
-
-def _nothing_fits(result: SearchResult, *, given: bool) -> str:
-    """One sentence: how much is missing, and what would make it fit."""
-    from perfmodel.foundation.units import format_bytes
-    from perfmodel.report.predictions import plan_line, room_words
-
-    least = result.least_memory[0]
-    remedies = list(map(_remedy_text, result.remedies))
-    remedy = "; or ".join(remedies) or "use chips with more memory, a smaller model or shorter sequences"
-    if given and not remedies:
-        remedy += ", or free some of the knobs that were given"
-    free = f" {room_words(result.memory_headroom, result.risk)}" if result.memory_headroom or result.risk else ""
-    ranks = "a larger --risk" if result.risk else "--memory-headroom 0"
-    tight = f" ({result.num_tight:,} plans are tight: they fit into all of it, {ranks} ranks them)" if result.num_tight else ""
-    return (
-        f"no plan fits: the least that any of {result.num_evaluated:,} plans needs is {format_bytes(least.memory['total'])} a chip, of "
-        f"{format_bytes(result.memory_usable)} usable{free}{tight} ({plan_line(least.plan)}); {remedy}"
-    )
-
-
-def _remedy_text(remedy: FittingChange) -> str:
-    from perfmodel.foundation.units import format_step
-    from perfmodel.report.remedies import flags_text
-
-    step = format_step(remedy.prediction.step_time)
-    knobs = {name: value for name, value in remedy.changes.items() if name != "chips"}
-    flags = flags_text(knobs)
-    if "chips" in remedy.changes:
-        return f"{remedy.changes['chips']:,} chips would be enough{f' with {flags}' if flags else ''} ({step} a step)"
-    return f"{flags} would fit ({step} a step)"

@@ -28,3 +28,18 @@ def data_frame(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None 
 def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the names of all rows in the order of their first use."""
     return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def parquet_of(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return a Parquet file of the rows. A column of texts and numbers becomes one of texts: Parquet has one type for a column."""
+    import io
+
+    import pandas
+
+    frame = data_frame(rows)
+    mixed = [name for name in frame if frame[name].dtype == object and pandas.api.types.infer_dtype(frame[name]).startswith("mixed")]
+    for name in mixed:
+        frame[name] = [None if pandas.isna(value) else str(value) for value in frame[name]]
+    stream = io.BytesIO()
+    frame.to_parquet(stream, index=False)
+    return stream.getvalue()

@@ -79,6 +79,7 @@ class OneOf:
 OMITTED: Any = None
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Values = Annotated[list[Any], Field(min_length=1)]
 Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Bytes = Annotated[str, quantity(QuantityKind.BYTES)]
 Bandwidth = Annotated[str, quantity(QuantityKind.BANDWIDTH)]

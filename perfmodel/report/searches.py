@@ -14,17 +14,18 @@ from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
-from perfmodel.planner.result import AlikePlans, Baseline, Certainty, Objective, SearchResult
+from perfmodel.planner.result import AlikePlans, Baseline, Certainty, FittingChange, Objective, SearchResult
 from perfmodel.report.predictions import (
     PLAN_HEADERS,
     PLAN_LEGEND,
     fits_cell,
     plan_cells,
+    plan_line,
     prediction_object,
     room_words,
     short_plan_text,
 )
-from perfmodel.report.remedies import remedies_objects
+from perfmodel.report.remedies import flags_text, remedies_objects
 from perfmodel.report.table import Table, bytes_like, percent, times_like
 from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
 from perfmodel.report.trust import trust_object
@@ -360,6 +361,31 @@ def rejected_table(result: SearchResult) -> Table:
         right=("count",),
         fold=("reason",),
     )
+
+
+def nothing_fits_line(result: SearchResult, *, given: bool) -> str:
+    """One sentence: how much is missing, and what would make it fit."""
+    least = result.least_memory[0]
+    remedies = list(map(_remedy_text, result.remedies))
+    remedy = "; or ".join(remedies) or "use chips with more memory, a smaller model or shorter sequences"
+    if given and not remedies:
+        remedy += ", or free some of the knobs that were given"
+    free = f" {room_words(result.memory_headroom, result.risk)}" if result.memory_headroom or result.risk else ""
+    ranks = "a larger --risk" if result.risk else "--memory-headroom 0"
+    tight = f" ({result.num_tight:,} plans are tight: they fit into all of it, {ranks} ranks them)" if result.num_tight else ""
+    return (
+        f"no plan fits: the least that any of {result.num_evaluated:,} plans needs is {format_bytes(least.memory['total'])} a chip, of "
+        f"{format_bytes(result.memory_usable)} usable{free}{tight} ({plan_line(least.plan)}); {remedy}"
+    )
+
+
+def _remedy_text(remedy: FittingChange) -> str:
+    step = format_step(remedy.prediction.step_time)
+    knobs = {name: value for name, value in remedy.changes.items() if name != "chips"}
+    flags = flags_text(knobs)
+    if "chips" in remedy.changes:
+        return f"{remedy.changes['chips']:,} chips would be enough{f' with {flags}' if flags else ''} ({step} a step)"
+    return f"{flags} would fit ({step} a step)"
 
 
 def explanation_object(explanation: Explanation) -> dict[str, Any]:

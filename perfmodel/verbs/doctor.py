@@ -16,6 +16,8 @@ from perfmodel.hardware.reader import chip_called, list_calibrations, list_chips
 OPTIONAL_PARTS = {
     "torch": "run, audit, calibrate, demo, shard and import",
     "pyarrow": "Parquet files",
+    "joblib": "sweep with several processes",
+    "distributed": "sweep --engine dask",
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.memory_room import memory_rule
@@ -19,6 +19,7 @@ from perfmodel.foundation.values import check_progress, optional_share, whole
 from perfmodel.foundation.words import Words, takes
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
+from perfmodel.parallel.rows import prediction_row
 from perfmodel.verbs.requests import read_risk
 from perfmodel.verbs.setting import Setting, make_job, make_setting, told
 from perfmodel.workload.job import Optimizer, Precision
@@ -135,6 +136,13 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
     return Limits(
         setting=setting, given_batch=batch, memory_headroom=fits_by.headroom, risk=fits_by.risk if fits_by.risk < 1.0 else None, **named
     )
+
+
+def limits_rows(found: Limits) -> Iterator[dict[str, Any]]:
+    """Yield a row for each answer, with the columns of its plan."""
+    for each in found:
+        row = prediction_row(each.prediction[0]) if each.prediction else {}
+        yield {"limit": each.name, "value": each.value, "limited_by": each.limited_by, "reason": each.reason, **row}
 
 
 def _silent(_: float) -> None:

@@ -66,6 +66,12 @@ def _rule_set() -> type[FileModel]:
     return RuleSetFile
 
 
+def _study() -> type[FileModel]:
+    from perfmodel.verbs.study import study_model
+
+    return study_model()
+
+
 #: Kind of file -> what makes its model.
 KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
     "chip": _chip,
@@ -77,6 +83,7 @@ KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
     "engine": _engine,
     "plan": _plan,
     "rule-set": _rule_set,
+    "study": _study,
 }
 
 
@@ -131,7 +138,7 @@ def _rows(record: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> I
         inner, mark = field, ""
         while "$ref" not in inner and ("items" in inner or isinstance(inner.get("additionalProperties"), dict)):
             mark += "[]" if "items" in inner else ".*"
-            inner = inner.get("items") or inner["additionalProperties"]
+            inner = inner["items"] if "items" in inner else inner["additionalProperties"]
         fields = known[inner["$ref"].rpartition("/")[2]] if "$ref" in inner else inner
         yield from _rows(fields, known, f"{prefix}{name}{mark}.")
 

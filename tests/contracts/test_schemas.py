@@ -20,6 +20,7 @@ FOLDERS = {
     "engine": resource_dir("strategies") / "engines",
     "plan": resource_dir("strategies") / "plans",
     "rule-set": resource_dir("strategies") / "rules",
+    "study": resource_dir("strategies") / "studies",
 }
 FILES = [(kind, path) for kind, folder in FOLDERS.items() for path in sorted(folder.glob("*.yaml"))]
 

@@ -1,0 +1,140 @@
+"""`perfmodel sweep`: a study's points as one table."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.complaints import ErrorCode, complain
+from perfmodel.cli.output import Form, Output, Progress, show
+from perfmodel.cli.words import command
+from perfmodel.foundation.errors import one_line
+from perfmodel.report.document import Block, Command, Document, Facts, Notes, Text
+
+if TYPE_CHECKING:
+    from perfmodel.report.table import Table
+    from perfmodel.verbs.sweep import SweepResult
+
+EXIT_NOTHING = 2
+EXIT_INTERRUPTED = 130
+_SHOWN_ROWS, _SHOWN_REASONS = 10, 3
+
+
+@command(output=options.OUTPUT)
+def sweep(
+    study: Annotated[str, typer.Argument(metavar="STUDY.yaml|NAME", help="A study file (`perfmodel schema study`), or a shipped one.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the table goes: .parquet or .csv.")] = Path("results.parquet"),
+    jobs: Annotated[str | None, typer.Option("--jobs", metavar="N", help="Processes; one for each core if left out.")] = None,
+    scheduler: Annotated[
+        str, typer.Option("--engine", metavar="NAME", help="local, dask, or dask:ADDRESS with the address of a scheduler.")
+    ] = "local",
+    output: Output,
+) -> int:
+    """Compute a verb over every combination of the values of a study file: models, clusters, chips, batches, knobs, settings.
+
+    Computed points are kept in FILE.parts: after an interruption, or a change of the study, the same command computes the rest. A point
+    that cannot be computed is a row with its reason. Exit code 2 where that is every point.
+    """
+    from perfmodel.foundation.values import whole
+    from perfmodel.verbs.sweep import run_sweep
+
+    try:
+        with Progress("sweep") as progress:
+            found = run_sweep(study, out=out, jobs=None if jobs is None else whole(jobs, "jobs"), engine=scheduler, progress=progress.step)
+    except KeyboardInterrupt:
+        if output.is_text:
+            print(f"computed points are kept in {out}.parts; the same command computes the rest", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    show(Document(content=lambda: _object(found, out), blocks=lambda: _blocks(found, out), rows=lambda: found.rows), output)
+    if len(found.failures) < found.study.num_points:
+        return 0
+    complain(f"no point has a result: {_reasons(found)[0]}", code=ErrorCode.BAD_INPUT, as_json=output.form is Form.JSON)
+    return EXIT_NOTHING
+
+
+def _object(found: SweepResult, out: Path) -> dict[str, Any]:
+    return {
+        "verb": found.study.verb,
+        "varied": found.study.varied,
+        "num_points": found.study.num_points,
+        "num_computed": found.num_computed,
+        "num_failed": len(found.failures),
+        "reasons": [{"reason": reason, "num_points": times} for reason, times in Counter(found.failures).most_common()],
+        "work_time": found.work_time,
+        "num_rows": len(found.rows),
+        "out": out,
+    }
+
+
+def _reasons(found: SweepResult) -> list[str]:
+    """The most frequent reasons, with the number of points of each."""
+    return [f"{times:,} points: {reason}" if times > 1 else reason for reason, times in Counter(found.failures).most_common(_SHOWN_REASONS)]
+
+
+def _blocks(found: SweepResult, out: Path) -> Iterator[Block]:
+    from perfmodel.foundation.units import format_time
+
+    study, kept = found.study, found.study.num_points - found.num_computed
+    axes = [f"{name} {len(values)}" for group in (*study.zip, study.axes) for name, values in group.items()]
+    yield Facts(
+        f"{study.num_points:,} points of {study.verb}, {len(found.failures):,} without a result",
+        [
+            ("axes", ", ".join(axes) or "none"),
+            ("computed", f"{found.num_computed:,} now, {kept:,} kept from before"),
+            ("took", f"{format_time(found.work_time)}, all points and processes together"),
+            ("table", f"{out} ({len(found.rows):,} rows)"),
+        ],
+    )
+    yield _table(found)
+    reasons = _reasons(found)
+    more = len(set(found.failures)) - len(reasons)
+    yield Notes([*reasons, *([f"{more:,} more reasons in the column reason"] if more > 0 else [])])
+    read = "read_parquet" if out.suffix.lower() == ".parquet" else "read_csv"
+    yield Text("Read it with", apart=True)
+    yield Command(f"python -c \"import pandas; print(pandas.{read}('{out}'))\"")
+
+
+#: Columns that a table of people has in addition to the axes: knobs that differ from their defaults, and results -> header.
+_KNOBS = ("dp_replicate", "dp_shard", "cp", "pp", "tp", "ep", "attention_dp", "replicas", "zero", "micro_batch", "recompute")
+_RESULTS = {
+    "limit": "limit", "value": "value", "step_time": "step time", "tokens_per_second_per_chip": "tok/s/chip", "memory_total": "memory",
+    "ttft": "TTFT", "tpot": "TPOT", "days": "days", "cost": "cost", "reason": "reason",
+}  # fmt: skip
+
+
+def _table(found: SweepResult) -> Table:
+    """The first rows."""
+    from perfmodel.report.table import Table
+    from perfmodel.verbs.study import column_of
+
+    rows, varied = found.rows[:_SHOWN_ROWS], [column_of(found.study.verb, name) for name in found.study.varied]
+    knobs = [name for name in _KNOBS if any(row.get(name) not in (None, "", 0, 1, "none") for row in rows)]
+    results = [name for name in _RESULTS if any(row.get(name) not in (None, "") for row in rows)]
+    columns = list(dict.fromkeys((*varied, *knobs, *results)))
+    return Table(
+        title=f"The first {len(rows)} rows of {len(found.rows):,}" if len(rows) < len(found.rows) else f"{len(rows)} rows",
+        headers=tuple(_RESULTS.get(name, name) for name in columns),
+        rows=tuple(tuple(_cell(name, row.get(name)) for name in columns) for row in rows),
+        right=tuple(_RESULTS.get(name, name) for name in columns if any(isinstance(row.get(name), (int, float)) for row in rows)),
+        fold=("reason",),
+        optional=tuple(name for name in knobs if name not in varied),
+    )
+
+
+def _cell(name: str, value: Any) -> str:
+    from perfmodel.foundation.units import format_bytes, format_time
+
+    if value is None or value == "":
+        return ""
+    if name == "memory_total":
+        return format_bytes(value)
+    if name in ("step_time", "ttft", "tpot"):
+        return format_time(value)
+    return f"{value:,.0f}" if name in ("tokens_per_second_per_chip", "cost") else f"{value:,.1f}" if name == "days" else one_line(value)

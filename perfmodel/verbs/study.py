@@ -1,0 +1,265 @@
+"""Studies: one verb over every combination of the values of axes. A study file becomes points, and a point becomes rows."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.records import record_from_data
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.schema import FileModel, Values, check, model_of
+from perfmodel.foundation.values import check_path, is_path, share, token_count
+from perfmodel.foundation.words import Word, takes, words_of
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.request import Request
+from perfmodel.parallel.rows import prediction_row
+from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.planner.result import SearchResult
+from perfmodel.planner.ties import TIES
+from perfmodel.report.searches import nothing_fits_line
+from perfmodel.report.serving_rows import search_rows, serving_row
+from perfmodel.verbs.api import predict
+from perfmodel.verbs.limits import find_limits, limits_rows
+from perfmodel.verbs.requests import make_requests, needs_chips, setting_of_request
+from perfmodel.verbs.searching import search_in
+from perfmodel.verbs.serving import find_serving, serve
+
+VERSION = 1
+MOST_POINTS = 1_000_000
+INTERNAL = "internal error"
+Rows = list[dict[str, Any]]
+
+
+class SweptVerb(StrEnum):
+    """Computation at each point of a study."""
+
+    SEARCH = "search"
+    PREDICT = "predict"
+    LIMITS = "limits"
+    SERVE = "serve"
+    SERVE_SEARCH = "serve-search"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """One verb over every combination of the values of axes: a point for each.
+
+    version  of the format of the file: 1
+    verb     computation at each point
+    fixed    arguments of the verb with one value, named as in Python: model, cluster, chips, tp, objective
+    axes     arguments with several values; every combination is a point, and the last axis varies fastest
+    zip      groups of arguments whose values advance together, all of one length; a group is one axis, before the others
+    """
+
+    version: int
+    verb: SweptVerb = SweptVerb.SEARCH
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    zip: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """Words of the axes, in their order."""
+        return (*(name for group in self.zip for name in group), *self.axes)
+
+    @property
+    def num_points(self) -> int:
+        lengths = [len(next(iter(group.values()))) for group in self.zip]
+        return math.prod((*lengths, *map(len, self.axes.values())))
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Yield the words of each point."""
+        groups = [[dict(zip(group, values, strict=True)) for values in zip(*group.values(), strict=True)] for group in self.zip]
+        groups += [[{name: value} for value in values] for name, values in self.axes.items()]
+        for chosen in product(*groups):
+            yield {**self.fixed, **{name: value for each in chosen for name, value in each.items()}}
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# From a point to rows
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@takes(asked=Request, knobs=Knobs)
+def _search(
+    *,
+    asked: Request,
+    knobs: Knobs,
+    maximum: Mapping[str, int] | None = None,
+    objective: str = "time",
+    top: int = 1,
+    ties: float | str = TIES,
+    any_framework: bool = False,
+) -> SearchResult:
+    """The result of `find_plans`, without what rows do not have: remedies, and plans that the framework cannot run."""
+    (request,) = make_requests(asked)
+    return search_in(
+        setting_of_request(request),
+        knobs,
+        {} if maximum is None else maximum,
+        objective=objective,
+        top=top,
+        memory_headroom=request.memory_headroom,
+        risk=request.risk,
+        ties=share(ties, "ties"),
+        any_framework=any_framework,
+        with_remedies=False,
+        with_beyond=False,
+    )
+
+
+def _search_rows(found: SearchResult, tokens: float) -> Rows:
+    """The best plans; where none fits, the plan that needs the least memory and the reason."""
+    counts = {"num_evaluated": found.num_evaluated, "num_feasible": found.num_feasible}
+    ranked = zip(found.places, found.plans, strict=True)
+    rows = [{"place": place, **counts, **prediction_row(plan, tokens=tokens)} for place, plan in ranked]
+    reason = {} if rows else {"reason": nothing_fits_line(found, given=False)}
+    return rows or [{**counts, **prediction_row(plan, tokens=tokens), **reason} for plan in found.least_memory[:1]]
+
+
+#: Verb -> the function of a point, and the rows of its result. tokens: of a whole run; 0: none.
+_ANSWERS: Mapping[SweptVerb, tuple[Callable[..., Any], Callable[[Any, float], Rows]]] = {
+    SweptVerb.SEARCH: (_search, _search_rows),
+    SweptVerb.PREDICT: (predict, lambda found, tokens: [prediction_row(found, tokens=tokens)]),
+    SweptVerb.LIMITS: (find_limits, lambda found, _: list(limits_rows(found))),
+    SweptVerb.SERVE: (serve, lambda found, _: [serving_row(found)]),
+    SweptVerb.SERVE_SEARCH: (find_serving, lambda found, _: search_rows(found)),
+}
+_OF_RUNS = (SweptVerb.SEARCH, SweptVerb.PREDICT)  # with `tokens`
+#: Arguments whose names are those of results: limits, and what `limits` finds. Rows have both.
+_OF_RESULTS = {
+    SweptVerb.SERVE_SEARCH: ("ttft", "tpot", "request_latency"),
+    SweptVerb.LIMITS: ("chips", "global_batch", "seq_len", "micro_batch"),
+}
+
+
+def column_of(verb: SweptVerb, name: str) -> str:
+    """The column that has the value of an argument."""
+    return f"given_{name}" if name in _OF_RESULTS.get(verb, ()) else name
+
+
+def words_of_verb(verb: SweptVerb) -> Mapping[str, Word | None]:
+    """Every word that a point of a verb may have; None: an argument of the verb that is no word of a record."""
+    records = (ServingRequest,) if verb in (SweptVerb.SERVE, SweptVerb.SERVE_SEARCH) else (Request, Knobs)
+    known = {name: each for record in records for name, each in words_of(record).items()}
+    names = [name for name in inspect.signature(_ANSWERS[verb][0]).parameters if name != "progress"]
+    return {name: known.get(name) for name in (*names, *(["tokens"] if verb in _OF_RUNS else ()))}
+
+
+def rows_of(verb: SweptVerb, point: Mapping[str, Any]) -> Rows:
+    """Compute a point. A point that cannot be computed has one row with the reason."""
+    answer, rows = _ANSWERS[verb]
+    words = {"top": 1, **point} if "top" in words_of_verb(verb) else dict(point)
+    try:
+        tokens = token_count(words.pop("tokens")) if "tokens" in words and verb in _OF_RUNS else 0.0
+        return rows(answer(**words), tokens)
+    except InputError as error:
+        return [{"reason": str(error)}]
+    except Exception as error:  # one point of many: the others go on
+        return [{"reason": f"{INTERNAL} ({type(error).__name__}: {one_line(error, 200)}); report it with the words of this row"}]
+
+
+def failure_of(rows: Rows) -> str:
+    """Why a point has no result; empty: it has one. The several rows of `limits` have a reason each."""
+    return rows[0].get("reason", "") if len(rows) == 1 else ""
+
+
+def cell(name: str, value: Any, word: Word | None) -> Any:
+    """A word's value as a cell of a table: a number where it is one, else text."""
+    if isinstance(value, str) and word is not None:
+        try:
+            read = word.value(value, name)
+        except InputError:
+            return value
+        return read if isinstance(read, (int, float)) else value
+    return value if value is None or isinstance(value, (str, int, float)) else json.dumps(value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# From a file to points
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def study_model() -> type[FileModel]:
+    """The model of a study file."""
+    kinds: dict[str, Any] = {"fixed": dict[str, Any], "axes": dict[str, Values], "zip": list[dict[str, Values]]}
+    return model_of(Study, types=lambda name, _: kinds.get(name))
+
+
+def list_studies() -> list[str]:
+    """The shipped studies."""
+    return sorted(path.stem for path in (resource_dir("strategies") / "studies").glob("*.yaml"))
+
+
+def read_study(study: str | Path | Mapping[str, Any]) -> Study:
+    """The study in a file, of a shipped name or of a mapping. Raises InputError: its fields, words and lengths are checked, no value."""
+    where, data = "study", study
+    if not isinstance(study, Mapping):
+        check_path(study, "study")
+        shipped = resource_dir("strategies") / "studies" / f"{one_line(study, 200)}.yaml"
+        if not is_path(study) and not shipped.is_file():
+            raise InputError(f"study={one_line(study, 200)}: no such study{suggest(study, list_studies())}")
+        where = str(study)
+        data = read_yaml(study if is_path(study) else shipped)
+    found = record_from_data(Study, check(study_model(), data, where="" if where == "study" else where), where=where)
+    try:
+        _check(found)
+    except InputError as error:
+        raise InputError(f"{where}: {error.full}") from None
+    return found
+
+
+def _check(study: Study) -> None:
+    known = words_of_verb(study.verb)
+    columns: dict[str, list[Any]] = {}
+    groups = {"fixed": study.fixed, **{f"zip.{number}": group for number, group in enumerate(study.zip)}, "axes": study.axes}
+    for part, group in groups.items():
+        for name, given in group.items():
+            if name not in known:
+                raise InputError(f"{part}.{name}: {study.verb} has no such argument{suggest(name, known)}")
+            if name in columns:
+                raise InputError(f"{name}: stands in several of fixed, axes and zip; give it once")
+            columns[name] = [given] if part == "fixed" else list(given)
+            for value in columns[name]:
+                _check_value(name, value, known[name])
+        lengths = {name: len(values) for name, values in group.items()} if part.startswith("zip.") else {"": 1}
+        if len(set(lengths.values())) != 1:
+            rule = f"all its arguments must have the same number of values, not {lengths or 'none'}"
+            raise InputError(f"{part}: {rule}; give one for each")
+    if study.version != VERSION:
+        raise bad_field("version", study.version, "is of another release", f"write version: {VERSION}")
+    if study.num_points > MOST_POINTS:
+        raise InputError(f"axes: make {study.num_points:,} points, and {MOST_POINTS:,} is the most; give fewer values")
+    _check_needed(study.verb, columns)
+
+
+def _check_value(name: str, value: Any, word: Word | None) -> None:
+    """A value is plain data and one value."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        rule = "must be text, a number, a list or a mapping"
+        raise bad_field(name, shown(value), rule, "write a name or the path of a file") from None
+    if word is not None and (word.several or word.is_varied) and len(word.values(value, name)) > 1 and not Path(str(value)).exists():
+        raise bad_field(name, shown(value), "is several values", "write them as a list under axes")
+
+
+def _check_needed(verb: SweptVerb, columns: Mapping[str, list[Any]]) -> None:
+    """Refuse a study whose points lack a required argument."""
+    needed = {SweptVerb.LIMITS: "model cluster seq_len", **dict.fromkeys(_OF_RUNS, "model cluster chips global_batch seq_len")}
+    has_chips = {"nodes", "plan"} & set(columns) or not any(map(needs_chips, columns.get("cluster", [""])))
+    is_sized = verb is SweptVerb.SERVE_SEARCH and {"concurrency", "rate"} & set(columns)  # the fewest chips that hold the load
+    given = {*columns, *(["chips"] if has_chips or is_sized else []), *(["global_batch"] if "batch_tokens" in columns else [])}
+    absent = [name for name in needed.get(verb, "model cluster chips input_len output_len").split() if name not in given]
+    if absent and "plan" not in columns:
+        lacks = f"no point has {'it' if len(absent) == 1 else 'them'}"
+        raise InputError(f"{', '.join(absent)}: {lacks}; give a value in fixed, or several in axes")

@@ -1,0 +1,302 @@
+"""The verb `sweep`, for Python: a study's points computed by several processes, kept as they come, and written as one table.
+
+    import perfmodel
+
+    found = perfmodel.run_sweep("study.yaml", out="results.parquet")
+    print(found.to_frame().groupby("cluster").step_time.min())
+
+Beside the table lies its folder of parts, `results.parquet.parts`: each process appends a line for a point as soon as it is computed, under
+a hash of the point and of the data. A sweep that was interrupted, or whose study has changed, computes what has no such line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.foundation.errors import InputError, RunError, bad_field, one_line
+from perfmodel.foundation.frames import data_frame, parquet_of
+from perfmodel.foundation.resources import check_can_be_written, resource_dir, user_calibrations_dir, write_atomically
+from perfmodel.foundation.values import check_path, is_path, whole
+from perfmodel.report.rows import csv_text
+from perfmodel.verbs.study import INTERNAL, Study, SweptVerb, cell, column_of, failure_of, read_study, rows_of, words_of_verb
+
+if TYPE_CHECKING:
+    from perfmodel.foundation.frames import DataFrame
+
+LOCAL, DASK = "local", "dask"
+#: Words that do not change what is compiled for a job: points that differ in nothing else are neighbours, computed by one process.
+_ALIKE = (
+    "cluster",
+    "chips",
+    "nodes",
+    "global_batch",
+    "batch_tokens",
+    "concurrency",
+    "rate",
+    "tp",
+    "pp",
+    "cp",
+    "micro_batch",
+    "calibration",
+)
+_MOST_TOGETHER = 16  # points that a process takes at once
+_BATCHES_PER_JOB = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SweepResult:
+    """Rows of every point of a study, in its order: SI units, `point` numbers the points, `reason` says why one has no result.
+
+    num_computed   points computed now; the others were kept from before
+    failures       why points have no result, a sentence for each of them
+    work_time      of the points themselves, on all processes, whenever they were computed   [s]
+    """
+
+    study: Study
+    rows: tuple[dict[str, Any], ...]
+    num_computed: int
+    failures: tuple[str, ...]
+    work_time: float
+
+    def to_frame(self) -> DataFrame:
+        """The rows as a data frame."""
+        return data_frame(self.rows)
+
+
+def run_sweep(
+    study: str | Path | Mapping[str, Any],
+    *,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    engine: str = LOCAL,
+    progress: Callable[[float, str], object] | None = None,
+) -> SweepResult:
+    """Compute every point of a study: a file (docs/how-to/sweep.md), a shipped study by its name, or its fields as a mapping.
+
+    out       the table, .parquet or .csv; computed points are kept beside it, so that the next call goes on. None: nothing is written
+    jobs      processes; None: one for each core
+    engine    local; dask: a dask cluster of this machine; dask:ADDRESS: the cluster whose scheduler is there
+    progress  called with the share that is done, and points, rate and failures in words
+    """
+    wanted = read_study(study)
+    _check_out(out)
+    jobs = _check_engine(engine, None if jobs is None else whole(jobs, "jobs"))
+    points = list(wanted.points())
+    version = data_version()
+    files: dict[str, str] = {}
+    keys = [_key(wanted.verb, point, version, files) for point in points]
+    with ExitStack() as stack:
+        folder = None if out is None else stack.enter_context(_parts(Path(f"{out}.parts")))
+        known = {} if folder is None else _read_parts(folder, set(keys))
+        missing = {key: point for key, point in zip(keys, points, strict=True) if key not in known}
+        start, num_failed = time.monotonic(), 0
+        tasks = list(_batches(missing, jobs))
+        for number, record in enumerate(_computed(tasks, wanted.verb, version, folder, jobs=jobs, engine=engine), 1):
+            known[record["key"]] = record
+            num_failed += bool(failure_of(record["rows"]))
+            if progress is not None:
+                rate = number / max(time.monotonic() - start, 1e-9)
+                done = f"{len(points) - len(missing) + number:,} of {len(points):,} points, {rate:,.2g} a second, {num_failed:,} failed"
+                progress(number / len(missing), done)
+        rows = tuple(_rows(wanted, points, [known[key] for key in keys]))
+        work = sum(known[key]["seconds"] for key in dict.fromkeys(keys))
+        failures = tuple(filter(None, (failure_of(known[key]["rows"]) for key in keys)))
+        found = SweepResult(study=wanted, rows=rows, num_computed=len(missing), failures=failures, work_time=work)
+        if out is not None:
+            write_atomically(out, parquet_of(rows) if Path(out).suffix.lower() == ".parquet" else csv_text(rows))
+    return found
+
+
+def _check_out(out: str | Path | None) -> None:
+    """Refuse a table that could not be written before anything is computed."""
+    if out is None:
+        return
+    check_path(out, "out")
+    suffix = Path(out).suffix.lower()
+    if suffix not in (".parquet", ".csv"):
+        raise bad_field("out", out, "must end in .parquet or .csv", "write --out results.parquet")
+    if suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise bad_field("out", out, "Parquet files need pyarrow", "install perfmodel[sweep], or write results.csv")
+    check_can_be_written(out, "out")
+
+
+def _check_engine(engine: str, jobs: int | None) -> int:
+    """The number of processes. Raises InputError for an engine that is not known or not installed."""
+    name = str(engine).partition(":")[0]
+    if name not in (LOCAL, DASK) or engine == f"{DASK}:" or (name == LOCAL and engine != LOCAL):
+        raise bad_field("engine", engine, f"must be {LOCAL}, {DASK} or {DASK}:ADDRESS", f"write {DASK}:tcp://host:8786")
+    if name == DASK and not (find_spec("distributed") and find_spec("joblib")):
+        raise bad_field("engine", engine, "dask is not installed", "install perfmodel[dask], or leave the engine out")
+    if name == LOCAL and jobs != 1 and not find_spec("joblib"):
+        raise InputError("jobs: several processes need joblib; install perfmodel[sweep], or give jobs 1")
+    if jobs is None:
+        from joblib import cpu_count
+
+        jobs = cpu_count()
+    return jobs
+
+
+def _rows(study: Study, points: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The arguments of each point, and over them its results."""
+    known = words_of_verb(study.verb)
+    for number, (point, record) in enumerate(zip(points, records, strict=True)):
+        words = {column_of(study.verb, name): cell(name, point[name], known[name]) for name in (*study.varied, *study.fixed)}
+        for row in record["rows"]:
+            yield {"point": number, **words, **row, "seconds": record["seconds"]}
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Parts: a line for each point that was computed
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def data_version() -> str:
+    """Digest of what a result depends on besides the point: code, shipped data, and calibrations of this user."""
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    folders = (package, resource_dir("hardware_specs"), resource_dir("strategies"), user_calibrations_dir())
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".py", ".yaml", ".json", ".tsv", ".csv") and path.is_file():
+                digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _key(verb: SweptVerb, point: Mapping[str, Any], version: str, files: dict[str, str]) -> str:
+    """Hash of a point, of the files that it names and of the data. files: hashes of those that were read."""
+    for value in point.values():
+        if isinstance(value, str) and value not in files:
+            files[value] = hashlib.sha256(Path(value).read_bytes()).hexdigest() if is_path(value) and Path(value).is_file() else ""
+    named = [files[value] for value in point.values() if isinstance(value, str)]
+    return hashlib.sha256(json.dumps([verb, sorted(point.items()), named, version]).encode()).hexdigest()
+
+
+@contextmanager
+def _parts(folder: Path) -> Iterator[Path]:
+    """The folder of parts, for one sweep at a time."""
+    import fcntl
+
+    try:
+        folder.mkdir(exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise bad_field("out", folder, f"cannot be made ({error.strerror})", "choose another path") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    except BlockingIOError:
+        raise bad_field("out", folder.stem, "another sweep is writing it", "wait for it or choose another path") from None
+    finally:
+        os.close(lock)
+
+
+def _read_parts(folder: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
+    """Records of these keys, without internal errors. A line that a killed process left unfinished is skipped."""
+    found = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_bytes().splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict) and record.get("key") in wanted and not failure_of(record["rows"]).startswith(INTERNAL):
+                found[record["key"]] = record
+    return found
+
+
+def _append(folder: Path, lines: Iterable[str]) -> None:
+    """Append to this process's part. A line begins with a line end, as the one before may be unfinished."""
+    try:
+        with open(folder / f"{socket.gethostname()}-{os.getpid()}.jsonl", "ab", buffering=0) as part:
+            for line in lines:
+                part.write(f"\n{line}\n".encode())
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}); free some space and run the sweep again") from error
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Processes
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+_Batch = list[tuple[str, dict[str, Any]]]
+
+
+def _batches(missing: Mapping[str, dict[str, Any]], jobs: int) -> Iterator[_Batch]:
+    """Neighbouring points together: what one process has compiled for a job serves the next point."""
+    groups: dict[str, _Batch] = {}
+    for key, point in missing.items():
+        job = json.dumps({name: value for name, value in point.items() if name not in _ALIKE}, sort_keys=True)
+        groups.setdefault(job, []).append((key, point))
+    size = min(max(len(missing) // (_BATCHES_PER_JOB * jobs), 1), _MOST_TOGETHER)
+    for group in groups.values():
+        yield from (group[first : first + size] for first in range(0, len(group), size))
+
+
+def _computed(
+    batches: Iterable[_Batch], verb: SweptVerb, version: str, folder: Path | None, *, jobs: int, engine: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the record of each point, as they come. On one machine the process that computes a point keeps it."""
+    if engine == LOCAL and jobs == 1:
+        for batch in batches:
+            for point in batch:
+                yield from _compute([point], verb, version, folder)
+        return
+    from joblib import Parallel, delayed, parallel_config
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    client: Any = nullcontext()
+    if engine != LOCAL:
+        from distributed import Client
+
+        address = engine.partition(":")[2]
+        try:
+            client = Client(address, timeout=10) if address else Client(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
+        except (OSError, ValueError) as error:
+            rule = f"no dask scheduler answers ({one_line(error)})"
+            raise bad_field("engine", engine, rule, "start it with `dask scheduler`, or correct the address") from error
+    is_shared = engine == LOCAL
+    with client, parallel_config(backend="loky" if is_shared else "dask"):
+        run = Parallel(n_jobs=jobs if is_shared else -1, return_as="generator_unordered", batch_size=1)
+        try:
+            kept_in, parent = (folder, os.getpid()) if is_shared else (None, 0)
+            for records in run(delayed(_compute)(batch, verb, version, kept_in, parent=parent) for batch in batches):
+                if folder is not None and not is_shared:
+                    _append(folder, map(json.dumps, records))
+                yield from records
+        except TerminatedWorkerError as error:
+            rule = "a process was killed, perhaps for want of memory; computed points are kept"
+            raise RunError(f"jobs={jobs}: {rule}; run the sweep again with fewer") from error
+
+
+def _compute(batch: _Batch, verb: SweptVerb, version: str, folder: Path | None, *, parent: int = 0) -> list[dict[str, Any]]:
+    """Records of points. parent: the process that started this one, which handles Ctrl-C and may be killed; 0: none."""
+    if parent:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if data_version() != version:
+        raise RunError(
+            f"{socket.gethostname()}: has another version of perfmodel, its data or calibrations; install the same on all machines"
+        )
+    lines = []
+    for key, point in batch:
+        if parent and os.getppid() != parent:
+            os._exit(1)
+        start = time.perf_counter()
+        rows = rows_of(verb, point)
+        record = {"key": key, "seconds": time.perf_counter() - start, "rows": rows}
+        lines.append(json.dumps(record, default=lambda value: value.item()))
+        if folder is not None:
+            _append(folder, lines[-1:])
+    return [json.loads(line) for line in lines]
