@@ -8,7 +8,7 @@ from typing import Any
 
 #: Heading -> commands under it, in the order of `perfmodel --help`.
 COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "Training": ("predict", "search", "advise", "explain", "compare", "limits", "trace", "report", "export"),
+    "Training": ("predict", "search", "advise", "explain", "compare", "limits", "trace", "report", "export", "web"),
     "Serving": ("serve",),
     "What if": ("explore", "chip"),
     "Run and measure": ("demo", "calibrate", "run", "audit", "fit", "validate"),
@@ -32,7 +32,7 @@ _OPTIONS: Mapping[str, str] = {
     "max_dp_replicate max_dp_shard max_ep max_etp max_zero max_micro_batch max_virtual_stages",
     "Exploration": "vary points shares sensitivity start to_precision metric",
     "Trace": "measured named ranks detail",
-    "Output": "interval operators verbose wide json format csv plot save out to launcher plots sources template figure help",
+    "Output": "interval operators verbose wide json format csv plot save out to launcher plots sources template figure port no_browser help",
 }
 _HEADING = {name: heading for heading, names in _OPTIONS.items() for name in names.split()}
 _OTHER = "Options"

@@ -135,7 +135,8 @@ def search(
     read = start.notes(verbose=output.verbose) if start is not None else []
     document = Document(
         content=lambda: (
-            _object(found, failures, run_of=run_of, tokens=num_tokens, interval=interval) | (start.object() if start is not None else {})
+            searches_object(found, failures, run_of=run_of, tokens=num_tokens, interval=interval)
+            | (start.object() if start is not None else {})
         ),
         blocks=lambda: chain(
             _blocks(found, failures, run_of=run_of, tokens=num_tokens, interval=interval, output=output),
@@ -234,7 +235,7 @@ def _run_of(tokens: float, assumed: Mapping[str, str]) -> RunOf:
     return lambda where, found: [run_in(where, each, tokens, load_assumptions().with_given(assumed)) for each in found.plans[:1] if tokens]
 
 
-def _object(
+def searches_object(
     found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, run_of: RunOf, tokens: float, interval: bool
 ) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object
