@@ -32,7 +32,8 @@ _OPTIONS: Mapping[str, str] = {
     "max_dp_replicate max_dp_shard max_ep max_etp max_zero max_micro_batch max_virtual_stages",
     "Exploration": "vary points shares sensitivity start to_precision metric",
     "Trace": "measured named ranks detail",
-    "Output": "interval operators verbose wide json format csv plot save out to launcher plots sources template figure port no_browser help",
+    "Output": "interval operators verbose wide json format csv plot save out to launcher plots sources template figure help",
+    "Server": "port no_browser",
 }
 _HEADING = {name: heading for heading, names in _OPTIONS.items() for name in names.split()}
 _OTHER = "Options"

@@ -39,7 +39,7 @@ Report = Callable[[float], "bool | None"]
 
 _LONGEST_VALUE = 200
 _OPTIONS = ("config", "remedies", "objective", "top", "any_framework")
-#: Words that fill in what a configuration does not say.
+#: A line of Python that no other kind of file has.
 _PYTHON = re.compile(r"^(?:from|import|def|class|@)\b", re.MULTILINE)
 
 
@@ -165,7 +165,7 @@ def _read(data: object) -> Asked:
         else:
             words["model"] = model
     asked = Request(**{name: value for name, value in words.items() if name in requests})
-    chosen = {name: value for name, value in words.items() if name in knobs}
+    chosen: dict[str, Any] = {name: value for name, value in words.items() if name in knobs}
     for name, value in chosen.items():
         if knobs[name].kind is bool and isinstance(value, str):
             chosen[name] = said_yes_or_no(value, name)

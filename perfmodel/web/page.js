@@ -24,7 +24,7 @@ const NAMES = Object.fromEntries(Object.values(FIELDS).flat().map(([name, label]
 let known = null, state = {}, pasted = "", kept = null, answer = null, keptAnswer = null, result = null;
 
 // --- text ---
-const digits = (value, most = 3) => Number(value.toPrecision(most)).toLocaleString("en-US", {maximumSignificantDigits: Math.max(most, Math.ceil(Math.log10(value || 1)))});
+const digits = value => Math.abs(value) >= 999.5 ? Math.round(value).toLocaleString("en-US") : value.toPrecision(3);
 const time = value => value >= 1 || !value ? `${digits(value)} s` : value >= 1e-3 ? `${digits(value * 1e3)} ms` : `${digits(value * 1e6)} µs`;
 const size = value => value >= 2 ** 30 || !value ? `${digits(value / 2 ** 30)} GiB` : `${digits(value / 2 ** 20)} MiB`;
 const share = value => `${(100 * value).toFixed(1)} %`;
@@ -35,9 +35,10 @@ const VERDICTS = {fits: "✓ Fits", tight: "! Tight: likely to run out of memory
 const planText = plan => [
   ...["tp", "cp", "pp", "dp_replicate", "dp_shard"].filter(each => plan.layout[each] > 1).map(each => `${words(each)} ${plan.layout[each]}`),
   ...["ep", "etp"].filter(each => plan[each] > 1).map(each => `${each} ${plan[each]}`), plan.zero ? `ZeRO ${plan.zero}` : "",
-  plan.layout.pp > 1 ? plan.schedule + (plan.virtual_stages > 1 ? ` x${plan.virtual_stages}` : "") : "", `micro-batch ${plan.micro_batch}`,
+  plan.layout.pp > 1 ? plan.schedule + (plan.virtual_stages > 1 ? ` x${plan.virtual_stages}` : "") : "", plan.micro_batch > 1 ? `micro-batch ${plan.micro_batch}` : "",
+  plan.layout.tp > 1 && !plan.sequence_parallel ? "no sequence parallelism" : "",
   plan.recompute === "none" ? "" : `recompute ${(modulesOf(plan) || plan.recompute).replaceAll(",", "+")}`,
-].filter(Boolean).join(", ");
+].filter(Boolean).join(", ") || "one chip";
 const modulesOf = plan => {
   if (plan.recompute !== "selective" || !known) return "";
   const names = Object.keys(known.modules).filter(name => known.modules[name].every(each => plan.recompute_operators.includes(each)));
@@ -231,7 +232,7 @@ const paste = text => { // a pasted model or job says what the fields said
 const table = (headers, rows, caption) => make("div", {className: "scroll"}, make("table", {},
   ...(caption ? [make("caption", {textContent: caption})] : []),
   make("thead", {}, make("tr", {}, ...headers.map((each, i) => make("th", {scope: "col", textContent: each.replace(">", ""), className: each[0] === ">" ? "number" : ""})))),
-  make("tbody", {}, ...rows.map(row => make("tr", {}, ...row.map((each, i) => make("td", {className: headers[i][0] === ">" ? "number" : ""}, each)))))));
+  make("tbody", {}, ...rows.map(row => make("tr", {}, ...row.map((each, i) => make("td", {className: headers[i][0] === ">" ? "number" : ["plan", "change", "changed"].includes(headers[i]) ? "plan" : ""}, each)))))));
 const stack = (label, total, sizes, text, limit = 0) => {
   const names = Object.keys(sizes).filter(name => sizes[name] > 0 && name !== "total");
   const whole = names.reduce((sum, name) => sum + sizes[name], 0), longest = Math.max(whole, limit) || 1;
@@ -258,7 +259,7 @@ const stack = (label, total, sizes, text, limit = 0) => {
 const showError = error => {
   const found = error && (error.error || {message: `perfmodel does not answer (${error.message}); start \`perfmodel web\` again`, suggestions: []});
   $("error").hidden = !found;
-  $("prediction").classList.toggle("stale", Boolean(found));
+  for (const each of ["prediction", "verdict"]) $(each).classList.toggle("stale", Boolean(found));
   for (const each of document.querySelectorAll("[aria-invalid]")) each.removeAttribute("aria-invalid");
   if (!found) return;
   const field = found.field && ($(`${found.field}-exact`) || $(found.field));
@@ -274,7 +275,6 @@ const showAnswer = () => {
     ["throughput", count(answer.tokens_per_second_per_chip), "tokens/s a chip"],
     ["MFU", share(answer.mfu_palm), `${digits(answer.tflops_per_chip)} TFLOP/s a chip`],
     ["memory of a chip", size(answer.memory.total), `of ${size(answer.memory_usable)} usable, ${room < 0 ? `${size(-room)} too much` : `${size(room)} to spare`}`],
-    ["probability of fitting", chance(answer.fits_probability), answer.verdict],
   ];
   $("cards").replaceChildren(...cards.map(each => make("div", {}, make("span", {textContent: each[0]}), make("b", {textContent: each[1]}), make("small", {textContent: each[2]}))));
   $("bars").replaceChildren(...stack("step time", time(answer.step_time), answer.parts, time),
@@ -301,9 +301,9 @@ const commandOf = () => {
   return ["perfmodel predict", ...(pasted ? [answer.config ? "config" : "--model config.json"] : []), ...Object.entries(state).map(flag)].join(" ");
 };
 const showRemedies = found => {
-  const rows = (found || []).map(each => [each.flags, time(each.step_time), size(each.memory), chance(each.fits_probability),
-    button("use", () => set(Object.fromEntries(Object.entries(each.changes).map(([name, value]) => [name, String(value)]))), `Use ${each.flags}`)]);
-  $("remedies").replaceChildren(...(rows.length ? [table(["change", ">step time", ">memory", ">fits", ""], rows, "Smallest changes that fit")] : found ? [make("p", {textContent: "No other plan of this job fits on chips of this cluster."})] : []));
+  const rows = (found || []).map(each => [button("use", () => set(Object.fromEntries(Object.entries(each.changes).map(([name, value]) => [name, String(value)]))), `Use ${each.flags}`),
+    each.flags, time(each.step_time), size(each.memory), chance(each.fits_probability)]);
+  $("remedies").replaceChildren(...(rows.length ? [table(["", "change", ">step time", ">memory", ">fits"], rows, "Smallest changes that fit")] : found ? [make("p", {textContent: "No other plan of this job fits on chips of this cluster."})] : []));
 };
 const showComparison = () => {
   if (!keptAnswer) { $("comparison").replaceChildren(); return; }
@@ -344,8 +344,9 @@ const showPlans = () => {
     return;
   }
   const best = result.plans[0].step_time;
-  $("plans").replaceChildren(table([">", "plan", ">step time", ">slower", ">MFU", ">memory", ">fits", ""], result.plans.map(each => [String(each.place), planText(each.plan), time(each.step_time),
-    each.step_time > 1.0005 * best ? share(each.step_time / best - 1) : "", share(each.mfu_palm), size(each.memory.total), chance(each.fits_probability), button("use", () => use(each.plan), `Use plan ${each.place}: ${planText(each.plan)}`)])));
+  $("plans").replaceChildren(table([">rank", "", "plan", ">step time", ">slower", ">MFU", ">memory", ">fits"], result.plans.map(each => [String(each.place),
+    button("use", () => use(each.plan), `Use plan ${each.place}: ${planText(each.plan)}`), planText(each.plan), time(each.step_time),
+    each.step_time > 1.0005 * best ? share(each.step_time / best - 1) : "", share(each.mfu_palm), size(each.memory.total), chance(each.fits_probability)])));
 };
 const showRemediesOfSearch = () => { if (answer && !answer.fits) showRemedies(result.remedies || []); };
 const showChanges = async () => {
@@ -357,10 +358,10 @@ const showChanges = async () => {
     const found = await ask("explain", body());
     if (place.dataset.asked !== asked) return;
     const rows = found.neighbours.filter(each => each.prediction.step_time).sort((a, b) => a.prediction.step_time - b.prediction.step_time).map(each => [
-      Object.entries({...each.knobs, ...each.changed}).map(([name, value]) => `${words(name)} ${value}`).join(", "), time(each.prediction.step_time),
+      button("use", () => use(each.prediction.plan), "Use this plan"), Object.entries({...each.knobs, ...each.changed}).map(([name, value]) => `${words(name)} ${value}`).join(", "), time(each.prediction.step_time),
       `${each.prediction.step_time >= found.step_time ? "+" : "−"}${(100 * Math.abs(each.prediction.step_time / found.step_time - 1)).toFixed(1)} %`, size(each.prediction.memory.total),
-      chance(each.prediction.fits_probability), button("use", () => use(each.prediction.plan), "Use this plan")]);
-    place.replaceChildren(table(["changed", ">step time", ">change", ">memory", ">fits", ""], rows));
+      chance(each.prediction.fits_probability)]);
+    place.replaceChildren(table(["", "changed", ">step time", ">change", ">memory", ">fits"], rows));
   } catch (error) { place.textContent = error.message; }
 };
 

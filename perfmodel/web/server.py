@@ -102,10 +102,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *arguments: object) -> None:
         pass
 
-    def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
+    def do_GET(self) -> None:
         self._answer({"/": self._page, "/api/known": self._known})
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         self._answer({f"/api/{verb}": self._verb for verb in ("predict", "search", "explain")})
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator
 from socket import socket
 from threading import Lock
-from typing import Any
+from typing import IO, Any, cast
 
 
 class Cancelled(Exception):
@@ -28,13 +28,14 @@ class Worker:
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self) -> subprocess.Popen[bytes]:
         """Start the process in a session of its own: Ctrl-C in the terminal is for the server alone."""
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-P", "-c", "from perfmodel.web.worker import main; main()"]
         self._process = subprocess.Popen(
             command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
         )
+        return self._process
 
     def ask(self, verb: str, data: object, client: socket) -> Iterator[dict[str, Any]]:
         """Yield the lines of an answer. Raises Cancelled where the client has closed its connection; the process ends then."""
@@ -47,20 +48,19 @@ class Worker:
             self._lock.release()
 
     def _lines(self, request: bytes, client: socket) -> Iterator[dict[str, Any]]:
-        if self._process is None or self._process.poll() is not None:
-            self.start()
-        process, is_done, text, watched = self._process, False, b"", [client]
-        assert process is not None and process.stdin is not None and process.stdout is not None
+        process = self.start() if self._process is None or self._process.poll() is not None else self._process
+        to, out = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout).fileno()
+        is_done, text, watched = False, b"", [client.fileno()]
         try:
-            process.stdin.write(request)
+            to.write(request)
             while not is_done:
-                ready = select.select([process.stdout, *watched], [], [])[0]
-                if client in ready:
+                ready = select.select([out, *watched], [], [])[0]
+                if client.fileno() in ready:
                     if has_closed(client):
                         raise Cancelled
                     watched = []  # more bytes than it announced
-                if process.stdout in ready:
-                    found = os.read(process.stdout.fileno(), 1 << 16)
+                if out in ready:
+                    found = os.read(out, 1 << 16)
                     if not found:
                         raise OSError("the process that answers has ended")
                     *lines, text = (text + found).split(b"\n")
