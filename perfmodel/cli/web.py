@@ -23,11 +23,11 @@ def web(
     import webbrowser
     from threading import Thread
 
-    from perfmodel.web.server import Server
+    from perfmodel.web.endpoints import PageServer
 
     if not 0 <= port < 65536:
         raise bad_field("port", port, "must be from 0 to 65535", "write --port 8517, or --port 0 for a free one")
-    with Server(port) as server:
+    with PageServer(port) as server:
         print(f"perfmodel web: {server.url} (Ctrl-C ends it)", flush=True)
         if not no_browser:
             Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()

@@ -44,7 +44,7 @@ _PYTHON = re.compile(r"^(?:from|import|def|class|@)\b", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PageRequest:
     """A request of the page after reading. start: the plan of a pasted configuration; options: those of one verb"""
 
     request: Request
@@ -103,7 +103,7 @@ def known() -> dict[str, Any]:
 # --- verbs ----------------------------------------------------------------------------------------------------------
 
 
-def _predict(asked: Asked, report: Report) -> dict[str, Any]:
+def _predict(asked: PageRequest, report: Report) -> dict[str, Any]:
     """As `predict --json`. remedies: also the smallest changes that fit, which are a search"""
     found = asked.answer()
     wanted = asked.options.get("remedies") is True
@@ -114,7 +114,7 @@ def _predict(asked: Asked, report: Report) -> dict[str, Any]:
     return content
 
 
-def _search(asked: Asked, report: Report) -> dict[str, Any]:
+def _search(asked: PageRequest, report: Report) -> dict[str, Any]:
     setting = setting_of_request(asked.request, plan=asked.start.plan if asked.start else None)
     result = search_in(
         setting,
@@ -130,20 +130,20 @@ def _search(asked: Asked, report: Report) -> dict[str, Any]:
     return searches_object([(setting, result)], [], run_of=lambda *_: [], tokens=0.0, interval=False)
 
 
-def _explain(asked: Asked, report: Report) -> dict[str, Any]:
+def _explain(asked: PageRequest, report: Report) -> dict[str, Any]:
     from perfmodel.report.searches import explanation_object
 
     rule = {"memory_headroom": asked.request.memory_headroom, "risk": asked.request.risk}
     return explanation_object(explain_plan(asked.answer().prediction.plan, **rule))
 
 
-VERBS: Mapping[str, Callable[[Asked, Report], dict[str, Any]]] = {"predict": _predict, "search": _search, "explain": _explain}
+VERBS: Mapping[str, Callable[[PageRequest, Report], dict[str, Any]]] = {"predict": _predict, "search": _search, "explain": _explain}
 
 
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def _read(data: object) -> Asked:
+def _read(data: object) -> PageRequest:
     if not isinstance(data, Mapping):
         raise InputError('request: must be a JSON object of fields; write {"model": "llama-3-8b", ...}')
     given = {name: value for name, value in data.items() if value not in (None, "")}
@@ -171,10 +171,10 @@ def _read(data: object) -> Asked:
             chosen[name] = said_yes_or_no(value, name)
     found = make_requests(asked, of_plan=start is not None)
     if len(found) != 1:
-        several = next(name for name, value in words.items() if isinstance(value, str) and "," in value)
-        raise bad_field(several, words[several], "must be one value", "use `perfmodel predict` for a table of several")
+        several = next((name for name, value in words.items() if isinstance(value, str) and "," in value), "chips")
+        raise bad_field(several, words.get(several), "must be one value", "use `perfmodel predict` for a table of several")
     options = {name: value for name, value in given.items() if name in _OPTIONS}
-    return Asked(request=found[0], knobs=Knobs(**chosen), start=start, options=options)
+    return PageRequest(request=found[0], knobs=Knobs(**chosen), start=start, options=options)
 
 
 def _value(name: str, value: object) -> str | int | float | bool:

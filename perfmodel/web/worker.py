@@ -16,12 +16,14 @@ from socket import socket
 from threading import Lock
 from typing import IO, Any, cast
 
+from perfmodel.foundation.errors import RunError
+
 
 class Cancelled(Exception):
     """The page no longer waits for the answer."""
 
 
-class Worker:
+class AnswerProcess:
     """The process, which is started again after it was ended."""
 
     def __init__(self) -> None:
@@ -42,17 +44,11 @@ class Worker:
         while not self._lock.acquire(timeout=0.1):
             if has_closed(client):
                 raise Cancelled
-        try:
-            yield from self._lines(f"{json.dumps([verb, data])}\n".encode(), client)
-        finally:
-            self._lock.release()
-
-    def _lines(self, request: bytes, client: socket) -> Iterator[dict[str, Any]]:
-        process = self.start() if self._process is None or self._process.poll() is not None else self._process
-        to, out = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout).fileno()
         is_done, text, watched = False, b"", [client.fileno()]
         try:
-            to.write(request)
+            process = self.start() if self._process is None or self._process.poll() is not None else self._process
+            to, out = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout).fileno()
+            to.write(f"{json.dumps([verb, data])}\n".encode())
             while not is_done:
                 ready = select.select([out, *watched], [], [])[0]
                 if client.fileno() in ready:
@@ -62,7 +58,7 @@ class Worker:
                 if out in ready:
                     found = os.read(out, 1 << 16)
                     if not found:
-                        raise OSError("the process that answers has ended")
+                        raise RunError("search: the process that answers has ended; ask again")
                     *lines, text = (text + found).split(b"\n")
                     for line in map(json.loads, lines):
                         is_done = "progress" not in line
@@ -71,6 +67,7 @@ class Worker:
             if not is_done:
                 self.end()
                 self.start()
+            self._lock.release()
 
     def end(self) -> None:
         if self._process is not None:
@@ -95,6 +92,7 @@ def main() -> None:
         out.write(json.dumps(line) + "\n")
         out.flush()
 
+    os.nice(5)  # a search does not slow the answers to sliders
     out, sys.stdout = sys.stdout, sys.stderr
     try:
         for text in sys.stdin:

@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from perfmodel.web.server import Server
+from perfmodel.web.endpoints import PageServer
 from tests.web.browser import CHROMIUM, browser
 
 JOB = {"model": "llama-3-8b", "cluster": "dgx-h100", "chips": 8, "global_batch": 64, "seq_len": "4k", "tp": 2, "zero": 1}
@@ -14,7 +14,7 @@ JOB = {"model": "llama-3-8b", "cluster": "dgx-h100", "chips": 8, "global_batch":
 
 @pytest.fixture(scope="module")
 def server():
-    with Server(0) as found:
+    with PageServer(0) as found:
         thread = Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield found

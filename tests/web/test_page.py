@@ -5,7 +5,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from tests.web.conftest import JOB
-from tests.web.test_server import CONFIG, SMALL
+from tests.web.test_endpoints import CONFIG, SMALL
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from perfmodel.cli import app
-from perfmodel.web.server import MOST_BYTES, page
+from perfmodel.web.endpoints import MOST_BYTES, page
 from tests.web.conftest import JOB
 
 SMALL = {**JOB, "model": "gpt2", "seq_len": "1k"}
@@ -23,7 +23,13 @@ CONFIG = json.dumps(
         "max_position_embeddings": 8192,
     }
 )
-TRAINER = "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nmax_length: 4096\nbf16: true\n"
+TRAINER = """
+model_name_or_path: meta-llama/Llama-3.1-8B
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+max_length: 4096
+bf16: true
+"""
 
 
 def printed(capfd, *arguments):

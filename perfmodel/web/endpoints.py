@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,9 +18,9 @@ from threading import Lock, Thread
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.report.html import SCRIPT, STYLE
-from perfmodel.web.worker import Cancelled, Worker
+from perfmodel.web.worker import AnswerProcess, Cancelled
 
 HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8517
@@ -30,15 +30,21 @@ MOST_BYTES: Final = 1 << 20
 _NAMES = ("127.0.0.1", "localhost")
 _JSON = "application/json"
 _LINES = "application/x-ndjson"
+_HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """The server, its worker, and a lock: predictions share compiled programs, so one is made at a time."""
 
     daemon_threads = True
 
     def __init__(self, port: int = DEFAULT_PORT) -> None:
-        self.worker, self.lock = Worker(), Lock()
+        self.worker, self.lock = AnswerProcess(), Lock()
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
@@ -95,7 +101,7 @@ class _Refused(Exception):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: PageServer
     server_version, sys_version = "perfmodel", ""
     timeout = 30  # s, to send a request
 
@@ -109,62 +115,62 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({f"/api/{verb}": self._verb for verb in ("predict", "search", "explain")})
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What http.server refuses by itself: a method, a request line that it cannot read."""
+        """Answer what http.server refuses by itself, such as another method."""
         code = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else code
-        self._send(code, _JSON, _encoded(_error(f"request: {message or HTTPStatus(code).phrase}")))
+        self._send_object(_error(f"request: {message or HTTPStatus(code).phrase}"), code)
 
-    def _answer(self, routes: Mapping[str, Any]) -> None:
+    def _answer(self, routes: Mapping[str, Callable[[], None]]) -> None:
+        """Answer by the function of the path. Refuse pages of other sites: by the name that they were loaded under, and by their origin."""
+        from perfmodel.web.answers import failure
+
         try:
-            self._check_origin()
-            path = urlsplit(self.path).path
+            host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+            if _host_name(host) not in _NAMES:
+                raise _Refused(HTTPStatus.FORBIDDEN, f"Host: must be {' or '.join(_NAMES)}; open the address that `perfmodel web` prints")
+            if origin is not None and origin != f"http://{host}":
+                raise _Refused(HTTPStatus.FORBIDDEN, "Origin: must be this page itself; open the address that `perfmodel web` prints")
+            path = self.path.partition("?")[0]
             if path not in routes:
-                raise _Refused(HTTPStatus.NOT_FOUND, f"{self.command} {path}: is not here; use {', '.join(routes)}")
+                raise _Refused(HTTPStatus.NOT_FOUND, f"{self.command} {one_line(path)}: is not here; use {', '.join(routes)}")
             routes[path]()
         except _Refused as refused:
-            self._send(refused.status, _JSON, _encoded(_error(str(refused))))
+            self._send_object(_error(str(refused)), refused.status)
         except (Cancelled, ConnectionError, TimeoutError):
             self.close_connection = True
         except Exception as error:
-            self._fail(error)
-
-    def _check_origin(self) -> None:
-        """Refuse a page of another site: by the name that it was loaded under, and by the one that it comes from."""
-        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-        if urlsplit(f"//{host}").hostname not in _NAMES:
-            raise _Refused(HTTPStatus.FORBIDDEN, f"Host: must be {' or '.join(_NAMES)}; open the address that `perfmodel web` prints")
-        if origin is not None and origin != f"http://{host}":
-            raise _Refused(HTTPStatus.FORBIDDEN, "Origin: must be this page itself; open the address that `perfmodel web` prints")
+            found = failure(error)
+            if found["code"] == "failed":
+                traceback.print_exception(error)
+            self._send_object(found)
 
     def _page(self) -> None:
         html, policy = page()
-        self._send(HTTPStatus.OK, "text/html; charset=utf-8", html, {"Content-Security-Policy": policy})
+        self._send(html, "text/html; charset=utf-8", more={"Content-Security-Policy": policy})
 
     def _known(self) -> None:
         from perfmodel.web.answers import known
 
-        self._send(HTTPStatus.OK, _JSON, _encoded(known()))
+        self._send_object(known())
 
     def _verb(self) -> None:
         """Answer at once what is quick; else line by line, with progress, where the page takes it."""
         from perfmodel.web.answers import answer
 
-        verb, data = urlsplit(self.path).path.rpartition("/")[2], self._data()
+        verb, data = self.path.partition("?")[0].rpartition("/")[2], self._data()
         if verb == "predict" and not (isinstance(data, dict) and data.get("remedies")):
             with self.server.lock:
                 found = answer(verb, data)
-            self._send(HTTPStatus.OK, _JSON, _encoded(found))
+            self._send_object(found)
             return
         by_line, is_open = _LINES in self.headers.get("Accept", ""), False
         for line in self.server.worker.ask(verb, data, self.connection):
             if by_line and (is_open or "progress" in line):
                 if not is_open:
-                    self._start(HTTPStatus.OK, _LINES)
+                    self._start(_LINES)
                     is_open = True
                 self.wfile.write(_encoded(line))
-            elif "answer" in line:
-                self._send(HTTPStatus.OK, _JSON, _encoded(line["answer"]))
-            elif "error" in line:
-                self._send(_status(line["error"]), _JSON, _encoded(line["error"]))
+            elif "progress" not in line:
+                self._send_object(line.get("answer") or line["error"])
 
     def _data(self) -> Any:
         if self.headers.get("Content-Type", "").partition(";")[0].strip() != _JSON:
@@ -179,30 +185,27 @@ class _Handler(BaseHTTPRequestHandler):
         except (ValueError, RecursionError):
             raise _Refused(HTTPStatus.BAD_REQUEST, "request: is not JSON; send an object of fields") from None
 
-    def _fail(self, error: Exception) -> None:
-        from perfmodel.web.answers import failure
+    def _send_object(self, content: Mapping[str, Any], status: int | None = None) -> None:
+        """Send an object; the status follows from its code where it is an error."""
+        usual = {None: HTTPStatus.OK, "failed": HTTPStatus.INTERNAL_SERVER_ERROR}
+        self._send(_encoded(content), _JSON, status or usual.get(content.get("code"), HTTPStatus.BAD_REQUEST))
 
-        found = failure(error)
-        if found["code"] == "failed":
-            traceback.print_exception(error)
-        self._send(_status(found), _JSON, _encoded(found))
-
-    def _send(self, status: int, kind: str, content: bytes, more: Mapping[str, str] | None = None) -> None:
-        self._start(status, kind, {"Content-Length": str(len(content)), **(more or {})})
+    def _send(self, content: bytes, kind: str, status: int = HTTPStatus.OK, more: Mapping[str, str] = {}) -> None:  # nobody changes it
+        self._start(kind, status, {"Content-Length": str(len(content)), **more})
         self.wfile.write(content)
 
-    def _start(self, status: int, kind: str, more: Mapping[str, str] | None = None) -> None:
+    def _start(self, kind: str, status: int = HTTPStatus.OK, more: Mapping[str, str] = {}) -> None:
         self.send_response(status)
-        headers = {
-            "Content-Type": kind,
-            "Cache-Control": "no-store",
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-            "Cross-Origin-Resource-Policy": "same-origin",
-        }
-        for name, value in {**headers, **(more or {})}.items():
+        for name, value in {"Content-Type": kind, **_HEADERS, **more}.items():
             self.send_header(name, value)
         self.end_headers()
+
+
+def _host_name(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:  # such as a bracket alone
+        return None
 
 
 def _encoded(content: object) -> bytes:
@@ -213,7 +216,3 @@ def _error(sentence: str) -> dict[str, Any]:
     from perfmodel.cli.complaints import ErrorCode, error_object
 
     return error_object(sentence, ErrorCode.BAD_INPUT)
-
-
-def _status(error: Mapping[str, Any]) -> HTTPStatus:
-    return HTTPStatus.INTERNAL_SERVER_ERROR if error["code"] == "failed" else HTTPStatus.BAD_REQUEST
