@@ -35,7 +35,7 @@ from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.models import list_models
 
 #: Called with the share that is done; the search ends where it returns True.
-Report = Callable[[float], "bool | None"]
+OnProgress = Callable[[float], "bool | None"]
 
 _LONGEST_VALUE = 200
 _OPTIONS = ("config", "remedies", "objective", "top", "any_framework")
@@ -61,10 +61,10 @@ class PageRequest:
         return self.start.object() if self.start else {}
 
 
-def answer(verb: str, data: object, report: Report = lambda share: None) -> dict[str, Any]:
+def answer(verb: str, data: object, on_progress: OnProgress = lambda share: None) -> dict[str, Any]:
     """Return the object that `perfmodel VERB --json` prints. verb: one of `VERBS`"""
     asked = _read(data)
-    content = VERBS[verb](asked, report) | asked.object()
+    content = VERBS[verb](asked, on_progress) | asked.object()
     plain: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **to_plain(content)}
     return plain
 
@@ -103,7 +103,7 @@ def known() -> dict[str, Any]:
 # --- verbs ----------------------------------------------------------------------------------------------------------
 
 
-def _predict(asked: PageRequest, report: Report) -> dict[str, Any]:
+def _predict(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
     """As `predict --json`. remedies: also the smallest changes that fit, which are a search"""
     found = asked.answer()
     wanted = asked.options.get("remedies") is True
@@ -114,7 +114,7 @@ def _predict(asked: PageRequest, report: Report) -> dict[str, Any]:
     return content
 
 
-def _search(asked: PageRequest, report: Report) -> dict[str, Any]:
+def _search(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
     setting = setting_of_request(asked.request, plan=asked.start.plan if asked.start else None)
     result = search_in(
         setting,
@@ -125,19 +125,19 @@ def _search(asked: PageRequest, report: Report) -> dict[str, Any]:
         memory_headroom=asked.request.memory_headroom,
         risk=asked.request.risk,
         any_framework=asked.options.get("any_framework") is True,
-        progress=report,
+        progress=on_progress,
     )
     return searches_object([(setting, result)], [], run_of=lambda *_: [], tokens=0.0, interval=False)
 
 
-def _explain(asked: PageRequest, report: Report) -> dict[str, Any]:
+def _explain(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
     from perfmodel.report.searches import explanation_object
 
     rule = {"memory_headroom": asked.request.memory_headroom, "risk": asked.request.risk}
     return explanation_object(explain_plan(asked.answer().prediction.plan, **rule))
 
 
-VERBS: Mapping[str, Callable[[PageRequest, Report], dict[str, Any]]] = {"predict": _predict, "search": _search, "explain": _explain}
+VERBS: Mapping[str, Callable[[PageRequest, OnProgress], dict[str, Any]]] = {"predict": _predict, "search": _search, "explain": _explain}
 
 
 # --- requests -------------------------------------------------------------------------------------------------------

@@ -66,7 +66,10 @@ const set = (changes, replaced = state) => {
   state = Object.fromEntries(Object.entries({...replaced, ...changes}).filter(([, value]) => value !== "" && value !== null));
   update();
 };
+let extras = new AbortController(); // of what is asked besides the prediction of this state
 const update = () => {
+  extras.abort();
+  extras = new AbortController();
   history.replaceState(null, "", linkOf());
   showState();
   predict();
@@ -152,9 +155,9 @@ const adviseSoon = async () => { // the smallest changes that fit are a search o
   if (!answer || answer.fits || isAsking || $("remedies").dataset.asked === asked) return;
   $("remedies").dataset.asked = asked;
   try {
-    const found = await ask("predict", body(undefined, {remedies: true}));
+    const found = await ask("predict", body(undefined, {remedies: true}), {signal: extras.signal});
     if (JSON.stringify(body()) === asked) showRemedies(found.remedies || []);
-  } catch { /* the prediction shows the error */ }
+  } catch { if ($("remedies").dataset.asked === asked) $("remedies").dataset.asked = ""; } // the prediction shows the error
 };
 
 // --- controls ---
@@ -279,7 +282,7 @@ const showAnswer = () => {
   $("cards").replaceChildren(...cards.map(each => make("div", {}, make("span", {textContent: each[0]}), make("b", {textContent: each[1]}), make("small", {textContent: each[2]}))));
   $("bars").replaceChildren(...stack("step time", time(answer.step_time), answer.parts, time),
     ...stack("memory", `${size(answer.memory.total)} of ${size(answer.memory_usable)}`, answer.memory, size, answer.memory_usable), make("p", {textContent: planText(plan)}));
-  if (answer.fits) showRemedies(null);
+  if (answer.fits || $("remedies").dataset.asked !== JSON.stringify(body())) showRemedies(null);
   showComparison();
   const notes = [...answer.warnings, answer.not_runnable_reason].filter(Boolean);
   $("tables").lastChild.replaceChildren(
@@ -355,14 +358,18 @@ const showChanges = async () => {
   place.dataset.asked = asked;
   place.textContent = "Predicting...";
   try {
-    const found = await ask("explain", body());
+    const found = await ask("explain", body(), {signal: extras.signal});
     if (place.dataset.asked !== asked) return;
     const rows = found.neighbours.filter(each => each.prediction.step_time).sort((a, b) => a.prediction.step_time - b.prediction.step_time).map(each => [
       button("use", () => use(each.prediction.plan), "Use this plan"), Object.entries({...each.knobs, ...each.changed}).map(([name, value]) => `${words(name)} ${value}`).join(", "), time(each.prediction.step_time),
       `${each.prediction.step_time >= found.step_time ? "+" : "−"}${(100 * Math.abs(each.prediction.step_time / found.step_time - 1)).toFixed(1)} %`, size(each.prediction.memory.total),
       chance(each.prediction.fits_probability)]);
     place.replaceChildren(table(["", "changed", ">step time", ">change", ">memory", ">fits"], rows));
-  } catch (error) { place.textContent = error.message; }
+  } catch (error) {
+    if (place.dataset.asked !== asked) return;
+    place.dataset.asked = "";
+    place.textContent = error.name === "AbortError" ? "" : error.message;
+  }
 };
 
 // --- start ---
