@@ -32,12 +32,14 @@ const chance = value => value > .99 ? "over 99 %" : value < .01 ? "under 1 %" : 
 const words = name => name.replaceAll("_", " ");
 const count = value => Math.round(value).toLocaleString("en-US");
 const VERDICTS = {fits: "✓ Fits", tight: "! Tight: likely to run out of memory", "does not fit": "✗ Does not fit"};
+const isUsual = order => order.join("-") === "tp-cp-dp_shard-dp_replicate-pp";
 const planText = plan => [
   ...["tp", "cp", "pp", "dp_replicate", "dp_shard"].filter(each => plan.layout[each] > 1).map(each => `${words(each)} ${plan.layout[each]}`),
   ...["ep", "etp"].filter(each => plan[each] > 1).map(each => `${each} ${plan[each]}`), plan.zero ? `ZeRO ${plan.zero}` : "",
   plan.layout.pp > 1 ? plan.schedule + (plan.virtual_stages > 1 ? ` x${plan.virtual_stages}` : "") : "", plan.micro_batch > 1 ? `micro-batch ${plan.micro_batch}` : "",
   plan.layout.tp > 1 && !plan.sequence_parallel ? "no sequence parallelism" : "",
   plan.recompute === "none" ? "" : `recompute ${(modulesOf(plan) || plan.recompute).replaceAll(",", "+")}`,
+  isUsual(plan.order) ? "" : `order ${plan.order.join("-")}`,
 ].filter(Boolean).join(", ") || "one chip";
 const modulesOf = plan => {
   if (plan.recompute !== "selective" || !known) return "";
@@ -115,7 +117,7 @@ const predict = async () => { // one request at a time; of those that come meanw
       [answer, keptAnswer] = [found, kept ? other : null];
       showError(null);
       showAnswer();
-    } catch (error) { showError(error); }
+    } catch (error) { if (!fillIn(error.message)) showError(error); }
   } while (isAskedAgain);
   isAsking = false;
   document.body.dataset.predicted = Number(document.body.dataset.predicted || 0) + 1;
@@ -223,12 +225,19 @@ const showKnown = () => {
   }
   showState();
 };
-const paste = text => { // a pasted model or job says what the fields said
+let replaced = {}; // fields before a text was pasted: they fill in what it lacks
+const paste = text => {
+  const wasPasted = Boolean(pasted);
   pasted = text.trim();
-  keptAnswer = kept ? keptAnswer : null;
-  const {model, ...rest} = state;
-  const isModel = /^\s*\{[^]*"(model_type|architectures)"/.test(pasted);
-  set({}, pasted ? (isModel ? rest : {...(rest.cluster ? {cluster: rest.cluster} : {})}) : model || !Object.keys(rest).length ? state : {...FIRST, ...rest});
+  const isModel = /^\s*\{[^]*"(model_type|architectures)"/.test(pasted), {model, ...rest} = state;
+  replaced = wasPasted ? replaced : state;
+  if (!pasted) set({}, {...FIRST, ...replaced, ...state});
+  else set({}, isModel ? rest : rest.cluster ? {cluster: rest.cluster} : {});
+};
+const fillIn = message => {
+  const lacking = (message.match(/: ([a-z_, ]+): missing in the file/) || ["", ""])[1].split(", ").filter(name => replaced[name] && !state[name]);
+  if (lacking.length) set(Object.fromEntries(lacking.map(name => [name, replaced[name]])));
+  return lacking.length > 0;
 };
 
 // --- answers ---
@@ -274,7 +283,7 @@ const showAnswer = () => {
   const {plan} = answer, room = answer.memory_spare;
   $("verdict").textContent = `${VERDICTS[answer.verdict]} (${chance(answer.fits_probability)}): ${time(answer.step_time)} a step, MFU ${share(answer.mfu_palm)}`;
   const cards = [
-    ["step time", time(answer.step_time), answer.step_time_low ? `80 % interval ${time(answer.step_time_low)} to ${time(answer.step_time_high)}` : `${answer.num_microbatches} micro-batches`],
+    ["step time", time(answer.step_time), answer.step_time_low ? `80 % interval ${time(answer.step_time_low)} to ${time(answer.step_time_high)}` : `${answer.num_microbatches} micro-batch${answer.num_microbatches > 1 ? "es" : ""}`],
     ["throughput", count(answer.tokens_per_second_per_chip), "tokens/s a chip"],
     ["MFU", share(answer.mfu_palm), `${digits(answer.tflops_per_chip)} TFLOP/s a chip`],
     ["memory of a chip", size(answer.memory.total), `of ${size(answer.memory_usable)} usable, ${room < 0 ? `${size(-room)} too much` : `${size(room)} to spare`}`],
@@ -306,7 +315,7 @@ const commandOf = () => {
 const showRemedies = found => {
   const rows = (found || []).map(each => [button("use", () => set(Object.fromEntries(Object.entries(each.changes).map(([name, value]) => [name, String(value)]))), `Use ${each.flags}`),
     each.flags, time(each.step_time), size(each.memory), chance(each.fits_probability)]);
-  $("remedies").replaceChildren(...(rows.length ? [table(["", "change", ">step time", ">memory", ">fits"], rows, "Smallest changes that fit")] : found ? [make("p", {textContent: "No other plan of this job fits on chips of this cluster."})] : []));
+  $("remedies").replaceChildren(...(rows.length ? [table(["", "change", ">step time", ">memory", ">fits"], rows, "Smallest changes that fit")] : found ? [make("p", {textContent: "No other plan of this job fits, nor on more chips of this cluster."})] : []));
 };
 const showComparison = () => {
   if (!keptAnswer) { $("comparison").replaceChildren(); return; }
@@ -331,9 +340,9 @@ const knobsOf = plan => { // the words that make this plan again
   return {
     ...is(layout.tp > 1, {tp: layout.tp, sequence_parallel: plan.sequence_parallel}), ...is(layout.pp > 1, {pp: layout.pp, schedule: plan.schedule, virtual_stages: plan.virtual_stages}),
     ...is(layout.cp > 1, {cp: layout.cp}), ...(plan.ep ? {ep: plan.ep, etp: plan.etp, dispatcher: plan.dispatcher} : {}), ...is(plan.micro_batch > 1, {micro_batch: plan.micro_batch}),
-    ...is(plan.zero, {zero: plan.zero}), ...is(layout.dp_replicate > 1 && plan.zero, {dp_replicate: layout.dp_replicate, dp_shard: layout.dp_shard}),
+    ...is(plan.zero, {zero: plan.zero}), ...(layout.dp_replicate > 1 && layout.dp_shard > 1 ? {dp_replicate: layout.dp_replicate, dp_shard: layout.dp_shard} : {}),
     ...(modulesOf(plan) ? {recompute_modules: modulesOf(plan)} : is(plan.recompute !== "none", {recompute: plan.recompute})),
-    ...(plan.attention === "flash" ? {} : {attention: plan.attention}), ...(plan.order.join("-") === "tp-cp-dp_shard-dp_replicate-pp" ? {} : {order: plan.order.join("-")}),
+    ...(plan.attention === "flash" ? {} : {attention: plan.attention}), ...(isUsual(plan.order) ? {} : {order: plan.order.join("-")}),
     ...(["megatron", "megatron-sp"].includes(plan.rules) ? {} : {rules: plan.rules}),
   };
 };

@@ -5,7 +5,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from tests.web.conftest import JOB
-from tests.web.test_endpoints import CONFIG, SMALL
+from tests.web.test_endpoints import CONFIG, SMALL, TRAINER
 
 pytestmark = pytest.mark.slow
 
@@ -132,6 +132,17 @@ def test_a_pasted_model_is_part_of_the_link(show):
     page.click("#clear")
     page.wait("location.hash === ''")
     page.wait(f"answer.plan.job.model.name === 'llama-3-8b' && {PREDICTED}")
+
+
+def test_a_pasted_config_takes_what_it_lacks_from_the_fields(show):
+    page = show(JOB)
+    page.value(f"document.getElementById('config').value = {TRAINER!r}")
+    page.click("#read")
+    page.wait(f"answer.config && answer.plan.micro_batch === 2 && {PREDICTED}")
+    assert page.value("[state.chips, state.model, state.tp]") == ["8", None, None]
+    assert "Read as" in page.value("document.getElementById('config-notes').textContent")
+    page.wait("running === null && result && result.model === 'llama-3.1-8b'")
+    page.problems[:] = [each for each in page.problems if "400 (Bad Request)" not in each]
 
 
 def test_a_search_is_replaced_by_a_newer_one_and_can_be_cancelled(show):
