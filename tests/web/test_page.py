@@ -9,7 +9,7 @@ from tests.web.test_endpoints import CONFIG, SMALL, TRAINER
 
 pytestmark = pytest.mark.slow
 
-PREDICTED = "document.querySelector('#verdict').textContent.includes('a step') && !document.querySelector('.stale')"
+PREDICTED = "document.querySelector('#verdict').textContent.includes('a step') && !document.querySelector('#verdict.stale')"
 
 
 @pytest.fixture
