@@ -42,6 +42,7 @@ VERBS = {
     "export": ("configs", "Write a plan as a framework's configuration and launch script."),
     "trace": ("trace", "Write the predicted step of a plan as a trace, for Perfetto."),
     "report": ("report", "Write a prediction as one HTML page."),
+    "web": ("web", "Open a local page: predict, search and compare in the browser."),
     "run": ("run", "Run a plan with torch and compare it with its prediction."),
     "audit": ("audit", "Count a plan's FLOPs, traffic and bytes with torch, without a GPU."),
     "calibrate": ("run", "Measure this machine, for predictions of localhost."),

@@ -33,7 +33,7 @@ _NAMED = re.compile(r"(?:^|: )(?P<field>--?[a-z][\w-]*|[a-z][\w.-]*)(?:=(?P<valu
 _OPTION = re.compile(r"No such (?:option|command):? '?(?P<field>[\w-]+)")
 _NAMES = re.compile(r"; (?:did you mean|use one of|use) (?P<names>.+?)(?: and \d+ more)?\??(?:;|$| \()")
 _POSSIBLE = re.compile(r"\((?:Possible options:|here it is) (?P<names>[^)]+)\)")
-_MISSING = re.compile(r"(--[\w-]+): is missing; (give [^;]+)")
+_MISSING = re.compile(r"([\w-]+): is missing; (give [^;]+)")
 _NAME = re.compile(r"'([^']+)'|([\w.+/-]+)")
 _LONGEST_NAME = 40
 

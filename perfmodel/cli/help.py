@@ -8,7 +8,7 @@ from typing import Any
 
 #: Heading -> commands under it, in the order of `perfmodel --help`.
 COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "Training": ("predict", "search", "advise", "explain", "compare", "limits", "trace", "report", "export"),
+    "Training": ("predict", "search", "advise", "explain", "compare", "limits", "trace", "report", "export", "web"),
     "Serving": ("serve",),
     "What if": ("explore", "sweep", "chip"),
     "Run and measure": ("demo", "calibrate", "run", "audit", "fit", "validate"),
@@ -33,6 +33,7 @@ _OPTIONS: Mapping[str, str] = {
     "Exploration": "vary points shares sensitivity start to_precision metric",
     "Trace": "measured named ranks detail",
     "Output": "interval operators verbose wide json format csv plot save out to launcher plots sources template figure help",
+    "Server": "port no_browser",
 }
 _HEADING = {name: heading for heading, names in _OPTIONS.items() for name in names.split()}
 _OTHER = "Options"

@@ -98,11 +98,11 @@ def predict(
     answers, failures = predict_requests(requests, knobs, plan=found)
     predictions = [each.prediction for each in answers]
     _save_and_plot(predictions, files.save, files.plot)
-    confidences = _confidences(answers, interval=interval)
+    confidences = shown_intervals(answers, interval=interval)
     runs = _runs(answers, asked_run)
     if is_one:
-        remedies = _remedies(answers[0], requests[0]) if output.form is not Form.CSV else ()
-        content = partial(_one_object, answers[0], runs=runs, tokens=num_tokens, confidences=confidences, remedies=remedies)
+        remedies = remedies_of(answers[0], requests[0]) if output.form is not Form.CSV else ()
+        content = partial(one_object, answers[0], runs=runs, tokens=num_tokens, confidences=confidences, remedies=remedies)
         blocks = partial(_one_blocks, answers[0], runs=runs, confidences=confidences, remedies=remedies, output=output)
     else:
         content = partial(_several_object, predictions, failures, runs=runs, tokens=num_tokens, confidences=confidences)
@@ -119,7 +119,7 @@ def predict(
     show(document, output)
 
 
-def _confidences(answers: Sequence[Answer], *, interval: bool) -> list[Confidence]:
+def shown_intervals(answers: Sequence[Answer], *, interval: bool) -> list[Confidence]:
     """The interval of every answer where it is asked for, or where the kernels of a chip were not measured."""
     from perfmodel.verbs.setting import confidence_in, interval_in, need_intervals
     from perfmodel.workload.config import TransformerConfig
@@ -150,7 +150,7 @@ def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path 
         plot_predictions(predictions, plot)
 
 
-def _remedies(answer: Answer, request: Request) -> tuple[FittingChange, ...]:
+def remedies_of(answer: Answer, request: Request) -> tuple[FittingChange, ...]:
     """The smallest changes with which a plan that does not fit would; none of a network."""
     from perfmodel.verbs.searching import remedies_in
     from perfmodel.workload.config import TransformerConfig
@@ -163,7 +163,7 @@ def _remedies(answer: Answer, request: Request) -> tuple[FittingChange, ...]:
         return remedies_in(answer.setting, plan, memory_headroom=request.memory_headroom, risk=request.risk)
 
 
-def _one_object(
+def one_object(
     answer: Answer,
     *,
     runs: Sequence[TrainingRun],

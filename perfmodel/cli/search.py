@@ -151,7 +151,7 @@ def search(
     written = _write(found, files.save, files.plot)
     read = start.notes(verbose=output.verbose) if start is not None else []
     document = Document(
-        content=lambda: _object(found, failures, run=asked_run, interval=interval) | (start.object() if start is not None else {}),
+        content=lambda: searches_object(found, failures, run=asked_run, interval=interval) | (start.object() if start is not None else {}),
         blocks=lambda: chain(
             _blocks(found, failures, run=asked_run, interval=interval, output=output),
             [Notes(read)] if read else (),
@@ -243,7 +243,7 @@ def _rows(found: list[tuple[Setting, SearchResult]], *, tokens: float, interval:
         yield from search_rows(result, tokens=tokens, interval_of=partial(interval_in, setting) if interval else None)
 
 
-def _object(
+def searches_object(
     found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, run: AskedRun | None, interval: bool
 ) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object

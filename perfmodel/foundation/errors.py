@@ -19,7 +19,7 @@ _ENUMERATION = re.compile(
 )
 _FEWEST_NAMES = 4
 _FAULTS = re.compile(r"(?P<head>\b[\d,]+ faults: )(?=\(1\) )")
-_NEXT_FAULT = re.compile(r"; (?=\(\d+\) |and [\d,]+ more$|--[\w-]+: is missing; )")
+_NEXT_FAULT = re.compile(r"; (?=\(\d+\) |and [\d,]+ more$|[\w-]+: is missing; )")
 _ASIDE = re.compile(r" \([^()=]{12,}\)")
 
 

@@ -17,6 +17,7 @@ _ADDRESS = re.compile(r"https?://[^\s<>\"'`]+[^\s<>\"'`.,;:)\]]")
 _BAR = re.compile(r"(#+)(.*)", re.DOTALL)  # `perfmodel.report.table.bar` and what stands after it
 _BAR_WIDTH = 20
 _OTHER = "#999999"
+_HTML, STYLE, SCRIPT = (Path(__file__).with_name(f"page.{ending}").read_text(encoding="utf-8") for ending in ("html", "css", "js"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,11 @@ class Bar:
 
 def page_html(title: str, verdict: str, cards: Iterable[tuple[str, str, str]], sections: Sequence[PageSection], *, made_by: str) -> str:
     """The page. cards: (name, number, remark) of the headline."""
-    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     boxes = (f"<div><span>{escape(name)}</span><b>{escape(number)}</b><small>{escape(more)}</small></div>" for name, number, more in cards)
     links = (f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in sections)
-    return template.substitute(
+    return Template(_HTML).substitute(
+        style=STYLE,
+        script=SCRIPT,
         title=escape(title),
         verdict=escape(verdict),
         cards="\n".join(boxes),

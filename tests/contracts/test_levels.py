@@ -18,7 +18,7 @@ LEVEL = {
     "cost": 3,
     "search": 4, "planner": 4, "uncertainty": 4,
     "report": 5, "export": 5, "calibrate": 5, "execute": 5, "validation": 5, "fitting": 5,
-    "verbs": 6, "cli": 6, "signatures": 6, "__main__": 6, "__init__": 6,
+    "verbs": 6, "cli": 6, "web": 6, "signatures": 6, "__main__": 6, "__init__": 6,
 }  # fmt: skip
 
 #: The only imports between two packages of one level. What a framework does concerns plans, which name it and no more; rows of a fit are

@@ -1,0 +1,239 @@
+"""Answers of the page: the fields of the command line as JSON in, the objects that `--json` prints out."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from perfmodel.cli.complaints import ErrorCode, error_object
+from perfmodel.cli.output import SCHEMA_VERSION, to_plain
+from perfmodel.cli.predict import one_object, remedies_of, shown_intervals
+from perfmodel.cli.search import searches_object
+from perfmodel.foundation.errors import InputError, PerfModelError, bad_field, one_line, presentable, shown, suggest
+from perfmodel.foundation.files import parse_yaml
+from perfmodel.foundation.values import is_path, said_yes_or_no, whole
+from perfmodel.foundation.words import words_of
+from perfmodel.parallel.knobs import Knobs, choices_of
+from perfmodel.parallel.recompute_modules import MODULES
+from perfmodel.parallel.request import Request
+from perfmodel.verbs.api import explain_plan
+from perfmodel.verbs.configs import Start, start_from
+from perfmodel.verbs.requests import Answer, make_requests, predict_requests, setting_of_request
+from perfmodel.verbs.searching import search_in
+from perfmodel.workload.huggingface import read_config
+from perfmodel.workload.imported.decoder import is_saved_graph
+from perfmodel.workload.job import Optimizer, Precision
+from perfmodel.workload.models import list_models
+
+#: Called with the share that is done; the search ends where it returns True.
+OnProgress = Callable[[float], "bool | None"]
+
+_LONGEST_VALUE = 200
+_OPTIONS = ("config", "remedies", "objective", "top", "any_framework")
+#: A line of Python that no other kind of file has.
+_PYTHON = re.compile(r"^(?:from|import|def|class|@)\b", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageRequest:
+    """A request of the page after reading. start: the plan of a pasted configuration; options: those of one verb"""
+
+    request: Request
+    knobs: Knobs
+    start: Start | None
+    options: Mapping[str, Any]
+
+    def answer(self) -> Answer:
+        """The prediction, and what it was made with."""
+        answers, _ = predict_requests([self.request], (self.knobs,), plan=self.start.plan if self.start else None)
+        return answers[0]
+
+    def object(self) -> dict[str, Any]:
+        return self.start.object() if self.start else {}
+
+
+def answer(verb: str, data: object, on_progress: OnProgress = lambda share: None) -> dict[str, Any]:
+    """Return the object that `perfmodel VERB --json` prints. verb: one of `VERBS`"""
+    asked = _read(data)
+    content = VERBS[verb](asked, on_progress) | asked.object()
+    plain: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **to_plain(content)}
+    return plain
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """Return an error as the command line has it with `--json`; of a fault of perfmodel itself one sentence."""
+    if isinstance(error, InputError):
+        return {**error_object(presentable(error.full), ErrorCode.BAD_INPUT), "message": str(error)}
+    sentence = (
+        str(error) if isinstance(error, PerfModelError) else f"perfmodel failed ({type(error).__name__}); the terminal has the details"
+    )
+    return error_object(presentable(sentence), ErrorCode.FAILED)
+
+
+def known() -> dict[str, Any]:
+    """Return the names that the page offers, and the colours of its figures."""
+    from perfmodel import __version__
+    from perfmodel.frameworks.profile import list_profiles
+    from perfmodel.hardware.reader import list_chips, list_clusters
+    from perfmodel.report.figures import MEMORY_COLOURS, PART_COLOURS
+
+    return {
+        "version": __version__,
+        "model": list_models(),
+        "cluster": [*list_clusters(), *list_chips()],
+        "profile": list_profiles(),
+        "precision": [str(each) for each in Precision],
+        "optimizer": [str(each) for each in Optimizer],
+        **{name: [str(each) for each in choices] for name, choices in choices_of().items()},
+        "knobs": list(words_of(Knobs)),
+        "modules": MODULES,
+        "colours": {**PART_COLOURS, **MEMORY_COLOURS},
+    }
+
+
+# --- verbs ----------------------------------------------------------------------------------------------------------
+
+
+def _predict(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
+    """As `predict --json`. remedies: also the smallest changes that fit, which are a search"""
+    found = asked.answer()
+    wanted = asked.options.get("remedies") is True
+    remedies = remedies_of(found, asked.request) if wanted else ()
+    content = one_object(found, runs=(), tokens=0.0, confidences=shown_intervals([found], interval=False), remedies=remedies)
+    if not wanted:
+        content.pop("remedies", None)
+    return content
+
+
+def _search(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
+    setting = setting_of_request(asked.request, plan=asked.start.plan if asked.start else None)
+    result = search_in(
+        setting,
+        asked.knobs,
+        {},
+        objective=asked.options.get("objective", "time"),
+        top=whole(asked.options.get("top", 10), "top", most=100),
+        memory_headroom=asked.request.memory_headroom,
+        risk=asked.request.risk,
+        any_framework=asked.options.get("any_framework") is True,
+        progress=on_progress,
+    )
+    return searches_object([(setting, result)], [], run=None, interval=False)
+
+
+def _explain(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
+    from perfmodel.report.searches import explanation_object
+
+    rule = {"memory_headroom": asked.request.memory_headroom, "risk": asked.request.risk}
+    return explanation_object(explain_plan(asked.answer().prediction.plan, **rule))
+
+
+VERBS: Mapping[str, Callable[[PageRequest, OnProgress], dict[str, Any]]] = {"predict": _predict, "search": _search, "explain": _explain}
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+def _read(data: object) -> PageRequest:
+    if not isinstance(data, Mapping):
+        raise InputError('request: must be a JSON object of fields; write {"model": "llama-3-8b", ...}')
+    given = {name: value for name, value in data.items() if value not in (None, "")}
+    requests, knobs = words_of(Request), words_of(Knobs)
+    for name in given:
+        if name not in requests and name not in knobs and name not in _OPTIONS:
+            raise InputError(f"{one_line(name)}: is not known as a field{suggest(name, [*requests, *knobs, *_OPTIONS])}")
+    pasted = given.get("config")
+    if pasted is not None and not isinstance(pasted, str):
+        raise bad_field("config", shown(pasted), "must be the text of a configuration", "paste the file")
+    words = {name: _value(name, value) for name, value in given.items() if name not in _OPTIONS}
+    model, start = None, None
+    if pasted is not None:
+        model = _model_of(pasted)
+        if model is None:
+            start = _start_of(pasted, tuple(sorted((name, value) for name, value in words.items() if name in requests)))
+        elif "model" in words:
+            raise InputError(f"model={words['model']}: cannot be given with a pasted config.json; leave out one of them")
+        else:
+            words["model"] = model
+    asked = Request(**{name: value for name, value in words.items() if name in requests})
+    chosen: dict[str, Any] = {name: value for name, value in words.items() if name in knobs}
+    for name, value in chosen.items():
+        if knobs[name].kind is bool and isinstance(value, str):
+            chosen[name] = said_yes_or_no(value, name)
+    found = make_requests(asked, of_plan=start is not None)
+    if len(found) != 1:
+        several = next((name for name, value in words.items() if isinstance(value, str) and "," in value), "chips")
+        raise bad_field(several, words.get(several), "must be one value", "use `perfmodel predict` for a table of several")
+    options = {name: value for name, value in given.items() if name in _OPTIONS}
+    return PageRequest(request=found[0], knobs=Knobs(**chosen), start=start, options=options)
+
+
+def _value(name: str, value: object) -> str | int | float | bool:
+    """The value of a field: no list, no mapping, and no file of this machine."""
+    if not isinstance(value, (str, int, float, bool)):
+        raise bad_field(name, shown(value), "must be a text, a number or true or false", "give one value")
+    if isinstance(value, str):
+        if len(value) > _LONGEST_VALUE:
+            raise bad_field(name, shown(value), f"is longer than {_LONGEST_VALUE} characters", "give a name")
+        for part in (value, *re.split(r"[\s,+]+", value)):
+            is_file = is_path(part) or (name == "model" and part not in list_models())
+            if is_file and "\0" not in part and os.path.exists(part):
+                raise bad_field(name, shown(value), "is a file, which the page does not read", "paste what it holds")
+    return value
+
+
+def _model_of(text: str) -> Any:
+    """The model of a pasted config.json; None of another text."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(data, Mapping) or not ({"model_type", "architectures"} & data.keys() or is_saved_graph(data)):
+        return None
+    return read_config(data)
+
+
+@lru_cache(maxsize=8)
+def _start_of(text: str, given: tuple[tuple[str, Any], ...]) -> Start:
+    """The plan of a pasted configuration or plan file. It is read like a file of that text, which names no other file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"config{_ending(text)}"
+        path.write_text(text, encoding="utf-8")
+        try:
+            start = start_from(path, Request(**dict(given)))
+        except InputError as error:
+            raise InputError(error.full.replace(str(path), "config")) from None
+    if start.plan.assignment is not None:
+        raise InputError("config: is a plan of `perfmodel shard`, which the page does not show; use `perfmodel predict plan.yaml`")
+    if start.setup is None:
+        return start
+    others = [each.name for each in start.setup.files if each != path]
+    if others:
+        raise InputError(f"config: names the file {one_line(others[0])}, which the page does not read; paste what it holds in its place")
+    return replace(start, setup=replace(start.setup, files=(Path(path.name),)))
+
+
+def _ending(text: str) -> str:
+    """The ending of a file with this text."""
+    readers: Mapping[str, Callable[[str], object]] = {
+        ".json": json.loads,
+        ".toml": tomllib.loads,
+        ".py": lambda text: ast.parse(text) if _PYTHON.search(text) else None,
+        ".yaml": lambda text: parse_yaml(text, where="config"),
+    }
+    for ending, read in readers.items():
+        try:
+            if read(text):
+                return ending
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return ".sh"

@@ -1,0 +1,218 @@
+"""The local server of `perfmodel web`: one page, and answers as JSON. It listens on 127.0.0.1 and reads no file that a request names."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from functools import cache
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from string import Template
+from threading import Lock, Thread
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.report.html import SCRIPT, STYLE
+from perfmodel.web.worker import AnswerProcess, Cancelled
+
+HOST: Final = "127.0.0.1"
+DEFAULT_PORT: Final = 8517
+MOST_BYTES: Final = 1 << 20
+"""Of a request: a pasted configuration has a few thousand."""
+
+_NAMES = ("127.0.0.1", "localhost")
+_JSON = "application/json"
+_LINES = "application/x-ndjson"
+_HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class PageServer(ThreadingHTTPServer):
+    """The server, its worker, and a lock: predictions share compiled programs, so one is made at a time."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int = DEFAULT_PORT) -> None:
+        self.worker, self.lock = AnswerProcess(), Lock()
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
+            raise InputError(f"port={port}: {reason}; give another --port, or --port 0 for a free one") from None
+        self.worker.start()
+        Thread(target=self._warm_up, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.server_address[1]}/"
+
+    def _warm_up(self) -> None:
+        """Load what a first answer would wait for."""
+        from perfmodel.web.answers import answer
+
+        with self.lock:
+            answer("predict", {"model": "gpt2", "cluster": "dgx-h100", "chips": 8, "global_batch": 8, "seq_len": 1024})
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that closes a connection early is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            traceback.print_exc()
+
+    def server_close(self) -> None:
+        super().server_close()
+        self.worker.end()
+
+
+@cache
+def page() -> tuple[bytes, str]:
+    """Return the page, and its policy: nothing but its own style and script, and answers of this server."""
+    files = {name: Path(__file__).with_name(f"page.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")}
+    parts = {"style": STYLE + files["css"], "script": SCRIPT + files["js"]}
+    hashes = {name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for name, text in parts.items()}
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            *(f"{name}-src 'sha256-{value}'" for name, value in hashes.items()),
+            "connect-src 'self'",
+            "img-src data:",
+            *(f"{name} 'none'" for name in ("base-uri", "form-action", "frame-ancestors")),
+        ]
+    )
+    return Template(files["html"]).substitute(parts).encode(), policy
+
+
+class _Refused(Exception):
+    """A request that is answered by an error of this status."""
+
+    def __init__(self, status: HTTPStatus, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    server_version, sys_version = "perfmodel", ""
+    timeout = 30  # s, to send a request
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._answer({"/": self._page, "/api/known": self._known})
+
+    def do_POST(self) -> None:
+        self._answer({f"/api/{verb}": self._verb for verb in ("predict", "search", "explain")})
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what http.server refuses by itself, such as another method."""
+        code = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else code
+        self._send_object(_error(f"request: {message or HTTPStatus(code).phrase}"), code)
+
+    def _answer(self, routes: Mapping[str, Callable[[], None]]) -> None:
+        """Answer by the function of the path. Refuse pages of other sites: by the name that they were loaded under, and by their origin."""
+        from perfmodel.web.answers import failure
+
+        try:
+            host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+            if _host_name(host) not in _NAMES:
+                raise _Refused(HTTPStatus.FORBIDDEN, f"Host: must be {' or '.join(_NAMES)}; open the address that `perfmodel web` prints")
+            if origin is not None and origin != f"http://{host}":
+                raise _Refused(HTTPStatus.FORBIDDEN, "Origin: must be this page itself; open the address that `perfmodel web` prints")
+            path = self.path.partition("?")[0]
+            if path not in routes:
+                raise _Refused(HTTPStatus.NOT_FOUND, f"{self.command} {one_line(path)}: is not here; use {', '.join(routes)}")
+            routes[path]()
+        except _Refused as refused:
+            self._send_object(_error(str(refused)), refused.status)
+        except (Cancelled, ConnectionError, TimeoutError):
+            self.close_connection = True
+        except Exception as error:
+            found = failure(error)
+            if found["code"] == "failed":
+                traceback.print_exception(error)
+            self._send_object(found)
+
+    def _page(self) -> None:
+        html, policy = page()
+        self._send(html, "text/html; charset=utf-8", more={"Content-Security-Policy": policy})
+
+    def _known(self) -> None:
+        from perfmodel.web.answers import known
+
+        self._send_object(known())
+
+    def _verb(self) -> None:
+        """Answer at once what is quick; else line by line, with progress, where the page takes it."""
+        from perfmodel.web.answers import answer
+
+        verb, data = self.path.partition("?")[0].rpartition("/")[2], self._data()
+        if verb == "predict" and not (isinstance(data, dict) and data.get("remedies")):
+            with self.server.lock:
+                found = answer(verb, data)
+            self._send_object(found)
+            return
+        by_line, is_open = _LINES in self.headers.get("Accept", ""), False
+        for line in self.server.worker.ask(verb, data, self.connection):
+            if by_line and (is_open or "progress" in line):
+                if not is_open:
+                    self._start(_LINES)
+                    is_open = True
+                self.wfile.write(_encoded(line))
+            elif "progress" not in line:
+                self._send_object(line.get("answer") or line["error"])
+
+    def _data(self) -> Any:
+        if self.headers.get("Content-Type", "").partition(";")[0].strip() != _JSON:
+            raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Type: must be {_JSON}; send a JSON object")
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdecimal()):
+            raise _Refused(HTTPStatus.LENGTH_REQUIRED, "Content-Length: is missing; send the number of bytes")
+        if len(length) > 9 or int(length) > MOST_BYTES:
+            raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"request: is larger than {MOST_BYTES >> 10} KiB; paste a smaller text")
+        try:
+            return json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError):
+            raise _Refused(HTTPStatus.BAD_REQUEST, "request: is not JSON; send an object of fields") from None
+
+    def _send_object(self, content: Mapping[str, Any], status: int | None = None) -> None:
+        """Send an object; the status follows from its code where it is an error."""
+        usual = {None: HTTPStatus.OK, "failed": HTTPStatus.INTERNAL_SERVER_ERROR}
+        self._send(_encoded(content), _JSON, status or usual.get(content.get("code"), HTTPStatus.BAD_REQUEST))
+
+    def _send(self, content: bytes, kind: str, status: int = HTTPStatus.OK, more: Mapping[str, str] = {}) -> None:  # nobody changes it
+        self._start(kind, status, {"Content-Length": str(len(content)), **more})
+        self.wfile.write(content)
+
+    def _start(self, kind: str, status: int = HTTPStatus.OK, more: Mapping[str, str] = {}) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, **_HEADERS, **more}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+
+def _host_name(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:  # such as a bracket alone
+        return None
+
+
+def _encoded(content: object) -> bytes:
+    return json.dumps(content, allow_nan=False).encode() + b"\n"
+
+
+def _error(sentence: str) -> dict[str, Any]:
+    from perfmodel.cli.complaints import ErrorCode, error_object
+
+    return error_object(sentence, ErrorCode.BAD_INPUT)
