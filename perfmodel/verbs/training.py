@@ -57,7 +57,7 @@ def run_in(setting: Setting, prediction: Prediction, asked: AskedRun) -> Trainin
 
 
 def _costs(setting: Setting, prediction: Prediction, asked: AskedRun) -> dict[str, Any]:
-    """What chips cost and draw, as the formulas of a run take it: the same for every plan on them."""
+    """Price and power of chips, as the formulas of a run take them: the same for every plan on them."""
     return {
         "num_chips": prediction.plan.num_chips,
         "chip_watts": setting.cluster.mean_chip(lambda chip: chip.tdp_watts),
