@@ -115,6 +115,10 @@ class Space:
             return False
         return knob not in self.maximum or int(value) <= self.maximum[knob]
 
+    def least_microbatches(self, pp: int) -> int:
+        """Fewest microbatches of a pipeline."""
+        return 1 if self.runs.few_microbatches else pp
+
     def runs_degrees(self, seq_len: int, *, pp: int, cp: int, tp: int) -> bool:
         """Whether the framework has these axes."""
         has = all(degree == 1 or axis in self.runs.axes for axis, degree in (("pp", pp), ("cp", cp), ("tp", tp)))

@@ -6,22 +6,24 @@ layout and the ZeRO stage. Both are evaluated once for each distinct combination
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.moments import ActivationTerms, activation_terms
-from perfmodel.cost.microbatch import microbatch_cost
-from perfmodel.cost.parameters import parameter_cost, side_by_side
+from perfmodel.cost.microbatch import microbatch_cost, microbatch_depends_on
+from perfmodel.cost.parameters import parameter_cost, parameters_depend_on, side_by_side
 from perfmodel.cost.program import Program
 from perfmodel.cost.stages import sum_of
 from perfmodel.cost.step import ParameterTerms, RegionTimes, parameter_terms, region_times, tied_time
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid, make_grid
-from perfmodel.parallel.layout import Recompute
-from perfmodel.planner.uniform.space import LayoutRows
+from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.planner.uniform.space import LayoutRows, Space, micro_batches
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -100,12 +102,10 @@ class MicrobatchTable:
         return np.asarray(sum_of([region.count * (f + b) for region, (f, b) in zip(regions, pairs, strict=False)]))
 
     def block(self, keys: Index, columns: Index, recomputes: Index) -> tuple[RegionTimes, ActivationTerms]:
-        """Arrays [layouts, micro-batches, recompute, 1] for these layouts' keys, micro-batches and kinds of recomputation."""
-        index, alike = np.ix_(keys, columns), np.ix_(np.zeros(1, dtype=np.int64), keys, columns)
-        each = np.ix_(recomputes, keys, columns)
+        """Costs at these layouts' keys, micro-batches and kinds of recomputation: indices of any shapes that broadcast, then a dim of 1."""
 
         def pick(values: Array) -> Array:
-            return np.moveaxis(values[alike if len(values) == 1 else each], 0, -1)[..., None]
+            return np.asarray(values[0, keys, columns] if len(values) == 1 else values[recomputes, keys, columns])[..., None]
 
         regions = self.program.regions
         times = [pick(values) for values in self.times]
@@ -119,8 +119,8 @@ class MicrobatchTable:
             kept=tuple(pick(self.kept[i][some[i]]) for i in range(len(regions))),
             peaks=tuple((pick(self.peaks[2 * i][some[i]]), pick(self.peaks[2 * i + 1][some[i]])) for i in range(len(regions))),
             forward=tuple(pick(self.forward[i][some[i]]) for i in range(len(regions))),
-            boundary=self.boundary[index][..., None, None],
-            logits=self.logits[index][..., None, None],
+            boundary=pick(self.boundary[None]),
+            logits=pick(self.logits[None]),
             run_ahead=pick(self.run_ahead),
         )
 
@@ -207,6 +207,9 @@ class ParameterTable:
         ), pick(self.tied)
 
 
+KeptTables = dict[tuple[object, ...], ParameterTable]
+
+
 def parameter_table(
     estimator: Estimator, program: Program, rules: RuleSet, zero: int, grid: LayoutGrid, *, pipelined: bool
 ) -> ParameterTable:
@@ -215,3 +218,63 @@ def parameter_table(
     terms = parameter_terms(compiled, side_by_side(costs))
     tied = tied_time(program, terms, estimator.programs.sizes, estimator.machine, grid)
     return ParameterTable(terms=terms, tied=np.broadcast_to(np.asarray(tied, dtype=np.float64), grid.num_rows))
+
+
+class Tables:
+    """Tables over all blocks: keys of every layout, microbatch tables by rule set, parameter tables by ZeRO stage."""
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        space: Space,
+        blocks: Sequence[LayoutRows],
+        kept: KeptTables,
+        *,
+        attention: AttentionKernel,
+        recomputes: list[Recompute],
+        recompute_operators: tuple[str, ...],
+    ) -> None:
+        self.cuts = space.cuts(estimator.job)
+        self.grids = [layout_grid(estimator, rows, space.orders) for rows in blocks]
+        self.grid = whole = join_grids(self.grids)
+        bounds = np.cumsum([0, *(len(rows) for rows in blocks)])
+        first, keys = distinct(microbatch_depends_on(whole, estimator.profile))
+        sizes: set[int] = set()
+        for rows in blocks:
+            sizes.update(micro_batches(estimator.job, rows.data_parallel, space))
+        self.sizes = sorted(sizes)
+        self.micro: dict[int, MicrobatchTable] = {}
+        parameter_first, parameter_key = distinct(parameters_depend_on(whole))
+        self.parameter_keys = [parameter_key[bounds[i] : bounds[i + 1]] for i in range(len(blocks))]
+        layouts = take_grid(whole, parameter_first)
+        columns = [column.tobytes() for by_axis in (layouts.degree, *layouts.inside) for column in by_axis.values()]
+        columns += [column.tobytes() for column in layouts.hop]
+        self.parameters: dict[tuple[int, int, bool], Callable[[], ParameterTable]] = {}
+        pipelined = {rows.pp > 1 for rows in blocks}
+        self.micro_keys: dict[int, list[Index]] = {}
+        self.passes: dict[int, Array] = {}
+        ways = np.concatenate([rows.rules for rows in blocks])
+        used = int(np.bitwise_or.reduce(ways))
+        for index, (rules, dispatcher) in enumerate(self.cuts):
+            if not used >> index & 1:
+                continue
+            program = estimator.programs.program(rules, attention, recompute_operators, dispatcher)
+            # of the layouts those that are cut so
+            own = np.unique(keys[(ways >> index & 1).astype(bool)])
+            place = np.zeros(len(first), dtype=np.int64)
+            place[own] = np.arange(len(own))
+            self.micro_keys[index] = [place[keys[bounds[i] : bounds[i + 1]]] for i in range(len(blocks))]
+            self.micro[index] = microbatch_table(estimator, program, take_grid(whole, first[own]), self.sizes, recomputes)
+            self.passes[index] = self.micro[index].passes()
+            for zero in range(4):
+                for in_pipeline in pipelined:
+                    if space.admits("zero", zero) and space.runs.admits_zero(zero, pipelined=in_pipeline, replicated=False):
+                        key = (program.parameters, program.regions, zero, in_pipeline, *columns)  # however tokens reach experts
+                        make = partial(parameter_table, estimator, program, rules, zero, layouts, pipelined=in_pipeline)
+                        self.parameters[index, zero, in_pipeline] = cache(partial(_kept_or_made, kept, key, make))
+
+
+def _kept_or_made(kept: KeptTables, key: tuple[object, ...], make: Callable[[], ParameterTable]) -> ParameterTable:
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]

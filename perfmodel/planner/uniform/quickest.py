@@ -1,0 +1,307 @@
+"""The best plan of a space by one criterion: bounds of all plans first, then the promising ones exactly, the most promising first.
+
+Unlike `sweep`, which counts every plan, this evaluates only layouts with a micro-batch and a kind of recomputation whose lower bounds of
+time and memory leave a chance: as rows [rows, 1, 1, schedules] of one pipeline degree and rule set, whatever their data-parallel degree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from math import inf
+
+import numpy as np
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.memory.chip import fixed_memory, static_memory
+from perfmodel.cost.memory.plan import replicas
+from perfmodel.cost.stages import Stages, inner_regions
+from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.parallel.plan import Plan
+from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Index, Room, column_grid, plan_memory, surely_needs
+from perfmodel.planner.uniform.runnable import admitted_zero, runnable_layouts, runnable_ways
+from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times
+from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, PipelineGroup, Space, layout_blocks, recompute_choices
+from perfmodel.planner.uniform.step_times import step_times
+from perfmodel.planner.uniform.sweep import BLOCK_CELLS, check_searchable, plan_of, room_of, sharding_of
+from perfmodel.planner.uniform.tables import Tables, take_grid
+
+#: Bounds allow for rounding.
+_LESS = 1.0 - 1e-9
+
+
+def best_plan(
+    estimator: Estimator,
+    space: Space,
+    *,
+    by_memory: bool = False,
+    at_most: float = inf,
+    beyond: Space | None = None,
+    memory_headroom: float | None = None,
+    risk: float | None = None,
+    attention: AttentionKernel | None = None,
+    recompute_operators: tuple[str, ...] | None = None,
+) -> tuple[float, Plan] | None:
+    """Return the least cost of a plan that fits, in seconds or bytes, and the plan; None where none costs `at_most` as much.
+
+    beyond   plans that the framework of this space can run are left out
+    """
+    check_searchable(estimator)
+    attention = attention or AttentionKernel(estimator.profile.kernels.default_attention)
+    operators = recompute_operators or space.recompute_operators
+    recomputes = recompute_choices(space, attention, operators)
+    blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention)) if recomputes else []
+    if not blocks:
+        return None
+    tables = Tables(estimator, space, blocks, {}, attention=attention, recomputes=recomputes, recompute_operators=operators)
+    search = _Search(
+        estimator=estimator,
+        space=space,
+        beyond=beyond,
+        by_memory=by_memory,
+        room=room_of(estimator, memory_headroom=memory_headroom, risk=risk),
+        tables=tables,
+        rows=_joined(blocks),
+        pipelines={rows.pp: rows.pipelines for rows in blocks},
+        pp=np.concatenate([np.full(len(rows), rows.pp) for rows in blocks]),
+        recomputes=recomputes,
+        limit=at_most,
+    )
+    groups = [group for rule in tables.micro for group in search.groups(rule)]
+    for group in sorted(groups, key=lambda group: group.least):
+        search.evaluate(group)
+    if search.best is None:
+        return None
+    rule, row, size, recompute, zero, choice = search.best
+    rules, dispatcher = tables.cuts[rule]
+    plan = plan_of(
+        estimator,
+        space,
+        replace(search.rows, pp=int(search.pp[row])),
+        row,
+        zero=zero,
+        rules=rules,
+        dispatcher=dispatcher,
+        micro_batch=tables.sizes[size],
+        recompute=recomputes[recompute],
+        recompute_operators=operators,
+        choice=choice,
+        attention=attention,
+    )
+    return search.limit, plan
+
+
+def _joined(blocks: list[LayoutRows]) -> LayoutRows:
+    columns = [each.name for each in fields(LayoutRows) if each.name not in ("pp", "data_parallel", "pipelines")]
+    return replace(blocks[0], **{name: np.concatenate([getattr(rows, name) for rows in blocks]) for name in columns})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Group:
+    """Rows of one pipeline degree and rule set.
+
+    rows       of the space's layouts
+    bounds     no plan costs less   [rows, micro-batches, recompute], infinite where there is none
+    zeros      by ZeRO stage, which rows may have it and may fit
+    """
+
+    rule: int
+    pp: int
+    rows: Index
+    bounds: Array
+    zeros: dict[int, Cells]
+    least: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Search:
+    """limit   cost of the best plan so far, or that none may exceed   [s or byte]
+    best    (rule, row, micro-batch, recompute, zero, schedule) of it
+    """
+
+    estimator: Estimator
+    space: Space
+    beyond: Space | None
+    by_memory: bool
+    room: Room
+    tables: Tables
+    rows: LayoutRows
+    pipelines: dict[int, tuple[PipelineGroup, ...]]
+    pp: Index
+    recomputes: list[Recompute]
+    limit: float
+    best: tuple[int, int, int, int, int, PipelineChoice] | None = None
+
+    @property
+    def capacity(self) -> float:
+        return min(self.room.capacity, self.limit) if self.by_memory else self.room.capacity
+
+    @property
+    def slowest(self) -> float:
+        return inf if self.by_memory else self.limit
+
+    def groups(self, rule: int) -> Iterator[_Group]:
+        """All rows under a rule set that may cost less than the limit, by pipeline degree."""
+        rows = np.flatnonzero(self.rows.rules >> rule & 1)
+        pp, times = self.pp[rows], self._least_times(rule, rows)
+        quick = (times <= self.slowest).any(axis=(1, 2))
+        for degree in np.unique(pp[quick]):
+            at = np.flatnonzero(quick & (pp == degree))
+            needs = self._least_memory(rule, int(degree), rows[at])
+            zeros = {zero: need <= self.capacity for zero, need in needs.items()}
+            may_fit = np.logical_or.reduce(list(zeros.values())) if zeros else np.zeros(len(at), dtype=bool)
+            if not may_fit.any():
+                continue
+            bounds = times[at[may_fit]]
+            if self.by_memory:
+                least = np.minimum.reduce(list(needs.values()))[may_fit]
+                bounds = np.where(bounds < inf, least[:, None, None], inf)
+            yield _Group(
+                rule=rule,
+                pp=int(degree),
+                rows=rows[at[may_fit]],
+                bounds=bounds,
+                zeros={zero: some[may_fit] for zero, some in zeros.items()},
+                least=float(bounds.min()),
+            )
+
+    def _least_times(self, rule: int, rows: Index) -> Array:
+        """All passes of a rank, on average over the ranks, with the least bubble of any schedule. [rows, micro-batches, recompute]"""
+        tables, batch = self.tables, self.estimator.job.global_batch
+        keys = np.concatenate(tables.micro_keys[rule])[rows]
+        pp, sizes = self.pp[rows][:, None], np.array(tables.sizes)
+        each = batch // (self.rows.dp_replicate[rows] * self.rows.dp_shard[rows])[:, None]
+        m = each / sizes
+        most = {pp: max(choice.virtual_stages for group in groups for choice in group.choices) for pp, groups in self.pipelines.items()}
+        virtual = np.where(m % pp == 0, np.array([most[int(degree)] for degree in self.pp[rows]])[:, None], 1)
+        weights = np.where(each % sizes == 0, (m + (pp - 1.0) / virtual) / pp, inf)
+        return np.moveaxis(tables.passes[rule][:, keys] * weights * _LESS, 0, -1)
+
+    def _least_memory(self, rule: int, pp: int, rows: Index) -> dict[int, Array]:
+        """What always stays of a rank, on average over the ranks, by ZeRO stage. [rows, byte]"""
+        estimator = self.estimator
+        chosen = replace(self.rows.select(rows), pp=pp)
+        sharding, keys = sharding_of(chosen), np.concatenate(self.tables.parameter_keys)[rows]
+        grid = column_grid(take_grid(self.tables.grid, rows))
+        found = {}
+        for zero in range(4):
+            if (rule, zero, pp > 1) not in self.tables.parameters:
+                continue
+            legal = ((sharding <= 1) if zero == 0 else (sharding >= 1)) & admitted_zero(self.space.runs, chosen, zero)
+            if not legal.any():
+                continue
+            terms, _ = self.tables.parameters[rule, zero, pp > 1]().block(keys)
+            regions = self.tables.micro[rule].program.regions
+            total = tuple(float(region.count) for region in regions)
+            mean = tuple(count / pp for count in total)
+            stages = Stages(
+                regions=regions, inner=inner_regions(regions), runs=(mean, mean), total=total, is_single=1.0 if pp == 1 else 0.0
+            )
+            static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=replicas(grid))
+            found[zero] = np.where(legal, fixed_memory(static[0])[:, 0, 0, 0] * _LESS, inf)
+        return found
+
+    def evaluate(self, group: _Group) -> None:
+        for pipelines in self.pipelines[group.pp]:
+            rows, sizes, recomputes = np.nonzero(group.bounds <= (self.capacity if self.by_memory else self.slowest))
+            step = max(1, BLOCK_CELLS // len(pipelines.choices))
+            for begin in range(0, len(rows), step):
+                part = slice(begin, begin + step)
+                self._evaluate(group, pipelines, rows[part], sizes[part], recomputes[part])
+
+    def _evaluate(self, group: _Group, pipelines: PipelineGroup, at: Index, sizes: Index, recomputes: Index) -> None:
+        estimator, tables, space, rule, pp = self.estimator, self.tables, self.space, group.rule, group.pp
+        rows = group.rows[at]
+        chosen = replace(self.rows.select(rows), pp=pp)
+        m = estimator.job.global_batch / (chosen.dp_replicate * chosen.dp_shard * np.array(tables.sizes)[sizes])[:, None, None, None]
+        rules, dispatcher = tables.cuts[rule]
+        table = tables.micro[rule]
+        keys = np.concatenate(tables.micro_keys[rule])[rows]
+        regions, activations = table.block(*(each[:, None, None] for each in (keys, sizes, recomputes)))
+        possible = np.broadcast_to(
+            legal_choices(pipelines.choices, m, pp, space.least_microbatches(pp)), (len(rows), 1, 1, len(pipelines.choices))
+        )
+        if self.slowest < inf:
+            # what waits for parameters hides sends, and nothing else of the pipeline
+            shape = possible.shape
+            possible = possible & (pipeline_times(estimator, regions, pipelines, pp, m, 0.0, shape) * _LESS <= self.slowest)
+        if not possible.any():
+            return
+        ways = None
+        if self.beyond is not None:
+            kinds = [self.recomputes[i] for i in recomputes]
+            ways = runnable_ways(self.beyond, kinds, pipelines.choices, m, pp)
+        wanted: dict[int, Cells] = {}
+        for zero, may_fit in group.zeros.items():
+            cells = possible & may_fit[at][:, None, None, None]
+            if self.beyond is not None and ways is not None:
+                layouts = runnable_layouts(self.beyond, chosen, rules, dispatcher, zero=zero, seq_len=estimator.job.seq_len)
+                cells = cells & ~(layouts[:, None, None, None] & ways)
+            if cells.any():
+                wanted[zero] = cells
+        if not wanted:
+            return
+        some = np.flatnonzero(np.logical_or.reduce(list(wanted.values())).any(axis=(1, 2, 3)))
+        columns = Columns.at(
+            estimator,
+            take_grid(tables.grid, rows),
+            pp=pp,
+            regions=regions,
+            activations=activations,
+            activation_bytes=table.program.rows.activation_bytes,
+            num_microbatches=m,
+            is_scattered=rules.scatters_residual,
+        ).take(some)
+        flight = Flight.of(columns, pipelines, space.least_microbatches(pp))
+        hop: Array | None = None
+        pipeline = np.empty(0)
+        parameter_keys = np.concatenate(tables.parameter_keys)[rows]
+        for zero, of_zero in wanted.items():
+            cells = of_zero[some]
+            index = np.flatnonzero(cells.any(axis=(1, 2, 3)))
+            if not len(index):
+                continue
+            here = columns.take(index)
+            terms, tied = tables.parameters[rule, zero, pp > 1]().block(parameter_keys[some][index])
+            static = static_memory(terms, pipelines.stages, estimator.programs.sizes, num_replicas=here.num_replicas)
+            under_way = flight.as_made(lambda values, index=index: values[index], lambda values, index=index: values[index])
+            cells = cells[index] & (surely_needs(under_way, pipelines, static, here.outside) <= self.capacity)
+            if not cells.any():
+                continue
+            step = None
+            if not self.by_memory:
+                if hop is None:
+                    hop = columns.hop()
+                    pipeline = pipeline_times(
+                        estimator, columns.regions, pipelines, pp, columns.num_microbatches, hop, (len(some), 1, 1, len(pipelines.choices))
+                    )
+                step = step_times(
+                    estimator,
+                    pipeline[index],
+                    terms,
+                    tied,
+                    here.regions,
+                    pipelines,
+                    pp=pp,
+                    num_microbatches=here.num_microbatches,
+                    hop=hop[index],
+                )
+                cells &= step <= self.slowest
+                if not cells.any():
+                    continue
+            left = np.flatnonzero(cells.any(axis=(1, 2, 3)))
+            choices = np.flatnonzero(cells.any(axis=(0, 1, 2)))
+            terms, tied = tables.parameters[rule, zero, pp > 1]().block(parameter_keys[some][index][left])
+            narrow, fewer = here.take(left), pipelines.take(choices)
+            static = static_memory(terms, fewer.stages, estimator.programs.sizes, num_replicas=narrow.num_replicas)
+            under_way = under_way.as_made(*[lambda values, left=left, choices=choices: values[left][..., choices]] * 2)
+            memory, fits, _ = plan_memory(narrow, under_way, fewer, terms, static, self.room)
+            cells = cells[left][..., choices] & fits
+            cost = np.where(cells, memory if step is None else step[left][..., choices], inf)
+            least = int(cost.argmin())
+            value = float(cost.reshape(-1)[least])
+            if value < self.limit or (value == self.limit < inf and self.best is None):
+                row, _, _, choice = np.unravel_index(least, cost.shape)
+                i = some[index[left[row]]]
+                self.limit = value
+                self.best = (rule, int(rows[i]), int(sizes[i]), int(recomputes[i]), zero, fewer.choices[int(choice)])
