@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from operator import itemgetter
 from typing import Any
 
@@ -99,11 +98,18 @@ class Flight:
         )
         return cls(ranks=ranks, kept=kept, live=live, legal=legal)
 
-    def as_made(self, each: Callable[[Array], Array], every: Callable[[Array], Array]) -> Flight:
-        """With bytes as `each` makes them, and layers under way and what is legal as `every` does."""
-        kept = {rank: {at: each(values) for at, values in of_rank.items()} for rank, of_rank in self.kept.items()}
-        live = {rank: LiveLayers(**{name: every(getattr(of, name)) for name in LiveLayers.__slots__}) for rank, of in self.live.items()}
-        return replace(self, kept=kept, live=live, legal=every(self.legal))
+    def take(self, layouts: slice | Index, choices: slice | Index = slice(None)) -> Flight:
+        """Some of the layouts and of the schedules."""
+
+        def some(values: Any) -> Any:
+            values = values if len(values) == 1 else values[layouts]
+            return values if values.shape[-1] == 1 or isinstance(choices, slice) else values[..., choices]
+
+        kept = {rank: {at: values[layouts][..., choices] for at, values in of_rank.items()} for rank, of_rank in self.kept.items()}
+        live = {
+            rank: LiveLayers(**{each.name: some(getattr(of, each.name)) for each in fields(LiveLayers)}) for rank, of in self.live.items()
+        }
+        return replace(self, kept=kept, live=live, legal=some(self.legal))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

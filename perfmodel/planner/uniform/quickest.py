@@ -229,8 +229,7 @@ class _Search:
             return
         ways = None
         if self.beyond is not None:
-            kinds = [self.recomputes[i] for i in recomputes]
-            ways = runnable_ways(self.beyond, kinds, pipelines.choices, m, pp)
+            ways = runnable_ways(self.beyond, self.recomputes, recomputes, pipelines.choices, m, pp)
         wanted: dict[int, Cells] = {}
         for zero, may_fit in group.zeros.items():
             cells = possible & may_fit[at][:, None, None, None]
@@ -264,7 +263,7 @@ class _Search:
             here = columns.take(index)
             terms, tied = tables.parameters[rule, zero, pp > 1]().block(parameter_keys[some][index])
             static = static_memory(terms, pipelines.stages, estimator.programs.sizes, num_replicas=here.num_replicas)
-            under_way = flight.as_made(lambda values, index=index: values[index], lambda values, index=index: values[index])
+            under_way = flight.take(index)
             cells = cells[index] & (surely_needs(under_way, pipelines, static, here.outside) <= self.capacity)
             if not cells.any():
                 continue
@@ -294,7 +293,7 @@ class _Search:
             terms, tied = tables.parameters[rule, zero, pp > 1]().block(parameter_keys[some][index][left])
             narrow, fewer = here.take(left), pipelines.take(choices)
             static = static_memory(terms, fewer.stages, estimator.programs.sizes, num_replicas=narrow.num_replicas)
-            under_way = under_way.as_made(*[lambda values, left=left, choices=choices: values[left][..., choices]] * 2)
+            under_way = under_way.take(left, choices)
             memory, fits, _ = plan_memory(narrow, under_way, fewer, terms, static, self.room)
             cells = cells[left][..., choices] & fits
             cost = np.where(cells, memory if step is None else step[left][..., choices], inf)

@@ -41,13 +41,13 @@ def runnable_layouts(space: Space, rows: LayoutRows, rules: RuleSet, dispatcher:
 
 
 def runnable_ways(
-    space: Space, recomputes: Sequence[Recompute], choices: Sequence[PipelineChoice], num_microbatches: Array, pp: int
+    space: Space, recomputes: Sequence[Recompute], kinds: NDArray[np.int64], choices: Sequence[PipelineChoice], m: Array, pp: int
 ) -> Cells:
-    """[..., schedules] that the framework of a space runs, for numbers of microbatches [..., 1] and a kind of recomputation for each."""
+    """[rows, 1, 1, schedules] that the framework of a space runs, of rows of these kinds of recomputation and `m` microbatches."""
     runs = space.runs
-    by_recompute = np.array([str(recompute) in runs.recompute for recompute in recomputes]).reshape(num_microbatches.shape)
+    by_recompute = np.array([str(recompute) in runs.recompute for recompute in recomputes])[kinds].reshape(m.shape)
     if pp == 1:
         return by_recompute
     by_choice = [str(each.schedule) in runs.schedules and (runs.uneven_stages or len(set(each.stage_layers)) == 1) for each in choices]
-    enough = (num_microbatches >= pp) | runs.few_microbatches
+    enough = (m >= pp) | runs.few_microbatches
     return np.asarray(enough & by_recompute & np.array(by_choice))

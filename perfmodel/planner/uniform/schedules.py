@@ -70,7 +70,8 @@ def schedule_columns(
     shape = (*np.broadcast_shapes(*(each.shape for each in activations.kept), m.shape)[:-1], len(choices := pipelines.choices))
     stages = pipelines.stages
     kept = {rank: {at: np.empty(shape) for at in runs_at(rank, stages) if at in pipelines.apart} for rank in ranks}
-    cells = (*m.shape[:-1], len(choices))
+    keeps_parameters = pp > 1 and estimator.profile.stages.pipeline_keeps_parameters
+    cells = (*m.shape[:-1], len(choices)) if keeps_parameters else (1, 1, 1, 1)  # else of no account
     lives = {rank: LiveLayers(**{each.name: np.zeros(cells) for each in fields(LiveLayers)}) for rank in ranks}
     legal = legal_choices(choices, m, pp, least_microbatches)
     profile = estimator.profile
@@ -83,7 +84,7 @@ def schedule_columns(
         live = three_live_layers(table, schedule=schedule, num_ranks=pp, num_microbatches=m, num_between=stages.num_ranks - 2)
         pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=v, live=live)
         moving = kept_memory(activations, pipelines.stages_of(at), pipelining, profile, activation_bytes=activation_bytes)
-        if pp > 1 and profile.stages.pipeline_keeps_parameters:
+        if keeps_parameters:
             for rank in ranks:
                 for each in fields(LiveLayers):
                     getattr(lives[rank], each.name)[..., at] = getattr(live[rank], each.name)

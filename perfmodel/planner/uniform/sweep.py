@@ -392,7 +392,7 @@ def _evaluate_group(state: Sweep, tables: Tables, block: _Block, pipelines: Pipe
     for zero, part in _zero_parts(state, tables, block):
         begin, end = part.start, part.stop
         terms, tied = tables.parameters[block.rule, zero, pp > 1]().block(keys[part])
-        some, under_way = columns.take(part), flight.as_made(itemgetter(part), lambda values: values)
+        some, under_way = columns.take(part), flight.take(part)
         static = static_memory(terms, pipelines.stages, estimator.programs.sizes, num_replicas=some.num_replicas)
         if state.needless is not None:
             least_need = float(surely_needs(under_way, pipelines, static, some.outside).min())

@@ -9,7 +9,8 @@ from perfmodel.planner.uniform import space as uniform_space
 from perfmodel.planner.uniform import sweep as uniform_sweep
 from perfmodel.planner.uniform import tables
 from perfmodel.planner.uniform.space import Space, runnable_space, unlimited_space
-from perfmodel.planner.uniform.sweep import Better, sweep
+from perfmodel.planner.uniform.quickest import best_plan
+from perfmodel.planner.uniform.sweep import sweep
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.models import load_model
 from perfmodel.workload.training import training_of
@@ -89,10 +90,7 @@ def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, o
     costs = state.best_time if only == "time" else state.best_memory
     of_others = [cost for cost, i in zip(costs.values, costs.ids, strict=True) if estimator.profile.not_runnable_reason(state.plan(int(i)))]
     for limit in (np.inf, float(np.median(of_others))):
-        found = sweep(estimator, everything, top=1, better=Better(only=only, at_most=limit, beyond=space))
-        best = found.best_time if only == "time" else found.best_memory
-        assert best.values[0] == pytest.approx(of_others[0], rel=1e-12)
-        assert estimator.profile.not_runnable_reason(found.plan(int(best.ids[0])))
-        assert found.next_id < state.next_id
-    nothing = Better(only=only, at_most=of_others[0] * 0.999, beyond=space)
-    assert not sweep(estimator, everything, top=1, better=nothing).num_feasible
+        cost, plan = best_plan(estimator, everything, by_memory=only == "memory", at_most=limit, beyond=space)
+        assert cost == pytest.approx(of_others[0], rel=1e-12)
+        assert estimator.profile.not_runnable_reason(plan)
+    assert best_plan(estimator, everything, by_memory=only == "memory", at_most=of_others[0] * 0.999, beyond=space) is None
