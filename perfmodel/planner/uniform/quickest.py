@@ -16,7 +16,7 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.chip import fixed_memory, static_memory
 from perfmodel.cost.memory.plan import replicas
 from perfmodel.cost.stages import Stages, inner_regions
-from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Index, Room, column_grid, plan_memory, surely_needs
 from perfmodel.planner.uniform.runnable import admitted_zero, runnable_layouts, runnable_ways
@@ -24,7 +24,7 @@ from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times
 from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, PipelineGroup, Space, layout_blocks, recompute_choices
 from perfmodel.planner.uniform.step_times import step_times
 from perfmodel.planner.uniform.sweep import BLOCK_CELLS, check_searchable, plan_of, room_of, sharding_of
-from perfmodel.planner.uniform.tables import Tables, take_grid
+from perfmodel.planner.uniform.tables import Kept, Tables, take_grid
 
 #: Bounds allow for rounding.
 _LESS = 1.0 - 1e-9
@@ -41,6 +41,7 @@ def best_plan(
     risk: float | None = None,
     attention: AttentionKernel | None = None,
     recompute_operators: tuple[str, ...] | None = None,
+    kept: Kept | None = None,
 ) -> tuple[float, Plan] | None:
     """Return the least cost of a plan that fits, in seconds or bytes, and the plan; None where none costs `at_most` as much.
 
@@ -53,7 +54,7 @@ def best_plan(
     blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention)) if recomputes else []
     if not blocks:
         return None
-    tables = Tables(estimator, space, blocks, {}, attention=attention, recomputes=recomputes, recompute_operators=operators)
+    tables = Tables(estimator, space, blocks, kept or Kept(), attention=attention, recomputes=recomputes, recompute_operators=operators)
     search = _Search(
         estimator=estimator,
         space=space,
@@ -67,7 +68,7 @@ def best_plan(
         recomputes=recomputes,
         limit=at_most,
     )
-    groups = [group for rule in tables.micro for group in search.groups(rule)]
+    groups = [group for rule in tables.programs for group in search.groups(rule)]
     for group in sorted(groups, key=lambda group: group.least):
         search.evaluate(group)
     if search.best is None:
@@ -102,14 +103,14 @@ class _Group:
 
     rows       of the space's layouts
     bounds     no plan costs less   [rows, micro-batches, recompute], infinite where there is none
-    zeros      by ZeRO stage, which rows may have it and may fit
+    may_fit    [ZeRO stages, rows]
     """
 
     rule: int
     pp: int
     rows: Index
     bounds: Array
-    zeros: dict[int, Cells]
+    may_fit: Cells
     least: float
 
 
@@ -141,64 +142,63 @@ class _Search:
         return inf if self.by_memory else self.limit
 
     def groups(self, rule: int) -> Iterator[_Group]:
-        """All rows under a rule set that may cost less than the limit, by pipeline degree."""
-        rows = np.flatnonzero(self.rows.rules >> rule & 1)
-        pp, times = self.pp[rows], self._least_times(rule, rows)
-        quick = (times <= self.slowest).any(axis=(1, 2))
+        """All rows under a rule set that may fit and cost no more than the limit, by pipeline degree."""
+        rows = np.flatnonzero(self.tables.ways >> rule & 1)
+        needs = self._least_memory(rule, rows)
+        least = needs.min(axis=0)
+        rows, needs, least = rows[may_fit := least <= self.capacity], needs[:, may_fit], least[may_fit]
+        if not len(rows):
+            return
+        self.tables.add_microbatches(rule, rows)
+        bounds = self._least_times(rule, rows)
+        if self.by_memory:
+            bounds = np.where(bounds < inf, least[:, None, None], inf)
+        pp, quick = self.pp[rows], (bounds <= self.limit).any(axis=(1, 2))
         for degree in np.unique(pp[quick]):
             at = np.flatnonzero(quick & (pp == degree))
-            needs = self._least_memory(rule, int(degree), rows[at])
-            zeros = {zero: need <= self.capacity for zero, need in needs.items()}
-            may_fit = np.logical_or.reduce(list(zeros.values())) if zeros else np.zeros(len(at), dtype=bool)
-            if not may_fit.any():
-                continue
-            bounds = times[at[may_fit]]
-            if self.by_memory:
-                least = np.minimum.reduce(list(needs.values()))[may_fit]
-                bounds = np.where(bounds < inf, least[:, None, None], inf)
             yield _Group(
                 rule=rule,
                 pp=int(degree),
-                rows=rows[at[may_fit]],
-                bounds=bounds,
-                zeros={zero: some[may_fit] for zero, some in zeros.items()},
-                least=float(bounds.min()),
+                rows=rows[at],
+                bounds=bounds[at],
+                may_fit=needs[:, at] <= self.capacity,
+                least=float(bounds[at].min()),
             )
 
     def _least_times(self, rule: int, rows: Index) -> Array:
         """All passes of a rank, on average over the ranks, with the least bubble of any schedule. [rows, micro-batches, recompute]"""
         tables, batch = self.tables, self.estimator.job.global_batch
-        keys = np.concatenate(tables.micro_keys[rule])[rows]
+        keys = tables.micro_keys[rule][rows]
         pp, sizes = self.pp[rows][:, None], np.array(tables.sizes)
         each = batch // (self.rows.dp_replicate[rows] * self.rows.dp_shard[rows])[:, None]
         m = each / sizes
         most = {pp: max(choice.virtual_stages for group in groups for choice in group.choices) for pp, groups in self.pipelines.items()}
-        virtual = np.where(m % pp == 0, np.array([most[int(degree)] for degree in self.pp[rows]])[:, None], 1)
+        virtual = np.where(m % pp == 0, np.array([most[degree] for degree in self.pp[rows].tolist()])[:, None], 1)
         weights = np.where(each % sizes == 0, (m + (pp - 1.0) / virtual) / pp, inf)
         return np.moveaxis(tables.passes[rule][:, keys] * weights * _LESS, 0, -1)
 
-    def _least_memory(self, rule: int, pp: int, rows: Index) -> dict[int, Array]:
-        """What always stays of a rank, on average over the ranks, by ZeRO stage. [rows, byte]"""
-        estimator = self.estimator
-        chosen = replace(self.rows.select(rows), pp=pp)
-        sharding, keys = sharding_of(chosen), np.concatenate(self.tables.parameter_keys)[rows]
-        grid = column_grid(take_grid(self.tables.grid, rows))
-        found = {}
-        for zero in range(4):
-            if (rule, zero, pp > 1) not in self.tables.parameters:
+    def _least_memory(self, rule: int, rows: Index) -> Array:
+        """What always stays of a rank, on average over the ranks; infinite where a layout has no such stage. [ZeRO stages, rows], in bytes"""
+        estimator, tables = self.estimator, self.tables
+        regions = tables.programs[rule].regions
+        counts = tuple(float(region.count) for region in regions)
+        found = np.full((len(ZERO_STAGES), len(rows)), inf)
+        for in_pipeline in (False, True):
+            at = np.flatnonzero((self.pp[rows] > 1) == in_pipeline)
+            if not len(at):
                 continue
-            legal = ((sharding <= 1) if zero == 0 else (sharding >= 1)) & admitted_zero(self.space.runs, chosen, zero)
-            if not legal.any():
-                continue
-            terms, _ = self.tables.parameters[rule, zero, pp > 1]().block(keys)
-            regions = self.tables.micro[rule].program.regions
-            total = tuple(float(region.count) for region in regions)
-            mean = tuple(count / pp for count in total)
-            stages = Stages(
-                regions=regions, inner=inner_regions(regions), runs=(mean, mean), total=total, is_single=1.0 if pp == 1 else 0.0
-            )
-            static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=replicas(grid))
-            found[zero] = np.where(legal, fixed_memory(static[0])[:, 0, 0, 0] * _LESS, inf)
+            chosen = replace(self.rows.select(rows[at]), pp=1 + in_pipeline)
+            sharding, grid = sharding_of(chosen), column_grid(take_grid(tables.grid, rows[at]))
+            mean = tuple(count / grid.degree["pp"] for count in counts)
+            stages = Stages(regions=regions, inner=inner_regions(regions), runs=(mean, mean), total=counts, is_single=1.0 - in_pipeline)
+            for zero in ZERO_STAGES:
+                table = tables.parameters.get((rule, zero, in_pipeline))
+                legal = ((sharding <= 1) if zero == 0 else (sharding >= 1)) & admitted_zero(self.space.runs, chosen, zero)
+                if table is None or not legal.any():
+                    continue
+                terms, _ = table().block(tables.parameter_keys[rows[at]])
+                static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=replicas(grid))
+                found[zero, at] = np.where(legal, fixed_memory(static[0])[:, 0, 0, 0] * _LESS, inf)
         return found
 
     def evaluate(self, group: _Group) -> None:
@@ -216,7 +216,7 @@ class _Search:
         m = estimator.job.global_batch / (chosen.dp_replicate * chosen.dp_shard * np.array(tables.sizes)[sizes])[:, None, None, None]
         rules, dispatcher = tables.cuts[rule]
         table = tables.micro[rule]
-        keys = np.concatenate(tables.micro_keys[rule])[rows]
+        keys = tables.micro_keys[rule][rows]
         regions, activations = table.block(*(each[:, None, None] for each in (keys, sizes, recomputes)))
         possible = np.broadcast_to(
             legal_choices(pipelines.choices, m, pp, space.least_microbatches(pp)), (len(rows), 1, 1, len(pipelines.choices))
@@ -231,8 +231,8 @@ class _Search:
         if self.beyond is not None:
             ways = runnable_ways(self.beyond, self.recomputes, recomputes, pipelines.choices, m, pp)
         wanted: dict[int, Cells] = {}
-        for zero, may_fit in group.zeros.items():
-            cells = possible & may_fit[at][:, None, None, None]
+        for zero in ZERO_STAGES:
+            cells = possible & group.may_fit[zero, at][:, None, None, None]
             if self.beyond is not None and ways is not None:
                 layouts = runnable_layouts(self.beyond, chosen, rules, dispatcher, zero=zero, seq_len=estimator.job.seq_len)
                 cells = cells & ~(layouts[:, None, None, None] & ways)
@@ -254,7 +254,7 @@ class _Search:
         flight = Flight.of(columns, pipelines, space.least_microbatches(pp))
         hop: Array | None = None
         pipeline = np.empty(0)
-        parameter_keys = np.concatenate(tables.parameter_keys)[rows]
+        parameter_keys = tables.parameter_keys[rows]
         for zero, of_zero in wanted.items():
             cells = of_zero[some]
             index = np.flatnonzero(cells.any(axis=(1, 2, 3)))

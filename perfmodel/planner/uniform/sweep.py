@@ -39,7 +39,7 @@ from perfmodel.planner.uniform.space import (
     recompute_choices,
 )
 from perfmodel.planner.uniform.step_times import step_times
-from perfmodel.planner.uniform.tables import KeptTables, Tables, take_grid
+from perfmodel.planner.uniform.tables import Kept, Tables, take_grid
 from perfmodel.search.select import Front, Smallest
 
 Array = NDArray[np.float64]
@@ -198,13 +198,13 @@ def sweep(
     recompute_operators: tuple[str, ...] | None = None,
     progress: Callable[[float], bool | None] | None = None,
     needless: float | None = None,
-    kept_tables: KeptTables | None = None,
+    kept_tables: Kept | None = None,
 ) -> Sweep:
     """Evaluate every plan of the space; where `progress` answers True it ends with what it has.
 
     risk          in place of the headroom, the probability that a plan that fits does not
     needless      see `Sweep`
-    kept_tables   of parameters, for passes over other batches of the same space: looked into, and added to
+    kept_tables   for further passes
     """
     check_searchable(estimator)
     room = room_of(estimator, memory_headroom=memory_headroom, risk=risk)
@@ -225,7 +225,7 @@ def sweep(
     )
     blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention)) if state.recomputes else []
     if blocks:
-        kept_tables = {} if kept_tables is None else kept_tables
+        kept_tables = kept_tables or Kept()
         tables = _tables(state, blocks, kept_tables)
         for i, rows in enumerate(blocks):
             _evaluate_rows(state, tables, i, rows, tables.micro)
@@ -237,7 +237,7 @@ def sweep(
     return state
 
 
-def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: KeptTables) -> None:
+def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: Kept) -> None:
     """Lists of recomputed operators, of the layouts whose passes alone take no longer than the best plans so far."""
     first = state.recomputes, state.recompute_operators
     for operators in state.space.lists:
@@ -250,8 +250,8 @@ def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: KeptTables) 
     state.slowest = inf
 
 
-def _tables(state: Sweep, blocks: list[LayoutRows], kept: KeptTables) -> Tables:
-    return Tables(
+def _tables(state: Sweep, blocks: list[LayoutRows], kept: Kept) -> Tables:
+    tables = Tables(
         state.estimator,
         state.space,
         blocks,
@@ -260,6 +260,9 @@ def _tables(state: Sweep, blocks: list[LayoutRows], kept: KeptTables) -> Tables:
         recomputes=state.recomputes,
         recompute_operators=state.recompute_operators,
     )
+    for rule in tables.programs:
+        tables.add_microbatches(rule, np.flatnonzero(tables.ways >> rule & 1))
+    return tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -325,7 +328,7 @@ def _evaluate_block(state: Sweep, tables: Tables, block: int, rows: LayoutRows, 
 
 def _least_times(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: list[int]) -> Array:
     """All passes of a rank, on average over the ranks, less rounding: no step is shorter. [layouts, micro-batches, recompute]"""
-    at = np.ix_(tables.micro_keys[rule][block][index], np.searchsorted(tables.sizes, micro))
+    at = np.ix_(tables.micro_keys[rule][tables.rows[block]][index], np.searchsorted(tables.sizes, micro))
     num_microbatches = state.estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64))
     return np.moveaxis(tables.passes[rule][:, at[0], at[1]] * num_microbatches / rows.pp * (1.0 - 1e-9), 0, -1)
 
@@ -334,13 +337,13 @@ def _block_of(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index:
     estimator, table, chosen = state.estimator, tables.micro[rule], rows.select(index)
     rules, dispatcher = tables.cuts[rule]
     regions, activations = table.block(
-        tables.micro_keys[rule][block][index][:, None, None],
+        tables.micro_keys[rule][tables.rows[block]][index][:, None, None],
         np.searchsorted(tables.sizes, micro)[None, :, None],
         np.arange(len(state.recomputes))[None, None, :],
     )
     columns = Columns.at(
         estimator,
-        take_grid(tables.grids[block], index),
+        take_grid(tables.grid, tables.rows[block].start + index),
         pp=rows.pp,
         regions=regions,
         activations=activations,
@@ -350,7 +353,7 @@ def _block_of(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index:
     )
     return _Block(
         rows=chosen,
-        keys=tables.parameter_keys[block][index],
+        keys=tables.parameter_keys[tables.rows[block]][index],
         sharding=sharding_of(chosen),
         rule=rule,
         rules=rules,

@@ -6,8 +6,9 @@ layout and the ZeRO stage. Both are evaluated once for each distinct combination
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 
 import numpy as np
@@ -101,6 +102,10 @@ class MicrobatchTable:
         pairs = zip(self.times[: len(regions)], self.times[len(regions) :], strict=False)
         return np.asarray(sum_of([region.count * (f + b) for region, (f, b) in zip(regions, pairs, strict=False)]))
 
+    def take(self, keys: Index) -> MicrobatchTable:
+        """Some of the keys."""
+        return replace(self, **{name: getattr(self, name)[..., keys, :] for name in _BY_KEY})
+
     def block(self, keys: Index, columns: Index, recomputes: Index) -> tuple[RegionTimes, ActivationTerms]:
         """Costs at these layouts' keys, micro-batches and kinds of recomputation: indices of any shapes that broadcast, then a dim of 1."""
 
@@ -125,17 +130,26 @@ class MicrobatchTable:
         )
 
 
+_BY_KEY = tuple(each.name for each in fields(MicrobatchTable) if each.name != "program")
+
+
 def microbatch_table(
     estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
 ) -> MicrobatchTable:
     """Every layout key with every micro-batch."""
-    parts = [_microbatch_part(estimator, program, piece, sizes, recomputes) for piece in _pieces(grid, TABLE_COLUMNS // len(sizes))]
+    return join_tables(
+        [_microbatch_part(estimator, program, piece, sizes, recomputes) for piece in _pieces(grid, TABLE_COLUMNS // len(sizes))]
+    )
+
+
+def join_tables(parts: list[MicrobatchTable]) -> MicrobatchTable:
+    """All keys of some tables of one rule set, micro-batches and kinds of recomputation."""
     if len(parts) == 1:
         return parts[0]
-    columns = {each.name: [getattr(part, each.name) for part in parts] for each in fields(MicrobatchTable) if each.name != "program"}
+    columns = {name: [getattr(part, name) for part in parts] for name in _BY_KEY}
     most = max(map(len, columns["times"]))  # where no collective of a piece leaves its node, all of the passes is free
     columns["times"] = [times if len(times) == most else np.concatenate([times, times]) for times in columns["times"]]
-    return MicrobatchTable(program=program, **{name: np.concatenate(values, axis=-2) for name, values in columns.items()})
+    return replace(parts[0], **{name: np.concatenate(values, axis=-2) for name, values in columns.items()})
 
 
 def _pieces(grid: LayoutGrid, most: int) -> list[LayoutGrid]:
@@ -207,7 +221,18 @@ class ParameterTable:
         ), pick(self.tied)
 
 
-KeptTables = dict[tuple[object, ...], ParameterTable]
+@dataclass(slots=True, kw_only=True, eq=False)
+class Kept:
+    """Tables for further passes: looked into, and added to.
+
+    parameters           for other batches of a space, too
+    microbatches         by program, micro-batches and kinds of recomputation, each with the row of each combination of what it depends on
+    keeps_microbatches   for other spaces of the same job
+    """
+
+    parameters: dict[tuple[object, ...], ParameterTable] = field(default_factory=dict)
+    microbatches: dict[tuple[object, ...], tuple[MicrobatchTable, dict[bytes, int]]] = field(default_factory=dict)
+    keeps_microbatches: bool = False
 
 
 def parameter_table(
@@ -221,60 +246,89 @@ def parameter_table(
 
 
 class Tables:
-    """Tables over all blocks: keys of every layout, microbatch tables by rule set, parameter tables by ZeRO stage."""
+    """Tables over all blocks: keys of every layout, microbatch tables by rule set, parameter tables by ZeRO stage.
+
+    rows             where the layouts of each block are among all
+    used             rule sets that any layout may have
+    parameter_keys   row of each layout in the parameter tables of layouts with, or without, a pipeline
+    micro_keys       row of each layout in the microbatch table of a rule set
+    """
 
     def __init__(
         self,
         estimator: Estimator,
         space: Space,
         blocks: Sequence[LayoutRows],
-        kept: KeptTables,
+        kept: Kept,
         *,
         attention: AttentionKernel,
         recomputes: list[Recompute],
         recompute_operators: tuple[str, ...],
     ) -> None:
+        self.estimator, self.kept, self.recomputes = estimator, kept, recomputes
         self.cuts = space.cuts(estimator.job)
-        self.grids = [layout_grid(estimator, rows, space.orders) for rows in blocks]
-        self.grid = whole = join_grids(self.grids)
+        self.grid = join_grids([layout_grid(estimator, rows, space.orders) for rows in blocks])
         bounds = np.cumsum([0, *(len(rows) for rows in blocks)])
-        first, keys = distinct(microbatch_depends_on(whole, estimator.profile))
-        sizes: set[int] = set()
-        for rows in blocks:
-            sizes.update(micro_batches(estimator.job, rows.data_parallel, space))
-        self.sizes = sorted(sizes)
+        self.rows = [slice(begin, end) for begin, end in itertools.pairwise(bounds.tolist())]
+        self.ways = np.concatenate([rows.rules for rows in blocks])
+        self.sizes = sorted({size for rows in blocks for size in micro_batches(estimator.job, rows.data_parallel, space)})
+        self.first, self.keys = distinct(depends_on := microbatch_depends_on(self.grid, estimator.profile))
+        self.depends_on = np.array(depends_on)[:, self.first].T
+        used = int(np.bitwise_or.reduce(self.ways))
+        self.programs = {
+            index: estimator.programs.program(rules, attention, recompute_operators, dispatcher)
+            for index, (rules, dispatcher) in enumerate(self.cuts)
+            if used >> index & 1
+        }
         self.micro: dict[int, MicrobatchTable] = {}
-        parameter_first, parameter_key = distinct(parameters_depend_on(whole))
-        self.parameter_keys = [parameter_key[bounds[i] : bounds[i + 1]] for i in range(len(blocks))]
-        layouts = take_grid(whole, parameter_first)
-        columns = [column.tobytes() for by_axis in (layouts.degree, *layouts.inside) for column in by_axis.values()]
-        columns += [column.tobytes() for column in layouts.hop]
-        self.parameters: dict[tuple[int, int, bool], Callable[[], ParameterTable]] = {}
-        pipelined = {rows.pp > 1 for rows in blocks}
-        self.micro_keys: dict[int, list[Index]] = {}
+        self.micro_keys: dict[int, Index] = {}
         self.passes: dict[int, Array] = {}
-        ways = np.concatenate([rows.rules for rows in blocks])
-        used = int(np.bitwise_or.reduce(ways))
-        for index, (rules, dispatcher) in enumerate(self.cuts):
-            if not used >> index & 1:
+        self.parameter_keys = np.empty(len(self.keys), dtype=np.int64)
+        self.parameters: dict[tuple[int, int, bool], Callable[[], ParameterTable]] = {}
+        for in_pipeline in (False, True):
+            rows = np.flatnonzero((self.grid.degree["pp"] > 1) == in_pipeline)
+            if not len(rows):
                 continue
-            program = estimator.programs.program(rules, attention, recompute_operators, dispatcher)
-            # of the layouts those that are cut so
-            own = np.unique(keys[(ways >> index & 1).astype(bool)])
-            place = np.zeros(len(first), dtype=np.int64)
-            place[own] = np.arange(len(own))
-            self.micro_keys[index] = [place[keys[bounds[i] : bounds[i + 1]]] for i in range(len(blocks))]
-            self.micro[index] = microbatch_table(estimator, program, take_grid(whole, first[own]), self.sizes, recomputes)
-            self.passes[index] = self.micro[index].passes()
-            for zero in range(4):
-                for in_pipeline in pipelined:
+            some = take_grid(self.grid, rows)
+            first, self.parameter_keys[rows] = distinct(parameters_depend_on(some))
+            layouts = take_grid(some, first)
+            columns = [column.tobytes() for by_axis in (layouts.degree, *layouts.inside) for column in by_axis.values()]
+            columns += [column.tobytes() for column in layouts.hop]
+            for index, program in self.programs.items():
+                for zero in range(4):
                     if space.admits("zero", zero) and space.runs.admits_zero(zero, pipelined=in_pipeline, replicated=False):
                         key = (program.parameters, program.regions, zero, in_pipeline, *columns)  # however tokens reach experts
-                        make = partial(parameter_table, estimator, program, rules, zero, layouts, pipelined=in_pipeline)
-                        self.parameters[index, zero, in_pipeline] = cache(partial(_kept_or_made, kept, key, make))
+                        make = partial(parameter_table, estimator, program, self.cuts[index][0], zero, layouts, pipelined=in_pipeline)
+                        self.parameters[index, zero, in_pipeline] = cache(partial(_kept_or_made, kept.parameters, key, make))
+
+    def add_microbatches(self, rule: int, rows: Index) -> None:
+        """Evaluate the microbatches of these layouts under a rule set, but for those that are kept."""
+        own = np.unique(self.keys[rows])
+        place = np.zeros(len(self.first), dtype=np.int64)
+        place[own] = np.arange(len(own))
+        program, key = self.programs[rule], (self.programs[rule], tuple(self.sizes), tuple(self.recomputes))
+        known, places = self.kept.microbatches.get(key, (None, {}))
+        names = [row.tobytes() for row in self.depends_on[own]]
+        old = np.array([name in places for name in names], dtype=bool)
+        parts: list[MicrobatchTable] = [] if known is None or not old.any() else [known]
+        place[own[old]] = [places[name] for name in names if name in places]
+        if not old.all():
+            new = own[~old]
+            if parts:
+                parts[0] = parts[0].take(place[own[old]])
+                place[own[old]] = np.arange(int(old.sum()))
+            parts.append(microbatch_table(self.estimator, program, take_grid(self.grid, self.first[new]), self.sizes, self.recomputes))
+            place[new] = int(old.sum()) + np.arange(len(new))
+        self.micro[rule] = table = join_tables(parts)
+        self.passes[rule] = table.passes()
+        self.micro_keys[rule] = place[self.keys]
+        if self.kept.keeps_microbatches and known is None:
+            self.kept.microbatches[key] = table, dict(zip(names, place[own].tolist(), strict=True))
 
 
-def _kept_or_made(kept: KeptTables, key: tuple[object, ...], make: Callable[[], ParameterTable]) -> ParameterTable:
+def _kept_or_made(
+    kept: dict[tuple[object, ...], ParameterTable], key: tuple[object, ...], make: Callable[[], ParameterTable]
+) -> ParameterTable:
     if key not in kept:
         kept[key] = make()
     return kept[key]
