@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from math import inf
+from operator import itemgetter
 
 import numpy as np
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.memory.chip import fixed_memory, static_memory
-from perfmodel.cost.memory.plan import replicas
+from perfmodel.cost.memory.chip import fixed_memory, outside_bytes, reserve_factor, static_memory
+from perfmodel.cost.memory.plan import activations_as, replicas
 from perfmodel.cost.stages import Stages, inner_regions
 from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
@@ -97,13 +99,18 @@ def _joined(blocks: list[LayoutRows]) -> LayoutRows:
     return replace(blocks[0], **{name: np.concatenate([getattr(rows, name) for rows in blocks]) for name in columns})
 
 
+def _fewest_runs(groups: tuple[PipelineGroup, ...]) -> list[float]:
+    """How often the first rank runs each region, at least."""
+    return [min(float(np.min(runs)) for runs in each) for each in zip(*(group.stages.runs[0] for group in groups), strict=True)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Group:
     """Rows of one pipeline degree and rule set.
 
     rows       of the space's layouts
     bounds     no plan costs less   [rows, micro-batches, recompute], infinite where there is none
-    may_fit    [ZeRO stages, rows]
+    may_fit    [ZeRO stages, rows, micro-batches, recompute]
     """
 
     rule: int
@@ -145,52 +152,67 @@ class _Search:
         """All rows under a rule set that may fit and cost no more than the limit, by pipeline degree."""
         rows = np.flatnonzero(self.tables.ways >> rule & 1)
         needs = self._least_memory(rule, rows)
-        least = needs.min(axis=0)
-        rows, needs, least = rows[may_fit := least <= self.capacity], needs[:, may_fit], least[may_fit]
+        possible = (needs.max(axis=0) <= self.capacity).any(axis=0)
+        rows, needs = rows[possible], needs[..., possible]
         if not len(rows):
             return
         self.tables.add_microbatches(rule, rows)
         bounds = self._least_times(rule, rows)
+        whole = np.maximum(needs[0][..., None, None], needs[1][..., None, None] + self._least_kept(rule, rows))
         if self.by_memory:
-            bounds = np.where(bounds < inf, least[:, None, None], inf)
-        pp, quick = self.pp[rows], (bounds <= self.limit).any(axis=(1, 2))
-        for degree in np.unique(pp[quick]):
-            at = np.flatnonzero(quick & (pp == degree))
-            yield _Group(
-                rule=rule,
-                pp=int(degree),
-                rows=rows[at],
-                bounds=bounds[at],
-                may_fit=needs[:, at] <= self.capacity,
-                least=float(bounds[at].min()),
-            )
+            bounds = np.where(bounds < inf, whole.min(axis=0), inf)
+        may_fit = whole <= self.capacity
+        bounds = np.where(may_fit.any(axis=0), bounds, inf)
+        pp, possible = self.pp[rows], (bounds <= self.limit).any(axis=(1, 2)) & (bounds < inf).any(axis=(1, 2))
+        for degree in np.unique(pp[possible]):
+            at = np.flatnonzero(possible & (pp == degree))
+            least = float(bounds[at].min())
+            yield _Group(rule=rule, pp=int(degree), rows=rows[at], bounds=bounds[at], may_fit=may_fit[:, at], least=least)
+
+    def _num_microbatches(self, rows: Index) -> Array:
+        """[rows, micro-batches], no whole number where the micro-batch does not divide."""
+        each = self.estimator.job.global_batch // (self.rows.dp_replicate[rows] * self.rows.dp_shard[rows])
+        return np.asarray(each[:, None] / np.array(self.tables.sizes))
+
+    def _least_kept(self, rule: int, rows: Index) -> Array:
+        """Activations of blocks that the first rank keeps under any schedule. [rows, micro-batches, recompute], in bytes
+
+        1f1b keeps min(m, pp) microbatches, gpipe m; of each virtual stage, interleaving keeps pp at least.
+        """
+        table = self.tables.micro[rule]
+        keys, pp = self.tables.micro_keys[rule][rows], self.pp[rows]
+        is_block = [region.is_block for region in table.program.regions]
+        kept = np.minimum.reduce([table.kept[i][:, keys] for i in np.flatnonzero(is_block)])
+        blocks = np.array([min(float(np.min(group.stages.blocks(0))) for group in self.pipelines[degree]) for degree in pp.tolist()])
+        alive = blocks[:, None] * np.minimum(self._num_microbatches(rows), pp[:, None])
+        return np.moveaxis(kept * (alive * (reserve_factor(self.estimator.profile, self.estimator.machine) * _LESS)), 0, -1)
 
     def _least_times(self, rule: int, rows: Index) -> Array:
         """All passes of a rank, on average over the ranks, with the least bubble of any schedule. [rows, micro-batches, recompute]"""
-        tables, batch = self.tables, self.estimator.job.global_batch
+        tables, pp, m = self.tables, self.pp[rows][:, None], self._num_microbatches(rows)
         keys = tables.micro_keys[rule][rows]
-        pp, sizes = self.pp[rows][:, None], np.array(tables.sizes)
-        each = batch // (self.rows.dp_replicate[rows] * self.rows.dp_shard[rows])[:, None]
-        m = each / sizes
         most = {pp: max(choice.virtual_stages for group in groups for choice in group.choices) for pp, groups in self.pipelines.items()}
         virtual = np.where(m % pp == 0, np.array([most[degree] for degree in self.pp[rows].tolist()])[:, None], 1)
-        weights = np.where(each % sizes == 0, (m + (pp - 1.0) / virtual) / pp, inf)
+        weights = np.where(m % 1.0 == 0.0, (m + (pp - 1.0) / virtual) / pp, inf)
         return np.moveaxis(tables.passes[rule][:, keys] * weights * _LESS, 0, -1)
 
     def _least_memory(self, rule: int, rows: Index) -> Array:
-        """What always stays of a rank, on average over the ranks; infinite where a layout has no such stage. [ZeRO stages, rows], in bytes"""
+        """What always stays of a mean rank, and of the first; infinite where a layout has no such stage. [2, ZeRO stages, rows], in bytes"""
         estimator, tables = self.estimator, self.tables
         regions = tables.programs[rule].regions
         counts = tuple(float(region.count) for region in regions)
-        found = np.full((len(ZERO_STAGES), len(rows)), inf)
+        runs = {pp: _fewest_runs(groups) for pp, groups in self.pipelines.items()}
+        found = np.full((2, len(ZERO_STAGES), len(rows)), inf)
         for in_pipeline in (False, True):
             at = np.flatnonzero((self.pp[rows] > 1) == in_pipeline)
             if not len(at):
                 continue
             chosen = replace(self.rows.select(rows[at]), pp=1 + in_pipeline)
             sharding, grid = sharding_of(chosen), column_grid(take_grid(tables.grid, rows[at]))
+            outside = outside_bytes(estimator.profile, estimator.machine, grid)
             mean = tuple(count / grid.degree["pp"] for count in counts)
-            stages = Stages(regions=regions, inner=inner_regions(regions), runs=(mean, mean), total=counts, is_single=1.0 - in_pipeline)
+            first = tuple(np.array([runs[pp] for pp in self.pp[rows[at]].tolist()]).T[..., None, None, None])
+            stages = Stages(regions=regions, inner=inner_regions(regions), runs=(mean, first), total=counts, is_single=1.0 - in_pipeline)
             for zero in ZERO_STAGES:
                 table = tables.parameters.get((rule, zero, in_pipeline))
                 legal = ((sharding <= 1) if zero == 0 else (sharding >= 1)) & admitted_zero(self.space.runs, chosen, zero)
@@ -198,7 +220,8 @@ class _Search:
                     continue
                 terms, _ = table().block(tables.parameter_keys[rows[at]])
                 static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=replicas(grid))
-                found[zero, at] = np.where(legal, fixed_memory(static[0])[:, 0, 0, 0] * _LESS, inf)
+                for rank in range(2):
+                    found[rank, zero, at] = np.where(legal, (fixed_memory(static[rank]) + outside)[:, 0, 0, 0] * _LESS, inf)
         return found
 
     def evaluate(self, group: _Group) -> None:
@@ -232,7 +255,7 @@ class _Search:
             ways = runnable_ways(self.beyond, self.recomputes, recomputes, pipelines.choices, m, pp)
         wanted: dict[int, Cells] = {}
         for zero in ZERO_STAGES:
-            cells = possible & group.may_fit[zero, at][:, None, None, None]
+            cells = possible & group.may_fit[zero, at, sizes, recomputes][:, None, None, None]
             if self.beyond is not None and ways is not None:
                 layouts = runnable_layouts(self.beyond, chosen, rules, dispatcher, zero=zero, seq_len=estimator.job.seq_len)
                 cells = cells & ~(layouts[:, None, None, None] & ways)
@@ -243,64 +266,45 @@ class _Search:
         some = np.flatnonzero(np.logical_or.reduce(list(wanted.values())).any(axis=(1, 2, 3)))
         columns = Columns.at(
             estimator,
-            take_grid(tables.grid, rows),
+            take_grid(tables.grid, rows[some]),
             pp=pp,
-            regions=regions,
-            activations=activations,
+            regions=regions.as_made(itemgetter(some)),
+            activations=activations_as(activations, itemgetter(some)),
             activation_bytes=table.program.rows.activation_bytes,
-            num_microbatches=m,
+            num_microbatches=m[some],
             is_scattered=rules.scatters_residual,
-        ).take(some)
-        flight = Flight.of(columns, pipelines, space.least_microbatches(pp))
-        hop: Array | None = None
-        pipeline = np.empty(0)
-        parameter_keys = tables.parameter_keys[rows]
-        for zero, of_zero in wanted.items():
-            cells = of_zero[some]
-            index = np.flatnonzero(cells.any(axis=(1, 2, 3)))
-            if not len(index):
-                continue
-            here = columns.take(index)
-            terms, tied = tables.parameters[rule, zero, pp > 1]().block(parameter_keys[some][index])
-            static = static_memory(terms, pipelines.stages, estimator.programs.sizes, num_replicas=here.num_replicas)
-            under_way = flight.take(index)
-            cells = cells[index] & (surely_needs(under_way, pipelines, static, here.outside) <= self.capacity)
+        )
+        keys, m = tables.parameter_keys[rows[some]], m[some]
+        flight = cache(lambda: Flight.of(columns, pipelines, space.least_microbatches(pp)))
+        hop = pipeline = np.empty(0)
+        if not self.by_memory:
+            hop = columns.hop()
+            pipeline = pipeline_times(estimator, columns.regions, pipelines, pp, m, hop, (len(some), 1, 1, len(pipelines.choices)))
+        for zero, cells in wanted.items():
+            cost = np.zeros((len(some), 1, 1, 1))
+            cells = cells[some]
+            if not self.by_memory:
+                at = np.flatnonzero(cells.any(axis=(1, 2, 3)))
+                terms, tied = tables.parameters[rule, zero, pp > 1]().block(keys[at])
+                passes = columns.regions.as_made(itemgetter(at))
+                cost = np.full(cells.shape, inf)
+                cost[at] = step_times(estimator, pipeline[at], terms, tied, passes, pipelines, pp=pp, num_microbatches=m[at], hop=hop[at])
+                cells = cells & (cost <= self.limit)
             if not cells.any():
                 continue
-            step = None
-            if not self.by_memory:
-                if hop is None:
-                    hop = columns.hop()
-                    pipeline = pipeline_times(
-                        estimator, columns.regions, pipelines, pp, columns.num_microbatches, hop, (len(some), 1, 1, len(pipelines.choices))
-                    )
-                step = step_times(
-                    estimator,
-                    pipeline[index],
-                    terms,
-                    tied,
-                    here.regions,
-                    pipelines,
-                    pp=pp,
-                    num_microbatches=here.num_microbatches,
-                    hop=hop[index],
-                )
-                cells &= step <= self.slowest
-                if not cells.any():
-                    continue
-            left = np.flatnonzero(cells.any(axis=(1, 2, 3)))
-            choices = np.flatnonzero(cells.any(axis=(0, 1, 2)))
-            terms, tied = tables.parameters[rule, zero, pp > 1]().block(parameter_keys[some][index][left])
-            narrow, fewer = here.take(left), pipelines.take(choices)
+            left, choices = np.flatnonzero(cells.any(axis=(1, 2, 3))), np.flatnonzero(cells.any(axis=(0, 1, 2)))
+            narrow, fewer, under_way = columns.take(left), pipelines.take(choices), flight().take(left, choices)
+            terms, _ = tables.parameters[rule, zero, pp > 1]().block(keys[left])
             static = static_memory(terms, fewer.stages, estimator.programs.sizes, num_replicas=narrow.num_replicas)
-            under_way = under_way.take(left, choices)
+            cells = cells[left][..., choices] & (surely_needs(under_way, fewer, static, narrow.outside) <= self.capacity)
+            if not cells.any():
+                continue
             memory, fits, _ = plan_memory(narrow, under_way, fewer, terms, static, self.room)
-            cells = cells[left][..., choices] & fits
-            cost = np.where(cells, memory if step is None else step[left][..., choices], inf)
+            cost = np.where(cells & fits, memory if self.by_memory else cost[left][..., choices], inf)
             least = int(cost.argmin())
             value = float(cost.reshape(-1)[least])
             if value < self.limit or (value == self.limit < inf and self.best is None):
                 row, _, _, choice = np.unravel_index(least, cost.shape)
-                i = some[index[left[row]]]
+                i = some[left[row]]
                 self.limit = value
                 self.best = (rule, int(rows[i]), int(sizes[i]), int(recomputes[i]), zero, fewer.choices[int(choice)])
