@@ -14,6 +14,7 @@ from perfmodel.planner.result import Objective
 from perfmodel.planner.ties import TIES
 from perfmodel.planner.uniform.quickest import best_plan
 from perfmodel.planner.uniform.space import Space, unlimited_space
+from perfmodel.planner.uniform.tables import Kept
 
 
 def beyond_framework(
@@ -26,12 +27,14 @@ def beyond_framework(
     memory_headroom: float | None,
     risk: float | None,
     attention: AttentionKernel,
+    kept_tables: Kept | None = None,
 ) -> tuple[Prediction, ...]:
     """Return the best plan of the space without the framework's limits, if it fits and beats `best` by more than a tie.
 
     Searches one order of the axes, that of `best`, for nothing but plans that are better.
 
-    least   no plan of the space that fits costs less
+    least         no plan of the space that fits costs less
+    kept_tables   of the search of the space
     """
     if space.runs == ANYTHING:
         return ()
@@ -49,6 +52,7 @@ def beyond_framework(
             memory_headroom=memory_headroom,
             risk=risk,
             attention=attention,
+            kept_tables=kept_tables,
         )
 
     # what is less than a tie better is not looked for

@@ -56,6 +56,7 @@ def search_in(
     from perfmodel.planner.beyond import beyond_framework
     from perfmodel.planner.result import Objective
     from perfmodel.planner.search import search_plans
+    from perfmodel.planner.uniform.tables import Kept
 
     check_headroom(memory_headroom)
     text_of(objective, "objective", "time, memory or chip-time")
@@ -73,6 +74,7 @@ def search_in(
         attention=attention,
         likely=likely_profiles(setting.estimator.profile) if ties else (),
         progress=progress,
+        kept_tables=(kept_tables := Kept(keeps_microbatches=True)),
     )
     if not (result.num_evaluated or result.interrupted):
         raise InputError(_why_empty(setting, knobs, result, any_framework=any_framework))
@@ -86,6 +88,7 @@ def search_in(
             memory_headroom=memory_headroom,
             risk=risk,
             attention=attention,
+            kept_tables=kept_tables,
         )
         result = replace(result, any_framework=beyond)
 

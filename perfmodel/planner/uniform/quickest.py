@@ -43,7 +43,7 @@ def best_plan(
     risk: float | None = None,
     attention: AttentionKernel | None = None,
     recompute_operators: tuple[str, ...] | None = None,
-    kept: Kept | None = None,
+    kept_tables: Kept | None = None,
 ) -> tuple[float, Plan] | None:
     """Return the least cost of a plan that fits, in seconds or bytes, and the plan; None where none costs `at_most` as much.
 
@@ -56,7 +56,9 @@ def best_plan(
     blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention)) if recomputes else []
     if not blocks:
         return None
-    tables = Tables(estimator, space, blocks, kept or Kept(), attention=attention, recomputes=recomputes, recompute_operators=operators)
+    tables = Tables(
+        estimator, space, blocks, kept_tables or Kept(), attention=attention, recomputes=recomputes, recompute_operators=operators
+    )
     search = _Search(
         estimator=estimator,
         space=space,
