@@ -14,7 +14,7 @@ from perfmodel.planner.result import Objective
 from perfmodel.planner.ties import TIES
 from perfmodel.planner.uniform.quickest import best_plan
 from perfmodel.planner.uniform.space import Space, unlimited_space
-from perfmodel.planner.uniform.tables import Kept
+from perfmodel.planner.uniform.tables import KeptTables
 
 
 def beyond_framework(
@@ -27,7 +27,7 @@ def beyond_framework(
     memory_headroom: float | None,
     risk: float | None,
     attention: AttentionKernel,
-    kept_tables: Kept | None = None,
+    kept_tables: KeptTables | None = None,
 ) -> tuple[Prediction, ...]:
     """Return the best plan of the space without the framework's limits, if it fits and beats `best` by more than a tie.
 

@@ -23,7 +23,7 @@ from perfmodel.parallel.plan import Plan, divisors
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.uniform.space import Space
 from perfmodel.planner.uniform.sweep import Sweep, sweep
-from perfmodel.planner.uniform.tables import Kept
+from perfmodel.planner.uniform.tables import KeptTables
 from perfmodel.workload.training import frozen_parameter_bytes, num_trained_parameters
 
 _LARGEST_BATCH = 2**20
@@ -87,7 +87,7 @@ class Prober:
     risk: float | None
     estimators: dict[tuple[int, int], Estimator] = field(default_factory=dict)
     passes: dict[tuple[object, ...], Sweep] = field(default_factory=dict)
-    tables: dict[int, Kept] = field(default_factory=dict)
+    tables: dict[int, KeptTables] = field(default_factory=dict)
 
     @property
     def fixed(self) -> Mapping[str, int | str | bool]:
@@ -120,7 +120,7 @@ class Prober:
                     risk=self.risk,
                     attention=self.attention,
                     needless=needless,
-                    kept_tables=self.tables.setdefault(chips, Kept()),
+                    kept_tables=self.tables.setdefault(chips, KeptTables()),
                 )
                 if len(found.least.ids) and found.least.values[0] <= needless:
                     break  # else the guide was none of them after all

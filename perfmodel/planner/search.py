@@ -21,7 +21,7 @@ from perfmodel.planner.result import AlikePlans, Baseline, Certainty, Expectatio
 from perfmodel.planner.ties import kind_of, preference, shared_places
 from perfmodel.planner.uniform.space import Space
 from perfmodel.planner.uniform.sweep import OUT_OF_MEMORY, OUT_OF_MEMORY_STATIC, TIGHT, Sweep, sweep
-from perfmodel.planner.uniform.tables import Kept
+from perfmodel.planner.uniform.tables import KeptTables
 from perfmodel.uncertainty.expected import expected_times
 
 __all__ = ["OUT_OF_MEMORY", "OUT_OF_MEMORY_STATIC", "TIGHT", "Sweep", "search_plans", "sweep"]
@@ -53,7 +53,7 @@ def search_plans(
     with_baselines: bool = True,
     likely: Sequence[Likely] = (),
     progress: Callable[[float], bool | None] | None = None,
-    kept_tables: Kept | None = None,
+    kept_tables: KeptTables | None = None,
 ) -> SearchResult:
     """The best plans of the space. For a given number of chips the objectives time and chip-time rank alike.
 
@@ -77,7 +77,7 @@ def search_plans(
     space = space or Space()
     begin = clock.process_time()
     kept = max(top * len(space.orders), CANDIDATES if ties else 0)
-    tables = kept_tables or Kept(keeps_microbatches=risk is not None)
+    tables = kept_tables or KeptTables(keeps_microbatches=risk is not None)
     state = sweep(
         estimator,
         space,
@@ -143,7 +143,7 @@ def search_plans(
     )
 
 
-def _certainty(estimator: Estimator, space: Space, *, attention: AttentionKernel, kept_tables: Kept) -> tuple[Certainty, ...]:
+def _certainty(estimator: Estimator, space: Space, *, attention: AttentionKernel, kept_tables: KeptTables) -> tuple[Certainty, ...]:
     """The fastest plan at each of some risks; the smaller ones may have none."""
     found = []
     for risk in CERTAINTY:

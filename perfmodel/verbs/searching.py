@@ -56,7 +56,7 @@ def search_in(
     from perfmodel.planner.beyond import beyond_framework
     from perfmodel.planner.result import Objective
     from perfmodel.planner.search import search_plans
-    from perfmodel.planner.uniform.tables import Kept
+    from perfmodel.planner.uniform.tables import KeptTables
 
     check_headroom(memory_headroom)
     text_of(objective, "objective", "time, memory or chip-time")
@@ -74,7 +74,7 @@ def search_in(
         attention=attention,
         likely=likely_profiles(setting.estimator.profile) if ties else (),
         progress=progress,
-        kept_tables=(kept_tables := Kept(keeps_microbatches=True)),
+        kept_tables=(kept_tables := KeptTables(keeps_microbatches=True)),
     )
     if not (result.num_evaluated or result.interrupted):
         raise InputError(_why_empty(setting, knobs, result, any_framework=any_framework))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import inf
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times
 from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, PipelineGroup, Space, layout_blocks, recompute_choices
 from perfmodel.planner.uniform.step_times import step_times
 from perfmodel.planner.uniform.sweep import BLOCK_CELLS, check_searchable, plan_of, room_of, sharding_of
-from perfmodel.planner.uniform.tables import Kept, Tables, take_grid
+from perfmodel.planner.uniform.tables import KeptTables, Tables, take_grid
 
 #: Bounds allow for rounding.
 _LESS = 1.0 - 1e-9
@@ -43,7 +44,7 @@ def best_plan(
     risk: float | None = None,
     attention: AttentionKernel | None = None,
     recompute_operators: tuple[str, ...] | None = None,
-    kept_tables: Kept | None = None,
+    kept_tables: KeptTables | None = None,
 ) -> tuple[float, Plan] | None:
     """Return the least cost of a plan that fits, in seconds or bytes, and the plan; None where none costs `at_most` as much.
 
@@ -57,7 +58,7 @@ def best_plan(
     if not blocks:
         return None
     tables = Tables(
-        estimator, space, blocks, kept_tables or Kept(), attention=attention, recomputes=recomputes, recompute_operators=operators
+        estimator, space, blocks, kept_tables or KeptTables(), attention=attention, recomputes=recomputes, recompute_operators=operators
     )
     search = _Search(
         estimator=estimator,
@@ -97,8 +98,13 @@ def best_plan(
 
 
 def _joined(blocks: list[LayoutRows]) -> LayoutRows:
-    columns = [each.name for each in fields(LayoutRows) if each.name not in ("pp", "data_parallel", "pipelines")]
-    return replace(blocks[0], **{name: np.concatenate([getattr(rows, name) for rows in blocks]) for name in columns})
+    """All rows; the degrees of pipelines and data are those of the first."""
+    columns: dict[str, Any] = {
+        each.name: np.concatenate([getattr(rows, each.name) for rows in blocks])
+        for each in fields(LayoutRows)
+        if each.name not in ("pp", "data_parallel", "pipelines")
+    }
+    return replace(blocks[0], **columns)
 
 
 def _fewest_runs(groups: tuple[PipelineGroup, ...]) -> list[float]:
@@ -145,10 +151,6 @@ class _Search:
     @property
     def capacity(self) -> float:
         return min(self.room.capacity, self.limit) if self.by_memory else self.room.capacity
-
-    @property
-    def slowest(self) -> float:
-        return inf if self.by_memory else self.limit
 
     def groups(self, rule: int) -> Iterator[_Group]:
         """All rows under a rule set that may fit and cost no more than the limit, by pipeline degree."""
@@ -199,7 +201,7 @@ class _Search:
         return np.moveaxis(tables.passes[rule][:, keys] * weights * _LESS, 0, -1)
 
     def _least_memory(self, rule: int, rows: Index) -> Array:
-        """What always stays of a mean rank, and of the first; infinite where a layout has no such stage. [2, ZeRO stages, rows], in bytes"""
+        """What always stays of a mean rank, and of the first; infinite where a layout has no such stage. [2, ZeRO stages, rows]"""
         estimator, tables = self.estimator, self.tables
         regions = tables.programs[rule].regions
         counts = tuple(float(region.count) for region in regions)
@@ -228,7 +230,7 @@ class _Search:
 
     def evaluate(self, group: _Group) -> None:
         for pipelines in self.pipelines[group.pp]:
-            rows, sizes, recomputes = np.nonzero(group.bounds <= (self.capacity if self.by_memory else self.slowest))
+            rows, sizes, recomputes = np.nonzero((group.bounds <= (self.capacity if self.by_memory else self.limit)) & (group.bounds < inf))
             step = max(1, BLOCK_CELLS // len(pipelines.choices))
             for begin in range(0, len(rows), step):
                 part = slice(begin, begin + step)
@@ -246,10 +248,10 @@ class _Search:
         possible = np.broadcast_to(
             legal_choices(pipelines.choices, m, pp, space.least_microbatches(pp)), (len(rows), 1, 1, len(pipelines.choices))
         )
-        if self.slowest < inf:
+        if not self.by_memory and self.limit < inf:
             # what waits for parameters hides sends, and nothing else of the pipeline
             shape = possible.shape
-            possible = possible & (pipeline_times(estimator, regions, pipelines, pp, m, 0.0, shape) * _LESS <= self.slowest)
+            possible = possible & (pipeline_times(estimator, regions, pipelines, pp, m, 0.0, shape) * _LESS <= self.limit)
         if not possible.any():
             return
         ways = None
@@ -286,11 +288,13 @@ class _Search:
             cost = np.zeros((len(some), 1, 1, 1))
             cells = cells[some]
             if not self.by_memory:
-                at = np.flatnonzero(cells.any(axis=(1, 2, 3)))
-                terms, tied = tables.parameters[rule, zero, pp > 1]().block(keys[at])
-                passes = columns.regions.as_made(itemgetter(at))
+                own = np.flatnonzero(cells.any(axis=(1, 2, 3)))
+                terms, tied = tables.parameters[rule, zero, pp > 1]().block(keys[own])
+                passes = columns.regions.as_made(itemgetter(own))
                 cost = np.full(cells.shape, inf)
-                cost[at] = step_times(estimator, pipeline[at], terms, tied, passes, pipelines, pp=pp, num_microbatches=m[at], hop=hop[at])
+                cost[own] = step_times(
+                    estimator, pipeline[own], terms, tied, passes, pipelines, pp=pp, num_microbatches=m[own], hop=hop[own]
+                )
                 cells = cells & (cost <= self.limit)
             if not cells.any():
                 continue

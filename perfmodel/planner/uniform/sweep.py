@@ -39,7 +39,7 @@ from perfmodel.planner.uniform.space import (
     recompute_choices,
 )
 from perfmodel.planner.uniform.step_times import step_times
-from perfmodel.planner.uniform.tables import Kept, Tables, take_grid
+from perfmodel.planner.uniform.tables import KeptTables, Tables, take_grid
 from perfmodel.search.select import Front, Smallest
 
 Array = NDArray[np.float64]
@@ -198,7 +198,7 @@ def sweep(
     recompute_operators: tuple[str, ...] | None = None,
     progress: Callable[[float], bool | None] | None = None,
     needless: float | None = None,
-    kept_tables: Kept | None = None,
+    kept_tables: KeptTables | None = None,
 ) -> Sweep:
     """Evaluate every plan of the space; where `progress` answers True it ends with what it has.
 
@@ -225,7 +225,7 @@ def sweep(
     )
     blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention)) if state.recomputes else []
     if blocks:
-        kept_tables = kept_tables or Kept()
+        kept_tables = kept_tables or KeptTables()
         tables = _tables(state, blocks, kept_tables)
         for i, rows in enumerate(blocks):
             _evaluate_rows(state, tables, i, rows, tables.micro)
@@ -237,7 +237,7 @@ def sweep(
     return state
 
 
-def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: Kept) -> None:
+def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: KeptTables) -> None:
     """Lists of recomputed operators, of the layouts whose passes alone take no longer than the best plans so far."""
     first = state.recomputes, state.recompute_operators
     for operators in state.space.lists:
@@ -250,7 +250,7 @@ def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: Kept) -> Non
     state.slowest = inf
 
 
-def _tables(state: Sweep, blocks: list[LayoutRows], kept: Kept) -> Tables:
+def _tables(state: Sweep, blocks: list[LayoutRows], kept: KeptTables) -> Tables:
     tables = Tables(
         state.estimator,
         state.space,

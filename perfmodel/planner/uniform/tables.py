@@ -7,9 +7,10 @@ layout and the ZeRO stage. Both are evaluated once for each distinct combination
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,7 @@ def layout_grid(estimator: Estimator, rows: LayoutRows, orders: tuple[tuple[str,
     )
 
 
-def take_grid(grid: LayoutGrid, rows: Index) -> LayoutGrid:
+def take_grid(grid: LayoutGrid, rows: Index | slice) -> LayoutGrid:
     return LayoutGrid(
         degree={axis: column[rows] for axis, column in grid.degree.items()},
         fine={axis: column[rows] for axis, column in grid.fine.items()},
@@ -104,7 +105,10 @@ class MicrobatchTable:
 
     def take(self, keys: Index) -> MicrobatchTable:
         """Some of the keys."""
-        return replace(self, **{name: getattr(self, name)[..., keys, :] for name in _BY_KEY})
+        return self.with_columns({name: getattr(self, name)[..., keys, :] for name in _BY_KEY})
+
+    def with_columns(self, columns: Mapping[str, Any]) -> MicrobatchTable:
+        return replace(self, **columns)
 
     def block(self, keys: Index, columns: Index, recomputes: Index) -> tuple[RegionTimes, ActivationTerms]:
         """Costs at these layouts' keys, micro-batches and kinds of recomputation: indices of any shapes that broadcast, then a dim of 1."""
@@ -149,7 +153,7 @@ def join_tables(parts: list[MicrobatchTable]) -> MicrobatchTable:
     columns = {name: [getattr(part, name) for part in parts] for name in _BY_KEY}
     most = max(map(len, columns["times"]))  # where no collective of a piece leaves its node, all of the passes is free
     columns["times"] = [times if len(times) == most else np.concatenate([times, times]) for times in columns["times"]]
-    return replace(parts[0], **{name: np.concatenate(values, axis=-2) for name, values in columns.items()})
+    return parts[0].with_columns({name: np.concatenate(values, axis=-2) for name, values in columns.items()})
 
 
 def _pieces(grid: LayoutGrid, most: int) -> list[LayoutGrid]:
@@ -222,7 +226,7 @@ class ParameterTable:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Kept:
+class KeptTables:
     """Tables for further passes: looked into, and added to.
 
     parameters           for other batches of a space, too
@@ -259,7 +263,7 @@ class Tables:
         estimator: Estimator,
         space: Space,
         blocks: Sequence[LayoutRows],
-        kept: Kept,
+        kept: KeptTables,
         *,
         attention: AttentionKernel,
         recomputes: list[Recompute],
