@@ -131,7 +131,9 @@ class _Group:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Search:
-    """limit   cost of the best plan so far, or that none may exceed   [s or byte]
+    """A search for one plan.
+
+    limit   cost of the best plan so far, or that none may exceed   [s or byte]
     best    (rule, row, micro-batch, recompute, zero, schedule) of it
     """
 
