@@ -107,11 +107,6 @@ def _joined(blocks: list[LayoutRows]) -> LayoutRows:
     return replace(blocks[0], **columns)
 
 
-def _fewest_runs(groups: tuple[PipelineGroup, ...]) -> list[float]:
-    """How often the first rank runs each region, at least."""
-    return [min(float(np.min(runs)) for runs in each) for each in zip(*(group.stages.runs[0] for group in groups), strict=True)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Group:
     """Rows of one pipeline degree and rule set.
@@ -207,7 +202,11 @@ class _Search:
         estimator, tables = self.estimator, self.tables
         regions = tables.programs[rule].regions
         counts = tuple(float(region.count) for region in regions)
-        runs = {pp: _fewest_runs(groups) for pp, groups in self.pipelines.items()}
+        # how often the first rank runs each region, at least
+        runs = {
+            pp: [min(float(np.min(runs)) for runs in region) for region in zip(*(group.stages.runs[0] for group in groups), strict=True)]
+            for pp, groups in self.pipelines.items()
+        }
         found = np.full((2, len(ZERO_STAGES), len(rows)), inf)
         for in_pipeline in (False, True):
             at = np.flatnonzero((self.pp[rows] > 1) == in_pipeline)
