@@ -8,11 +8,13 @@ from dataclasses import replace
 from perfmodel.cost.estimate import Estimator
 from perfmodel.frameworks.runnable import ANYTHING
 from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.result import Objective
 from perfmodel.planner.ties import TIES
+from perfmodel.planner.uniform.quickest import best_plan
 from perfmodel.planner.uniform.space import Space, unlimited_space
-from perfmodel.planner.uniform.sweep import Better, Sweep, sweep
+from perfmodel.planner.uniform.tables import KeptTables
 
 
 def beyond_framework(
@@ -25,12 +27,14 @@ def beyond_framework(
     memory_headroom: float | None,
     risk: float | None,
     attention: AttentionKernel,
+    kept_tables: KeptTables | None = None,
 ) -> tuple[Prediction, ...]:
     """Return the best plan of the space without the framework's limits, if it fits and beats `best` by more than a tie.
 
     Searches one order of the axes, that of `best`, for nothing but plans that are better.
 
-    least   no plan of the space that fits costs less
+    least         no plan of the space that fits costs less
+    kept_tables   of the search of the space
     """
     if space.runs == ANYTHING:
         return ()
@@ -38,31 +42,32 @@ def beyond_framework(
     orders = (best[0].plan.order,) if best else space.orders[:1]
     one = replace(space, orders=orders, lists=())
 
-    def search(part: Space, at_most: float, beyond: Space | None = None) -> Sweep:
-        return sweep(
+    def search(part: Space, at_most: float, beyond: Space | None = None) -> tuple[float, Plan] | None:
+        return best_plan(
             estimator,
             part,
-            top=1,
+            by_memory=by_memory,
+            at_most=at_most * (1.0 + 1e-9),
+            beyond=beyond,
             memory_headroom=memory_headroom,
             risk=risk,
             attention=attention,
-            better=Better(only="memory" if by_memory else "time", at_most=at_most * (1.0 + 1e-9), beyond=beyond),
+            kept_tables=kept_tables,
         )
 
     # what is less than a tie better is not looked for
     limit = _cost(best[0], by_memory=by_memory) * (1.0 - TIES) if best else math.inf
     found = search(unlimited_space(one), limit, beyond=one)
-    if not found.num_feasible:
+    if found is None:
         return ()
-    ids = found.best_memory.ids if by_memory else found.best_time.ids
-    other = estimator.predict(found.plan(int(ids[0])), memory_headroom=memory_headroom, risk=risk)
+    other = estimator.predict(found[1], memory_headroom=memory_headroom, risk=risk)
     cost = _cost(other, by_memory=by_memory)
     if not other.not_runnable or (best and cost > limit):
         return ()
     if cost >= least:
         # the best is not the cheapest plan: one of this order that the framework can run may be cheaper still
         usual = search(one, cost)
-        if usual.num_feasible and float((usual.best_memory if by_memory else usual.best_time).values[0]) < cost:
+        if usual is not None and usual[0] < cost:
             return ()
     return (other,)
 

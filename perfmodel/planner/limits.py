@@ -22,7 +22,8 @@ from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan, divisors
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.uniform.space import Space
-from perfmodel.planner.uniform.sweep import KeptTables, Sweep, sweep
+from perfmodel.planner.uniform.sweep import Sweep, sweep
+from perfmodel.planner.uniform.tables import KeptTables
 from perfmodel.workload.training import frozen_parameter_bytes, num_trained_parameters
 
 _LARGEST_BATCH = 2**20
@@ -119,7 +120,7 @@ class Prober:
                     risk=self.risk,
                     attention=self.attention,
                     needless=needless,
-                    kept_tables=self.tables.setdefault(chips, {}),
+                    kept_tables=self.tables.setdefault(chips, KeptTables()),
                 )
                 if len(found.least.ids) and found.least.values[0] <= needless:
                     break  # else the guide was none of them after all

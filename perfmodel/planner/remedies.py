@@ -16,8 +16,8 @@ from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.planner.explain import changed_knobs, plan_knobs
 from perfmodel.planner.limits import Prober, chip_counts, fewest_chips
 from perfmodel.planner.result import FittingChange
+from perfmodel.planner.uniform.quickest import best_plan
 from perfmodel.planner.uniform.space import Space, runnable_space
-from perfmodel.planner.uniform.sweep import Better, sweep
 
 Knob = int | str | bool
 MakeEstimator = Callable[[int, int], Estimator]
@@ -59,20 +59,15 @@ class Asked:
         """Return the fastest plan of the space that fits."""
         if not self.any_framework:
             space = runnable_space(space, self.estimator.profile, self.estimator.job)
-        found = sweep(
+        found = best_plan(
             self.estimator,
             space,
-            top=1,
             memory_headroom=self.memory_headroom,
             risk=self.risk,
             attention=attention,
             recompute_operators=recompute_operators,
-            better=Better(only="time"),
         )
-        if not found.num_feasible:
-            return None
-        plan = found.plan(int(found.best_time.ids[0]))
-        return self.estimator.predict(plan, memory_headroom=self.memory_headroom, risk=self.risk)
+        return None if found is None else self.estimator.predict(found[1], memory_headroom=self.memory_headroom, risk=self.risk)
 
 
 def remedies_of_plan(asked: Asked, plan: Plan) -> tuple[FittingChange, ...]:

@@ -21,6 +21,7 @@ from perfmodel.planner.result import AlikePlans, Baseline, Certainty, Expectatio
 from perfmodel.planner.ties import kind_of, preference, shared_places
 from perfmodel.planner.uniform.space import Space
 from perfmodel.planner.uniform.sweep import OUT_OF_MEMORY, OUT_OF_MEMORY_STATIC, TIGHT, Sweep, sweep
+from perfmodel.planner.uniform.tables import KeptTables
 from perfmodel.uncertainty.expected import expected_times
 
 __all__ = ["OUT_OF_MEMORY", "OUT_OF_MEMORY_STATIC", "TIGHT", "Sweep", "search_plans", "sweep"]
@@ -52,12 +53,14 @@ def search_plans(
     with_baselines: bool = True,
     likely: Sequence[Likely] = (),
     progress: Callable[[float], bool | None] | None = None,
+    kept_tables: KeptTables | None = None,
 ) -> SearchResult:
     """The best plans of the space. For a given number of chips the objectives time and chip-time rank alike.
 
     risk   probability of not fitting that a plan may have, in place of the headroom; the result then says what more certainty costs
     ties   plans within this share of the best are as good: the likeliest to fit comes first, of these the simplest, then the smallest;
            0: the exact order
+    kept_tables   for passes over other spaces of the job
     likely what the framework may be: where there are ties, the best is that of the times expected over these, of the best `EXPECTED`
     """
     try:
@@ -74,7 +77,17 @@ def search_plans(
     space = space or Space()
     begin = clock.process_time()
     kept = max(top * len(space.orders), CANDIDATES if ties else 0)
-    state = sweep(estimator, space, top=kept, memory_headroom=memory_headroom, risk=risk, attention=attention, progress=progress)
+    tables = kept_tables or KeptTables(keeps_microbatches=risk is not None)
+    state = sweep(
+        estimator,
+        space,
+        top=kept,
+        memory_headroom=memory_headroom,
+        risk=risk,
+        attention=attention,
+        progress=progress,
+        kept_tables=tables,
+    )
     elapsed = clock.process_time() - begin
     known: tuple[Baseline, ...] = ()
     if with_baselines:
@@ -125,16 +138,16 @@ def search_plans(
         memory_usable=estimator.machine.memory_usable,
         memory_headroom=rule.headroom,
         risk=rule.risk if rule.risk < 1.0 else None,
-        certainty=() if risk is None or state.interrupted else _certainty(estimator, space, attention=state.attention),
+        certainty=() if risk is None or state.interrupted else _certainty(estimator, space, attention=state.attention, kept_tables=tables),
         interrupted=state.interrupted,
     )
 
 
-def _certainty(estimator: Estimator, space: Space, *, attention: AttentionKernel) -> tuple[Certainty, ...]:
+def _certainty(estimator: Estimator, space: Space, *, attention: AttentionKernel, kept_tables: KeptTables) -> tuple[Certainty, ...]:
     """The fastest plan at each of some risks; the smaller ones may have none."""
     found = []
     for risk in CERTAINTY:
-        state = sweep(estimator, space, top=1, risk=risk, attention=attention)
+        state = sweep(estimator, space, top=1, risk=risk, attention=attention, kept_tables=kept_tables)
         plans = [state.plan(int(i)) for i in state.best_time.ids[:1]] if state.num_feasible else []
         found.append(Certainty(risk=risk, prediction=tuple(estimator.predict(plan, risk=risk) for plan in plans)))
     return tuple(found)

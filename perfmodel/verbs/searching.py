@@ -55,6 +55,7 @@ def search_in(
     from perfmodel.frameworks.ensemble import likely_profiles
     from perfmodel.planner.beyond import beyond_framework
     from perfmodel.planner.result import Objective
+    from perfmodel.planner.uniform.tables import KeptTables
 
     check_headroom(memory_headroom)
     objective = choice_of(Objective, text_of(objective, "objective", ", ".join(Objective)), "objective")
@@ -70,6 +71,7 @@ def search_in(
         "attention": attention,
         "progress": progress,
     }
+    kept_tables = KeptTables(keeps_microbatches=True)
     if setting.cluster.pools:
         from perfmodel.cost.mixed import mixed_estimator
         from perfmodel.planner.mixed import search_mixed
@@ -79,7 +81,7 @@ def search_in(
         from perfmodel.planner.search import search_plans
 
         likely = likely_profiles(setting.estimator.profile) if ties else ()
-        result = search_plans(setting.estimator, space, likely=likely, **asked)
+        result = search_plans(setting.estimator, space, likely=likely, kept_tables=kept_tables, **asked)
     if not (result.num_evaluated or result.interrupted):
         raise InputError(_why_empty(setting, knobs, result, any_framework=any_framework))
     if with_beyond and not (any_framework or result.interrupted):
@@ -92,6 +94,7 @@ def search_in(
             memory_headroom=memory_headroom,
             risk=risk,
             attention=attention,
+            kept_tables=kept_tables,
         )
         result = replace(result, any_framework=beyond)
 

@@ -56,13 +56,18 @@ def test_search(benchmark):
 
 
 @pytest.mark.parametrize(
-    ("profile", "chips", "global_batch"),
-    [("torchtitan", 8, 64), ("megatron", 512, 1024)],
-    ids=["torchtitan, 8 chips", "megatron, 512 chips"],
+    ("profile", "model", "chips", "global_batch", "most"),
+    [
+        ("torchtitan", "llama-3.1-8b", 8, 64, 1.2),
+        ("megatron", "llama-3.1-8b", 512, 1024, 1.2),
+        ("megatron", "llama-3-70b", 64, 512, 1.4),
+        ("deepspeed", "llama-3-70b", 64, 512, 1.5),
+        ("deepspeed", "gpt3-175b", 96, 96, 1.5),
+    ],
 )
-def test_what_a_framework_cannot_run_costs_little_of_a_search(benchmark, monkeypatch, profile, chips, global_batch):
-    """Llama 3.1 8B: a search with the line of `--any-framework`, over one without: measured 1.06 to 1.11."""
-    words = {"model": "llama-3.1-8b", "cluster": "dgx-h100", "seq_len": 8192}
+def test_what_a_framework_cannot_run_costs_little_of_a_search(benchmark, monkeypatch, profile, model, chips, global_batch, most):
+    """A search with the line of `--any-framework`, over one without: measured 1.07, 1.07, 1.11, 1.33 and 1.24."""
+    words = {"model": model, "cluster": "dgx-h100", "seq_len": 2048 if model == "gpt3-175b" else 8192}
     words |= {"profile": profile, "chips": chips, "global_batch": global_batch}
     whole = beyond.beyond_framework
 
@@ -79,7 +84,7 @@ def test_what_a_framework_cannot_run_costs_little_of_a_search(benchmark, monkeyp
     benchmark.pedantic(lambda: seconds(whole), rounds=2, iterations=1)
     ratio = min(one for one, _ in pairs) / min(other for _, other in pairs)
     benchmark.extra_info["times the search without"] = round(ratio, 3)
-    assert ratio < 1.2
+    assert ratio < most
 
 
 def test_an_objective_of_the_whole_run_costs_little_of_a_search(benchmark):

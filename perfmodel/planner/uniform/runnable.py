@@ -7,21 +7,27 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.frameworks.runnable import Runs
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.layout import Dispatcher, Recompute
 from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, Space
 
+Array = NDArray[np.float64]
 Cells = NDArray[np.bool_]
+
+
+def admitted_zero(runs: Runs, rows: LayoutRows, zero: int) -> Cells:
+    """Layouts beside whose axes the framework has this ZeRO stage."""
+    pipelined, beside = rows.pp > 1, ((rows.tp > 1) | (rows.cp > 1)) & (rows.dp_replicate * rows.dp_shard * rows.cp > 1)
+    some, every = (runs.admits_zero(zero, pipelined=pipelined, replicated=replicated) for replicated in (True, False))
+    found = np.where((rows.dp_shard > 1) & (rows.dp_replicate > 1), some, every)
+    return found if zero in runs.zero_beside_axes else found & ~beside
 
 
 def runnable_layouts(space: Space, rows: LayoutRows, rules: RuleSet, dispatcher: Dispatcher, *, zero: int, seq_len: int) -> Cells:
     """Layouts of which the framework of a space surely runs this ZeRO stage; rules with another name than its own it may run, too."""
-    runs, pipelined = space.runs, rows.pp > 1
-    replicated = (rows.dp_shard > 1) & (rows.dp_replicate > 1)
-    some = [runs.admits_zero(zero, pipelined=pipelined, replicated=False), runs.admits_zero(zero, pipelined=pipelined, replicated=True)]
-    found = np.where(replicated, some[1], some[0])
-    if zero not in runs.zero_beside_axes:
-        found &= ((rows.tp == 1) & (rows.cp == 1)) | (rows.data_parallel * rows.cp == 1)
+    runs = space.runs
+    found = admitted_zero(runs, rows, zero)
     for axis, degrees in (("pp", np.array(rows.pp)), ("tp", rows.tp), ("cp", rows.cp)):
         if axis not in runs.axes:
             found &= degrees == 1
@@ -35,19 +41,13 @@ def runnable_layouts(space: Space, rows: LayoutRows, rules: RuleSet, dispatcher:
 
 
 def runnable_ways(
-    space: Space,
-    micro_batches: Sequence[int],
-    recomputes: Sequence[Recompute],
-    choices: Sequence[PipelineChoice],
-    rows: LayoutRows,
-    batch: int,
+    space: Space, recomputes: Sequence[Recompute], kinds: NDArray[np.int64], choices: Sequence[PipelineChoice], m: Array, pp: int
 ) -> Cells:
-    """[micro-batches, recompute, schedules] that the framework of a space runs of these layouts."""
+    """[rows, 1, 1, schedules] that the framework of a space runs, of rows of these kinds of recomputation and `m` microbatches."""
     runs = space.runs
-    by_recompute = np.array([str(recompute) in runs.recompute for recompute in recomputes])
-    if rows.pp == 1:
-        return np.broadcast_to(by_recompute[None, :, None], (len(micro_batches), len(recomputes), len(choices)))
-    counts = batch // (rows.data_parallel * np.array(micro_batches))
+    by_recompute = np.array([str(recompute) in runs.recompute for recompute in recomputes])[kinds].reshape(m.shape)
+    if pp == 1:
+        return by_recompute
     by_choice = [str(each.schedule) in runs.schedules and (runs.uneven_stages or len(set(each.stage_layers)) == 1) for each in choices]
-    enough = (counts >= rows.pp) | runs.few_microbatches
-    return np.asarray(enough[:, None, None] & by_recompute[None, :, None] & np.array(by_choice)[None, None, :])
+    enough = (m >= pp) | runs.few_microbatches
+    return np.asarray(enough & by_recompute & np.array(by_choice))

@@ -66,12 +66,12 @@ def schedule_columns(
     least_microbatches: int,
 ) -> tuple[dict[int, dict[At, Array]], dict[int, LiveLayers], NDArray[np.bool_]]:
     """[layouts, micro-batches, recompute, schedules]: kept bytes of these ranks as reserved (of moments `apart` by themselves),
-    layers under way there [1, micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need infinite
-    memory."""
+    layers under way there and which schedules are legal as the numbers of microbatches `m`: illegal ones need infinite memory."""
     shape = (*np.broadcast_shapes(*(each.shape for each in activations.kept), m.shape)[:-1], len(choices := pipelines.choices))
     stages = pipelines.stages
     kept = {rank: {at: np.empty(shape) for at in runs_at(rank, stages) if at in pipelines.apart} for rank in ranks}
-    cells = (1, m.size, 1, len(choices))
+    keeps_parameters = pp > 1 and estimator.profile.stages.pipeline_keeps_parameters
+    cells = (*m.shape[:-1], len(choices)) if keeps_parameters else (1, 1, 1, 1)  # else of no account
     lives = {rank: LiveLayers(**{each.name: np.zeros(cells) for each in fields(LiveLayers)}) for rank in ranks}
     legal = legal_choices(choices, m, pp, least_microbatches)
     profile = estimator.profile
@@ -84,7 +84,7 @@ def schedule_columns(
         live = three_live_layers(table, schedule=schedule, num_ranks=pp, num_microbatches=m, num_between=stages.num_ranks - 2)
         pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=v, live=live)
         moving = kept_memory(activations, pipelines.stages_of(at), pipelining, profile, activation_bytes=activation_bytes)
-        if pp > 1 and profile.stages.pipeline_keeps_parameters:
+        if keeps_parameters:
             for rank in ranks:
                 for each in fields(LiveLayers):
                     getattr(lives[rank], each.name)[..., at] = getattr(live[rank], each.name)
@@ -92,22 +92,21 @@ def schedule_columns(
             for moment, under_way in kept[rank].items():
                 under_way[..., at] = (moving[rank][moment][0] + moving[rank][moment][1]) * factor
     if not legal.all():
-        blocked = np.where(legal, 0.0, np.inf)[None, :, None, :]
-        kept[0][At.BLOCKS] += blocked
+        kept[0][At.BLOCKS] += np.where(legal, 0.0, np.inf)
     return kept, lives, legal
 
 
 def legal_choices(choices: tuple[PipelineChoice, ...], m: Array, pp: int, least_microbatches: int) -> NDArray[np.bool_]:
-    """[micro-batches, schedules]"""
-    count = m.reshape(-1)
-    legal = np.empty((len(count), len(choices)), dtype=bool)
+    """[..., schedules], for numbers of microbatches [..., 1]."""
+    count = m[..., 0]
+    legal = np.empty((*count.shape, len(choices)), dtype=bool)
     for i, choice in enumerate(choices):
         match choice.schedule:
             case PipelineSchedule.GPIPE:
-                legal[:, i] = count > 1
+                legal[..., i] = count > 1
             case PipelineSchedule.ONE_F_ONE_B:
-                legal[:, i] = True
+                legal[..., i] = True
             case PipelineSchedule.INTERLEAVED:
-                legal[:, i] = count % pp == 0
-    legal &= (count >= least_microbatches)[:, None]
+                legal[..., i] = count % pp == 0
+    legal &= m >= least_microbatches
     return legal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,10 @@ class Space:
         if knob in self.fixed and self.fixed[knob] != value:
             return False
         return knob not in self.maximum or int(value) <= self.maximum[knob]
+
+    def least_microbatches(self, pp: int) -> int:
+        """Fewest microbatches of a pipeline."""
+        return 1 if self.runs.few_microbatches else pp
 
     def runs_degrees(self, seq_len: int, *, pp: int, cp: int, tp: int) -> bool:
         """Whether the framework has these axes."""
@@ -310,6 +315,16 @@ def stage_layouts(job: TrainingJob, num_ranks: int, virtual_stages: int) -> list
     return [even, shorter] if fewer and (no_more or model.vocab_size * model.hidden_size > model.num_layer_parameters) else [even]
 
 
+@lru_cache(maxsize=4096)
+def _moments_apart(schedule: PipelineSchedule, stage_layers: tuple[int, ...], pp: int, of_first: float) -> tuple[bool, frozenset[At]]:
+    """Whether a middle rank has more under way than the first, which has so many blocks; moments without as many as while blocks run."""
+    of = live_of_table(live_table(schedule, stage_layers, pp))
+    most = map(np.asarray, (of.most, of.present, of.fewer, of.ended))
+    fuller = any(bool((each[:, 1] > each[:, 0]).any()) for each in most)
+    first, last = (np.asarray(of.fewer_at_first)[:, 0] != of_first).any(), np.asarray(of.fewer_at_last)[:, 2].any()
+    return fuller, frozenset(at for at, is_apart in ((At.FIRST, first), (At.LAST, last)) if is_apart)
+
+
 def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGroup, ...]:
     """Schedules, virtual stages and layers of a pipeline degree. Without a pipeline: 1f1b only."""
     most = job.transformer.num_hidden_layers + STAGES_WITHOUT_LAYERS
@@ -338,15 +353,10 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
         first, *between, _ = stages.runs
         fuller = any(runs[i] > first[i] for runs in between for i in stages.inner)
         apart = {At.BLOCKS}
-        for under_way in (live_of_table(each.live) for each in choices):
-            fuller |= any(
-                bool((of[:, 1] > of[:, 0]).any())
-                for of in map(np.asarray, (under_way.most, under_way.present, under_way.fewer, under_way.ended))
-            )
-            if (np.asarray(under_way.fewer_at_first)[:, 0] != stages.blocks(0)).any():
-                apart.add(At.FIRST)
-            if np.asarray(under_way.fewer_at_last)[:, 2].any():
-                apart.add(At.LAST)
+        for each in choices:
+            has_fuller, moments = _moments_apart(each.schedule, each.stage_layers, pp, float(stages.blocks(0)))
+            fuller |= has_fuller
+            apart |= moments
         groups.setdefault(fuller, []).append((stages, choices, apart))
     return tuple(PipelineGroup.side_by_side(group, fuller_middle=fuller) for fuller, group in groups.items())
 

@@ -6,22 +6,26 @@ layout and the ZeRO stage. Both are evaluated once for each distinct combination
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.moments import ActivationTerms, activation_terms
-from perfmodel.cost.microbatch import microbatch_cost
-from perfmodel.cost.parameters import parameter_cost, side_by_side
+from perfmodel.cost.microbatch import microbatch_cost, microbatch_depends_on
+from perfmodel.cost.parameters import parameter_cost, parameters_depend_on, side_by_side
 from perfmodel.cost.program import Program
 from perfmodel.cost.stages import sum_of
 from perfmodel.cost.step import ParameterTerms, RegionTimes, parameter_terms, region_times, tied_time
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid, make_grid
-from perfmodel.parallel.layout import Recompute
-from perfmodel.planner.uniform.space import LayoutRows
+from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.planner.uniform.space import LayoutRows, Space, micro_batches
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -43,7 +47,7 @@ def layout_grid(estimator: Estimator, rows: LayoutRows, orders: tuple[tuple[str,
     )
 
 
-def take_grid(grid: LayoutGrid, rows: Index) -> LayoutGrid:
+def take_grid(grid: LayoutGrid, rows: Index | slice) -> LayoutGrid:
     return LayoutGrid(
         degree={axis: column[rows] for axis, column in grid.degree.items()},
         fine={axis: column[rows] for axis, column in grid.fine.items()},
@@ -99,13 +103,18 @@ class MicrobatchTable:
         pairs = zip(self.times[: len(regions)], self.times[len(regions) :], strict=False)
         return np.asarray(sum_of([region.count * (f + b) for region, (f, b) in zip(regions, pairs, strict=False)]))
 
+    def take(self, keys: Index) -> MicrobatchTable:
+        """Some of the keys."""
+        return self.with_columns({name: getattr(self, name)[..., keys, :] for name in _BY_KEY})
+
+    def with_columns(self, columns: Mapping[str, Any]) -> MicrobatchTable:
+        return replace(self, **columns)
+
     def block(self, keys: Index, columns: Index, recomputes: Index) -> tuple[RegionTimes, ActivationTerms]:
-        """Arrays [layouts, micro-batches, recompute, 1] for these layouts' keys, micro-batches and kinds of recomputation."""
-        index, alike = np.ix_(keys, columns), np.ix_(np.zeros(1, dtype=np.int64), keys, columns)
-        each = np.ix_(recomputes, keys, columns)
+        """Costs at these layouts' keys, micro-batches and kinds of recomputation: indices of any shapes that broadcast, then a dim of 1."""
 
         def pick(values: Array) -> Array:
-            return np.moveaxis(values[alike if len(values) == 1 else each], 0, -1)[..., None]
+            return np.asarray(values[0, keys, columns] if len(values) == 1 else values[recomputes, keys, columns])[..., None]
 
         regions = self.program.regions
         times = [pick(values) for values in self.times]
@@ -119,23 +128,32 @@ class MicrobatchTable:
             kept=tuple(pick(self.kept[i][some[i]]) for i in range(len(regions))),
             peaks=tuple((pick(self.peaks[2 * i][some[i]]), pick(self.peaks[2 * i + 1][some[i]])) for i in range(len(regions))),
             forward=tuple(pick(self.forward[i][some[i]]) for i in range(len(regions))),
-            boundary=self.boundary[index][..., None, None],
-            logits=self.logits[index][..., None, None],
+            boundary=pick(self.boundary[None]),
+            logits=pick(self.logits[None]),
             run_ahead=pick(self.run_ahead),
         )
+
+
+_BY_KEY = tuple(each.name for each in fields(MicrobatchTable) if each.name != "program")
 
 
 def microbatch_table(
     estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
 ) -> MicrobatchTable:
     """Every layout key with every micro-batch."""
-    parts = [_microbatch_part(estimator, program, piece, sizes, recomputes) for piece in _pieces(grid, TABLE_COLUMNS // len(sizes))]
+    return join_tables(
+        [_microbatch_part(estimator, program, piece, sizes, recomputes) for piece in _pieces(grid, TABLE_COLUMNS // len(sizes))]
+    )
+
+
+def join_tables(parts: list[MicrobatchTable]) -> MicrobatchTable:
+    """All keys of some tables of one rule set, micro-batches and kinds of recomputation."""
     if len(parts) == 1:
         return parts[0]
-    columns = {each.name: [getattr(part, each.name) for part in parts] for each in fields(MicrobatchTable) if each.name != "program"}
+    columns = {name: [getattr(part, name) for part in parts] for name in _BY_KEY}
     most = max(map(len, columns["times"]))  # where no collective of a piece leaves its node, all of the passes is free
     columns["times"] = [times if len(times) == most else np.concatenate([times, times]) for times in columns["times"]]
-    return MicrobatchTable(program=program, **{name: np.concatenate(values, axis=-2) for name, values in columns.items()})
+    return parts[0].with_columns({name: np.concatenate(values, axis=-2) for name, values in columns.items()})
 
 
 def _pieces(grid: LayoutGrid, most: int) -> list[LayoutGrid]:
@@ -207,6 +225,20 @@ class ParameterTable:
         ), pick(self.tied)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class KeptTables:
+    """Tables for further passes: looked into, and added to.
+
+    parameters           for other batches of a space, too
+    microbatches         by program, micro-batches and kinds of recomputation, each with the row of each combination of what it depends on
+    keeps_microbatches   for other spaces of the same job
+    """
+
+    parameters: dict[tuple[object, ...], ParameterTable] = field(default_factory=dict)
+    microbatches: dict[tuple[object, ...], tuple[MicrobatchTable, dict[bytes, int]]] = field(default_factory=dict)
+    keeps_microbatches: bool = False
+
+
 def parameter_table(
     estimator: Estimator, program: Program, rules: RuleSet, zero: int, grid: LayoutGrid, *, pipelined: bool
 ) -> ParameterTable:
@@ -215,3 +247,92 @@ def parameter_table(
     terms = parameter_terms(compiled, side_by_side(costs))
     tied = tied_time(program, terms, estimator.programs.sizes, estimator.machine, grid)
     return ParameterTable(terms=terms, tied=np.broadcast_to(np.asarray(tied, dtype=np.float64), grid.num_rows))
+
+
+class Tables:
+    """Tables over all blocks: keys of every layout, microbatch tables by rule set, parameter tables by ZeRO stage.
+
+    rows             where the layouts of each block are among all
+    used             rule sets that any layout may have
+    parameter_keys   row of each layout in the parameter tables of layouts with, or without, a pipeline
+    micro_keys       row of each layout in the microbatch table of a rule set
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        space: Space,
+        blocks: Sequence[LayoutRows],
+        kept: KeptTables,
+        *,
+        attention: AttentionKernel,
+        recomputes: list[Recompute],
+        recompute_operators: tuple[str, ...],
+    ) -> None:
+        self.estimator, self.kept, self.recomputes = estimator, kept, recomputes
+        self.cuts = space.cuts(estimator.job)
+        self.grid = join_grids([layout_grid(estimator, rows, space.orders) for rows in blocks])
+        bounds = np.cumsum([0, *(len(rows) for rows in blocks)])
+        self.rows = [slice(begin, end) for begin, end in itertools.pairwise(bounds.tolist())]
+        self.ways = np.concatenate([rows.rules for rows in blocks])
+        self.sizes = sorted({size for rows in blocks for size in micro_batches(estimator.job, rows.data_parallel, space)})
+        self.first, self.keys = distinct(depends_on := microbatch_depends_on(self.grid, estimator.profile))
+        self.depends_on = np.array(depends_on)[:, self.first].T
+        used = int(np.bitwise_or.reduce(self.ways))
+        self.programs = {
+            index: estimator.programs.program(rules, attention, recompute_operators, dispatcher)
+            for index, (rules, dispatcher) in enumerate(self.cuts)
+            if used >> index & 1
+        }
+        self.micro: dict[int, MicrobatchTable] = {}
+        self.micro_keys: dict[int, Index] = {}
+        self.passes: dict[int, Array] = {}
+        self.parameter_keys = np.empty(len(self.keys), dtype=np.int64)
+        self.parameters: dict[tuple[int, int, bool], Callable[[], ParameterTable]] = {}
+        for in_pipeline in (False, True):
+            rows = np.flatnonzero((self.grid.degree["pp"] > 1) == in_pipeline)
+            if not len(rows):
+                continue
+            some = take_grid(self.grid, rows)
+            first, self.parameter_keys[rows] = distinct(parameters_depend_on(some))
+            layouts = take_grid(some, first)
+            columns = [column.tobytes() for by_axis in (layouts.degree, *layouts.inside) for column in by_axis.values()]
+            columns += [column.tobytes() for column in layouts.hop]
+            for index, program in self.programs.items():
+                for zero in range(4):
+                    if space.admits("zero", zero) and space.runs.admits_zero(zero, pipelined=in_pipeline, replicated=False):
+                        key = (program.parameters, program.regions, zero, in_pipeline, *columns)  # however tokens reach experts
+                        make = partial(parameter_table, estimator, program, self.cuts[index][0], zero, layouts, pipelined=in_pipeline)
+                        self.parameters[index, zero, in_pipeline] = cache(partial(_kept_or_made, kept.parameters, key, make))
+
+    def add_microbatches(self, rule: int, rows: Index) -> None:
+        """Evaluate the microbatches of these layouts under a rule set, but for those that are kept."""
+        own = np.unique(self.keys[rows])
+        place = np.zeros(len(self.first), dtype=np.int64)
+        place[own] = np.arange(len(own))
+        program, key = self.programs[rule], (self.programs[rule], tuple(self.sizes), tuple(self.recomputes))
+        known, places = self.kept.microbatches.get(key, (None, {}))
+        names = [row.tobytes() for row in self.depends_on[own]]
+        old = np.array([name in places for name in names], dtype=bool)
+        parts: list[MicrobatchTable] = [] if known is None or not old.any() else [known]
+        place[own[old]] = [places[name] for name in names if name in places]
+        if not old.all():
+            new = own[~old]
+            if parts:
+                parts[0] = parts[0].take(place[own[old]])
+                place[own[old]] = np.arange(int(old.sum()))
+            parts.append(microbatch_table(self.estimator, program, take_grid(self.grid, self.first[new]), self.sizes, self.recomputes))
+            place[new] = int(old.sum()) + np.arange(len(new))
+        self.micro[rule] = table = join_tables(parts)
+        self.passes[rule] = table.passes()
+        self.micro_keys[rule] = place[self.keys]
+        if self.kept.keeps_microbatches and known is None:
+            self.kept.microbatches[key] = table, dict(zip(names, place[own].tolist(), strict=True))
+
+
+def _kept_or_made(
+    kept: dict[tuple[object, ...], ParameterTable], key: tuple[object, ...], make: Callable[[], ParameterTable]
+) -> ParameterTable:
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]

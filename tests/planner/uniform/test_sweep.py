@@ -8,8 +8,9 @@ import pytest
 from perfmodel.planner.uniform import space as uniform_space
 from perfmodel.planner.uniform import sweep as uniform_sweep
 from perfmodel.planner.uniform import tables
+from perfmodel.planner.uniform.quickest import best_plan
 from perfmodel.planner.uniform.space import Space, runnable_space, unlimited_space
-from perfmodel.planner.uniform.sweep import Better, sweep
+from perfmodel.planner.uniform.sweep import sweep
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.models import load_model
 from perfmodel.workload.training import training_of
@@ -78,10 +79,12 @@ def test_pipelines_side_by_side_are_as_each_by_itself(profile, monkeypatch):
     assert best() == together
 
 
-@pytest.mark.parametrize("profile", ["megatron", "torchtitan", "hf-trainer"])
+@pytest.mark.parametrize(
+    ("profile", "layers", "batch"), [("megatron", 2, 8), ("torchtitan", 2, 8), ("hf-trainer", 2, 8), ("deepspeed", 6, 24)]
+)
 @pytest.mark.parametrize("only", ["time", "memory"])
-def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, only):
-    job = make_job(make_model(num_hidden_layers=2), batch=8)
+def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, layers, batch, only):
+    job = make_job(make_model(num_hidden_layers=layers), batch=batch)
     estimator = estimator_of(job, chips=8, profile=profile)
     space = runnable_space(Space(orders=Space().orders[:1]), estimator.profile, job)
     everything = unlimited_space(space)
@@ -89,10 +92,22 @@ def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, o
     costs = state.best_time if only == "time" else state.best_memory
     of_others = [cost for cost, i in zip(costs.values, costs.ids, strict=True) if estimator.profile.not_runnable_reason(state.plan(int(i)))]
     for limit in (np.inf, float(np.median(of_others))):
-        found = sweep(estimator, everything, top=1, better=Better(only=only, at_most=limit, beyond=space))
-        best = found.best_time if only == "time" else found.best_memory
-        assert best.values[0] == pytest.approx(of_others[0], rel=1e-12)
-        assert estimator.profile.not_runnable_reason(found.plan(int(best.ids[0])))
-        assert found.next_id < state.next_id
-    nothing = Better(only=only, at_most=of_others[0] * 0.999, beyond=space)
-    assert not sweep(estimator, everything, top=1, better=nothing).num_feasible
+        cost, plan = best_plan(estimator, everything, by_memory=only == "memory", at_most=limit, beyond=space)
+        assert cost == pytest.approx(of_others[0], rel=1e-12)
+        assert estimator.profile.not_runnable_reason(plan)
+        assert plan.job.global_batch == plan.micro_batch * plan.num_microbatches * plan.layout.data_parallel
+    assert best_plan(estimator, everything, by_memory=only == "memory", at_most=of_others[0] * 0.999, beyond=space) is None
+
+
+@pytest.mark.parametrize("room", [0.9, 0.5, 0.2])
+def test_bounds_leave_out_no_plan_that_is_the_best_of_those_that_fit(room):
+    """Against every plan, with memory for some: the headroom leaves this share."""
+    job = make_job(load_model("nemotron-h-8b"), batch=16, seq_len=2048)
+    estimator = estimator_of(job, chips=16, node=8, profile="megatron")
+    space = Space(orders=Space().orders[:1])
+    state = sweep(estimator, space, top=1, memory_headroom=1.0 - room)
+    assert 0 < state.num_feasible < state.num_evaluated
+    for by_memory, best in ((False, state.best_time), (True, state.best_memory)):
+        cost, plan = best_plan(estimator, space, by_memory=by_memory, memory_headroom=1.0 - room)
+        assert cost == pytest.approx(best.values[0], rel=1e-12)
+        assert estimator.predict(plan, memory_headroom=1.0 - room).fits

@@ -1,0 +1,217 @@
+"""Columns of many plans at once, [layouts, micro-batches, recompute, schedules], and the memory of each plan among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.memory.chip import fixed_memory, outside_bytes, reserve_factor, reserved_memory, runs_at
+from perfmodel.cost.memory.moments import ActivationTerms, At, keeps_gathered
+from perfmodel.cost.memory.plan import Holding, activations_as, besides_of, crowding_of, rank_holding, replicas
+from perfmodel.cost.pipeline import LiveLayers
+from perfmodel.cost.step import ParameterTerms, RegionTimes, hop_time
+from perfmodel.foundation.columns import Column
+from perfmodel.foundation.memory_room import MemoryDoubt, RankNeed
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.planner.uniform.schedules import schedule_columns
+from perfmodel.planner.uniform.space import PipelineGroup
+from perfmodel.planner.uniform.tables import take_grid
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+Cells = NDArray[np.bool_]
+KeptBytes = dict[int, dict[At, Array]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Columns:
+    """Layouts of one pipeline degree and rule set with micro-batches and kinds of recomputation: what no schedule and no stage changes.
+
+    grid          columns [layouts, 1, 1, 1]
+    is_scattered  whether the residual stream is cut over tp
+    outside, num_replicas   see `Holding`
+    """
+
+    estimator: Estimator
+    pp: int
+    grid: LayoutGrid
+    regions: RegionTimes
+    activations: ActivationTerms
+    activation_bytes: float
+    num_microbatches: Array
+    is_scattered: bool
+    outside: Array
+    num_replicas: Array
+
+    @classmethod
+    def at(cls, estimator: Estimator, grid: LayoutGrid, **others: Any) -> Columns:
+        """Columns of the layouts of a grid [layouts]."""
+        grid = column_grid(grid)
+        outside = np.broadcast_to(outside_bytes(estimator.profile, estimator.machine, grid), grid.degree["pp"].shape)
+        return cls(estimator=estimator, grid=grid, outside=outside, num_replicas=replicas(grid), **others)
+
+    def take(self, some: slice | Index) -> Columns:
+        """Some of the layouts."""
+        pick = itemgetter(some)
+        return replace(
+            self,
+            grid=take_grid(self.grid, some),
+            regions=self.regions.as_made(pick),
+            activations=activations_as(self.activations, pick),
+            num_microbatches=self.num_microbatches if len(self.num_microbatches) == 1 else self.num_microbatches[some],
+            outside=self.outside[some],
+            num_replicas=self.num_replicas[some],
+        )
+
+    def hop(self) -> Any:
+        machine, profile = self.estimator.machine, self.estimator.profile
+        return hop_time(self.activations.boundary, self.grid.degree["tp"], profile, machine, self.grid, is_scattered=self.is_scattered)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Flight:
+    """Microbatches under way in the pipelines of some columns: `schedule_columns`, of the ranks of which one is the fullest."""
+
+    ranks: tuple[int, ...]
+    kept: KeptBytes
+    live: dict[int, LiveLayers]
+    legal: Cells
+
+    @classmethod
+    def of(cls, columns: Columns, pipelines: PipelineGroup, least_microbatches: int) -> Flight:
+        ranks = _ranks_to_compare(columns.estimator.profile, pipelines, columns.pp)
+        kept, live, legal = schedule_columns(
+            columns.estimator,
+            columns.activations,
+            pipelines,
+            columns.activation_bytes,
+            columns.pp,
+            columns.num_microbatches,
+            ranks,
+            least_microbatches,
+        )
+        return cls(ranks=ranks, kept=kept, live=live, legal=legal)
+
+    def take(self, layouts: slice | Index, choices: slice | Index = slice(None)) -> Flight:
+        """Some of the layouts and of the schedules."""
+
+        def some(values: Any) -> Any:
+            values = values if len(values) == 1 else values[layouts]
+            return values if values.shape[-1] == 1 or isinstance(choices, slice) else values[..., choices]
+
+        kept = {rank: {at: values[layouts][..., choices] for at, values in of_rank.items()} for rank, of_rank in self.kept.items()}
+        live = {
+            rank: LiveLayers(**{each.name: some(getattr(of, each.name)) for each in fields(LiveLayers)}) for rank, of in self.live.items()
+        }
+        return replace(self, kept=kept, live=live, legal=some(self.legal))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Memory that plans may take.
+
+    doubt     how far what a plan needs lies from what is predicted
+    ratio     what of that is not sure may be so many times what is predicted; None: any number of times
+    capacity  the usable memory less the headroom   [byte]
+    """
+
+    doubt: MemoryDoubt
+    ratio: float | None
+    capacity: float
+
+
+def surely_needs(flight: Flight, pipelines: PipelineGroup, static: list[Any], outside: Any) -> Array:
+    """No plan needs less: what is kept of microbatches and what always stays, without what comes and goes. [byte]"""
+    whole: Any = 0.0
+    for rank in flight.ranks:
+        stays = pipelines.of_choices(fixed_memory(static[rank]) + outside)
+        for under_way in flight.kept[rank].values():
+            whole = np.maximum(whole, under_way + stays)
+    return np.asarray(whole)
+
+
+def plan_memory(
+    columns: Columns, flight: Flight, pipelines: PipelineGroup, terms: ParameterTerms, static: list[Any], room: Room
+) -> tuple[Array, Cells, Array]:
+    """Return the peak memory of every plan, which of them fit, and what always stays of the fullest rank. [byte]"""
+    estimator, stages = columns.estimator, pipelines.stages
+    profile = estimator.profile
+    holding = Holding(
+        activations=columns.activations,
+        terms=terms,
+        stages=stages,
+        static=static,
+        num_replicas=columns.num_replicas,
+        num_microbatches=columns.num_microbatches,
+        tp=columns.grid.degree["tp"],
+        is_scattered=columns.is_scattered,
+        activation_bytes=columns.activation_bytes,
+        profile=profile,
+        sizes=estimator.programs.sizes,
+        factor=reserve_factor(profile, estimator.machine),
+        outside=columns.outside,
+    )
+    memory: Any = None
+    alone: Any = 0.0
+    is_sure: Any = None
+    crowded, beside = crowding_of(estimator.job.model, columns.pp, stages, room.doubt), besides_of(holding, room.doubt)
+    for rank in flight.ranks:
+        held = rank_holding(holding, rank, flight.live[rank], of_live=pipelines.stages_of())
+        fixed = pipelines.of_choices(held.fixed)
+        most = _surely(room, estimator.machine.memory_usable, held.fixed, columns.outside, crowded[rank], beside[rank])
+        # where gradients wait, each moment has others beside it, whatever is under way then
+        times = runs_at(rank, stages) if keeps_gathered(terms.program) else tuple(flight.kept[rank])
+        largest: Any = None
+        for at in times:
+            under_way = flight.kept[rank].get(at, flight.kept[rank][At.BLOCKS])
+            need = reserved_memory(under_way, pipelines.of_choices(held.base(at, times)), held.unreduced.at(at))
+            largest = need if largest is None else np.maximum(largest, need, out=largest)
+        if most is not None:
+            most = pipelines.of_choices(most)
+            is_sure = largest <= most if is_sure is None else is_sure & (largest <= most)
+        memory = largest if memory is None else np.maximum(memory, largest, out=memory)
+        alone = np.maximum(alone, fixed)
+    fits = memory <= room.capacity
+    return memory, fits if is_sure is None else fits & is_sure, alone
+
+
+def _surely(room: Room, usable: float, sure: Any, outside: Any, crowding: Column, beside: Any) -> Any:
+    """Largest prediction of a rank that fits at the risk, as columns; None if the headroom is stricter. [byte]"""
+    if room.ratio is None:
+        return None
+    if np.all(crowding == 1.0) and isinstance(beside, float) and usable / room.ratio >= room.capacity:
+        return None  # the least that may be predicted where something is sure
+    need = RankNeed(total=0.0, sure=sure, outside=outside, crowding=crowding, beside=beside)
+    return np.asarray(need.room(usable, room.ratio))
+
+
+def column_grid(grid: LayoutGrid) -> LayoutGrid:
+    """The same layouts as columns [layouts, 1, 1, 1], to broadcast against micro-batches, recomputation and schedules."""
+
+    def wide(column: Array) -> Array:
+        return column[:, None, None, None]
+
+    return LayoutGrid(
+        degree={axis: wide(c) for axis, c in grid.degree.items()},
+        fine={axis: wide(c) for axis, c in grid.fine.items()},
+        inside=tuple({axis: wide(c) for axis, c in tier.items()} for tier in grid.inside),
+        hop=tuple(wide(c) for c in grid.hop),
+    )
+
+
+def _ranks_to_compare(profile: ExecutionProfile, pipelines: PipelineGroup, pp: int) -> tuple[int, ...]:
+    """Pipeline ranks, of those that `Stages` tells apart, of which one is the fullest.
+
+    A middle one with no more layers, and no more of them under way, holds no more than the first, unless it has room for twice the
+    boundaries; rounding keeps the order.
+    """
+    ranks = tuple(range(pipelines.stages.num_ranks))
+    if pp > 2 and (profile.stages.pipeline_keeps_boundaries or pipelines.fuller_middle):
+        return ranks
+    return ranks[0], ranks[-1]

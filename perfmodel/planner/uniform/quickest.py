@@ -1,0 +1,317 @@
+"""The best plan of a space by one criterion: bounds of all plans first, then the promising ones exactly, the most promising first.
+
+Unlike `sweep`, which counts every plan, this evaluates only layouts with a micro-batch and a kind of recomputation whose lower bounds of
+time and memory leave a chance: as rows [rows, 1, 1, schedules] of one pipeline degree and rule set, whatever their data-parallel degree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from math import inf
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.memory.chip import fixed_memory, outside_bytes, reserve_factor, static_memory
+from perfmodel.cost.memory.plan import activations_as, replicas
+from perfmodel.cost.stages import Stages, inner_regions
+from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel, Recompute
+from perfmodel.parallel.plan import Plan
+from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Index, Room, column_grid, plan_memory, surely_needs
+from perfmodel.planner.uniform.runnable import admitted_zero, runnable_layouts, runnable_ways
+from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times
+from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, PipelineGroup, Space, layout_blocks, recompute_choices
+from perfmodel.planner.uniform.step_times import step_times
+from perfmodel.planner.uniform.sweep import BLOCK_CELLS, check_searchable, plan_of, room_of, sharding_of
+from perfmodel.planner.uniform.tables import KeptTables, Tables, take_grid
+
+#: Bounds allow for rounding.
+_LESS = 1.0 - 1e-9
+
+
+def best_plan(
+    estimator: Estimator,
+    space: Space,
+    *,
+    by_memory: bool = False,
+    at_most: float = inf,
+    beyond: Space | None = None,
+    memory_headroom: float | None = None,
+    risk: float | None = None,
+    attention: AttentionKernel | None = None,
+    recompute_operators: tuple[str, ...] | None = None,
+    kept_tables: KeptTables | None = None,
+) -> tuple[float, Plan] | None:
+    """Return the least cost of a plan that fits, in seconds or bytes, and the plan; None where none costs `at_most` as much.
+
+    beyond   plans that the framework of this space can run are left out
+    """
+    check_searchable(estimator)
+    attention = attention or AttentionKernel(estimator.profile.kernels.default_attention)
+    operators = recompute_operators or space.recompute_operators
+    recomputes = recompute_choices(space, attention, operators)
+    blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention)) if recomputes else []
+    if not blocks:
+        return None
+    tables = Tables(
+        estimator, space, blocks, kept_tables or KeptTables(), attention=attention, recomputes=recomputes, recompute_operators=operators
+    )
+    search = _Search(
+        estimator=estimator,
+        space=space,
+        beyond=beyond,
+        by_memory=by_memory,
+        room=room_of(estimator, memory_headroom=memory_headroom, risk=risk),
+        tables=tables,
+        rows=_joined(blocks),
+        pipelines={rows.pp: rows.pipelines for rows in blocks},
+        pp=np.concatenate([np.full(len(rows), rows.pp) for rows in blocks]),
+        recomputes=recomputes,
+        limit=at_most,
+    )
+    groups = [group for rule in tables.programs for group in search.groups(rule)]
+    for group in sorted(groups, key=lambda group: group.least):
+        search.evaluate(group)
+    if search.best is None:
+        return None
+    rule, row, size, recompute, zero, choice = search.best
+    rules, dispatcher = tables.cuts[rule]
+    plan = plan_of(
+        estimator,
+        space,
+        replace(search.rows, pp=int(search.pp[row])),
+        row,
+        zero=zero,
+        rules=rules,
+        dispatcher=dispatcher,
+        micro_batch=tables.sizes[size],
+        recompute=recomputes[recompute],
+        recompute_operators=operators,
+        choice=choice,
+        attention=attention,
+    )
+    return search.limit, plan
+
+
+def _joined(blocks: list[LayoutRows]) -> LayoutRows:
+    """All rows; the degrees of pipelines and data are those of the first."""
+    columns: dict[str, Any] = {
+        each.name: np.concatenate([getattr(rows, each.name) for rows in blocks])
+        for each in fields(LayoutRows)
+        if each.name not in ("pp", "data_parallel", "pipelines")
+    }
+    return replace(blocks[0], **columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Group:
+    """Rows of one pipeline degree and rule set.
+
+    rows       of the space's layouts
+    bounds     no plan costs less   [rows, micro-batches, recompute], infinite where there is none
+    may_fit    [ZeRO stages, rows, micro-batches, recompute]
+    """
+
+    rule: int
+    pp: int
+    rows: Index
+    bounds: Array
+    may_fit: Cells
+    least: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Search:
+    """A search for one plan.
+
+    limit   cost of the best plan so far, or that none may exceed   [s or byte]
+    best    (rule, row, micro-batch, recompute, zero, schedule) of it
+    """
+
+    estimator: Estimator
+    space: Space
+    beyond: Space | None
+    by_memory: bool
+    room: Room
+    tables: Tables
+    rows: LayoutRows
+    pipelines: dict[int, tuple[PipelineGroup, ...]]
+    pp: Index
+    recomputes: list[Recompute]
+    limit: float
+    best: tuple[int, int, int, int, int, PipelineChoice] | None = None
+
+    @property
+    def capacity(self) -> float:
+        return min(self.room.capacity, self.limit) if self.by_memory else self.room.capacity
+
+    def groups(self, rule: int) -> Iterator[_Group]:
+        """All rows under a rule set that may fit and cost no more than the limit, by pipeline degree."""
+        rows = np.flatnonzero(self.tables.ways >> rule & 1)
+        needs = self._least_memory(rule, rows)
+        possible = (needs.max(axis=0) <= self.capacity).any(axis=0)
+        rows, needs = rows[possible], needs[..., possible]
+        if not len(rows):
+            return
+        self.tables.add_microbatches(rule, rows)
+        bounds = self._least_times(rule, rows)
+        whole = np.maximum(needs[0][..., None, None], needs[1][..., None, None] + self._least_kept(rule, rows))
+        if self.by_memory:
+            bounds = np.where(bounds < inf, whole.min(axis=0), inf)
+        may_fit = whole <= self.capacity
+        bounds = np.where(may_fit.any(axis=0), bounds, inf)
+        pp, possible = self.pp[rows], (bounds <= self.limit).any(axis=(1, 2)) & (bounds < inf).any(axis=(1, 2))
+        for degree in np.unique(pp[possible]):
+            at = np.flatnonzero(possible & (pp == degree))
+            least = float(bounds[at].min())
+            yield _Group(rule=rule, pp=int(degree), rows=rows[at], bounds=bounds[at], may_fit=may_fit[:, at], least=least)
+
+    def _num_microbatches(self, rows: Index) -> Array:
+        """[rows, micro-batches], no whole number where the micro-batch does not divide."""
+        each = self.estimator.job.global_batch // (self.rows.dp_replicate[rows] * self.rows.dp_shard[rows])
+        return np.asarray(each[:, None] / np.array(self.tables.sizes))
+
+    def _least_kept(self, rule: int, rows: Index) -> Array:
+        """Activations of blocks that the first rank keeps under any schedule. [rows, micro-batches, recompute], in bytes
+
+        1f1b keeps min(m, pp) microbatches, gpipe m; of each virtual stage, interleaving keeps pp at least.
+        """
+        table = self.tables.micro[rule]
+        keys, pp = self.tables.micro_keys[rule][rows], self.pp[rows]
+        is_block = [region.is_block for region in table.program.regions]
+        kept = np.minimum.reduce([table.kept[i][:, keys] for i in np.flatnonzero(is_block)])
+        blocks = np.array([min(float(np.min(group.stages.blocks(0))) for group in self.pipelines[degree]) for degree in pp.tolist()])
+        alive = blocks[:, None] * np.minimum(self._num_microbatches(rows), pp[:, None])
+        return np.moveaxis(kept * (alive * (reserve_factor(self.estimator.profile, self.estimator.machine) * _LESS)), 0, -1)
+
+    def _least_times(self, rule: int, rows: Index) -> Array:
+        """All passes of a rank, on average over the ranks, with the least bubble of any schedule. [rows, micro-batches, recompute]"""
+        tables, pp, m = self.tables, self.pp[rows][:, None], self._num_microbatches(rows)
+        keys = tables.micro_keys[rule][rows]
+        most = {pp: max(choice.virtual_stages for group in groups for choice in group.choices) for pp, groups in self.pipelines.items()}
+        virtual = np.where(m % pp == 0, np.array([most[degree] for degree in self.pp[rows].tolist()])[:, None], 1)
+        weights = np.where(m % 1.0 == 0.0, (m + (pp - 1.0) / virtual) / pp, inf)
+        return np.moveaxis(tables.passes[rule][:, keys] * weights * _LESS, 0, -1)
+
+    def _least_memory(self, rule: int, rows: Index) -> Array:
+        """What always stays of a mean rank, and of the first; infinite where a layout has no such stage. [2, ZeRO stages, rows]"""
+        estimator, tables = self.estimator, self.tables
+        regions = tables.programs[rule].regions
+        counts = tuple(float(region.count) for region in regions)
+        # how often the first rank runs each region, at least
+        runs = {
+            pp: [min(float(np.min(runs)) for runs in region) for region in zip(*(group.stages.runs[0] for group in groups), strict=True)]
+            for pp, groups in self.pipelines.items()
+        }
+        found = np.full((2, len(ZERO_STAGES), len(rows)), inf)
+        for in_pipeline in (False, True):
+            at = np.flatnonzero((self.pp[rows] > 1) == in_pipeline)
+            if not len(at):
+                continue
+            chosen = replace(self.rows.select(rows[at]), pp=1 + in_pipeline)
+            sharding, grid = sharding_of(chosen), column_grid(take_grid(tables.grid, rows[at]))
+            outside = outside_bytes(estimator.profile, estimator.machine, grid)
+            mean = tuple(count / grid.degree["pp"] for count in counts)
+            first = tuple(np.array([runs[pp] for pp in self.pp[rows[at]].tolist()]).T[..., None, None, None])
+            stages = Stages(regions=regions, inner=inner_regions(regions), runs=(mean, first), total=counts, is_single=1.0 - in_pipeline)
+            for zero in ZERO_STAGES:
+                table = tables.parameters.get((rule, zero, in_pipeline))
+                legal = ((sharding <= 1) if zero == 0 else (sharding >= 1)) & admitted_zero(self.space.runs, chosen, zero)
+                if table is None or not legal.any():
+                    continue
+                terms, _ = table().block(tables.parameter_keys[rows[at]])
+                static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=replicas(grid))
+                for rank in range(2):
+                    found[rank, zero, at] = np.where(legal, (fixed_memory(static[rank]) + outside)[:, 0, 0, 0] * _LESS, inf)
+        return found
+
+    def evaluate(self, group: _Group) -> None:
+        for pipelines in self.pipelines[group.pp]:
+            rows, sizes, recomputes = np.nonzero((group.bounds <= (self.capacity if self.by_memory else self.limit)) & (group.bounds < inf))
+            step = max(1, BLOCK_CELLS // len(pipelines.choices))
+            for begin in range(0, len(rows), step):
+                part = slice(begin, begin + step)
+                self._evaluate(group, pipelines, rows[part], sizes[part], recomputes[part])
+
+    def _evaluate(self, group: _Group, pipelines: PipelineGroup, at: Index, sizes: Index, recomputes: Index) -> None:
+        estimator, tables, space, rule, pp = self.estimator, self.tables, self.space, group.rule, group.pp
+        rows = group.rows[at]
+        chosen = replace(self.rows.select(rows), pp=pp)
+        m = estimator.job.global_batch / (chosen.dp_replicate * chosen.dp_shard * np.array(tables.sizes)[sizes])[:, None, None, None]
+        rules, dispatcher = tables.cuts[rule]
+        table = tables.micro[rule]
+        keys = tables.micro_keys[rule][rows]
+        regions, activations = table.block(*(each[:, None, None] for each in (keys, sizes, recomputes)))
+        possible = np.broadcast_to(
+            legal_choices(pipelines.choices, m, pp, space.least_microbatches(pp)), (len(rows), 1, 1, len(pipelines.choices))
+        )
+        if not self.by_memory and self.limit < inf:
+            # what waits for parameters hides sends, and nothing else of the pipeline
+            shape = possible.shape
+            possible = possible & (pipeline_times(estimator, regions, pipelines, pp, m, 0.0, shape) * _LESS <= self.limit)
+        if not possible.any():
+            return
+        ways = None
+        if self.beyond is not None:
+            ways = runnable_ways(self.beyond, self.recomputes, recomputes, pipelines.choices, m, pp)
+        wanted: dict[int, Cells] = {}
+        for zero in ZERO_STAGES:
+            cells = possible & group.may_fit[zero, at, sizes, recomputes][:, None, None, None]
+            if self.beyond is not None and ways is not None:
+                layouts = runnable_layouts(self.beyond, chosen, rules, dispatcher, zero=zero, seq_len=estimator.job.seq_len)
+                cells = cells & ~(layouts[:, None, None, None] & ways)
+            if cells.any():
+                wanted[zero] = cells
+        if not wanted:
+            return
+        some = np.flatnonzero(np.logical_or.reduce(list(wanted.values())).any(axis=(1, 2, 3)))
+        columns = Columns.at(
+            estimator,
+            take_grid(tables.grid, rows[some]),
+            pp=pp,
+            regions=regions.as_made(itemgetter(some)),
+            activations=activations_as(activations, itemgetter(some)),
+            activation_bytes=table.program.rows.activation_bytes,
+            num_microbatches=m[some],
+            is_scattered=rules.scatters_residual,
+        )
+        keys, m = tables.parameter_keys[rows[some]], m[some]
+        flight = cache(lambda: Flight.of(columns, pipelines, space.least_microbatches(pp)))
+        hop = pipeline = np.empty(0)
+        if not self.by_memory:
+            hop = columns.hop()
+            pipeline = pipeline_times(estimator, columns.regions, pipelines, pp, m, hop, (len(some), 1, 1, len(pipelines.choices)))
+        for zero, cells in wanted.items():
+            cost = np.zeros((len(some), 1, 1, 1))
+            cells = cells[some]
+            if not self.by_memory:
+                own = np.flatnonzero(cells.any(axis=(1, 2, 3)))
+                terms, tied = tables.parameters[rule, zero, pp > 1]().block(keys[own])
+                passes = columns.regions.as_made(itemgetter(own))
+                cost = np.full(cells.shape, inf)
+                cost[own] = step_times(
+                    estimator, pipeline[own], terms, tied, passes, pipelines, pp=pp, num_microbatches=m[own], hop=hop[own]
+                )
+                cells = cells & (cost <= self.limit)
+            if not cells.any():
+                continue
+            left, choices = np.flatnonzero(cells.any(axis=(1, 2, 3))), np.flatnonzero(cells.any(axis=(0, 1, 2)))
+            narrow, fewer, under_way = columns.take(left), pipelines.take(choices), flight().take(left, choices)
+            terms, _ = tables.parameters[rule, zero, pp > 1]().block(keys[left])
+            static = static_memory(terms, fewer.stages, estimator.programs.sizes, num_replicas=narrow.num_replicas)
+            cells = cells[left][..., choices] & (surely_needs(under_way, fewer, static, narrow.outside) <= self.capacity)
+            if not cells.any():
+                continue
+            memory, fits, _ = plan_memory(narrow, under_way, fewer, terms, static, self.room)
+            cost = np.where(cells & fits, memory if self.by_memory else cost[left][..., choices], inf)
+            least = int(cost.argmin())
+            value = float(cost.reshape(-1)[least])
+            if value < self.limit or (value == self.limit < inf and self.best is None):
+                row, _, _, choice = np.unravel_index(least, cost.shape)
+                i = some[left[row]]
+                self.limit = value
+                self.best = (rule, int(rows[i]), int(sizes[i]), int(recomputes[i]), zero, fewer.choices[int(choice)])
