@@ -198,7 +198,7 @@ class _Search:
         return np.moveaxis(tables.passes[rule][:, keys] * weights * _LESS, 0, -1)
 
     def _least_memory(self, rule: int, rows: Index) -> Array:
-        """What always stays of a mean rank, and of the first; infinite where a layout has no such stage. [2, ZeRO stages, rows]"""
+        """Memory that always stays, of a mean rank and of the first; infinite where a layout has no such stage. [2, ZeRO stages, rows]"""
         estimator, tables = self.estimator, self.tables
         regions = tables.programs[rule].regions
         counts = tuple(float(region.count) for region in regions)
