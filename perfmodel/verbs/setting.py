@@ -307,7 +307,7 @@ def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float | None = 
 def told(prediction: Prediction, setting: Setting) -> Prediction:
     """The prediction with the names that its setting goes by, and with what a person should know beside it."""
     job = prediction.plan.job
-    warnings = [*setting.notes, *(_beyond_model(job, job.model) if isinstance(job.model, TransformerConfig) else ())]
+    warnings = [*prediction.warnings, *setting.notes, *(_beyond_model(job, job.model) if isinstance(job.model, TransformerConfig) else ())]
     unlike = unlike_recipe(setting.estimator.profile, prediction.plan, setting.cluster.chip.name)
     if unlike:
         warnings.append(unlike)
@@ -328,7 +328,7 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
         warnings.append(
             "MFU as PaLM counts it is above 100 %: it counts the full square of attention, of which causal attention computes half"
         )
-    return replace(prediction, plan=placed(prediction.plan, setting), calibration=setting.rests_on, warnings=tuple(warnings))
+    return replace(prediction, plan=placed(prediction.plan, setting), calibration=setting.rests_on, warnings=tuple(dict.fromkeys(warnings)))
 
 
 def _beyond_model(job: TrainingJob, model: TransformerConfig) -> Iterator[str]:

@@ -52,6 +52,7 @@ def test_a_search_tries_both_places_of_the_pipeline():
     assert times[1:] == sorted(times[1:])
     assert all(each.fits for each in result.plans)
     assert result.num_evaluated == result.num_feasible + sum(result.rejected.values())
+    assert any("of each kind of chip alone were predicted" in note for note in result.best.warnings)
 
 
 def test_the_mix_is_faster_than_either_kind_alone():
