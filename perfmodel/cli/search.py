@@ -189,9 +189,7 @@ def _search_once(
 ) -> tuple[SearchResult, bool]:
     """The result, and whether Ctrl-C came meanwhile: the search then ends with what it has."""
     from perfmodel.verbs.searching import search_in
-    from perfmodel.verbs.training import check_objective, with_run_values
 
-    check_objective(objective, setting, run)
     place = f"{setting.cluster.num_chips} chip{'s' * (setting.cluster.num_chips > 1)} of {short_name(setting.reference)}"
     with Progress(f"search on {place}") as progress, first_interrupt() as was_interrupted:
 
@@ -204,6 +202,7 @@ def _search_once(
             knobs,
             maximum,
             objective=objective,
+            run=run,
             top=top,
             memory_headroom=headroom,
             risk=risk,
@@ -212,7 +211,7 @@ def _search_once(
             with_remedies=with_remedies,
             progress=report,
         )
-        return with_run_values(result, setting, run), was_interrupted()
+        return result, was_interrupted()
 
 
 def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> dict[str, Path]:

@@ -38,7 +38,7 @@ from perfmodel.verbs.setting import (
     told,
     trust_in_plan,
 )
-from perfmodel.verbs.training import check_objective, read_run, with_run_values
+from perfmodel.verbs.training import read_run
 
 if TYPE_CHECKING:
     from perfmodel.cost.counts import Audit
@@ -143,13 +143,12 @@ def find_plans(
     run = None if tokens is None else read_run(tokens, assume)
     found = []
     for request in make_requests(asked):
-        setting = setting_of_request(request)
-        check_objective(objective, setting, run)
         result = search_in(
-            setting,
+            setting_of_request(request),
             knobs,
             {} if maximum is None else maximum,
             objective=objective,
+            run=run,
             top=top,
             memory_headroom=request.memory_headroom,
             risk=request.risk,
@@ -157,7 +156,7 @@ def find_plans(
             any_framework=any_framework,
             progress=progress,
         )
-        found.append(with_run_values(result, setting, run))
+        found.append(result)
     return tuple(found) if asked.is_list or len(found) > 1 else found[0]
 
 

@@ -24,6 +24,7 @@ from perfmodel.verbs.setting import (
     plan_in,
     told,
 )
+from perfmodel.verbs.training import check_objective, with_run_values
 
 if TYPE_CHECKING:
     from perfmodel.cost.estimate import Estimator
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from perfmodel.planner.remedies import Asked
     from perfmodel.planner.result import FittingChange, SearchResult
     from perfmodel.planner.uniform.space import Space
+    from perfmodel.verbs.training import AskedRun
 
 
 def search_in(
@@ -42,6 +44,7 @@ def search_in(
     maximum: Mapping[str, int],
     *,
     objective: str = "time",
+    run: AskedRun | None = None,
     top: int = 10,
     memory_headroom: float | None = None,
     risk: float | None = None,
@@ -51,7 +54,11 @@ def search_in(
     with_beyond: bool = True,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
-    """Search a setting; see `find_plans`. with_beyond: also for plans that the framework cannot run, to say what that costs."""
+    """Search a setting; see `find_plans`.
+
+    run           the whole run, which some objectives are of
+    with_beyond   also for plans that the framework cannot run, to say what that costs
+    """
     from perfmodel.frameworks.ensemble import likely_profiles
     from perfmodel.planner.beyond import beyond_framework
     from perfmodel.planner.result import Objective
@@ -60,6 +67,7 @@ def search_in(
     check_headroom(memory_headroom)
     objective = choice_of(Objective, text_of(objective, "objective", ", ".join(Objective)), "objective")
     check_progress(progress)
+    check_objective(objective, setting, run)
     top = whole(top, "top")
     space, attention = space_in(setting, knobs, maximum, any_framework=any_framework)
     asked: dict[str, Any] = {
@@ -105,7 +113,7 @@ def search_in(
     def named(predictions: tuple[Prediction, ...]) -> tuple[Prediction, ...]:
         return tuple(told(each, setting) for each in predictions)
 
-    return replace(
+    result = replace(
         result,
         plans=named(result.plans),
         kinds=tuple(replace(each, prediction=named((each.prediction,))[0]) for each in result.kinds),
@@ -115,6 +123,7 @@ def search_in(
         any_framework=named(result.any_framework),
         certainty=tuple(replace(each, prediction=named(each.prediction)) for each in result.certainty),
     )
+    return with_run_values(result, setting, run)
 
 
 def _least_memory(result: SearchResult) -> float:

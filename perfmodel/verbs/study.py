@@ -32,6 +32,7 @@ from perfmodel.verbs.limits import find_limits, limits_rows
 from perfmodel.verbs.requests import make_requests, needs_chips, setting_of_request
 from perfmodel.verbs.searching import search_in
 from perfmodel.verbs.serving import find_serving, serve
+from perfmodel.verbs.training import read_run
 
 VERSION = 1
 MOST_POINTS = 1_000_000
@@ -96,6 +97,7 @@ def _search(
     knobs: Knobs,
     maximum: Mapping[str, int] | None = None,
     objective: str = "time",
+    tokens: float | str | None = None,
     top: int = 1,
     ties: float | str = TIES,
     any_framework: bool = False,
@@ -107,6 +109,7 @@ def _search(
         knobs,
         {} if maximum is None else maximum,
         objective=objective,
+        run=None if tokens is None else read_run(tokens),
         top=top,
         memory_headroom=request.memory_headroom,
         risk=request.risk,
@@ -120,8 +123,9 @@ def _search(
 def _search_rows(found: SearchResult, tokens: float) -> Rows:
     """The best plans; where none fits, the plan that needs the least memory and the reason."""
     counts = {"num_evaluated": found.num_evaluated, "num_feasible": found.num_feasible}
-    ranked = zip(found.places, found.plans, strict=True)
-    rows = [{"place": place, **counts, **prediction_row(plan, tokens=tokens)} for place, plan in ranked]
+    values = [{"objective_value": each} for each in found.values] or [{}] * len(found.plans)
+    ranked = zip(found.places, found.plans, values, strict=True)
+    rows = [{"place": place, **counts, **value, **prediction_row(plan, tokens=tokens)} for place, plan, value in ranked]
     reason = {} if rows else {"reason": nothing_fits_line(found, given=False)}
     return rows or [{**counts, **prediction_row(plan, tokens=tokens), **reason} for plan in found.least_memory[:1]]
 
@@ -152,7 +156,7 @@ def words_of_verb(verb: SweptVerb) -> Mapping[str, Word | None]:
     records = (ServingRequest,) if verb in (SweptVerb.SERVE, SweptVerb.SERVE_SEARCH) else (Request, Knobs)
     known = {name: each for record in records for name, each in words_of(record).items()}
     names = [name for name in inspect.signature(_ANSWERS[verb][0]).parameters if name != "progress"]
-    return {name: known.get(name) for name in (*names, *(["tokens"] if verb in _OF_RUNS else ()))}
+    return {name: known.get(name) for name in (*names, *(["tokens"] if verb is SweptVerb.PREDICT else ()))}
 
 
 def rows_of(verb: SweptVerb, point: Mapping[str, Any]) -> Rows:
@@ -160,7 +164,9 @@ def rows_of(verb: SweptVerb, point: Mapping[str, Any]) -> Rows:
     answer, rows = _ANSWERS[verb]
     words = {"top": 1, **point} if "top" in words_of_verb(verb) else dict(point)
     try:
-        tokens = token_count(words.pop("tokens")) if "tokens" in words and verb in _OF_RUNS else 0.0
+        tokens = token_count(words["tokens"]) if "tokens" in words and verb in _OF_RUNS else 0.0
+        if verb is SweptVerb.PREDICT:
+            words.pop("tokens", None)
         return rows(answer(**words), tokens)
     except InputError as error:
         return [{"reason": str(error)}]

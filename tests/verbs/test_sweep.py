@@ -312,3 +312,12 @@ def test_a_scheduler_that_does_not_answer_is_named():
     pytest.importorskip("distributed")
     with pytest.raises(InputError, match="no dask scheduler answers"):
         perfmodel.run_sweep(PREDICT, engine="dask:tcp://127.0.0.1:1")
+
+
+def test_an_objective_of_the_whole_run_takes_its_tokens():
+    fixed = {"model": "gpt2", "cluster": "dgx-h100", "chips": 8, "global_batch": 16, "seq_len": 512, "objective": "cost"}
+    (without,) = perfmodel.run_sweep({"version": 1, "verb": "search", "fixed": fixed}, jobs=1).rows
+    assert "give its tokens" in without["reason"]
+    (row,) = perfmodel.run_sweep({"version": 1, "verb": "search", "fixed": fixed | {"tokens": "1B"}}, jobs=1).rows
+    found = perfmodel.find_plans(**fixed, tokens="1B", top=1)
+    assert row["objective_value"] == pytest.approx(found.values[0])
