@@ -11,7 +11,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from perfmodel.cost.memory.plan import MemoryRow, most_reserved, scalar
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.overlap import Waits, parameter_time, waits_each_microbatch
 from perfmodel.cost.parameters import CastTimes, FrozenBytes
-from perfmodel.cost.stages import Stages, mean_block, rank_runs, stages_on_pools
+from perfmodel.cost.stages import Stages, mean_block, runs_of_ranks, slowest_stage, stages_on_pools
 from perfmodel.cost.step import (
     ParameterTerms,
     RegionTimes,
@@ -49,6 +49,7 @@ from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_room import MemoryRule, Verdict, memory_rule
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.stage_cuts import layers_of_stages
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -109,18 +110,15 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
     """The step of the slowest pipeline, and the memory of the chips that are nearest to full."""
     found = _Mixed(estimator, plan)
     pipelines, row = max(((each, found.step(each)) for each in found.pipelines), key=lambda case: float(case[1].step_time[0]))
-    memories = [(found.own[pool], held) for pool, held in found.memory_rows().items()]
+    memories = [(found.own[pool], held) for pool, (_, held) in found.memories().items()]
     fields = [memory_fields(each, plan, held, rule, each.machine.memory_usable) for each, held in memories]
     fullest = min(range(len(fields)), key=lambda i: (_ORDER[fields[i]["verdict"]], fields[i]["fits_probability"]))
     host, held = memories[fullest]
-    counts = [pool.num_chips for pool in estimator.cluster.pools]
-
-    def mean(values: Sequence[float]) -> float:
-        return sum(count * value for count, value in zip(counts, values, strict=True)) / sum(counts)
-
     columns = PlanRow(columns=row, memory_row=held)
     palm, causal = model_flops(estimator, plan)
-    time, peak = scalar(row.step_time), mean([(each.machine.low or each.machine).peak_flop_rate for each in found.own])
+    time = scalar(row.step_time)
+    peaks = [(each.machine.low or each.machine).peak_flop_rate for each in found.own]
+    peak = float(np.average(peaks, weights=[pool.num_chips for pool in estimator.cluster.pools]))
     per_second = plan.job.tokens_per_step / time / plan.num_chips
     (parts,) = step_parts(estimator, plan, row, 1)
     machine = found.own[pipelines.pools[0]].machine
@@ -162,32 +160,34 @@ class _Mixed:
         self.shared = tuple(self.columns) if spread is self.own else tuple(plan_columns(each, [plan]) for each in spread)
         self.spread = spread
         self.regions = [self._regions(each) for each in self.columns]
+        self.runs = runs_of_ranks(self.columns[0].stages.regions, plan.stage_layers, plan.layout.pp)
 
+    @cached_property
     def microbatches(self) -> tuple[int, ...]:
         """Microbatches of each pipeline: the same number, or by speed where the framework distributes them so."""
         plan, equal = self.plan, self.plan.num_microbatches
-        if not self.estimator.profile.timing.deals_batches_by_speed or len(self.pipelines) == 1:
+        if not self.estimator.profile.timing.batches_by_speed or len(self.pipelines) == 1:
             return (equal,) * len(self.pipelines)
         if any(waits_each_microbatch(each.terms) for each in self.shared):
             rule = "needs replicas that exchange weights and gradients once a step: those with fewer microbatches would wait for ever"
             raise bad_field("setting batches_by_speed", "true", rule, f"use --zero 0 or 1, not {int(plan.zero)}")
         one, two = ([float(self.step(each, m).step_time[0]) for each in self.pipelines] for m in (equal, equal + 1))
         beat = [b - a for a, b in zip(one, two, strict=True)]
-        dealt = [0] * len(self.pipelines)
+        counts = [0] * len(self.pipelines)
         # the next microbatch of each replica goes where it ends first
         heap = [(one[i] - (equal - 1) * beat[i], i, 1) for i, each in enumerate(self.pipelines) for _ in range(each.replicas)]
         heapq.heapify(heap)
         for _ in range(equal * plan.layout.data_parallel):
             ends, i, number = heap[0]
-            dealt[i] = max(dealt[i], number)
+            counts[i] = max(counts[i], number)
             heapq.heapreplace(heap, (ends + beat[i], i, number + 1))
-        return tuple(max(number, 1) for number in dealt)
+        return tuple(max(number, 1) for number in counts)
 
     def step(self, pipelines: Pipelines, num_microbatches: int | None = None) -> StepColumns:
         """The step as one of the pipelines takes it."""
         plan, profile, sizes = self.plan, self.estimator.profile, self.estimator.programs.sizes
         if num_microbatches is None:
-            num_microbatches = self.microbatches()[self.pipelines.index(pipelines)]
+            num_microbatches = self.microbatches[self.pipelines.index(pipelines)]
         m, v = (np.array([float(value)]) for value in (num_microbatches, plan.virtual_stages))
         order = [pool for i, pool in enumerate(pipelines.pools) if i == 0 or pool != pipelines.pools[i - 1]]
         first = self.columns[order[0]]
@@ -197,7 +197,7 @@ class _Mixed:
         regions = _regions_of([self.regions[pool] for pool in order])
         columns = replace(first, program=micro.program, micro=micro, stages=stages, terms=terms)
         crossing = self.joined if len(order) > 1 else self.spread
-        hop = _slowest([self._hop(crossing[pool], self.columns[pool]) for pool in dict.fromkeys(order)])
+        hop = slowest_stage([self._hop(crossing[pool], self.columns[pool]) for pool in dict.fromkeys(order)])
 
         on = {pool: self._stages_on(pool, pipelines) for pool in dict.fromkeys(order)}
 
@@ -207,9 +207,9 @@ class _Mixed:
             return Beside(
                 gather=gather,
                 reduction=reduction,
-                tied=_slowest([tied_time(of.program, of.terms, sizes, machine, of.grid) for of, machine, _ in shared]),
-                optimizer=_slowest([optimizer_time(of.terms, held, sizes, machine) for of, machine, held in shared]),
-                accumulation=_slowest(
+                tied=slowest_stage([tied_time(of.program, of.terms, sizes, machine, of.grid) for of, machine, _ in shared]),
+                optimizer=slowest_stage([optimizer_time(of.terms, held, sizes, machine) for of, machine, held in shared]),
+                accumulation=slowest_stage(
                     [accumulation_time(of.terms, held, sizes, machine, num_microbatches=m) for of, machine, held in shared]
                 ),
                 casts=cast_time(terms, stages),
@@ -221,7 +221,7 @@ class _Mixed:
 
     def _stages_on(self, pool: int, pipelines: Pipelines) -> Stages:
         """The stages that lie on one pool, of which two are told apart at least."""
-        runs = [self._runs(rank) for rank, on in enumerate(pipelines.pools) if on == pool]
+        runs = [runs for runs, on in zip(self.runs, pipelines.pools, strict=True) if on == pool]
         return replace(self.columns[pool].stages, runs=tuple(runs) if len(runs) > 1 else (runs[0], runs[0]))
 
     def _regions(self, columns: PlanColumns) -> RegionTimes:
@@ -229,19 +229,13 @@ class _Mixed:
         make = partial(region_times, columns.micro, profile, recompute, columns.grid.degree["tp"])
         return columns.once(columns.micro, ("regions", recompute), make)
 
-    def _runs(self, rank: int) -> tuple[float, ...]:
-        return rank_runs(self.columns[0].stages.regions, self.plan.stage_layers, self.plan.layout.pp, rank)
-
     def _hop(self, estimator: Estimator, columns: PlanColumns) -> Any:
         of, make = columns.micro, partial(hop_time, profile=estimator.profile, machine=estimator.machine, grid=columns.grid)
         tp, scattered = columns.grid.degree["tp"], columns.is_scattered
         return estimator.once(of, ("hop", *columns.once.layout), lambda: make(of.boundary, tp, is_scattered=scattered))
 
-    def memory_rows(self) -> dict[int, MemoryRow]:
-        """The memory of the pipeline ranks that lie on each pool."""
-        return {pool: row for pool, (_, row) in self._memories().items()}
-
-    def _memories(self) -> dict[int, tuple[list[int], MemoryRow]]:
+    def memories(self) -> dict[int, tuple[list[int], MemoryRow]]:
+        """Pipeline ranks that lie on each pool, and their memory."""
         ranks: dict[int, list[int]] = {}
         for pipelines in self.pipelines:
             for rank, pool in enumerate(pipelines.pools):
@@ -252,7 +246,7 @@ class _Mixed:
     def fuller_than_usable(self) -> dict[int, float]:
         """Pipeline ranks that need more than their chips have, with needed over usable memory."""
         found: dict[int, float] = {}
-        for pool, (ranks, row) in self._memories().items():
+        for pool, (ranks, row) in self.memories().items():
             for rank, total in zip(ranks, row.total, strict=False):
                 ratio = scalar(total) / self.own[pool].machine.memory_usable
                 if ratio > 1.0:
@@ -265,7 +259,7 @@ class _Mixed:
             return found
         ranks = ranks if len(ranks) > 1 else (*ranks, *ranks)
         held = [held_on_rank(self.own[pool], self.plan, rank, found=found) for rank in ranks]
-        stages = replace(found.of.stages, runs=tuple(self._runs(rank) for rank in ranks))
+        stages = replace(found.of.stages, runs=tuple(self.runs[rank] for rank in ranks))
         return replace(
             found,
             of=replace(found.of, stages=stages, static=[holding.static for _, holding, _ in held]),
@@ -287,7 +281,7 @@ def placement_text(estimator: MixedEstimator, plan: Plan) -> str:
     names = [pool.name for pool in estimator.cluster.pools]
     held = [sum(plan.stage_layers[rank :: plan.layout.pp]) for rank in range(plan.layout.pp)]
     said = []
-    for pipelines, number in zip(found.pipelines, found.microbatches(), strict=True):
+    for pipelines, number in zip(found.pipelines, found.microbatches, strict=True):
         layers = ", ".join(
             f"{'+'.join(str(layers) for layers, pool in zip(held, pipelines.pools, strict=True) if pool == each)} on {names[each]}"
             for each in dict.fromkeys(pipelines.pools)
@@ -320,10 +314,10 @@ def balanced_plan(estimator: MixedEstimator, plan: Plan) -> Plan:
     beside[-1] += slowest(lambda pool: ends[pool][1], p - 1)
     most = [sum(plan.stage_layers)] * p
     for _ in range(8):
-        held = _dealt(sum(plan.stage_layers), each, beside, most)
+        held = _layers_by_speed(sum(plan.stage_layers), each, beside, most)
         if held is None:
             return plan
-        plan = replace(plan, stage_layers=_by_stage(held, plan.virtual_stages))
+        plan = replace(plan, stage_layers=layers_of_stages(held, plan.virtual_stages))
         over = _Mixed(estimator, plan).fuller_than_usable()
         if not over:
             break
@@ -332,7 +326,7 @@ def balanced_plan(estimator: MixedEstimator, plan: Plan) -> Plan:
     return plan
 
 
-def _dealt(number: int, each: Sequence[float], beside: Sequence[float], most: Sequence[int]) -> list[int] | None:
+def _layers_by_speed(number: int, each: Sequence[float], beside: Sequence[float], most: Sequence[int]) -> list[int] | None:
     """Layers of each rank, so that the slowest is as quick as can be; None where they have no room.
 
     One after another goes to the rank that then takes least, which for equal layers gives the least largest time.
@@ -347,23 +341,11 @@ def _dealt(number: int, each: Sequence[float], beside: Sequence[float], most: Se
     return held
 
 
-def _by_stage(held: Sequence[int], virtual_stages: int) -> tuple[int, ...]:
-    """Layers of each virtual stage; stage k lies on rank k % p."""
-    return tuple(layers // virtual_stages + (turn < layers % virtual_stages) for turn in range(virtual_stages) for layers in held)
-
-
 # --- terms of several pools, one after another ------------------------------------------------------------------
 
 
 def _joined(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     return tuple(value for part in parts for value in part)
-
-
-def _slowest(values: Sequence[Any]) -> Any:
-    found = values[0]
-    for value in values[1:]:
-        found = np.maximum(found, value)
-    return found
 
 
 def _micro_of(parts: Sequence[MicrobatchCost], regions: tuple[Any, ...]) -> MicrobatchCost:

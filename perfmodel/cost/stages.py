@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -127,18 +127,11 @@ def beside(regions: Regions, region: int, step: int) -> int:
 @lru_cache(maxsize=4096)
 def stages_of(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -> Stages:
     """Stages of the blocks of each virtual stage, in model order: stage k lies on rank k % num_ranks."""
-    by_stage = _runs_of_stages(regions, stage_layers)
-    per_rank = [tuple(float(sum(runs)) for runs in zip(*by_stage[rank::num_ranks], strict=True)) for rank in range(num_ranks)]
-    return stages_of_ranks(regions, per_rank, _unequal(stage_layers, num_ranks))
+    return _stages(regions, runs_of_ranks(regions, stage_layers, num_ranks), stage_layers)
 
 
-def _unequal(stage_layers: tuple[int, ...], num_ranks: int) -> float:
-    """`Stages.unequal`"""
-    blocks = [sum(stage_layers[rank::num_ranks]) for rank in range(num_ranks)]
-    return max(stage_layers) - max(blocks) / (len(stage_layers) // num_ranks)
-
-
-def stages_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: Sequence[int]) -> Stages:
+@lru_cache(maxsize=4096)
+def stages_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tuple[int, ...]) -> Stages:
     """Stages whose ranks lie on chips of several kinds: pool `pools[i]` of each pipeline rank i.
 
     The regions of each run of ranks on one pool follow one another, so that a quantity of regions has other values on each pool and the
@@ -148,23 +141,22 @@ def stages_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: Sequ
     number, p = copies[-1] + 1, len(pools)
     every = tuple(replace(it, turn=f"{it.turn}/{copy}" if it.turn else "") for copy in range(number) for it in regions)
     nothing = (0.0,) * len(regions)
-    per_rank = []
-    for rank, copy in enumerate(copies):
-        parts = [rank_runs(regions, stage_layers, p, rank) if i == copy else nothing for i in range(number)]
-        per_rank.append(tuple(chain.from_iterable(parts)))
-    return stages_of_ranks(every, per_rank, _unequal(stage_layers, p))
+    runs = zip(runs_of_ranks(regions, stage_layers, p), copies, strict=True)
+    return _stages(every, [(*nothing * copy, *own, *nothing * (number - 1 - copy)) for own, copy in runs], stage_layers)
 
 
-def stages_of_ranks(regions: Regions, per_rank: Sequence[tuple[float, ...]], unequal: float) -> Stages:
+def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layers: tuple[int, ...]) -> Stages:
     """Stages of pipeline ranks that run each region so often."""
+    p = len(per_rank)
+    blocks = [sum(stage_layers[rank::p]) for rank in range(p)]
     between = _largest(per_rank[1:-1]) or [(0.0,) * len(regions)]
     return Stages(
         regions=regions,
         inner=inner_regions(regions),
         runs=(per_rank[0], *between, per_rank[-1]),
         total=tuple(float(sum(runs)) for runs in zip(*per_rank, strict=True)),
-        is_single=1.0 if len(per_rank) == 1 else 0.0,
-        unequal=unequal,
+        is_single=1.0 if p == 1 else 0.0,
+        unequal=max(stage_layers) - max(blocks) / (len(stage_layers) // p),
     )
 
 
@@ -179,8 +171,14 @@ def _largest(ranks: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
 
 def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, rank: int) -> tuple[float, ...]:
     """How often that rank runs each region."""
+    return runs_of_ranks(regions, tuple(stage_layers), num_ranks)[rank]
+
+
+@lru_cache(maxsize=4096)
+def runs_of_ranks(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -> tuple[tuple[float, ...], ...]:
+    """How often each rank runs each region."""
     by_stage = _runs_of_stages(regions, stage_layers)
-    return tuple(float(sum(runs)) for runs in zip(*by_stage[rank::num_ranks], strict=True))
+    return tuple(tuple(float(sum(runs)) for runs in zip(*by_stage[rank::num_ranks], strict=True)) for rank in range(num_ranks))
 
 
 def stage_order(regions: Regions, stage_layers: Sequence[int]) -> list[list[int]]:
@@ -283,7 +281,7 @@ def run_times(times: Column, value: Column) -> Any:
     return times * value
 
 
-def slowest_stage(values: Ranks) -> Any:
+def slowest_stage(values: Sequence[Any]) -> Any:
     slowest = values[0]
     for other in values[1:]:
         slowest = np.maximum(slowest, other)

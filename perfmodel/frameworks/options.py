@@ -339,7 +339,7 @@ class TimingOptions:
     optimizer_bytes_factor                optimizer traffic over the minimum (fused 1, foreach more)
     publish_factor                        time of the gathers that bring updated parameters back to all ranks after the step (ZeRO-1), over
                                           that of the collectives by themselves
-    deals_batches_by_speed                replicas on faster chips get more microbatches; else each gets as many
+    batches_by_speed                      replicas on faster chips get more microbatches; else each gets as many
     """
 
     exposed_gradient_fraction: float
@@ -353,7 +353,7 @@ class TimingOptions:
     step_time_constant: float
     optimizer_bytes_factor: float
     publish_factor: float = 1.0
-    deals_batches_by_speed: bool = False
+    batches_by_speed: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -282,7 +282,7 @@ CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = 
     "adapter_dropout": _switch("adapter_dropout"),
     "float32_rest": _switch("quantized_rest_float32"),
     "optimizer_in_backward": _switch("steps_in_backward"),
-    "batches_by_speed": _switch("deals_batches_by_speed"),
+    "batches_by_speed": _switch("batches_by_speed"),
     "tiled_mlp": _switch("tiles_mlp"),
     "checkpoint_offload": _switch("offloads_checkpoints"),
     "activation_offload": _switch("offloads_activations"),

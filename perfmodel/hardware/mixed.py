@@ -62,8 +62,19 @@ def read_pools(text: str) -> tuple[PoolText, ...]:
 
 def mixed_cluster(text: str, load: Callable[[str, int], Cluster]) -> Cluster:
     """The cluster of the pools that a text names. load: a cluster by its name, with so many chips."""
-    pools = [_pool(each, load) for each in read_pools(text)]
-    return mixed_of("+".join(part.strip() for part in _NEXT.split(text)), pools)
+    pools = tuple(_pool(each, load) for each in read_pools(text))
+    if len(pools) < 2:
+        raise bad_field("cluster", text, "names one pool of chips only", f"use --cluster {pools[0].name} --chips {pools[0].num_chips}")
+    return replace(
+        pools[0],
+        name="+".join(part.strip() for part in _NEXT.split(text)),
+        title=" + ".join(f"{pool.num_chips} {pool.chip.title or pool.chip.name}" for pool in pools),
+        num_chips=sum(pool.num_chips for pool in pools),
+        source="; ".join(dict.fromkeys(pool.source for pool in pools)),
+        notes="",
+        largest_job=0,
+        pools=pools,
+    )
 
 
 def _pool(text: PoolText, load: Callable[[str, int], Cluster]) -> Cluster:
@@ -73,27 +84,9 @@ def _pool(text: PoolText, load: Callable[[str, int], Cluster]) -> Cluster:
     cluster = load(text.name, whole)
     if whole != text.chips:
         cluster = replace(cluster, num_chips=text.chips, chips_per_node=math.gcd(text.chips, node))
-    return (
-        cluster
-        if not text.speed_text
-        else replace(cluster, name=f"{cluster.name}{text.speed_text}", chip=at_speed(cluster.chip, text.speed))
-    )
-
-
-def mixed_of(name: str, pools: Sequence[Cluster]) -> Cluster:
-    """The cluster of pools, in the order in which ranks are placed on them."""
-    if len(pools) < 2:
-        raise bad_field("cluster", name, "names one pool of chips only", f"use --cluster {pools[0].name} --chips {pools[0].num_chips}")
-    return replace(
-        pools[0],
-        name=name,
-        title=" + ".join(f"{pool.num_chips} {pool.chip.title or pool.chip.name}" for pool in pools),
-        num_chips=sum(pool.num_chips for pool in pools),
-        source="; ".join(dict.fromkeys(pool.source for pool in pools)),
-        notes="",
-        largest_job=0,
-        pools=tuple(pools),
-    )
+    if text.speed == 1.0:
+        return cluster
+    return replace(cluster, name=f"{cluster.name}{text.speed_text}", chip=at_speed(cluster.chip, text.speed))
 
 
 def at_speed(chip: Chip, speed: float) -> Chip:

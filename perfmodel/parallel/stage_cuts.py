@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -123,9 +123,12 @@ def _balanced_ranks(until: Array, beside: Array, virtual_stages: int) -> tuple[i
         rank = min(ranks, key=taken.__getitem__)
         held[rank] += 1
         taken[rank] += float(until[-1]) / num_layers
-    return tuple(
-        held[rank] // virtual_stages + (turn < held[rank] % virtual_stages) for turn in range(virtual_stages) for rank in sorted(ranks)
-    )
+    return layers_of_stages(held, virtual_stages)
+
+
+def layers_of_stages(held: Sequence[int], virtual_stages: int) -> tuple[int, ...]:
+    """Layers of each virtual stage, from those of each rank; stage k lies on rank k % p."""
+    return tuple(layers // virtual_stages + (turn < layers % virtual_stages) for turn in range(virtual_stages) for layers in held)
 
 
 @lru_cache(maxsize=64)

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
 
+import numpy as np
+
 from perfmodel.cost.mixed import MixedEstimator, balanced_plan, mixed_step_time
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import Verdict, memory_rule
@@ -27,6 +29,7 @@ from perfmodel.planner.search import alike_kinds
 from perfmodel.planner.ties import shared_places
 from perfmodel.planner.uniform.space import Space
 from perfmodel.planner.uniform.sweep import OUT_OF_MEMORY, TIGHT, sweep
+from perfmodel.search.select import front_of
 
 #: Plans of each kind of chip that are predicted on all of them.
 CANDIDATES = 128
@@ -91,6 +94,7 @@ def search_mixed(
     rule, by_plan = memory_rule(memory_headroom, risk), {each.plan: each for each in fitting}
     places = shared_places([cost(each) for each in fitting], ties)
     kinds = alike_kinds([(cost(each), each.plan) for each in fitting], places, ties)
+    front = front_of(np.array([each.step_time for each in fitting]), np.array([each.memory["total"] for each in fitting]))
     tight = sum(each.verdict is Verdict.TIGHT for each in predicted)
     rejected = {OUT_OF_MEMORY: len(predicted) - len(fitting) - tight, TIGHT: tight}
     fullest = min(estimator.pools, key=lambda pool: pool.machine.memory_usable).machine
@@ -106,7 +110,7 @@ def search_mixed(
         ties=ties,
         least_time=min((each.step_time for each in fitting), default=math.inf),
         kinds=tuple(AlikePlans(place=place, prediction=by_plan[plan], alike=alike) for place, plan, alike in kinds[:top]),
-        pareto=tuple(_front(sorted(fitting, key=lambda each: each.step_time))),
+        pareto=tuple(fitting[place] for place in front),
         least_memory=tuple(sorted(predicted, key=lambda each: each.memory["total"])[:1]),
         baselines=(),
         num_tight=tight,
@@ -121,15 +125,6 @@ def search_mixed(
 def _alone(pool: Cluster, chips: int) -> Cluster:
     """So many chips of one kind, in nodes that divide their number."""
     return replace(pool, num_chips=chips, chips_per_node=math.gcd(chips, pool.chips_per_node))
-
-
-def _front(fitting: list[Prediction]) -> Iterator[Prediction]:
-    """Predictions of which no quicker one needs less memory."""
-    least = math.inf
-    for each in fitting:
-        if each.memory["total"] < least:
-            least = each.memory["total"]
-            yield each
 
 
 def _refined(estimator: MixedEstimator, prediction: Prediction, predict: Callable[[Plan], Prediction]) -> Prediction:

@@ -16,7 +16,7 @@ from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.prediction import NotPredicted, Prediction
 from perfmodel.parallel.rows import not_predicted_row, prediction_row
 from perfmodel.parallel.training_run import SECONDS_OF_A_DAY
-from perfmodel.search.select import Front
+from perfmodel.search.select import front_of
 
 if TYPE_CHECKING:
     from perfmodel.foundation.frames import DataFrame
@@ -129,6 +129,4 @@ def size_runs(runs: Sequence[SizedRun], *, deadline: float = math.inf, budget: f
     """Return the runs in order, with their front of time and cost."""
     ordered = tuple(sorted(runs, key=lambda each: (each.wall_time, each.run.cost)))
     times, costs = (np.array(values) for values in ([each.wall_time for each in ordered], [each.run.cost for each in ordered]))
-    front = Front(low=0.0, high=float(costs.max(initial=1.0)))
-    front.offer(times, costs, 0)
-    return Sizing(deadline=deadline, budget=budget, runs=ordered, front=tuple(ordered[place] for place in front.ids))
+    return Sizing(deadline=deadline, budget=budget, runs=ordered, front=tuple(ordered[place] for place in front_of(times, costs)))

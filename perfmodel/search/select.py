@@ -95,5 +95,12 @@ class Front:
         return np.minimum(np.maximum((second - self.low) * scale, 0.0), self.num_bins - 1.0).astype(np.int32)
 
 
+def front_of(first: Array, second: Array) -> Ids:
+    """Places of the points that no other one beats in both costs, the least first cost first."""
+    front = Front(low=0.0, high=float(second.max(initial=1.0)))
+    front.offer(first, second, 0)
+    return front.ids
+
+
 def _picked(ids: int | Ids, found: Ids) -> Ids:
     return ids + found if isinstance(ids, int) else ids[found]

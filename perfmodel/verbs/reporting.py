@@ -34,7 +34,7 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
             others that it found
     out     file to write: .html
     """
-    name = "" if isinstance(plans, (Plan, SearchResult)) else str(plans if isinstance(plans, (str, Path)) else "")
+    name = str(plans) if isinstance(plans, (str, Path)) else ""
     if name.endswith(".json"):
         plans = read_search(name)
     result = plans if isinstance(plans, SearchResult) else None

@@ -357,13 +357,12 @@ def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
         if getattr(asked, name) is not None:
             raise bad_field(name, getattr(asked, name), "workers says how many chips and copies there are", f"leave {name} out")
     used = prefill.count * prefill.chips + decode.count * decode.chips
-    of = setting.estimator
-    if of.prefill is not None and prefill.count * prefill.chips > of.prefill.cluster.num_chips:
-        rule = f"prefill workers take more than the {of.prefill.cluster.num_chips} chips of {of.prefill.cluster.name}"
-        raise bad_field("workers", asked.workers, rule, "use fewer or smaller workers")
-    if of.prefill is not None and decode.count * decode.chips > of.cluster.num_chips:
-        rule = f"decode workers take more than the {of.cluster.num_chips} chips of {of.cluster.name}"
-        raise bad_field("workers", asked.workers, rule, "use fewer or smaller workers")
+    own = setting.estimator.prefill
+    kinds = () if own is None else (("prefill", prefill, own.cluster), ("decode", decode, setting.estimator.cluster))
+    for name, group, cluster in kinds:
+        if group.count * group.chips > cluster.num_chips:
+            rule = f"{name} workers take more than the {cluster.num_chips} chips of {cluster.name}"
+            raise bad_field("workers", asked.workers, rule, "use fewer or smaller workers")
     if used > setting.num_chips:
         raise bad_field("workers", asked.workers, f"take {used} chips of {setting.num_chips}", "use fewer or smaller workers")
     limits = {name: read.pop(name) for name in ("max_batch", "max_tokens") if name in read}

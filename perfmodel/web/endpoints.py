@@ -25,7 +25,7 @@ from perfmodel.web.worker import AnswerProcess, Cancelled
 HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8517
 MOST_BYTES: Final = 1 << 20
-"""Of a request: a pasted configuration has a few thousand."""
+"""Largest request; a pasted configuration has a few thousand."""
 
 _NAMES = ("127.0.0.1", "localhost")
 _JSON = "application/json"
