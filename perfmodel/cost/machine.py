@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 MEBIBYTE = 2.0**20
+"""Unit of the host times that are counted by bytes, such as `gather_mebibyte`."""
 
 HOST_MEMORY_BANDWIDTH = 50e9
 """[byte/s] What an optimizer on a host gets through, all chips of the host together: 10 s a step where 72e9 parameters of 28 byte lie on
 four nodes (deepspeedai/DeepSpeed issue 6834, of 2024), about 2 s of 2.4 where 3.1e9 lie on one (pull request 7474, of 2025)."""
-"""Unit of the host times that are counted by bytes, such as `gather_mebibyte`."""
 
 _UNMEASURED_DECODE_FLOOR = 11e-6
 """[s] of a decode attention without measurements: fits to aiconfigurator's tables of H100, H200 and B200 (A100: 18 us)."""

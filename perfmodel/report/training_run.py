@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from perfmodel.foundation.units import format_bytes, format_count, format_time
@@ -16,6 +17,16 @@ JOULES_OF_A_KILOWATT_HOUR, JOULES_OF_A_MEGAWATT_HOUR, _KILOGRAMS_OF_A_TONNE = 3.
 
 def run_facts(run: TrainingRun) -> Facts:
     """Return the block "The whole run"."""
+    title, basis = f"The whole run, {format_count(run.tokens)} tokens", "`perfmodel assumptions`; --assume NAME=VALUE replaces one"
+    checkpoint = (
+        "checkpoint",
+        f"{format_bytes(run.checkpoint_bytes)} every {_long(run.checkpoint_interval)}; training stands still for "
+        f"{format_time(run.checkpoint_stall)}, written in {_long(run.checkpoint_write)}",
+    )
+    if not math.isfinite(run.wall_days):
+        never = f"{run.days:,.1f} days of steps, but the run never ends: it loses more to failures than it trains between two of them"
+        failures = f"one in {_long(run.mtbf)}; {_long(run.restart_time)} to restart"
+        return Facts(title, [("time", never), ("failures", failures), checkpoint, ("based on", basis)])
     lines = [
         (
             "time",
@@ -23,19 +34,14 @@ def run_facts(run: TrainingRun) -> Facts:
         ),
         ("chips", f"{format_count(run.chip_hours)} chip-hours; {_counted(run.spare_nodes, 'spare node')} for a week of failures"),
         ("failures", f"{run.failures:,.0f} expected, one in {_long(run.mtbf)}; {_long(run.restart_time)} to restart"),
-        (
-            "checkpoint",
-            f"{format_bytes(run.checkpoint_bytes)} every {_long(run.checkpoint_interval)}; training stands still for "
-            f"{format_time(run.checkpoint_stall)}, written in {_long(run.checkpoint_write)}",
-        ),
+        checkpoint,
     ]
     if run.energy:
         energy, carbon = run.energy / JOULES_OF_A_MEGAWATT_HOUR, run.carbon / _KILOGRAMS_OF_A_TONNE
         lines.append(("energy", f"{energy:,.0f} MWh, {carbon:,.0f} t CO2e"))
     if run.cost:
         lines.append(("cost", f"{run.cost:,.0f} USD at {run.cost / run.chip_hours:.2f} USD a chip-hour"))
-    lines.append(("based on", "`perfmodel assumptions`; --assume NAME=VALUE replaces one"))
-    return Facts(f"The whole run, {format_count(run.tokens)} tokens", lines)
+    return Facts(title, [*lines, ("based on", basis)])
 
 
 def _counted(number: int, what: str) -> str:

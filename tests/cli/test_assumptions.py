@@ -22,6 +22,13 @@ def test_tokens_add_the_whole_run(call, call_json):
     assert "at 5.00 USD a chip-hour" in out
 
 
+def test_a_run_that_failures_undo_never_ends(call):
+    code, out, _ = call("predict", *JOB, "--tokens", "1T", "--assume", "failures_per_node_day=1e6")
+    assert code == 0
+    assert "the run never ends: it loses more to failures than it trains" in out
+    assert "inf" not in out
+
+
 def test_a_search_has_the_run_of_its_best_plan(call_json):
     found = call_json("search", *JOB, "--profile", "megatron", "--tp", "1", "--pp", "1", "--tokens", "1T")
     assert found["run"]["days"] == found["plans"][0]["days"]
