@@ -18,7 +18,7 @@ test test-all check bench: export OPENBLAS_NUM_THREADS = 1
 # Python keeps what it compiles, whatever the caller's habit: the tests start it a hundred times.
 test test-all check: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup demo check test test-all lint format docs bench accuracy pase-report wheel-check clean
+.PHONY: help setup demo check test test-all lint format docs bench accuracy pase-report wheel-check parsers clean
 
 help:
 	@echo "make demo         calibrate this machine briefly, search, run the plans, show predicted against measured"
@@ -34,6 +34,7 @@ help:
 	@echo "                  (KERNELS=FOLDER of the published kernel tables adds their lines)"
 	@echo "make pase-report  repeat the experiment of the PaSE paper: search times, strategies and speedups"
 	@echo "make wheel-check  build the wheel, install it alone and use it without torch"
+	@echo "make parsers      read exported configurations with the parsers of their frameworks (installs them into .venv-parsers)"
 	@echo "make clean        remove caches and build results (.venv stays)"
 
 setup: $(READY)
@@ -100,6 +101,17 @@ pase-report: $(READY)
 
 wheel-check: $(READY)
 	$(BIN)/python -m pytest -q tests/contracts/test_wheel.py
+
+# A layer over .venv, from which torch and all else that is pinned there comes; the frameworks' kernels and data loaders are left out.
+PARSERS := .venv-parsers
+$(PARSERS)/.ready: tests/parsers/requirements.txt $(READY)
+	test -x $(PARSERS)/bin/python || $(BIN)/python -m venv $(PARSERS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(PARSERS)/lib/$$(ls $(PARSERS)/lib)/site-packages/project.pth
+	DS_BUILD_OPS=0 $(PARSERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation -r tests/parsers/requirements.txt
+	@touch $@
+
+parsers: $(PARSERS)/.ready
+	$(BIN)/python -m pytest -q tests/parsers
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -38,7 +38,7 @@ PRECISIONS = {
     "deepspeed": ("bf16-mixed", "fp16-mixed"), "nanotron": ("bf16-mixed", "fp16-mixed", "fp32"), "maxtext": ("bf16-mixed", "bf16", "fp32"),
 }  # fmt: skip
 OPTIMIZERS = {
-    "trl": ("adamw", "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "adafactor", "lion", "lion-8bit", "sgd", "muon"),
+    "trl": ("adamw", "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "adafactor", "lion", "lion-8bit", "sgd"),
     "megatron": ("adamw", "momentum", "muon"), "nanotron": ("adamw", "adam", "sgd"), "deepspeed": ("adamw", "sgd", "lion"),
 }  # fmt: skip
 MODELS = ("llama-3-8b", "llama-3.1-70b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "megatron-22b")

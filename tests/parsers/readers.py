@@ -1,0 +1,142 @@
+"""Read exported files with the parsers of their frameworks: `python readers.py FRAMEWORK` in the environment of requirements.txt.
+
+Standard input: a JSON list of folders, each with the files of one export. Standard output, last line: a JSON list with one object for
+each folder: `values`, what the parser holds under the framework's own names, or `refused`, the parser's message. perfmodel is not imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Values = dict[str, Any]
+
+
+def launch_words(folder: Path, program: str) -> list[str]:
+    """The words after `program` in the launch script, with the shell's variables at their defaults."""
+    text = (folder / "plan.sh").read_text(encoding="utf-8")
+    text = text.replace("${NODE_RANK:-0}", "0").replace("${HEAD_NODE:-localhost}", "localhost")
+    line = next(line for line in text.splitlines() if program in line and not line.startswith("#"))
+    words = shlex.split(line)
+    return words[words.index(program) + 1 :]
+
+
+@contextlib.contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for a block."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def read_trl(folder: Path) -> Values:
+    """Read with `accelerate launch` up to the environment of its processes, the plugins they build, and TRL's parser of sft.py."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+    from trl import ModelConfig, ScriptArguments, SFTConfig, TrlParser
+
+    args, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(launch_words(folder, "launch")))
+    values: Values = {"launch.num_processes": args.num_processes, "launch.num_machines": args.num_machines}
+    values |= {"launch.use_fsdp": args.use_fsdp, "launch.use_deepspeed": args.use_deepspeed, "launch.mixed_precision": args.mixed_precision}
+    if args.use_deepspeed:
+        args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+        _, variables = prepare_deepspeed_cmd_env(args)
+    else:
+        variables = prepare_multi_gpu_env(args)
+    with environment({name: value for name, value in variables.items() if name.startswith(("ACCELERATE", "FSDP", "PARALLELISM"))}):
+        if args.use_fsdp:
+            fsdp = FullyShardedDataParallelPlugin()
+            values |= {
+                f"fsdp.{name}": getattr(fsdp, name) for name in ("fsdp_version", "reshard_after_forward", "activation_checkpointing")
+            }
+            values["fsdp.cpu_offload"] = type(fsdp.cpu_offload).__name__ == "CPUOffloadPolicy"
+            axes = ParallelismConfig()
+            names = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "total_size")
+            values |= {f"parallelism.{name}": getattr(axes, name) for name in names}
+            values["parallelism.cp_comm_strategy"] = getattr(axes.cp_handler, "cp_comm_strategy", None)
+        if args.use_deepspeed:
+            deepspeed = DeepSpeedPlugin()
+            values["deepspeed.zero_stage"] = deepspeed.zero_stage
+            values |= {f"deepspeed.offload_{name}": getattr(deepspeed, f"offload_{name}_device") for name in ("optimizer", "param")}
+    words = [*args.training_script_args, "--use_cpu", "true"]  # no GPU: bf16 is refused without it
+    _, trainer, model = TrlParser((ScriptArguments, SFTConfig, ModelConfig)).parse_args_and_config(words)
+    return values | _plain({"trainer": vars(trainer), "model": vars(model)})
+
+
+def read_deepspeed(folder: Path) -> Values:
+    """Read with DeepSpeedConfig, for the number of data-parallel ranks that the launch line starts."""
+    import deepspeed.comm as dist
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    words = launch_words(folder, "torchrun")
+    options = dict(zip(words, words[1:], strict=False))
+    ranks = int(options["--nnodes"]) * int(options["--nproc_per_node"])
+    dist.get_rank, dist.get_world_size = (lambda group=None: 0), (lambda group=None: ranks)
+    config = DeepSpeedConfig(str(folder / options["--deepspeed"]))
+    zero = config.zero_config
+    return _plain(
+        {
+            "world_size": config.world_size,
+            "train_batch_size": config.train_batch_size,
+            "train_micro_batch_size_per_gpu": config.train_micro_batch_size_per_gpu,
+            "gradient_accumulation_steps": config.gradient_accumulation_steps,
+            "bf16": config.bfloat16_config.enabled,
+            "fp16": config.float16_config.enabled,
+            "optimizer": config.optimizer_name,
+            "zero_stage": int(zero.stage),
+            "overlap_comm": zero.overlap_comm,
+            "offload_optimizer": zero.offload_optimizer and zero.offload_optimizer.device,
+            "offload_param": zero.offload_param and zero.offload_param.device,
+        }
+    )
+
+
+def _plain(value: Any, prefix: str = "") -> Any:
+    """A tree as flat keys with values that JSON has; others as text."""
+    if isinstance(value, dict):
+        flat: Values = {}
+        for key, entry in value.items():
+            name = f"{prefix}{key}"
+            flat |= _plain(entry, f"{name}.") if isinstance(entry, dict) else {name: _plain(entry)}
+        return flat
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, str):
+        return str(getattr(value, "value", value))
+    return value if value is None or isinstance(value, (bool, int, float)) else str(getattr(value, "value", value))
+
+
+READERS = {"trl": read_trl, "deepspeed": read_deepspeed}
+
+
+def main() -> None:
+    """Read every folder with one framework's parser."""
+    reader = READERS[sys.argv[1]]
+    answers = []
+    for folder in map(Path, json.load(sys.stdin)):
+        os.chdir(folder)
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                answers.append({"values": reader(folder)})
+            except (Exception, SystemExit) as error:
+                answers.append({"refused": f"{type(error).__name__}: {error}"[:500]})
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as home, environment({"HF_HOME": home, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}):
+        main()

@@ -1,0 +1,150 @@
+"""Exported files are accepted by the parsers of their frameworks, which then hold the values of the plan."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.configs.facts import facts_of_plan
+from perfmodel.configs.tables import load_tables, table_named
+from perfmodel.configs.write import write_config
+from perfmodel.foundation.errors import InputError
+from perfmodel.verbs.exporting import write_export
+from perfmodel.workload.models import hub_id_of
+from tests.configs.drawn_plans import draw_plan
+
+Facts = Mapping[str, Any]
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-parsers" / "bin" / "python"
+NUM_PLANS = 40
+
+pytestmark = [
+    pytest.mark.skipif(not PYTHON.exists(), reason="the frameworks' parsers are not installed: run make parsers"),
+    pytest.mark.filterwarnings("default"),
+]
+
+
+def trl_values(facts: Facts) -> dict[str, Any]:
+    """Values that accelerate and TRL hold for a plan."""
+    zero, cp, full = facts["zero"], facts["cp"], facts["recompute"] == "full"
+    fsdp, deepspeed = zero in (2, 3), zero == 1
+    tuned = facts["lora_rank"] is not None
+    kernels = {"flash2": "flash_attention_2", "flash3": "flash_attention_3"}
+    values = {
+        "launch.num_processes": facts["chips"],
+        "launch.num_machines": facts["nodes"],
+        "launch.use_fsdp": fsdp,
+        "launch.use_deepspeed": deepspeed,
+        "launch.mixed_precision": {"bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp32": "no"}[facts["precision"]],
+        "trainer.max_length": facts["seq_len"],
+        "trainer.packing": True,
+        "trainer.per_device_train_batch_size": facts["micro_batch"],
+        "trainer.gradient_accumulation_steps": facts["accumulation"],
+        "trainer.activation_checkpointing": full and not fsdp,
+        "trainer.bf16": facts["precision"] == "bf16-mixed",
+        "trainer.fp16": facts["precision"] == "fp16-mixed",
+        "trainer.torch_compile": bool(facts["compile"]),
+        "trainer.use_liger_kernel": facts["loss"] == "fused",
+        "model.model_name_or_path": facts["model_id"],
+        "model.attn_implementation": kernels.get(facts["attention_kernel"], "sdpa"),
+        "model.use_peft": tuned,
+        "model.use_dora": facts["adapters"] == "dora",
+        "model.load_in_4bit": str(facts["base_format"]).startswith("nf4"),
+    }
+    if tuned:
+        targets = facts["lora_modules"] or "all-linear"
+        values |= {"model.lora_r": facts["lora_rank"], "model.lora_target_modules": targets}
+    if fsdp:
+        values |= {
+            "fsdp.fsdp_version": 2,
+            "fsdp.reshard_after_forward": zero == 3,
+            "fsdp.activation_checkpointing": full,
+            "fsdp.cpu_offload": False,
+            "parallelism.dp_replicate_size": facts["dp_replicate"],
+            "parallelism.dp_shard_size": facts["dp_shard"],
+            "parallelism.tp_size": facts["tp"],
+            "parallelism.cp_size": 1 if facts["cp_form"] == "ulysses" else cp,
+            "parallelism.sp_size": cp if facts["cp_form"] == "ulysses" else 1,
+            "parallelism.total_size": facts["chips"],
+        }
+    if deepspeed:
+        values["deepspeed.zero_stage"] = 1
+    return values
+
+
+def deepspeed_values(facts: Facts) -> dict[str, Any]:
+    """Values that DeepSpeedConfig holds for a plan."""
+    bucketing = facts["gradient_bucketing"]
+    return {
+        "world_size": facts["dp"],
+        "train_batch_size": facts["global_batch"],
+        "train_micro_batch_size_per_gpu": facts["micro_batch"],
+        "gradient_accumulation_steps": facts["accumulation"],
+        "zero_stage": facts["zero"],
+        "bf16": facts["precision"] == "bf16-mixed",
+        "fp16": facts["precision"] == "fp16-mixed",
+        "optimizer": {"adamw": "adamw", "sgd": "SGD", "lion": "lion"}[facts["optimizer"]],
+        **({} if bucketing is None else {"overlap_comm": bucketing}),
+    }
+
+
+#: Framework -> values that its parser holds for a plan; a change to the files that it must refuse: name, text, other text.
+FRAMEWORKS: dict[str, tuple[Callable[[Facts], dict[str, Any]], tuple[str, str, str]]] = {
+    "trl": (trl_values, ("plan.yaml", "per_device_train_batch_size", "per_gpu_batch_size")),
+    "deepspeed": (deepspeed_values, ("plan.json", '"stage": ', '"stage": 9')),
+}
+
+
+def draw_exports(framework: str, folder: Path, count: int) -> list[tuple[Path, Facts]]:
+    """Write exports of random plans, each into a folder of its own."""
+    rng = random.Random(3)
+    exports: list[tuple[Path, Facts]] = []
+    while len(exports) < count:
+        plan = draw_plan(framework, rng)
+        facts = facts_of_plan(plan, chips_per_node=8, model_id=hub_id_of(plan.job.model.name))
+        try:
+            exported = write_config(facts, table_named(framework), prediction=None)
+        except InputError:
+            continue
+        place = folder / str(len(exports))
+        place.mkdir()
+        write_export(exported, place)
+        exports.append((place, facts))
+    return exports
+
+
+def read_with_parser(framework: str, folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Values, or the refusal, of the framework's parser for each folder."""
+    command = [str(PYTHON), str(Path(__file__).with_name("readers.py")), framework]
+    done = subprocess.run(command, input=json.dumps([str(each) for each in folders]), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_parser_holds_the_values_of_the_plan(framework: str, tmp_path: Path) -> None:
+    values_of, (name, text, other) = FRAMEWORKS[framework]
+    exports = draw_exports(framework, tmp_path, NUM_PLANS)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in exports[0][0].iterdir():
+        content = file.read_text(encoding="utf-8")
+        (broken / file.name).write_text(content.replace(text, other, 1) if file.name == name else content, encoding="utf-8")
+    *answers, refusal = read_with_parser(framework, [*(place for place, _ in exports), broken])
+    for (place, facts), answer in zip(exports, answers, strict=True):
+        assert "values" in answer, f"{place.name}: {answer}"
+        wanted = values_of(facts)
+        assert {key: answer["values"].get(key) for key in wanted} == wanted
+    assert "refused" in refusal
+
+
+def test_every_exported_framework_has_a_parser_or_a_reason() -> None:
+    without = {"maxtext", "megatron", "nanotron", "nemo-automodel", "torchtitan"}  # the table in docs/how-to/start-from-a-config.md
+    assert {name for name, table in load_tables().items() if table.outputs} == {*FRAMEWORKS, *without}
