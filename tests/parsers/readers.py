@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 Values = dict[str, Any]
 
@@ -83,7 +86,7 @@ def read_deepspeed(folder: Path) -> Values:
     from deepspeed.runtime.config import DeepSpeedConfig
 
     words = launch_words(folder, "torchrun")
-    options = dict(zip(words, words[1:], strict=False))
+    options = dict(itertools.pairwise(words))
     ranks = int(options["--nnodes"]) * int(options["--nproc_per_node"])
     dist.get_rank, dist.get_world_size = (lambda group=None: 0), (lambda group=None: ranks)
     config = DeepSpeedConfig(str(folder / options["--deepspeed"]))
@@ -105,6 +108,47 @@ def read_deepspeed(folder: Path) -> Values:
     )
 
 
+def read_torchtitan(folder: Path) -> Values:
+    """Read with ConfigManager of torchtitan 0.2, the last one that loads TOML."""
+    _without("torchtitan.models.moe.kernels")
+    from torchtitan.config.manager import ConfigManager
+
+    words = launch_words(folder, "torchtitan.train")
+    return _plain(ConfigManager().parse_args(words).to_dict())
+
+
+#: Keys that Automodel's recipe reads one by one.
+_AUTOMODEL_KEYS = {"local_batch_size": "step_scheduler.local_batch_size", "seq_len": "dataset.seq_len", "fp8": "fp8.enabled"}
+
+
+def read_automodel(folder: Path) -> Values:
+    """Read with NeMo Automodel's loader, its typed sections, and its parser of `distributed`."""
+    from nemo_automodel.components.config.loader import load_yaml_config
+    from nemo_automodel.recipes._dist_utils import parse_distributed_section
+    from nemo_automodel.recipes._typed_config import RecipeConfig
+
+    words = launch_words(folder, "--config")
+    raw = load_yaml_config(words[0])
+    recipe = RecipeConfig(raw)
+    distributed = parse_distributed_section(raw.distributed.to_dict())
+    strategy = distributed.pop("strategy_config")
+    values = {key: value for key, value in distributed.items() if isinstance(value, (bool, int, str))}
+    values |= {f"strategy.{key}": value for key, value in vars(strategy).items()} | {"strategy": type(strategy).__name__}
+    values |= {name: raw.get(key) for name, key in _AUTOMODEL_KEYS.items()} | {"global_batch_size": recipe.step_scheduler.global_batch_size}
+    values |= {"optimizer": type(recipe.optimizer).__name__, "loss": type(recipe.loss_fn).__name__}
+    values |= {f"model.{key}": value for key, value in raw.model.to_dict().items()}
+    values |= {f"peft.{key}": value for key, value in vars(raw.peft.instantiate()).items()} if "peft" in raw else {}
+    return _plain(values)
+
+
+def _without(*modules: str) -> None:
+    """Stand in for modules of kernels, which do not import on a CPU and of which a parser uses no more than the names."""
+    for name in modules:
+        module = MagicMock(name=name)
+        module.__spec__, module.__path__ = ModuleSpec(name, None), []
+        sys.modules[name] = module
+
+
 def _plain(value: Any, prefix: str = "") -> Any:
     """A tree as flat keys with values that JSON has; others as text."""
     if isinstance(value, dict):
@@ -120,7 +164,7 @@ def _plain(value: Any, prefix: str = "") -> Any:
     return value if value is None or isinstance(value, (bool, int, float)) else str(getattr(value, "value", value))
 
 
-READERS = {"trl": read_trl, "deepspeed": read_deepspeed}
+READERS = {"trl": read_trl, "deepspeed": read_deepspeed, "torchtitan": read_torchtitan, "nemo-automodel": read_automodel}
 
 
 def main() -> None:
