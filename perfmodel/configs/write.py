@@ -159,7 +159,8 @@ def _toml(tree: Mapping[str, Any], section: str) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", text)  # YAML 1.1 reads 1e-08 as text
 
 
 def _after(comment: str) -> str:

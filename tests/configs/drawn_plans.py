@@ -39,7 +39,7 @@ PRECISIONS = {
 }  # fmt: skip
 OPTIMIZERS = {
     "trl": ("adamw", "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "adafactor", "lion", "lion-8bit", "sgd"),
-    "megatron": ("adamw", "momentum", "muon"), "nanotron": ("adamw", "adam", "sgd"), "deepspeed": ("adamw", "sgd", "lion"),
+    "megatron": ("adamw", "momentum", "muon"), "nanotron": ("adamw", "sgd"), "deepspeed": ("adamw", "sgd", "lion"),
 }  # fmt: skip
 MODELS = ("llama-3-8b", "llama-3.1-70b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "megatron-22b")
 
@@ -67,6 +67,8 @@ def draw_plan(framework: str, rng: random.Random) -> Plan:
         if found["cp"] == 1:
             settings.pop("cp_form", None)
         precision, optimizer = rng.choice(PRECISIONS[framework]), rng.choice(OPTIMIZERS.get(framework, ("adamw",)))
+        if framework == "nanotron" and optimizer == "sgd":
+            settings.pop("fused_optimizer", None)
         job = TrainingJob(model=model, global_batch=chips * micro * rng.choice((1, 2, 4)), seq_len=rng.choice((1024, 4096)))
         try:
             job = replace(job, train=training_of(train), precision=Precision(precision), optimizer=Optimizer(optimizer))
