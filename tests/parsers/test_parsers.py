@@ -24,11 +24,6 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-parsers" / "bin" / "python"
 NUM_PLANS = 40
 
-pytestmark = [
-    pytest.mark.skipif(not PYTHON.exists(), reason="the frameworks' parsers are not installed: run make parsers"),
-    pytest.mark.filterwarnings("default"),
-]
-
 
 def trl_values(facts: Facts) -> dict[str, Any]:
     """Values that accelerate and TRL hold for a plan."""
@@ -183,6 +178,8 @@ def read_with_parser(framework: str, folders: Sequence[Path]) -> list[dict[str, 
     return answers
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON.exists(), reason="the frameworks' parsers are not installed: run make parsers")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_parser_holds_the_values_of_the_plan(framework: str, tmp_path: Path) -> None:
     values_of, (name, text, other) = FRAMEWORKS[framework]
@@ -201,5 +198,5 @@ def test_the_parser_holds_the_values_of_the_plan(framework: str, tmp_path: Path)
 
 
 def test_every_exported_framework_has_a_parser_or_a_reason() -> None:
-    without = {"maxtext", "megatron", "nanotron"}  # the table in docs/how-to/start-from-a-config.md
+    without = {"maxtext", "megatron", "nanotron"}  # docs/configs.md says what these are checked against
     assert {name for name, table in load_tables().items() if table.outputs} == {*FRAMEWORKS, *without}
