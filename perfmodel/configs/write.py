@@ -159,8 +159,7 @@ def _toml(tree: Mapping[str, Any], section: str) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", text)  # YAML 1.1 reads 1e-08 as text
+    return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", json.dumps(value, ensure_ascii=False))  # YAML 1.1 reads 1e-08 as text
 
 
 def _after(comment: str) -> str:

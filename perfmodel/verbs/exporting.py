@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.configs.facts import facts_of_plan
 from perfmodel.configs.tables import FrameworkTable, table_named
@@ -18,9 +18,6 @@ from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.setting import Name, Setting, load_plan, predict_in, setting_of_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.models import hub_id_of
-
-if TYPE_CHECKING:
-    pass
 
 #: What may be another where a plan is read back: names, and what belongs to the profile.
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")

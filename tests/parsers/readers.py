@@ -149,6 +149,50 @@ def _without(*modules: str) -> None:
         sys.modules[name] = module
 
 
+def read_megatron(folder: Path) -> Values:
+    """Build megatron-core's records from the flags that have their names; the package has no parser of flags."""
+    from dataclasses import fields
+
+    import torch
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import transformer_config
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    transformer_config.is_te_min_version = lambda *_, **__: True  # Transformer Engine does not import on a CPU
+
+    text = (folder / "plan.sh").read_text(encoding="utf-8")
+    flags: Values = {}
+    for line in text.split("ARGS=(\n")[1].split("\n)")[0].splitlines():
+        name, *values = shlex.split(line, comments=True)
+        flags[name.removeprefix("--").replace("-", "_")] = _number(" ".join(values)) if values else True
+    flags |= {own: flags.get(name) for own, name in _MEGATRON_NAMES.items()} | {"pipeline_dtype": torch.bfloat16}
+    flags["add_bias_linear"] = "disable_bias_linear" not in flags
+    flags["recompute_modules"] = str(flags["recompute_modules"]).split() if "recompute_modules" in flags else None
+    flags["attention_backend"] = None
+    values = {}
+    for record in (TransformerConfig, OptimizerConfig, DistributedDataParallelConfig):
+        names = {each.name for each in fields(record) if each.init}
+        values |= vars(record(**{name: value for name, value in flags.items() if name in names and value is not None}))
+    return _plain({name: value for name, value in values.items() if name in flags})
+
+
+#: Fields of megatron-core with other names than Megatron-LM's flags (arguments.py, core_transformer_config_from_args).
+_MEGATRON_NAMES = {
+    "fp8": "fp8_format",
+    "fp4": "fp4_format",
+    "num_moe_experts": "num_experts",
+    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+}
+
+
+def _number(text: str) -> Any:
+    """A flag's value as a number where it is one."""
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return text
+
+
 def _plain(value: Any, prefix: str = "") -> Any:
     """A tree as flat keys with values that JSON has; others as text."""
     if isinstance(value, dict):
@@ -164,7 +208,13 @@ def _plain(value: Any, prefix: str = "") -> Any:
     return value if value is None or isinstance(value, (bool, int, float)) else str(getattr(value, "value", value))
 
 
-READERS = {"trl": read_trl, "deepspeed": read_deepspeed, "torchtitan": read_torchtitan, "nemo-automodel": read_automodel}
+READERS = {
+    "megatron": read_megatron,
+    "trl": read_trl,
+    "deepspeed": read_deepspeed,
+    "torchtitan": read_torchtitan,
+    "nemo-automodel": read_automodel,
+}
 
 
 def main() -> None:

@@ -142,10 +142,33 @@ def automodel_values(facts: Facts) -> dict[str, Any]:
     return values
 
 
+def megatron_values(facts: Facts) -> dict[str, Any]:
+    """Values that megatron-core's records hold for a plan."""
+    full, selective = facts["recompute"] == "full", facts["recompute"] == "selective"
+    values = {
+        "tensor_model_parallel_size": facts["tp"],
+        "pipeline_model_parallel_size": facts["pp"],
+        "context_parallel_size": facts["cp"],
+        "recompute_granularity": "full" if full else "selective" if selective else None,
+        "num_layers": facts["model.num_hidden_layers"],
+        "hidden_size": facts["model.hidden_size"],
+        "num_attention_heads": facts["model.num_attention_heads"],
+        "num_moe_experts": facts.get("experts.num_experts"),
+    }
+    if facts["zero"]:
+        values |= {"use_distributed_optimizer": True, "overlap_grad_reduce": True}
+    if facts["sequence_parallel"]:
+        values["sequence_parallel"] = True
+    if "experts.num_experts" in facts:
+        values |= {"expert_model_parallel_size": facts["ep"], "moe_router_topk": facts["experts.top_k"]}
+    return values
+
+
 #: Framework -> values that its parser holds for a plan; a change to the files that it must refuse: name, text, other text.
 FRAMEWORKS: dict[str, tuple[Callable[[Facts], dict[str, Any]], tuple[str, str, str]]] = {
     "trl": (trl_values, ("plan.yaml", "per_device_train_batch_size", "per_gpu_batch_size")),
     "deepspeed": (deepspeed_values, ("plan.json", '"stage": ', '"stage": 9')),
+    "megatron": (megatron_values, ("plan.sh", "--num-attention-heads ", "--num-attention-heads 7")),
     "torchtitan": (torchtitan_values, ("plan.toml", "tensor_parallel_degree", "tensor_parallel_size")),
     "nemo-automodel": (automodel_values, ("plan.yaml", "activation_checkpointing", "activation_recomputation")),
 }
@@ -198,5 +221,5 @@ def test_the_parser_holds_the_values_of_the_plan(framework: str, tmp_path: Path)
 
 
 def test_every_exported_framework_has_a_parser_or_a_reason() -> None:
-    without = {"maxtext", "megatron", "nanotron"}  # docs/configs.md says what these are checked against
+    without = {"maxtext", "nanotron"}  # docs/configs.md says what these are checked against
     assert {name for name, table in load_tables().items() if table.outputs} == {*FRAMEWORKS, *without}
