@@ -25,9 +25,14 @@ def trace(
     ] = None,
     named: Annotated[str, typer.Option("--plan", metavar="PLAN", help="The same as the argument PLAN.")] = "",
     out: Annotated[
-        Path,
-        typer.Option("--out", metavar="FILE", help="Where the trace goes: FILE.json or FILE.json.gz; else a folder, one file a rank."),
-    ] = Path("trace.json.gz"),
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Where the trace goes: FILE.json or FILE.json.gz (default trace.json.gz); else a folder, one file a rank. With "
+            "--measured: FILE.jsonl, the measured step as a run for `perfmodel fit`.",
+        ),
+    ] = None,
     ranks: Annotated[
         str, typer.Option("--ranks", metavar="LIST", help="Ranks to draw, such as 0,8; one for each pipeline stage if left out.")
     ] = "",
@@ -61,11 +66,14 @@ def trace(
     if measured:
         if ranks or detail:
             raise InputError(f"--{'ranks' if ranks else 'detail'}: is for a predicted trace; leave it out with --measured")
-        comparison = compare_trace(measured, found)
+        comparison = compare_trace(measured, found, out=out)
+        if out is not None:
+            read = [*read, f"{out}: the measured step as a run; `perfmodel fit {out}` fits a profile to it"]
         show(Document(content=lambda: comparison_object(comparison), blocks=lambda: comparison_blocks(comparison, found, read)), output)
         return
     if found is None:
         raise InputError("plan: is missing; give a plan to draw, or --measured FILE for a trace of torch.profiler")
+    out = out or Path("trace.json.gz")
     timelines = trace_plan(found, out=out, ranks=numbers, detail=detail or None)
     files = [str(path) for path in trace_paths(out, [each.rank for each in timelines])]
     document = Document(content=lambda: timelines_object(timelines, files), blocks=lambda: timelines_blocks(timelines, found, files, read))

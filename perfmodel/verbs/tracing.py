@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -12,7 +13,7 @@ from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.values import choice_of
 from perfmodel.parallel.measured_trace import GROUPS, TraceComparison, group_of
-from perfmodel.parallel.plan import Plan, rank_at
+from perfmodel.parallel.plan import Plan, plan_to_dict, rank_at
 from perfmodel.report.trace import chrome_trace, trace_bytes
 from perfmodel.verbs.setting import Name, load_plan, setting_of_plan
 
@@ -45,12 +46,17 @@ def trace_plan(
     return timelines
 
 
-def compare_trace(traces: str | Path | Sequence[str | Path], plan: Plan | Name | None = None) -> TraceComparison:
+def compare_trace(
+    traces: str | Path | Sequence[str | Path], plan: Plan | Name | None = None, *, out: str | Path | None = None
+) -> TraceComparison:
     """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
 
     traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
     plan     the plan that ran; without one only the measured times
+    out      where the measured step goes as a run that `fit_runs` reads: .jsonl
     """
+    if out is not None:
+        _check_run_file(Path(out), has_plan=plan is not None)
     files = [traces] if isinstance(traces, (str, Path)) else list(traces)
     if not files:
         raise InputError("traces: are missing; give files that torch.profiler wrote")
@@ -66,7 +72,21 @@ def compare_trace(traces: str | Path | Sequence[str | Path], plan: Plan | Name |
         for span in chain.from_iterable(timelines[rank].spans for rank in ranks):
             predicted[group_of(span.part, span.kind)] += 0.0 if span.hidden else span.time / len(ranks)
     groups = {name: (predicted[name], sum(each.groups[name] for each in measured) / len(measured)) for name in GROUPS}
-    return TraceComparison(traces=measured, groups=groups, has_plan=found is not None)
+    comparison = TraceComparison(traces=measured, groups=groups, has_plan=found is not None)
+    if out is not None and found is not None:
+        names = ", ".join(Path(each.name).name for each in measured)
+        run = {"id": names, "framework": str(found.framework), "plan": plan_to_dict(found), "step_time": comparison.measured}
+        write_atomically(Path(out), json.dumps(run) + "\n")
+    return comparison
+
+
+def _check_run_file(out: Path, *, has_plan: bool) -> None:
+    """Nothing is read before it is known that the run can be written."""
+    if out.suffix != ".jsonl":
+        raise bad_field("out", out, "must end in .jsonl with measured traces", "write runs.jsonl")
+    if not has_plan:
+        raise bad_field("out", out, "needs the plan that ran", "give it with --plan")
+    check_can_be_written(out, "out")
 
 
 def checked_ranks(plan: Plan, ranks: Sequence[int]) -> list[int]:
