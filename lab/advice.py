@@ -93,7 +93,7 @@ def pairs(cases: Iterable[Case], left_out: Mapping[str, float] | None = None) ->
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Options in which two runs differ, without those that follow from a degree that is 1 in one of them."""
-    names = [name for name in sorted(one | other) if one.get(name) != other.get(name)]
+    names = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
     return [name for name in names if name not in _NEEDS or 1 not in (one[_NEEDS[name]], other[_NEEDS[name]])]
 
 
@@ -126,7 +126,7 @@ def table(found: Sequence[Pair]) -> list[tuple[str, ...]]:
     """Rows of option, pairs, right, advised and right of these; the last one over all."""
     rows = [(option, list(same)) for option, same in grouped(found, lambda pair: pair.option).items()]
     rows.sort(key=lambda row: -len(row[1]))
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for option, same in (*rows, ("all", list(found))):
         advised = [pair for pair in same if pair.is_advised]
         lines.append((option, f"{len(same)}", share(same), f"{len(advised)}", share(advised)))
@@ -150,9 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for pair in found if given.wrong else ():
         if not pair.is_right:
             measured, predicted = (slow / fast - 1 for fast, slow in (pair.measured, pair.predicted))
-            print(
-                f"{pair.option}: {pair.values[0]} over {pair.values[1]}: measured {measured:+.1%}, predicted {predicted:+.1%}: {', '.join(pair.ids)}"
-            )
+            gains = f"measured {measured:+.1%}, predicted {predicted:+.1%}"
+            print(f"{pair.option}: {pair.values[0]} over {pair.values[1]}: {gains}: {', '.join(pair.ids)}")
     return 0
 
 

@@ -1633,11 +1633,14 @@ def import_graph(
 def compare_trace(
     traces: str | Path | Sequence[str | Path],
     plan: Plan | str | Path | None = None,
+    *,
+    out: str | Path | None = None,
 ) -> TraceComparison:
     """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
 
     traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
     plan     the plan that ran; without one only the measured times
+    out      where the measured step goes as a run that `fit_runs` reads: .jsonl
     """
 
 def trace_plan(

@@ -208,7 +208,7 @@ def _search_once(
             risk=risk,
             ties=ties,
             any_framework=any_framework,
-            with_remedies=with_remedies,
+            also=("remedies", "beyond") if with_remedies else ("beyond",),
             progress=report,
         )
         return result, was_interrupted()

@@ -218,7 +218,7 @@ class SystemPredictor:
             return predict_in(setting, overridden(held, setting, Knobs()), **rule)
         if not self.is_searched:
             return predict_in(setting, plan_in(setting, system.knobs), **rule)
-        result = search_in(setting, system.knobs, {}, top=1, ties=0.0, with_remedies=False, with_beyond=False, **rule)
+        result = search_in(setting, system.knobs, {}, top=1, ties=0.0, also=(), **rule)
         if not result.plans:
             raise InputError(f"chips={system.cluster.num_chips}: no plan fits on {system.cluster.name}; use more chips or larger memory")
         return result.plans[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,14 +50,13 @@ def search_in(
     risk: float | None = None,
     ties: float = TIES,
     any_framework: bool = False,
-    with_remedies: bool = True,
-    with_beyond: bool = True,
+    also: Collection[str] = ("remedies", "beyond"),
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """Search a setting; see `find_plans`.
 
-    run           the whole run, which some objectives are of
-    with_beyond   also for plans that the framework cannot run, to say what that costs
+    run    the whole run, which some objectives are of
+    also   remedies: the smallest changes that fit, where no plan does; beyond: the best plan that the framework cannot run
     """
     from perfmodel.frameworks.ensemble import likely_profiles
     from perfmodel.planner.beyond import beyond_framework
@@ -84,7 +83,7 @@ def search_in(
         from perfmodel.cost.mixed import mixed_estimator
         from perfmodel.planner.mixed import search_mixed
 
-        result, with_beyond = search_mixed(mixed_estimator(setting.estimator), space, **asked), False
+        result = search_mixed(mixed_estimator(setting.estimator), space, **asked)
     else:
         from perfmodel.planner.search import search_plans
 
@@ -92,7 +91,7 @@ def search_in(
         result = search_plans(setting.estimator, space, likely=likely, kept_tables=kept_tables, **asked)
     if not (result.num_evaluated or result.interrupted):
         raise InputError(_why_empty(setting, knobs, result, any_framework=any_framework))
-    if with_beyond and not (any_framework or result.interrupted):
+    if "beyond" in also and not (any_framework or result.interrupted or setting.cluster.pools):
         beyond = beyond_framework(
             setting.estimator,
             space,
@@ -106,7 +105,7 @@ def search_in(
         )
         result = replace(result, any_framework=beyond)
 
-    if with_remedies and not (result.plans or result.interrupted):
+    if "remedies" in also and not (result.plans or result.interrupted):
         remedies = search_remedies(setting, knobs, maximum, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
         result = replace(result, remedies=remedies)
 

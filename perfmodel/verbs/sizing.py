@@ -145,7 +145,7 @@ def size_asked(
                 check_objective("cost", setting, run)
                 rule = {"memory_headroom": request.memory_headroom, "risk": request.risk}
                 plans = search_in(
-                    setting, knobs, maximum, top=1, ties=ties, any_framework=any_framework, with_remedies=False, with_beyond=False,
+                    setting, knobs, maximum, top=1, ties=ties, any_framework=any_framework, also=(),
                     progress=report, **rule,
                 ).plans  # fmt: skip
                 if not plans:

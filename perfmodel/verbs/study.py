@@ -115,8 +115,7 @@ def _search(
         risk=request.risk,
         ties=share(ties, "ties"),
         any_framework=any_framework,
-        with_remedies=False,
-        with_beyond=False,
+        also=(),
     )
 
 
