@@ -101,6 +101,13 @@ def test_a_predicted_trace_read_as_a_measured_one_is_its_prediction(call, call_j
     assert "no part differs by more than 0.5 % of the step" in " ".join(out.split())
 
 
+def test_a_measured_step_is_a_run_that_fit_reads(call, call_json, plan):
+    assert call("trace", plan, "--ranks", 0, "--out", "trace.json")[0] == 0
+    assert call("trace", plan, "--measured", "trace.json", "--out", "run.jsonl")[0] == 0
+    (run,) = call_json("fit", "run.jsonl")["runs"]
+    assert run["measured"] == pytest.approx(call_json("predict", plan)["step_time"], rel=1e-6)
+
+
 def test_a_trace_of_a_rank_that_the_plan_lacks_is_refused(call, plan, tmp_path):
     assert call("trace", plan, "--ranks", 4, "--out", "trace.json")[0] == 0
     text = (tmp_path / "trace.json").read_text()
@@ -137,6 +144,8 @@ def test_the_largest_difference_is_named(call, call_json, plan, tmp_path):
         (["fsdp", "--plan", "fsdp"], "give one of them"),
         (["--measured", "missing.json"], "missing.json: cannot be read as a trace (No such file or directory)"),
         (["--measured", "missing.json", "--ranks", "0"], "--ranks: is for a predicted trace"),
+        (["--measured", "missing.json", "--out", "run.jsonl"], "out=run.jsonl: needs the plan that ran; give it with --plan"),
+        (["--measured", "missing.json", "--out", "run.csv"], "out=run.csv: must end in .jsonl with measured traces"),
     ],
 )
 def test_bad_measured_input_is_one_sentence(call, arguments, sentence):
