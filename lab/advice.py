@@ -26,7 +26,7 @@ from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.text import columns_text
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.plan_choice import NEAR_BEST
-from perfmodel.validation.run_labels import PLAN_FIELDS
+from perfmodel.validation.run_labels import PLAN_FIELDS, text_without
 from perfmodel.validation.validate import CasePredictor
 from perfmodel.verbs.advice import LEAST_GAIN
 
@@ -42,7 +42,6 @@ class Pair:
     """Two runs that differ in one option; measured and predicted: step times [s], the run that is measured as faster first."""
 
     option: str
-    source: str
     ids: tuple[str, str]
     values: tuple[Any, Any]
     measured: tuple[float, float]
@@ -72,7 +71,7 @@ def pairs(cases: Iterable[Case], left_out: Mapping[str, float] | None = None) ->
     left_out   id -> predicted step time [s]; None: by the shipped profiles
     """
     predictor = CasePredictor(has_intervals=False)
-    for source, same in grouped(filter(is_primary, cases), _job).items():
+    for same in grouped(filter(is_primary, cases), lambda case: text_without(case, OPTIONS | {"dp"})).values():
         runs = list(_runs(same, predictor, left_out)) if len(same) > 1 else []
         for one, other in combinations(runs, 2):
             names = _differing(one.options, other.options)
@@ -83,7 +82,6 @@ def pairs(cases: Iterable[Case], left_out: Mapping[str, float] | None = None) ->
                 continue
             yield Pair(
                 option=names[0],
-                source=json.loads(source)[0],
                 ids=(fast.id, slow.id),
                 values=(fast.options.get(names[0]), slow.options.get(names[0])),
                 measured=(fast.measured, slow.measured),
@@ -95,12 +93,6 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Options in which two runs differ, without those that follow from a degree that is 1 in one of them."""
     names = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
     return [name for name in names if name not in _NEEDS or 1 not in (one[_NEEDS[name]], other[_NEEDS[name]])]
-
-
-def _job(case: Case) -> str:
-    """The same text for runs of a source with the same job, chips and framework."""
-    inputs = {name: value for name, value in case.inputs.items() if name not in OPTIONS | {"dp"} and value is not None}
-    return json.dumps([case.group, inputs], sort_keys=True, default=str)
 
 
 def _runs(cases: Sequence[Case], predictor: CasePredictor, left_out: Mapping[str, float] | None) -> Iterator[_Run]:

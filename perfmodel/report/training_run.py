@@ -17,6 +17,7 @@ JOULES_OF_A_KILOWATT_HOUR, JOULES_OF_A_MEGAWATT_HOUR, _KILOGRAMS_OF_A_TONNE = 3.
 
 def run_facts(run: TrainingRun) -> Facts:
     """Return the block "The whole run"."""
+    failures = f"one in {_long(run.mtbf)}; {_long(run.restart_time)} to restart"
     title, basis = f"The whole run, {format_count(run.tokens)} tokens", "`perfmodel assumptions`; --assume NAME=VALUE replaces one"
     checkpoint = (
         "checkpoint",
@@ -25,7 +26,6 @@ def run_facts(run: TrainingRun) -> Facts:
     )
     if not math.isfinite(run.wall_days):
         never = f"{run.days:,.1f} days of steps, but the run never ends: it loses more to failures than it trains between two of them"
-        failures = f"one in {_long(run.mtbf)}; {_long(run.restart_time)} to restart"
         return Facts(title, [("time", never), ("failures", failures), checkpoint, ("based on", basis)])
     lines = [
         (
@@ -33,7 +33,7 @@ def run_facts(run: TrainingRun) -> Facts:
             f"{run.days:,.1f} days of steps, {run.wall_days:,.1f} days with failures and checkpoints (goodput {percent(run.goodput)})",
         ),
         ("chips", f"{format_count(run.chip_hours)} chip-hours; {_counted(run.spare_nodes, 'spare node')} for a week of failures"),
-        ("failures", f"{run.failures:,.0f} expected, one in {_long(run.mtbf)}; {_long(run.restart_time)} to restart"),
+        ("failures", f"{run.failures:,.0f} expected, {failures}"),
         checkpoint,
     ]
     if run.energy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
@@ -158,7 +158,12 @@ def plan_of(case: Case, planned: PlannedCase) -> str:
 
 def setting_of(case: Case) -> str:
     """The same text for runs of a source that differ in the release of the framework alone."""
-    inputs = {key: value for key, value in case.inputs.items() if key != "framework" and value is not None}
+    return text_without(case, {"framework"})
+
+
+def text_without(case: Case, names: Collection[str]) -> str:
+    """The same text for runs of a source that differ in these inputs alone."""
+    inputs = {key: value for key, value in case.inputs.items() if key not in names and value is not None}
     return json.dumps([case.group, inputs], sort_keys=True, default=str)
 
 

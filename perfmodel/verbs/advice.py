@@ -122,7 +122,7 @@ def advise_on(
     report(0.3)
     changes = _helpful(setting, own, table, rule)
     report(0.6)
-    found = search_in(setting, Knobs(), {}, top=1, also=("beyond",), **rule)
+    found = search_in(setting, Knobs(), {}, top=1, also=(), **rule)
     report(1.0)
     best = tuple(_with_helpful_settings(each, changes, memory) for each in found.plans[:1])
     if best and own.fits and best[0].step_time >= own.step_time * (1 - LEAST_GAIN):

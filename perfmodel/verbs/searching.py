@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import check_headroom
@@ -50,7 +50,7 @@ def search_in(
     risk: float | None = None,
     ties: float = TIES,
     any_framework: bool = False,
-    also: Collection[str] = ("remedies", "beyond"),
+    also: tuple[Literal["remedies", "beyond"], ...] = ("remedies", "beyond"),
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """Search a setting; see `find_plans`.
