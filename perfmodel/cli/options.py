@@ -52,11 +52,16 @@ class Files:
     csv: Path | None = _file("Also write one line for each prediction; - for standard output alone", metavar="FILE.csv")
     plot: Path | None = _file("Also draw a figure (PNG, SVG or PDF)", metavar="FILE.png")
     save: Path | None = _file("Write the plan (of a search: the best) to a file", metavar="PLAN.yaml")
+    report: Path | None = _file("Also write an HTML page", metavar="FILE.html")
 
     def check(self, output: Output) -> Output:
         """Refuse what could not be written before the work is done. Returns how the result is printed: with `--csv -` as CSV."""
         check_figure(self.plot)
         check_plan_path(self.save)
+        if self.report is not None:
+            from perfmodel.verbs.reporting import check_page_path
+
+            check_page_path(self.report, "--report")
         check_csv(self.csv, output)
         return replace(output, form=Form.CSV) if str(self.csv) == "-" else output
 
@@ -70,7 +75,7 @@ class Files:
 
     def written(self, output: Output, **others: Path | None) -> Iterator[Block]:
         """Lines that name each written file."""
-        paths = {"figure": self.plot, "table": self.csv, "plan": self.save, **others}
+        paths = {"figure": self.plot, "table": self.csv, "plan": self.save, "page": self.report, **others}
         for what, path in paths.items():
             if path is not None and output.is_text:
                 yield Text(f"{what}: {path}", apart=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,10 +51,11 @@ class WantedWords:
 #: What `serve` writes beside what it prints.
 _FILES = Words(
     options.Files,
-    only="csv plot",
+    only="csv plot report",
     helps={
         "csv": "Also write one line for each plan; - for standard output alone.",
         "plot": "Also draw: with --operators the roofline, with --search the front.",
+        "report": "Also write one HTML page: the numbers, the operators, of a search its plans and the front, and the start command.",
     },
 )
 
@@ -102,6 +104,7 @@ def serve(
     from perfmodel.verbs.serving import NEEDED, with_workers_chips
     from perfmodel.verbs.serving_requests import serving_requests
 
+    line = _command(config, asked, chip, wanted, simulate=simulated, search=search, p99=p99, disaggregated=disaggregated)
     output, asked = files.check(output), replace(asked, assume=asked.assume or None)
     plot = files.plot
     if files.csv is not None and (run or operators):
@@ -110,7 +113,7 @@ def serve(
     if wanted.seed is not None and not simulated:
         raise InputError("--seed: goes with --simulate; add it, or leave --seed out")
     if run:
-        if search or operators or simulated or disaggregated or plot is not None or wanted.limits():
+        if search or operators or simulated or disaggregated or plot is not None or files.report is not None or wanted.limits():
             raise InputError("--run: measures steps on this machine and nothing else; leave out what predicts a service")
         _run(asked, output)
         return 0
@@ -128,8 +131,8 @@ def serve(
     options.needed(*((flag(name), _given(getattr(asked, name)), meaning) for name, meaning in absent.items()))
     requests = serving_requests(asked)
     if len(requests) > 1:
-        if operators or simulated or plot is not None:
-            other = "--operators" if operators else "--simulate" if simulated else "--plot"
+        if operators or simulated or plot is not None or files.report is not None:
+            other = "--operators" if operators else "--simulate" if simulated else "--plot" if plot is not None else "--report"
             raise InputError(f"{other}: takes one cluster, one load and one of each degree; give one value of everything")
         if search:
             _searches(requests, wanted, p99=p99, disaggregated=disaggregated, files=files, output=output)
@@ -137,13 +140,15 @@ def serve(
         return _several(requests, wanted, files, output)
     asked = requests[0]
     if search:
-        _search(asked, wanted, p99=p99, disaggregated=disaggregated, files=files, output=output)
+        _search(asked, wanted, line, p99=p99, disaggregated=disaggregated, files=files, output=output)
     elif operators:
+        if files.report is not None:
+            raise InputError("--report: has the operators already; leave --operators out")
         _operators(asked, files, output)
     elif plot is not None:
         raise InputError("--plot: goes with --operators, whose roofline it draws, or with --search; add one of them")
     else:
-        return _predict(asked, wanted, simulated=simulated, seed=wanted.seed or 0, files=files, output=output, read=read)
+        return _predict(asked, wanted, line, simulated=simulated, seed=wanted.seed or 0, files=files, output=output, read=read)
     return 0
 
 
@@ -209,7 +214,15 @@ def _give(
 
 
 def _predict(
-    asked: ServingRequest, wanted: WantedWords, *, simulated: bool, seed: int, files: options.Files, output: Output, read: Sequence[str]
+    asked: ServingRequest,
+    wanted: WantedWords,
+    command_line: str,
+    *,
+    simulated: bool,
+    seed: int,
+    files: options.Files,
+    output: Output,
+    read: Sequence[str],
 ) -> int:
     from perfmodel.cost.serving.simulated import is_simulated
     from perfmodel.report.serving import (
@@ -233,6 +246,10 @@ def _predict(
     if (simulated and prediction.fits) or (wanted.limits() and is_simulated(prediction)):
         prediction = simulated_in(setting, prediction, limits=wanted.limits(), seed=seed)
     launch, limits = launch_of(setting, prediction), limits_of(wanted.limits())
+    if files.report is not None:
+        from perfmodel.verbs.reporting import write_service_report
+
+        write_service_report(setting, prediction, out=files.report, limits=limits, start=list(_launch_blocks(launch)), command=command_line)
 
     def content() -> dict[str, Any]:
         verdict = {"verdict": verdict_text(prediction, limits)}
@@ -301,7 +318,9 @@ def _run(asked: ServingRequest, output: Output) -> None:
     show(Document(content=lambda: run_object(found), blocks=blocks), output)
 
 
-def _search(asked: ServingRequest, wanted: WantedWords, *, p99: bool, disaggregated: bool, files: options.Files, output: Output) -> None:
+def _search(
+    asked: ServingRequest, wanted: WantedWords, command_line: str, *, p99: bool, disaggregated: bool, files: options.Files, output: Output
+) -> None:
     from perfmodel.report.serving import launch_object
     from perfmodel.report.serving_rows import search_rows
     from perfmodel.report.serving_searches import (
@@ -316,7 +335,7 @@ def _search(asked: ServingRequest, wanted: WantedWords, *, p99: bool, disaggrega
         search_notes,
         search_object,
     )
-    from perfmodel.verbs.serving import launch_of, search_asked
+    from perfmodel.verbs.serving import launch_of, limits_of, search_asked
 
     setting, found = search_asked(asked, **_how(wanted, p99=p99, disaggregated=disaggregated))
     line, launch = search_line(setting.job, found, setting.reference), launch_of(setting, found.best.prediction)
@@ -324,6 +343,13 @@ def _search(asked: ServingRequest, wanted: WantedWords, *, p99: bool, disaggrega
         from perfmodel.report.serving_figures import plot_front
 
         plot_front(found, line, files.plot)
+    if files.report is not None:
+        from perfmodel.verbs.reporting import write_service_report
+
+        start, limits = list(_launch_blocks(launch)), limits_of(wanted.limits())
+        write_service_report(
+            setting, found.best.prediction, out=files.report, limits=limits, start=start, command=command_line, found=found
+        )
 
     def blocks() -> Iterator[Block]:
         yield Facts(best_line(found), [("job", line), *search_facts(found)])
@@ -333,6 +359,16 @@ def _search(asked: ServingRequest, wanted: WantedWords, *, p99: bool, disaggrega
         yield Notes([*search_notes(found), *setting.notes], search_details(found))
 
     _give(lambda: {**search_object(found), "launch": launch_object(launch)}, blocks, lambda: search_rows(found), files, output)
+
+
+def _command(config: str, *records: Any, **flags: bool) -> str:
+    """The command line with these words. A word is None or empty where it was not given."""
+    given = [(each.name, getattr(record, each.name)) for record in records for each in fields(record)]
+    found = ["perfmodel", "serve", *([config] if config else [])]
+    for name, value in given:
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            found += [flag(name), str(each)] if each not in (None, "") else []
+    return shlex.join([*found, *(flag(name) for name, is_given in flags.items() if is_given)])
 
 
 def _how(wanted: WantedWords, *, p99: bool, disaggregated: bool) -> dict[str, Any]:

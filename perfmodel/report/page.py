@@ -58,7 +58,7 @@ _BEST, _FRONT, _OTHERS, _NO_FIT = "#D55E00", "#0072B2", "#E69F00", "#999999"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Report:
-    """A page. kind: plan, search or comparison; sections: their titles, in order"""
+    """A page. kind: plan, search, comparison, service or service search; sections: their titles, in order"""
 
     kind: str
     title: str
@@ -95,7 +95,6 @@ def plan_report(
     *,
     plan_text: str,
     commands: Sequence[str],
-    made_by: str,
     result: SearchResult | None = None,
 ) -> Report:
     """The page of a plan, or of a search and its best plan.
@@ -124,12 +123,10 @@ def plan_report(
     sections.append(PageSection("Assumptions and sources", [basis_table([prediction]), sources_table(prediction, basis)]))
     sections.append(_reproduce(commands, {"plan.yaml": plan_text}))
     kind = "plan" if result is None else "search"
-    return _report(kind, _title(prediction.plan), verdict_line(prediction), _cards(prediction, interval), sections, made_by)
+    return made_page(kind, _title(prediction.plan), verdict_line(prediction), _cards(prediction, interval), sections)
 
 
-def comparison_report(
-    names: Sequence[str], predictions: Sequence[Prediction], *, texts: Sequence[str], commands: Sequence[str], made_by: str
-) -> Report:
+def comparison_report(names: Sequence[str], predictions: Sequence[Prediction], *, texts: Sequence[str], commands: Sequence[str]) -> Report:
     """The page of plans side by side. texts: their files"""
     results, parts, memory, *knobs = comparison_tables(names, predictions)
     unlike = [] if is_one_job(predictions) else ["these plans run different jobs: compare tokens/s a chip, not step times"]
@@ -149,13 +146,13 @@ def comparison_report(
         PageSection("Assumptions and sources", [basis_table(predictions, names), Notes(list(all_notes))]),
         _reproduce(commands, {f"{name}.yaml": text for name, text in zip(names, texts, strict=True)}),
     ]
-    return _report("comparison", f"{len(names)} plans", comparison_verdict(names, predictions), cards, sections, made_by)
+    return made_page("comparison", f"{len(names)} plans", comparison_verdict(names, predictions), cards, sections)
 
 
-def _report(
-    kind: str, title: str, verdict: str, cards: Sequence[tuple[str, str, str]], sections: Sequence[PageSection], made_by: str
-) -> Report:
-    html = page_html(title, verdict, cards, sections, made_by=made_by)
+def made_page(kind: str, title: str, verdict: str, cards: Sequence[tuple[str, str, str]], sections: Sequence[PageSection]) -> Report:
+    from perfmodel import __version__
+
+    html = page_html(title, verdict, cards, sections, made_by=f"perfmodel {__version__}")
     return Report(kind=kind, title=title, verdict=verdict, sections=tuple(section.title for section in sections), html=html)
 
 

@@ -133,16 +133,31 @@ def schedule(rows: Sequence[tuple[str, Sequence[Slot]]], colours: Mapping[str, s
     return Markup(_svg(height, "pipeline schedule", body))
 
 
-def scatter(marks: Sequence[Mark], colours: Mapping[str, str], *, limit: float, x_label: str, y_label: str) -> Markup:
-    """Points with a line through the front and one at the limit of x; what lies far beyond both is counted, not drawn."""
+def scatter(
+    marks: Sequence[Mark],
+    colours: Mapping[str, str],
+    *,
+    limit: float,
+    x_label: str,
+    y_label: str,
+    limit_text: str = "usable",
+    is_whole: bool = False,
+) -> Markup:
+    """Points with a line through the front and one at the limit of x.
+
+    limit      0: no line
+    is_whole   False: what lies far beyond the limit and the least y is counted, not drawn
+    """
     height = 360.0
     least = min(mark.y for mark in marks)
-    drawn = [mark for mark in marks if mark.x <= _WIDEST * limit and mark.y <= _WIDEST * least]
+    drawn = [mark for mark in marks if is_whole or (mark.x <= _WIDEST * limit and mark.y <= _WIDEST * least)]
     wide, tall = max([limit, *(mark.x for mark in drawn)]) * 1.06, max((mark.y for mark in drawn), default=least) * 1.04
     low = max(min(least, *(mark.y for mark in drawn)) - 0.1 * (tall - least), 0.0)
     x, y = _axis(0.0, wide, _LEFT, _WIDTH - _RIGHT), _axis(low, tall, height - _BOTTOM, _TOP)
     body = [*_across(x, 0.0, wide, height, x_label), *_upright(y, low, tall, y_label)]
-    body.append(f'<path class="limit" d="M{_number(x(limit))} {_number(_TOP)}V{_number(height - _BOTTOM)}"><title>usable</title></path>')
+    if limit:
+        line = f"M{_number(x(limit))} {_number(_TOP)}V{_number(height - _BOTTOM)}"
+        body.append(f'<path class="limit" d="{line}"><title>{escape(limit_text)}</title></path>')
     front = sorted((mark for mark in drawn if mark.is_front), key=lambda mark: mark.x)
     if front:
         path = "".join(f"H{_number(x(mark.x))}V{_number(y(mark.y))}" for mark in front[1:])

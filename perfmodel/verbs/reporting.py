@@ -17,11 +17,15 @@ from perfmodel.foundation.resources import check_can_be_written, write_atomicall
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.plan_file import plan_from_dict, plan_text
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.result import AlikePlans, Expectation, Objective, SearchResult
 from perfmodel.planner.search import alike_kinds
+from perfmodel.planner.serving.result import ServingSearchResult
+from perfmodel.report.document import Block
 from perfmodel.report.page import Basis, Report, comparison_report, plan_report
 from perfmodel.report.predictions import short_names
 from perfmodel.verbs.api import compare_plans, explain_plan, predict_plan
+from perfmodel.verbs.serving import ServingSetting, operators_of
 from perfmodel.verbs.setting import Name, load_plan, setting_of_plan
 from perfmodel.verbs.tracing import checked_ranks
 from perfmodel.workload.config import TransformerConfig
@@ -45,20 +49,15 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
     given: list[Plan | Name] = [plans] if isinstance(plans, (Plan, str, Path)) else list(plans)
     if not given:
         raise InputError("plans: are missing; give a plan or its file")
-    if Path(out).suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"out={out}: must end in .html; write report.html")
-    check_can_be_written(out, "out")
+    check_page_path(out, "out")
     found = [load_plan(each) for each in given]
     unnamed = "plan.yaml" if len(given) == 1 else "plan{}.yaml"
     names = [unnamed.format(number) if isinstance(each, Plan) else str(each) for number, each in enumerate(given, 1)]
     command = f"perfmodel report {' '.join(map(shlex.quote, [name] if name.endswith('.json') else names))}"
-    from perfmodel import __version__
-
-    made_by = f"perfmodel {__version__}"
     texts = [plan_text(each) for each in found]
     if len(found) > 1:
         predictions = compare_plans(found)
-        page = comparison_report(short_names(names), predictions, texts=texts, commands=[command], made_by=made_by)
+        page = comparison_report(short_names(names), predictions, texts=texts, commands=[command])
     else:
         plan = found[0]
         explanation = explain_plan(plan, trust=isinstance(plan.job.model, TransformerConfig))
@@ -66,9 +65,35 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
         timelines = rank_timelines(setting.estimator, plan, checked_ranks(plan, ()), Detail.PASSES)
         basis = Basis(estimator=setting.estimator, calibration=choose_calibration(setting.cluster.chip, setting.calibration))
         commands = [command, f"perfmodel explain {shlex.quote(names[0])} --trust"]
-        page = plan_report(explanation, timelines, basis, plan_text=texts[0], commands=commands, made_by=made_by, result=result)
+        page = plan_report(explanation, timelines, basis, plan_text=texts[0], commands=commands, result=result)
     write_atomically(out, page.html)
     return page
+
+
+def write_service_report(
+    setting: ServingSetting,
+    prediction: ServingPrediction,
+    *,
+    out: str | Path,
+    limits: Mapping[str, float],
+    start: Sequence[Block],
+    command: str,
+    found: ServingSearchResult | None = None,
+) -> None:
+    """Write the page of a service; see `perfmodel.report.serving_page.service_report`."""
+    from perfmodel.report.serving_page import service_report
+
+    operators = operators_of(setting, prediction) if prediction.fits else []
+    more = () if found is None else setting.notes
+    page = service_report(prediction, limits=limits, operators=operators, start=start, command=command, found=found, more_notes=more)
+    write_atomically(out, page.html)
+
+
+def check_page_path(path: str | Path, name: str) -> None:
+    """Raises InputError unless a page can be written there."""
+    if Path(path).suffix.lower() not in (".html", ".htm"):
+        raise bad_field(name, path, "must end in .html", "write report.html")
+    check_can_be_written(path, name)
 
 
 def read_search(path: str | Path) -> SearchResult:
@@ -79,7 +104,8 @@ def read_search(path: str | Path) -> SearchResult:
         data["plans"], data["num_evaluated"]
     except (ValueError, KeyError, TypeError):
         rule = "is no result of a training search"
-        raise bad_field("plans", path, rule, "write one with `perfmodel search ... --json > search.json`") from None
+        remedy = "write one with `perfmodel search ... --json > search.json`; a service has `perfmodel serve ... --report report.html`"
+        raise bad_field("plans", path, rule, remedy) from None
 
     def predicted(found: Mapping[str, Any]) -> Prediction:
         return predict_plan(

@@ -607,13 +607,20 @@ def serve_operators(*, asked: ServingRequest) -> list[OperatorRow]:
 
 def operators_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction, list[OperatorRow]]:
     """The plan with every operator of a decode step and of a prefill: shape, work, time and what bounds it."""
-    from perfmodel.cost.serving.boundness import operator_rows
-
     setting, prediction = serve_asked(asked)
     if prediction.plan.pools is not None:
         raise bad_field("workers", prediction.plan.label(), "--operators is of workers that do both", "leave one of them out")
+    return setting, prediction, operators_of(setting, prediction)
+
+
+def operators_of(setting: ServingSetting, prediction: ServingPrediction) -> list[OperatorRow]:
+    """Every operator of a decode step and of a prefill; none of separate prefill and decode workers."""
+    from perfmodel.cost.serving.boundness import operator_rows
+
+    if prediction.plan.pools is not None:
+        return []
     costs = setting.estimator.times([prediction.plan])
-    job = setting.job
+    job = prediction.job
     rows = operator_rows(costs, phase="decode", sequences=max(prediction.running, 1.0), cached=job.mean_context)
     rows += operator_rows(costs, phase="prefill", tokens=job.new_tokens, cached=job.input_len.mean - job.new_tokens)
-    return setting, prediction, rows
+    return rows

@@ -99,3 +99,50 @@ def test_other_json_is_refused(call, tmp_path, text):
     assert code == 2
     assert err.count("\n") == 1
     assert not (tmp_path / "page.html").exists()
+
+
+SERVED = ["serve", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--chips", 8, "--input-len", "1k", "--output-len", 256]
+LOADED = [*SERVED, "--concurrency", 64, "--assume", "pue=1.1"]
+
+
+@pytest.mark.parametrize(
+    ("more", "sections"),
+    [
+        ((), ("where a decode step goes", "operators", "start")),
+        (("--search", "--ttft", "1s", "--tpot", "20ms"), ("operators", "best plans", "start")),
+        (("--workers", "1x4:1x4"), ("memory", "start")),
+    ],
+)
+def test_a_service_has_a_page_with_the_numbers_of_serve(call_json, more, sections, tmp_path):
+    found = call_json(*LOADED, *more, "--report", "page.html")
+    best = found.get("best", found)
+    text = read(tmp_path / "page.html")
+    assert f"{best['tokens_per_second_per_chip']:,.0f} output tokens/s a chip" in text
+    assert found["launch"][0]["command"] in text
+    assert all(section in text.lower() for section in sections)
+    assert (tmp_path / "page.html").stat().st_size < 1e5
+    again = call_json(*next(line for line in text.split("\n") if "perfmodel serve" in line).split()[1:])
+    assert again["launch"] == found["launch"]
+
+
+def test_a_service_that_does_not_fit_has_a_page(call, tmp_path):
+    assert call(*LOADED, "--model", "llama-3-70b", "--chips", 1, "--report", "page.html")[0] == 2
+    code, _, error = call("serve", "--model", "llama-3-70b", *LOADED[3:5], "--chips", 1, *LOADED[7:], "--report", "page.html")
+    assert (code, error) == (2, "")
+    assert "--quantization w4a16" in read(tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--report", "page.txt"), "must end in .html"),
+        (("--report", "page.html", "--operators"), "leave --operators out"),
+        (("--report", "page.html", "--run"), "--run"),
+        (("--report", "page.html", "--tp", "1,2"), "one of each degree"),
+    ],
+)
+def test_a_page_of_a_service_that_cannot_be(call, more, said, tmp_path):
+    code, printed, error = call(*LOADED, *more)
+    assert (code, printed, error.count("\n")) == (2, "", 1)
+    assert said in error
+    assert not list(tmp_path.glob("page*"))

@@ -1,0 +1,149 @@
+"""Services and searches of services as one HTML page, from the blocks that `perfmodel serve` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from perfmodel.cost.serving.boundness import OperatorRow
+from perfmodel.foundation.units import format_bytes, format_time
+from perfmodel.hardware.chip_cluster import chips_text, short_name
+from perfmodel.parallel.interval import COVERAGE
+from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.planner.serving.result import RankedPlan, ServingSearchResult
+from perfmodel.report.document import Block, Command, Facts, Notes, Text
+from perfmodel.report.figures import MEMORY_COLOURS
+from perfmodel.report.html import Bar, Markup, PageSection, Part, bars
+from perfmodel.report.page import Report, made_page
+from perfmodel.report.serving import (
+    headline,
+    limits_facts,
+    memory_table,
+    operators_table,
+    parts_table,
+    remedy_facts,
+    service_line,
+    short_plan,
+    shown_notes,
+    verdict_line,
+)
+from perfmodel.report.serving_searches import (
+    baselines_table,
+    best_line,
+    front_table,
+    plans_table,
+    pools_tables,
+    search_details,
+    search_facts,
+    search_notes,
+)
+from perfmodel.report.svg import Mark, scatter
+from perfmodel.report.table import Table, times_like, words
+
+_PART_COLOURS = {
+    "products": "#0072B2",
+    "attention": "#E69F00",
+    "communication": "#D55E00",
+    "experts": "#56B4E9",
+    "logits": "#009E73",
+    "passes": "#7DCEA0",
+    "host": "#555555",
+}
+_MEMORY_COLOURS = {**MEMORY_COLOURS, "cache": "#CC79A7", "graphs": "#B07AA1", "context": "#555555"}
+_FRONT_COLOURS = {"best plan": "#D55E00", "without a search": "#009E73", "keeps the limits": "#0072B2", "breaks a limit": "#999999"}
+
+
+def service_report(
+    prediction: ServingPrediction,
+    *,
+    limits: Mapping[str, float],
+    operators: Sequence[OperatorRow],
+    start: Sequence[Block],
+    command: str,
+    found: ServingSearchResult | None = None,
+    more_notes: Sequence[str] = (),
+) -> Report:
+    """The page of a service, or of a search and its best plan.
+
+    operators   of a decode step and of a prefill; none of separate prefill and decode workers
+    start       the commands that start the plan
+    command     with the same numbers
+    """
+    facts = [("job", service_line(prediction)), *remedy_facts(prediction), *headline(prediction, verbose=True)]
+    kept = limits_facts(prediction, limits) if prediction.fits else []
+    summary: list[Part] = [Facts("", facts + kept), Notes(shown_notes(prediction))]
+    if found is not None:
+        summary += [Facts("The search", search_facts(found)), Notes([*search_notes(found), *more_notes])]
+    sections = [PageSection("Summary", summary)]
+    if prediction.fits:
+        text = times_like(prediction.decode_step)
+        drawn = _bars(prediction.parts, _PART_COLOURS, text, text(prediction.decode_step))
+        sections.append(PageSection("Where a decode step goes", [drawn, parts_table(prediction)]))
+    usable = prediction.memory_usable
+    total = f"{format_bytes(prediction.memory['total'])} of {format_bytes(usable)} usable"
+    sections.append(
+        PageSection("Memory", [_bars(prediction.memory, _MEMORY_COLOURS, format_bytes, total, usable), memory_table(prediction)])
+    )
+    if operators:
+        sections.append(PageSection("Operators", [operators_table(operators, phase) for phase in ("decode", "prefill")]))
+    if found is not None:
+        sections.append(PageSection("Best plans", list(_search_parts(found))))
+    if start:
+        sections.append(PageSection("Start", list(start)))
+    rests = tuple((words(name), source) for name, source in prediction.rests_on.items())
+    basis = Table(title="Basis of the numbers", headers=("part", "based on"), rows=rests, fold=("based on",))
+    sections.append(PageSection("Assumptions and sources", [basis]))
+    sections.append(PageSection("Reproduce", [Command(command)]))
+    plan = prediction.plan
+    title = f"{prediction.job.model.name} served on {chips_text(plan.num_chips)} of {short_name(prediction.cluster)}"
+    verdict = verdict_line(prediction, limits) if found is None else best_line(found)
+    kind = "service" if found is None else "service search"
+    return made_page(kind, title, verdict, list(_cards(prediction)) if prediction.fits else [], sections)
+
+
+def _cards(prediction: ServingPrediction) -> Iterator[tuple[str, str, str]]:
+    for label, name in (("TTFT", "ttft"), ("TPOT", "tpot"), ("latency", "request_latency")):
+        low, high = prediction.intervals.get(name, (0.0, 0.0))
+        bounds = f"{COVERAGE:.0%} interval {format_time(low)} to {format_time(high)}" if high else ""
+        yield label, format_time(getattr(prediction, name).mean), bounds
+    yield "throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", "output tokens/s a chip"
+    yield "for a user", f"{prediction.tokens_per_second_per_user:,.1f}", "tokens/s"
+    yield "memory", format_bytes(prediction.memory["total"]), f"of {format_bytes(prediction.memory_usable)} usable"
+    if prediction.cost_per_million is not None:
+        yield "cost", f"{prediction.cost_per_million:,.2f} USD", "a million output tokens"
+
+
+def _bars(sizes: Mapping[str, float], colours: Mapping[str, str], text: Callable[[float], str], total: str, limit: float = 0.0) -> Markup:
+    shown = {name: size for name, size in sizes.items() if size > 0 and name != "total"}
+    return bars([Bar("", shown, total, limit)], colours, {"": {name: f"{words(name)}: {text(size)}" for name, size in shown.items()}})
+
+
+def _search_parts(found: ServingSearchResult) -> Iterator[Part]:
+    marks = [
+        Mark(
+            each.tokens_per_second_per_user,
+            each.tokens_per_second_per_chip,
+            "keeps the limits" if each.meets else "breaks a limit",
+            f"{short_plan(each.plan)}, {each.quantization}, {each.concurrency:,} in flight\n"
+            f"TTFT {format_time(each.ttft)}, TPOT {format_time(each.tpot)}",
+            is_front=True,
+        )
+        for each in found.pareto
+    ]
+    marks.append(_ranked_mark(found.best, "best plan", "best plan"))
+    marks += [_ranked_mark(ranked, "without a search", each.name) for each in found.baselines for ranked in each.found]
+    limit = 1.0 / found.limits.tpot if found.limits.tpot else 0.0
+    yield Text("Tokens that a user sees against tokens of a chip; the line joins the plans and loads that no other beats in both.")
+    labels = {"x_label": "output tokens/s for a user", "y_label": "output tokens/s a chip"}
+    yield scatter(marks, _FRONT_COLOURS, limit=limit, limit_text="TPOT limit", is_whole=True, **labels)
+    yield plans_table(found)
+    yield from chain(pools_tables(found) if found.disaggregated else [], [baselines_table(found), front_table(found)])
+    yield Notes(search_details(found))
+
+
+def _ranked_mark(ranked: RankedPlan, kind: str, name: str) -> Mark:
+    prediction = ranked.prediction
+    times = f"TTFT {format_time(prediction.ttft.mean)}, TPOT {format_time(prediction.tpot.mean)}"
+    return Mark(
+        prediction.tokens_per_second_per_user, ranked.tokens_per_second_per_chip, kind, f"{name}: {short_plan(ranked.plan)}\n{times}"
+    )
