@@ -14,7 +14,7 @@ import numpy as np
 
 from perfmodel.cost.program import Program
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS, TENSOR_AXES
-from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.grid import LayoutGrid, neighbours_together
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.workload.graph import Graph, TensorRole
@@ -95,5 +95,5 @@ def assigned_grid(assignment: Assignment, pp: int, tier_sizes: tuple[int, ...]) 
         degree=degree,
         fine={axis.name: column(axis.size) for axis in assignment.axes},
         inside=tuple(inside),
-        hop=tuple(np.where(column(chips * pp) <= size, 2.0, 1.0) for size in tier_sizes),
+        hop=tuple(1.0 + neighbours_together(column(chips), column(pp), size) for size in tier_sizes),
     )

@@ -67,6 +67,27 @@ def collective_time(
     return _nested_time(num_bytes, group_size, inside, code, links, exchanged)
 
 
+def send_time(num_bytes: Column, ranks: Column, hop: Sequence[Column], machine: Machine) -> Any:
+    """A send from one pipeline rank to the next, the mean over the pairs of neighbours; 0 of one rank. [s]
+
+    t = sum over tiers i of  (s_i - s_{i-1}) * send through tier i
+    s_i: share of the pairs that lie in one domain of tier i, hop_i - 1; of the outermost 1
+
+    hop   of each tier (`LayoutGrid.hop`)
+    """
+    pair = np.where(ranks > 1, 2.0, 1.0)
+    total: Any = 0.0
+    nearer: Any = 0.0
+    for tier in range(len(hop)):
+        together = hop[tier] - 1.0 if tier < len(hop) - 1 else 1.0
+        if np.any(together > nearer):
+            inside = [np.ones_like(pair)] * tier + [pair] * (len(hop) - tier)
+            time = collective_time(CollectiveKind.SEND_RECV, num_bytes, group_size=pair, inside=inside, machine=machine)
+            total = total + (together - nearer) * time
+        nearer = together
+    return total
+
+
 def _code(kind: CollectiveKind | NDArray[np.integer]) -> Any:
     return COLLECTIVE_CODE[kind] if isinstance(kind, str) else kind
 

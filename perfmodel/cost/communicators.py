@@ -77,5 +77,5 @@ def _of_sends(machine: Machine, grid: LayoutGrid) -> Any:
         return 0.0
     found: Column = machine.communicator_bytes[-1]
     for each, hop in reversed(list(zip(machine.communicator_bytes, grid.hop, strict=True))):
-        found = np.where(hop > 1.0, each, found)
+        found = np.where(hop >= 2.0, each, found)
     return found

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.collectives import CollectiveKind, collective_time
+from perfmodel.cost.collectives import CollectiveKind, collective_time, send_time
 from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.launches import FORWARD
 from perfmodel.cost.machine import MEBIBYTE, Machine
@@ -509,19 +509,17 @@ def beat_with(f: Ranks, b: Ranks, totals: tuple[Any, Any], schedule: PipelineSch
 
 
 def hop_time(boundary: Column, tp: Column, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid, *, is_scattered: bool) -> Any:
-    """One send of a microbatch's boundary tensor to the next pipeline rank. [s]
+    """One send of a microbatch's boundary tensor to the next pipeline rank, the mean over the pairs of ranks. [s]
 
     The host spends `pipeline_send` on it: the schedule's own bookkeeping, of one pass of one microbatch through one stage.
     A tensor of which tp ranks hold equal copies is sent in tp parts and gathered (Megatron's scatter-gather), if the profile does so.
     """
-    pipelined = np.where(grid.degree["pp"] > 1, 2.0, 1.0)
-    inside = [np.minimum(hop, pipelined) for hop in grid.hop[:-1]] + [pipelined]
-    runtime = (pipelined - 1.0) * machine.host_times.get("pipeline_send", 0.0)
+    ranks = grid.degree["pp"]
+    runtime = np.minimum(ranks - 1.0, 1.0) * machine.host_times.get("pipeline_send", 0.0)
     if is_scattered or not profile.communication.scatters_pipeline_sends:
-        send = collective_time(CollectiveKind.SEND_RECV, boundary, group_size=pipelined, inside=inside, machine=machine)
-        return send + runtime
-    send = collective_time(CollectiveKind.SEND_RECV, boundary / tp, group_size=pipelined, inside=inside, machine=machine)
-    members = np.where(grid.degree["pp"] > 1, tp, 1.0)
+        return send_time(boundary, ranks, grid.hop, machine) + runtime
+    send = send_time(boundary / tp, ranks, grid.hop, machine)
+    members = np.where(ranks > 1, tp, 1.0)
     group_inside = [np.minimum(tier, members) for tier in grid.group_inside(TENSOR_AXES)]
     gather = collective_time(CollectiveKind.ALL_GATHER, boundary, group_size=members, inside=group_inside, machine=machine)
     return send + gather + runtime
@@ -673,7 +671,7 @@ def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Ma
         return 0.0
     elements = (terms.shard if terms.program.holds_sharded_gradients else terms.full)[-1]
     members = np.where(grid.degree["pp"] > 1, 2.0, 1.0)
-    inside = [np.minimum(hop, members) for hop in grid.hop[:-1]] + [members]
+    inside = [np.where(hop < 2, 1.0, members) for hop in grid.hop[:-1]] + [members]
     return collective_time(CollectiveKind.ALL_REDUCE, elements * sizes.reduced, group_size=members, inside=inside, machine=machine)
 
 

@@ -24,7 +24,7 @@ class LayoutGrid:
     degree    whole axis -> its size; of a free mesh 1, as there is no pipeline
     fine      axis that shardings name -> its size (of layouts: tp = tp_kv * tp_q, tp_kv the part that divides the key-value heads)
     inside    for each network tier, innermost first: fine axis -> members inside one domain of the tier
-    hop       for each network tier: 2 where neighbouring pipeline ranks share a domain of the tier, else 1
+    hop       for each network tier: 1 and the share of neighbouring pipeline ranks that lie in one domain of the tier; 2: the whole pipeline
     """
 
     degree: Mapping[str, Column]
@@ -93,8 +93,17 @@ def make_grid(
     hop: list[Column] = []
     for size in tier_sizes:
         inside.append({axis: np.minimum(fine[axis], np.maximum(1.0, np.floor(size / fine_stride[axis]))) for axis in fine})
-        hop.append(np.where(stride["pp"] * degree["pp"] <= size, 2.0, 1.0))
+        hop.append(1.0 + neighbours_together(stride["pp"], degree["pp"], size))
     return LayoutGrid(degree=degree, fine=fine, inside=tuple(inside), hop=tuple(hop))
+
+
+def neighbours_together(stride: Column, ranks: Column, size: int) -> Column:
+    """Share of neighbours among ranks at a stride that lie in one domain of `size` chips: ceil(n / m) - 1 of n - 1 pairs do not.
+
+    n ranks, m = floor(size / stride) of them in a domain
+    """
+    apart = np.ceil(ranks / np.maximum(np.floor(size / stride), 1.0)) - 1.0
+    return 1.0 - apart / np.maximum(ranks - 1.0, 1.0)
 
 
 def _fold(fine: dict[str, Column], stride: dict[str, Column], ep: Column, etp: Column) -> None:

@@ -119,7 +119,7 @@ def plan_of_case(
     optimizer = optimizer or stated_optimizer(inputs) or Optimizer.ADAMW
     job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer, train=train)
     layers, num_microbatches = model.num_hidden_layers, global_batch // max(dp * micro_batch, 1)
-    stage_layers = stated_stages(inputs, recipe)
+    stage_layers = stated_stages(inputs, recipe) or _stages_of_units(inputs, layers)
     if stage_layers:
         virtual_stages = len(stage_layers) // pp
     else:
@@ -265,6 +265,19 @@ def _stage_layers(model: TransformerConfig, profile: ExecutionProfile, *, pp: in
     return even_stage_layers(layers, stages) if layers % stages == 0 else stage_layers_with_ends(layers, stages)
 
 
+def _stages_of_units(inputs: Mapping[str, Any], layers: int) -> tuple[int, ...] | None:
+    """Layers of each stage where the run states its modules: two stand before the layers (embedding, transposition), the others after."""
+    stages = inputs.get("stages")
+    if not isinstance(stages, list) or not stages:
+        return None
+    units = [stated_count(each, "units") if isinstance(each, Mapping) else 0 for each in stages]
+    if not all(units) or sum(units) < layers:
+        raise bad_field("stages", one_line(stages), f"must state units of each stage, {layers} or more in all", "correct it in the case")
+    first = min(2, sum(units) - layers)
+    ends = [sum(units[: i + 1]) for i in range(len(units))]
+    return tuple(max(min(end, first + layers) - max(end - size, first), 0) for end, size in zip(ends, units, strict=True))
+
+
 def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, ways: int, assumed: list[str]) -> int:
     stage = inputs.get("zero_stage")
     if stage is not None and (isinstance(stage, bool) or stage not in ZERO_STAGES):
@@ -338,6 +351,8 @@ def _attention(inputs: Mapping[str, Any], framework: Framework, settings: Mappin
 
 
 def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
+    if isinstance(inputs.get("chips"), list):
+        return _mixed_hardware(inputs["chips"], num_chips)
     chip = inputs.get("chip")
     if not isinstance(chip, str) or not chip.strip() or is_path(chip):
         raise bad_field("chip", one_line(chip), "must be the name of a known chip", "see `perfmodel chips`")
@@ -354,3 +369,19 @@ def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
         num_chips=num_chips,
         inter_node_bandwidth_per_chip=bandwidth,
     )
+
+
+def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
+    """Several kinds of chips: of each its name, how many on how many nodes, and the rate of a node's network."""
+    pools = []
+    for kind in kinds:
+        if not isinstance(kind, Mapping) or not isinstance(kind.get("chip"), str) or is_path(kind["chip"]):
+            raise bad_field("chips", one_line(kind), "must name a known chip for each kind", "see `perfmodel chips`")
+        count, nodes = stated_count(kind, "count"), optional_count(kind, "nodes")
+        per_node = count // (nodes or 1)
+        rate = kind.get("network_gbit_s")
+        node = f" per-node={per_node}" if nodes else ""
+        pools.append(f"{count}@{kind['chip']}{node}" + (f" scale-out={float(rate) / per_node:.6g} Gbit/s" if rate else ""))
+    text = "+".join(pools)
+    first = kinds[0]["chip"]
+    return HardwareOfCase(chip=first, chips_per_node=None, num_chips=num_chips, inter_node_bandwidth_per_chip=None, cluster=text)

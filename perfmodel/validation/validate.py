@@ -15,6 +15,8 @@ from perfmodel.cost.assemble import PlanColumns
 from perfmodel.cost.calibrated import uncalibrated
 from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories, with_kept_programs
 from perfmodel.cost.memory.plan import RankMemory
+from perfmodel.cost.mixed import mixed_estimator
+from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.memory_room import outcome_rule
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
@@ -36,7 +38,7 @@ from perfmodel.validation.judgement import ValidationResult, ValidationRow, summ
 from perfmodel.validation.plan_choice import choice_of
 from perfmodel.validation.rows import case_columns, case_rows
 from perfmodel.validation.run_labels import FIELDS, check_fields, labels_of, setting_of
-from perfmodel.validation.run_machine import cluster_of_run, machine_of_run
+from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run, machine_of_run
 from perfmodel.validation.serving.judgement import summarise_serving
 from perfmodel.validation.serving.predict import ServingCasePredictor
 from perfmodel.validation.serving.rows import SERVING_BY, ServingRow
@@ -232,13 +234,23 @@ class CasePredictor:
             job.transformer, job.seq_len, job.precision, job.optimizer, job.train, planned.profile, planned.hardware, planned.matmul_dtype
         )  # fmt: skip
         if key not in self.estimators:
-            machine = machine_of_run(planned.hardware, planned.matmul_dtype, calibration=self.calibration)
-            self.estimators[key] = with_kept_programs(make_estimator(job, cluster_of_run(planned.hardware), machine, planned.profile))
+            cluster = cluster_of_run(planned.hardware)
+            if cluster.pools:
+                calibration = calibration_of_run(planned.hardware, self.calibration)
+                self.estimators[key] = resolve_estimator(job, cluster, calibration=calibration, profile=planned.profile)
+            else:
+                machine = machine_of_run(planned.hardware, planned.matmul_dtype, calibration=self.calibration)
+                self.estimators[key] = with_kept_programs(make_estimator(job, cluster, machine, planned.profile))
         return self.estimators[key]
 
 
 def memory_figure(estimator: Estimator, planned: PlannedCase, columns: PlanColumns | None = None) -> float:
-    """Memory as the framework reports it: that of its allocator, without the driver's context and NCCL's buffers."""
+    """Memory as the framework reports it: that of its allocator, without the driver's context and NCCL's buffers.
+
+    Of several kinds of chips as on the first.
+    """
+    if estimator.cluster.pools:
+        estimator = mixed_estimator(estimator).pools[0]
     ranks = rank_memories(estimator, planned.plan, columns)
     match planned.framework.memory_rank:
         case "first":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.collectives import collective_time
+from perfmodel.cost.collectives import send_time
 from perfmodel.cost.evaluate import members_inside, row_times
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.serving.engine_step import EngineStep, engine_collective_time
@@ -224,9 +224,7 @@ class StepCosts:
             return np.zeros_like(rows), gathered
         repeats = rows.size // len(self.pp)
         pp = np.tile(self.pp, repeats)
-        pair = np.where(pp > 1, 2.0, 1.0)
-        inside = [np.minimum(np.tile(hop, repeats), pair) for hop in self.grid.hop[:-1]] + [pair]
-        send = collective_time(CollectiveKind.SEND_RECV, rows * hidden, group_size=pair, inside=inside, machine=self.machine)
+        send = send_time(rows * hidden, pp, [np.tile(hop, repeats) for hop in self.grid.hop], self.machine)
         return np.where(pp > 1, (pp - 1.0) * send, 0.0), gathered
 
     def _host(self, program: ServingProgram, device: Array, step: EngineStep) -> Array:
