@@ -60,7 +60,9 @@ def write_config(
     options: dict[str, Any] = {}
     flags: list[tuple[str, Any, str]] = []
     for output in table.outputs:
-        lines = list(_lines(output, names, prediction))
+        if not _value(output.when, names):
+            continue
+        lines = list(_lines(output, names, prediction, dict(table.let)))
         options |= {key: value for key, value, _ in lines}
         if output.form == "flags":
             flags = lines
@@ -75,17 +77,19 @@ def _value(expression: str, names: Mapping[str, Any]) -> Any:
 
 
 def _filled(text: str, names: Mapping[str, Any]) -> str:
-    return re.sub(r"\{([^{}]+)\}", lambda match: one_line(_value(match[1], names), 120), text)
+    return re.sub(r"\{([^{}]+)\}", lambda match: one_line(_value(match[1], names), 400), text)
 
 
-def _lines(output: WrittenFile, names: Mapping[str, Any], prediction: Prediction | None) -> Iterator[tuple[str, Any, str]]:
+def _lines(
+    output: WrittenFile, names: Mapping[str, Any], prediction: Prediction | None, let: Mapping[str, str]
+) -> Iterator[tuple[str, Any, str]]:
     """Key, value and comment of each option that the plan says."""
     for key, value in output.always.items():
         yield key, value, ""
     for key, expression in output.keys.items():
         value = _value(expression, names) if expression is not None else None
         if value is not None:
-            yield key, value, "" if isinstance(value, list) else _comment(expression, prediction)
+            yield key, value, "" if isinstance(value, list) else _comment(let.get(expression, expression), prediction)
 
 
 def _comment(expression: str, prediction: Prediction | None) -> str:
