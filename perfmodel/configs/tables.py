@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -51,10 +51,12 @@ class WrittenFile:
     """One file of an export.
 
     name    its name; {stem} is the name that was asked for, without its ending
-    form    toml, yaml, json or flags; flags belong to the launch line
+    form    toml, yaml, json, python, flags or overrides (key=value); the last two belong to the launch line
     keys    key -> expression of its value; None leaves the key out
     always  lines of the file that no fact says, key -> value
     when    condition on the facts under which the file is written
+    head    of Python: text before the arguments of the config, with facts in braces
+    calls   of Python: section -> what makes it
     """
 
     name: str
@@ -62,6 +64,8 @@ class WrittenFile:
     keys: Mapping[str, str]
     always: Mapping[str, Any]
     when: str = "True"
+    head: str = ""
+    calls: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

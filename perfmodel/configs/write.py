@@ -66,8 +66,10 @@ def write_config(
         options |= {key: value for key, value, _ in lines}
         if output.form == "flags":
             flags = lines
+        elif output.form == "overrides":
+            flags = [(f"{key}=", value, comment) for key, value, comment in lines]
         else:
-            files[_filled(output.name, names)] = _text(output.form, lines, _header(table, prediction))
+            files[_filled(output.name, names)] = _text(output, lines, _header(table, prediction), names)
     files[f"{stem}.sh"] = _script(table, names, flags, prediction, launcher)
     return ExportedPlan(framework=table.framework, files=files, options=options, notes=notes)
 
@@ -121,7 +123,7 @@ def _header(table: FrameworkTable, prediction: Prediction | None) -> list[str]:
 # --- forms ------------------------------------------------------------------------------------------------------------------
 
 
-def _text(form: str, lines: Sequence[tuple[str, Any, str]], header: Sequence[str]) -> str:
+def _text(output: WrittenFile, lines: Sequence[tuple[str, Any, str]], header: Sequence[str], names: Mapping[str, Any]) -> str:
     tree: dict[str, Any] = {}
     for key, value, comment in lines:
         *sections, last = key.split(".")
@@ -129,10 +131,13 @@ def _text(form: str, lines: Sequence[tuple[str, Any, str]], header: Sequence[str
         for section in sections:
             place = place.setdefault(section, {})
         place[last] = (value, comment)
-    if form == "json":
+    if output.form == "json":
         return json.dumps(_plain(tree), indent=2) + "\n"
     head = [f"# {line}" for line in header]
-    body = _yaml(tree, 0) if form == "yaml" else _toml(tree, "")
+    if output.form == "python":
+        body: Iterator[str] = iter([_filled(output.head, names), *_python(tree, output.calls, 2), "    )"])
+    else:
+        body = _yaml(tree, 0) if output.form == "yaml" else _toml(tree, "")
     return "\n".join([*head, *body]) + "\n"
 
 
@@ -160,6 +165,20 @@ def _toml(tree: Mapping[str, Any], section: str) -> Iterator[str]:
     for key, entry in tree.items():
         if isinstance(entry, Mapping):
             yield from _toml(entry, f"{section}.{key}" if section else key)
+
+
+def _python(tree: Mapping[str, Any], calls: Mapping[str, str], depth: int) -> Iterator[str]:
+    """Keyword arguments; a section is a call, and a text that begins with `=` is an expression."""
+    indent = "    " * depth
+    for key, entry in tree.items():
+        if isinstance(entry, Mapping):
+            yield f"{indent}{key}={calls[key]}("
+            yield from _python(entry, calls, depth + 1)
+            yield f"{indent}),"
+        else:
+            value, comment = entry
+            text = value[1:] if isinstance(value, str) and value.startswith("=") else repr(value)
+            yield f"{indent}{key}={text},{_after(comment)}"
 
 
 def _scalar(value: Any) -> str:
@@ -200,6 +219,8 @@ def _script(
 
 
 def _flag(key: str, value: Any) -> str:
+    if key.endswith("="):
+        return shlex.quote(f"{key}{str(value).lower() if isinstance(value, bool) else value}")
     name = f"--{key.replace('_', '-')}"
     if value is True:
         return name
@@ -210,15 +231,15 @@ def _flag(key: str, value: Any) -> str:
 # --- functions of expressions -------------------------------------------------------------------------------------------------
 
 
-def _module_names(stage_layers: Sequence[int]) -> list[list[str]]:
-    """torchtitan's modules of each stage: embedding first, norm and output last."""
+def _module_names(stage_layers: Sequence[int], head: str = "output") -> list[list[str]]:
+    """torchtitan's modules of each stage: embedding first, norm and the head last."""
     found: list[list[str]] = []
     layer = 0
     for count in stage_layers:
         found.append([f"layers.{index}" for index in range(layer, layer + count)])
         layer += count
     found[0].insert(0, "tok_embeddings")
-    found[-1] += ["norm", "output"]
+    found[-1] += ["norm", head]
     return found
 
 
