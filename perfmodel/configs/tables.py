@@ -142,10 +142,10 @@ def _based(name: str, contents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     if "base" not in own:
         return own
     base = _based(own.pop("base"), contents)
-    for field in ("keys", "defaults", "let", "files"):
-        own[field] = {**base.get(field, {}), **own.get(field, {})}
-    for field in ("derive", "notes", "refused", "cannot", "lossy"):
-        own[field] = [*own.get(field, []), *base.get(field, [])]
+    for part in ("keys", "defaults", "let", "files"):
+        own[part] = {**base.get(part, {}), **own.get(part, {})}
+    for part in ("derive", "notes", "refused", "cannot", "lossy"):
+        own[part] = [*own.get(part, []), *base.get(part, [])]
     own["harmless"] = f"{own.get('harmless', '')} {base.get('harmless', '')}"
     return {**{key: value for key, value in base.items() if key not in _OWN}, **own}
 

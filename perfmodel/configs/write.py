@@ -135,7 +135,7 @@ def _text(output: WrittenFile, lines: Sequence[tuple[str, Any, str]], header: Se
         return json.dumps(_plain(tree), indent=2) + "\n"
     head = [f"# {line}" for line in header]
     if output.form == "python":
-        body: Iterator[str] = iter([_filled(output.head, names), *_python(tree, output.calls, 2), "    )"])
+        body: Iterator[str] = iter([_filled(output.head.rstrip(), names), *_python(tree, output.calls, 2), "    )"])
     else:
         body = _yaml(tree, 0) if output.form == "yaml" else _toml(tree, "")
     return "\n".join([*head, *body]) + "\n"
@@ -177,7 +177,7 @@ def _python(tree: Mapping[str, Any], calls: Mapping[str, str], depth: int) -> It
             yield f"{indent}),"
         else:
             value, comment = entry
-            text = value[1:] if isinstance(value, str) and value.startswith("=") else repr(value)
+            text = value[1:] if isinstance(value, str) and value.startswith("=") else repr(value).replace("'", '"')
             yield f"{indent}{key}={text},{_after(comment)}"
 
 

@@ -100,12 +100,12 @@ def test_json_and_yaml_parse():
 
 
 def test_llama_factory_names_the_deepspeed_file_and_sharded_replicas_take_accelerate():
-    plan, exported = exported_where("llama-factory", lambda plan: int(plan.zero) == 2 and plan.layout.dp_replicate == 1)
+    _, exported = exported_where("llama-factory", lambda plan: int(plan.zero) == 2 and plan.layout.dp_replicate == 1)
     assert list(exported.files) == ["my-plan.deepspeed.json", "my-plan.yaml", "my-plan.sh"]
     assert yaml.safe_load(exported.files["my-plan.yaml"])["deepspeed"] == "my-plan.deepspeed.json"
     assert "torchrun" in exported.files["my-plan.sh"]
     assert "-m llamafactory.launcher my-plan.yaml" in exported.files["my-plan.sh"]
-    plan, exported = exported_where("llama-factory", lambda plan: int(plan.zero) == 3 and plan.layout.dp_replicate == 2)
+    _, exported = exported_where("llama-factory", lambda plan: int(plan.zero) == 3 and plan.layout.dp_replicate == 2)
     assert list(exported.files) == ["my-plan.accelerate.yaml", "my-plan.yaml", "my-plan.sh"]
     config = yaml.safe_load(exported.files["my-plan.accelerate.yaml"])
     assert config["parallelism_config"]["parallelism_config_dp_replicate_size"] == 2
@@ -118,7 +118,7 @@ def test_torchtitans_python_is_a_module_with_one_config():
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert functions == ["plan"]
     assert f"tensor_parallel_degree={plan.layout.tp}," in exported.files["my-plan.py"]
-    assert "'norm', 'lm_head']" in exported.files["my-plan.py"]
+    assert '"norm", "lm_head"]' in exported.files["my-plan.py"]
     assert "-m torchtitan.train --module my-plan --config plan" in exported.files["my-plan.sh"]
 
 
