@@ -67,7 +67,7 @@ def _exported_blocks(exported: ExportedPlan, read: list[str], out: Path | None) 
     if out is None:
         for name, text in exported.files.items():
             yield Text(f"{name}:", apart=True)
-            yield from (Text(line) for line in text.splitlines())
+            yield Text(text.rstrip("\n"), wraps=False)
     else:
         yield Text(f"{exported.framework}: {', '.join(str(out.parent / name) for name in exported.files)}")
     yield Notes([*exported.notes, *read])
