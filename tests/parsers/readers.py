@@ -236,6 +236,28 @@ def read_megatron(folder: Path) -> Values:
     return _plain({name: value for name, value in values.items() if name in flags})
 
 
+def read_megatron_bridge(folder: Path) -> Values:
+    """Check the overrides of a recipe against megatron-core's records, from which Megatron-Bridge derives its own."""
+    from dataclasses import fields
+
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    records = {"model": TransformerConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
+    text = (folder / "plan.sh").read_text(encoding="utf-8")
+    values: Values = {}
+    for word in shlex.split(text.split("ARGS=(\n")[1].split("\n)")[0], comments=True):
+        key, _, value = word.partition("=")
+        section, _, name = key.rpartition(".")
+        if section in records and name not in {each.name for each in fields(records[section])}:
+            raise ValueError(f"{key} is no field of {records[section].__name__}")
+        values[key] = _number(value)
+    for section in ("optimizer", "ddp"):
+        records[section](**{key.rpartition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")})
+    return values
+
+
 #: Fields of megatron-core with other names than Megatron-LM's flags (arguments.py, core_transformer_config_from_args).
 _MEGATRON_NAMES = {
     "fp8": "fp8_format",
@@ -269,6 +291,7 @@ def _plain(value: Any, prefix: str = "") -> Any:
 
 READERS = {
     "megatron": read_megatron,
+    "megatron-bridge": read_megatron_bridge,
     "trl": read_trl,
     "deepspeed": read_deepspeed,
     "llama-factory": read_llama_factory,

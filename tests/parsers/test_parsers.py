@@ -247,6 +247,21 @@ def megatron_values(facts: Facts) -> dict[str, Any]:
     return values
 
 
+def bridge_values(facts: Facts) -> dict[str, Any]:
+    """Values of a recipe's overrides for a plan."""
+    return {
+        "dataset.seq_length": facts["seq_len"],
+        "train.micro_batch_size": facts["micro_batch"],
+        "train.global_batch_size": facts["global_batch"],
+        "model.tensor_model_parallel_size": facts["tp"],
+        "model.pipeline_model_parallel_size": facts["pp"],
+        "model.context_parallel_size": facts["cp"],
+        "model.sequence_parallel": facts["sequence_parallel"],
+        "ddp.use_distributed_optimizer": facts["zero"] == 1,
+        "model.recompute_granularity": None if facts["recompute"] == "none" else facts["recompute"],
+    }
+
+
 #: Framework -> values that its parser holds for a plan; a change to the files that it must refuse: name, text, other text.
 FRAMEWORKS: dict[str, tuple[Callable[[Facts], dict[str, Any]], tuple[str, str, str]]] = {
     "trl": (trl_values, ("plan.yaml", "per_device_train_batch_size", "per_gpu_batch_size")),
@@ -255,6 +270,7 @@ FRAMEWORKS: dict[str, tuple[Callable[[Facts], dict[str, Any]], tuple[str, str, s
     "torchtitan-python": (torchtitan_python_values, ("plan.py", "tensor_parallel_degree", "tensor_parallel_size")),
     "deepspeed": (deepspeed_values, ("plan.json", '"stage": ', '"stage": 9')),
     "megatron": (megatron_values, ("plan.sh", "--num-attention-heads ", "--num-attention-heads 7")),
+    "megatron-bridge": (bridge_values, ("plan.sh", "ddp.use_distributed_optimizer", "ddp.distributed_optimizer")),
     "torchtitan": (torchtitan_values, ("plan.toml", "tensor_parallel_degree", "tensor_parallel_size")),
     "nemo-automodel": (automodel_values, ("plan.yaml", "activation_checkpointing", "activation_recomputation")),
 }
