@@ -28,7 +28,12 @@ def export(
     *,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="FRAMEWORK", help="torchtitan, megatron, nemo-automodel, trl, deepspeed, nanotron or maxtext."),
+        typer.Option(
+            "--to",
+            metavar="FRAMEWORK",
+            help="torchtitan (TOML of 0.2), torchtitan-python (0.3), megatron, megatron-bridge, nemo-automodel, trl, llama-factory, "
+            "axolotl, ms-swift, swift-megatron, deepspeed, nanotron or maxtext.",
+        ),
     ],
     out: Annotated[
         Path | None,
