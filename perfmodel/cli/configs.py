@@ -31,8 +31,8 @@ def export(
         typer.Option(
             "--to",
             metavar="FRAMEWORK",
-            help="torchtitan (TOML of 0.2), torchtitan-python (0.3), megatron, megatron-bridge, nemo-automodel, trl, llama-factory, "
-            "axolotl, ms-swift, swift-megatron, deepspeed, nanotron or maxtext.",
+            help="torchtitan (0.2), torchtitan-python (0.3), megatron, megatron-bridge, nemo-automodel, trl, llama-factory, axolotl, "
+            "ms-swift, swift-megatron, deepspeed, nanotron or maxtext.",
         ),
     ],
     out: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -249,4 +249,4 @@ def _megatron_layout(stage_layers: Sequence[int]) -> str:
     return f"E{'|'.join(stages)}L"
 
 
-_FUNCTIONS = {"module_names": _module_names, "megatron_layout": _megatron_layout}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"module_names": _module_names, "megatron_layout": _megatron_layout}

@@ -146,7 +146,7 @@ def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
     if start.setup is not None:
         return tables[start.setup.table]
     profile = setting.estimator.profile.name.partition("+")[0]
-    return next((each for each in reversed(tables.values()) if each.profile == profile and each.outputs), None)
+    return next((each for each in reversed(list(tables.values())) if each.profile == profile and each.outputs), None)
 
 
 def _helpful(setting: Setting, own: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
