@@ -51,7 +51,7 @@ class WrittenFile:
     """One file of an export.
 
     name    its name; {stem} is the name that was asked for, without its ending
-    form    toml, yaml, json, python, flags or overrides (key=value); the last two belong to the launch line
+    form    toml, yaml, json or python; of the launch line flags, arguments (truth values are written) or overrides (key=value)
     keys    key -> expression of its value; None leaves the key out
     always  lines of the file that no fact says, key -> value
     when    condition on the facts under which the file is written

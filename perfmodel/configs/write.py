@@ -66,6 +66,8 @@ def write_config(
         options |= {key: value for key, value, _ in lines}
         if output.form == "flags":
             flags = lines
+        elif output.form == "arguments":
+            flags = [(key, str(value).lower() if isinstance(value, bool) else value, comment) for key, value, comment in lines]
         elif output.form == "overrides":
             flags = [(f"{key}=", value, comment) for key, value, comment in lines]
         else:

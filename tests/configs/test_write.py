@@ -132,6 +132,15 @@ def test_megatron_bridge_takes_overrides():
     assert '--mode dora "${ARGS[@]}"' in exported.files["my-plan.sh"]
 
 
+def test_ms_swift_takes_truth_values():
+    """Without a value an optional argument of its parser, such as bf16, is an error."""
+    _, exported = exported_where("ms-swift", lambda plan: plan.job.precision == "bf16-mixed")
+    script = exported.files["my-plan.sh"]
+    assert "    --bf16 true\n" in script
+    assert "    --fp16 false\n" in script
+    assert '-m swift.cli.sft "${ARGS[@]}"' in script
+
+
 @pytest.mark.parametrize(
     ("drawn", "to", "holds", "sentence"),
     [
