@@ -108,6 +108,7 @@ $(PARSERS)/.ready: tests/parsers/requirements.txt $(READY)
 	test -x $(PARSERS)/bin/python || $(BIN)/python -m venv $(PARSERS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(PARSERS)/lib/$$(ls $(PARSERS)/lib)/site-packages/project.pth
 	DS_BUILD_OPS=0 $(PARSERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation -r tests/parsers/requirements.txt
+	$(PARSERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --upgrade --target $(PARSERS)/torchtitan-0.3 torchtitan==0.3.0
 	@touch $@
 
 parsers: $(PARSERS)/.ready

@@ -756,7 +756,8 @@ def export_plan(
 
     What the framework cannot express is refused; what it does otherwise is in `notes`. The files are read back: they give the same plan.
 
-    to         torchtitan, megatron, nemo-automodel, trl, deepspeed, nanotron or maxtext
+    to         torchtitan, torchtitan-python, megatron, megatron-bridge, nemo-automodel, trl, llama-factory, axolotl, ms-swift,
+               swift-megatron, deepspeed, nanotron or maxtext
     stem       name of the files without their endings
     launcher   torchrun or slurm
     """

@@ -28,7 +28,12 @@ def export(
     *,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="FRAMEWORK", help="torchtitan, megatron, nemo-automodel, trl, deepspeed, nanotron or maxtext."),
+        typer.Option(
+            "--to",
+            metavar="FRAMEWORK",
+            help="torchtitan (0.2), torchtitan-python (0.3), megatron, megatron-bridge, nemo-automodel, trl, llama-factory, axolotl, "
+            "ms-swift, swift-megatron, deepspeed, nanotron or maxtext.",
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -67,7 +72,7 @@ def _exported_blocks(exported: ExportedPlan, read: list[str], out: Path | None) 
     if out is None:
         for name, text in exported.files.items():
             yield Text(f"{name}:", apart=True)
-            yield from (Text(line) for line in text.splitlines())
+            yield Text(text.rstrip("\n"), wraps=False)
     else:
         yield Text(f"{exported.framework}: {', '.join(str(out.parent / name) for name in exported.files)}")
     yield Notes([*exported.notes, *read])

@@ -231,7 +231,9 @@ def print_blocks(blocks: Iterable[Block], output: Output) -> None:
     for number, block in enumerate(block for block in blocks if not (isinstance(block, Notes) and block.is_empty)):
         if number and (block.apart if isinstance(block, Text) else not isinstance(block, Command)):
             print()
-        if isinstance(block, Text):
+        if isinstance(block, Text) and not block.wraps:
+            print(printable(block.text))
+        elif isinstance(block, Text):
             print_paragraph(block.text)
         elif isinstance(block, Facts):
             print_facts(block.title, block.facts)

@@ -345,7 +345,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "split_with_ends": _split_with_ends,
     "dense_layers": _dense_layers,
     "lower": lambda text: str(text).lower(),
-    "split": lambda text: str(text).replace("+", ",").split(",") if not isinstance(text, list) else text,
+    "split": lambda text: str(text).strip("[]").replace("+", ",").split(",") if not isinstance(text, list) else text,
 }
 
 

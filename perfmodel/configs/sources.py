@@ -208,7 +208,8 @@ def _follow(source: ConfigKeys) -> None:
     source.keys |= {name: value for name, value in _nested(source.keys).items() if name not in seen}
     module, config = source.keys.get("module"), source.keys.get("config")
     if isinstance(module, str) and isinstance(config, str) and config.isidentifier():
-        for path in (source.path.parent / module / "config_registry.py", source.path.parent / "config_registry.py"):
+        folder = source.path.parent
+        for path in (folder / f"{module}.py", folder / module / "config_registry.py", folder / "config_registry.py"):
             if path.is_file():
                 source.files.append(path)
                 source.keys = {**_keys_of_file(path, config), **source.keys}

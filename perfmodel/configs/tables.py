@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from perfmodel.foundation.resources import resource_dir
 
 COMMON = "common"
 #: Fields that a table does not take over from its base.
-_OWN = ("recognise", "outputs", "launch", "let")
+_OWN = ("recognise", "outputs", "launch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +51,21 @@ class WrittenFile:
     """One file of an export.
 
     name    its name; {stem} is the name that was asked for, without its ending
-    form    toml, yaml, json or flags; flags belong to the launch line
+    form    toml, yaml, json or python; of the launch line flags, arguments (truth values are written) or overrides (key=value)
     keys    key -> expression of its value; None leaves the key out
     always  lines of the file that no fact says, key -> value
+    when    condition on the facts under which the file is written
+    head    of Python: text before the arguments of the config, with facts in braces
+    calls   of Python: section -> what makes it
     """
 
     name: str
     form: str
     keys: Mapping[str, str]
     always: Mapping[str, Any]
+    when: str = "True"
+    head: str = ""
+    calls: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +83,7 @@ class FrameworkTable:
     cannot     rules on writing: what the framework cannot express
     lossy      rules on writing: what the framework does otherwise
     let        names for the expressions of outputs, in order
-    outputs    files that a plan is written as; launch: the program and its arguments, with facts in braces
+    outputs    files that a plan is written as, or names of `files` of the base; launch: the program and its arguments, with facts in braces
     """
 
     name: str
@@ -136,10 +142,10 @@ def _based(name: str, contents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     if "base" not in own:
         return own
     base = _based(own.pop("base"), contents)
-    for field in ("keys", "defaults"):
-        own[field] = {**base.get(field, {}), **own.get(field, {})}
-    for field in ("derive", "notes", "refused", "cannot", "lossy"):
-        own[field] = [*own.get(field, []), *base.get(field, [])]
+    for part in ("keys", "defaults", "let", "files"):
+        own[part] = {**base.get(part, {}), **own.get(part, {})}
+    for part in ("derive", "notes", "refused", "cannot", "lossy"):
+        own[part] = [*own.get(part, []), *base.get(part, [])]
     own["harmless"] = f"{own.get('harmless', '')} {base.get('harmless', '')}"
     return {**{key: value for key, value in base.items() if key not in _OWN}, **own}
 
@@ -160,7 +166,7 @@ def _table(name: str, content: Mapping[str, Any], common: Mapping[str, Any]) -> 
         profile=content["profile"],
         source=content["source"],
         serves=content.get("serves", False),
-        recognise=tuple(tuple(str(line).split()) for line in content["recognise"]),
+        recognise=tuple(tuple(str(line).split()) for line in content.get("recognise", ())),
         keys={key: _key(entry) for key, entry in keys.items()},
         harmless=(*content.get("harmless", "").split(), *common["harmless"].split()),
         defaults=pairs("defaults"),
@@ -170,8 +176,8 @@ def _table(name: str, content: Mapping[str, Any], common: Mapping[str, Any]) -> 
         cannot=rules("cannot"),
         lossy=rules("lossy"),
         outputs=tuple(
-            WrittenFile(name=each["name"], form=each["form"], keys=each["keys"], always=each.get("always", {}))
-            for each in content.get("outputs", ())
+            WrittenFile(**{"always": {}, **each})
+            for each in (content["files"][each] if isinstance(each, str) else each for each in content.get("outputs", ()))
         ),
         launch=content.get("launch", ""),
         let=pairs("let"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,12 +60,18 @@ def write_config(
     options: dict[str, Any] = {}
     flags: list[tuple[str, Any, str]] = []
     for output in table.outputs:
-        lines = list(_lines(output, names, prediction))
+        if not _value(output.when, names):
+            continue
+        lines = list(_lines(output, names, prediction, dict(table.let)))
         options |= {key: value for key, value, _ in lines}
         if output.form == "flags":
             flags = lines
+        elif output.form == "arguments":
+            flags = [(key, str(value).lower() if isinstance(value, bool) else value, comment) for key, value, comment in lines]
+        elif output.form == "overrides":
+            flags = [(f"{key}=", value, comment) for key, value, comment in lines]
         else:
-            files[_filled(output.name, names)] = _text(output.form, lines, _header(table, prediction))
+            files[_filled(output.name, names)] = _text(output, lines, _header(table, prediction), names)
     files[f"{stem}.sh"] = _script(table, names, flags, prediction, launcher)
     return ExportedPlan(framework=table.framework, files=files, options=options, notes=notes)
 
@@ -75,17 +81,19 @@ def _value(expression: str, names: Mapping[str, Any]) -> Any:
 
 
 def _filled(text: str, names: Mapping[str, Any]) -> str:
-    return re.sub(r"\{([^{}]+)\}", lambda match: one_line(_value(match[1], names), 120), text)
+    return re.sub(r"\{([^{}]+)\}", lambda match: one_line(_value(match[1], names), 400), text)
 
 
-def _lines(output: WrittenFile, names: Mapping[str, Any], prediction: Prediction | None) -> Iterator[tuple[str, Any, str]]:
+def _lines(
+    output: WrittenFile, names: Mapping[str, Any], prediction: Prediction | None, let: Mapping[str, str]
+) -> Iterator[tuple[str, Any, str]]:
     """Key, value and comment of each option that the plan says."""
     for key, value in output.always.items():
         yield key, value, ""
     for key, expression in output.keys.items():
         value = _value(expression, names) if expression is not None else None
         if value is not None:
-            yield key, value, "" if isinstance(value, list) else _comment(expression, prediction)
+            yield key, value, "" if isinstance(value, list) else _comment(let.get(expression, expression), prediction)
 
 
 def _comment(expression: str, prediction: Prediction | None) -> str:
@@ -117,7 +125,7 @@ def _header(table: FrameworkTable, prediction: Prediction | None) -> list[str]:
 # --- forms ------------------------------------------------------------------------------------------------------------------
 
 
-def _text(form: str, lines: Sequence[tuple[str, Any, str]], header: Sequence[str]) -> str:
+def _text(output: WrittenFile, lines: Sequence[tuple[str, Any, str]], header: Sequence[str], names: Mapping[str, Any]) -> str:
     tree: dict[str, Any] = {}
     for key, value, comment in lines:
         *sections, last = key.split(".")
@@ -125,10 +133,13 @@ def _text(form: str, lines: Sequence[tuple[str, Any, str]], header: Sequence[str
         for section in sections:
             place = place.setdefault(section, {})
         place[last] = (value, comment)
-    if form == "json":
+    if output.form == "json":
         return json.dumps(_plain(tree), indent=2) + "\n"
     head = [f"# {line}" for line in header]
-    body = _yaml(tree, 0) if form == "yaml" else _toml(tree, "")
+    if output.form == "python":
+        body: Iterator[str] = iter([_filled(output.head.rstrip(), names), *_python(tree, output.calls, 2), "    )"])
+    else:
+        body = _yaml(tree, 0) if output.form == "yaml" else _toml(tree, "")
     return "\n".join([*head, *body]) + "\n"
 
 
@@ -156,6 +167,20 @@ def _toml(tree: Mapping[str, Any], section: str) -> Iterator[str]:
     for key, entry in tree.items():
         if isinstance(entry, Mapping):
             yield from _toml(entry, f"{section}.{key}" if section else key)
+
+
+def _python(tree: Mapping[str, Any], calls: Mapping[str, str], depth: int) -> Iterator[str]:
+    """Keyword arguments; a section is a call, and a text that begins with `=` is an expression."""
+    indent = "    " * depth
+    for key, entry in tree.items():
+        if isinstance(entry, Mapping):
+            yield f"{indent}{key}={calls[key]}("
+            yield from _python(entry, calls, depth + 1)
+            yield f"{indent}),"
+        else:
+            value, comment = entry
+            text = value[1:] if isinstance(value, str) and value.startswith("=") else repr(value).replace("'", '"')
+            yield f"{indent}{key}={text},{_after(comment)}"
 
 
 def _scalar(value: Any) -> str:
@@ -196,6 +221,8 @@ def _script(
 
 
 def _flag(key: str, value: Any) -> str:
+    if key.endswith("="):
+        return shlex.quote(f"{key}{str(value).lower() if isinstance(value, bool) else value}")
     name = f"--{key.replace('_', '-')}"
     if value is True:
         return name
@@ -206,15 +233,15 @@ def _flag(key: str, value: Any) -> str:
 # --- functions of expressions -------------------------------------------------------------------------------------------------
 
 
-def _module_names(stage_layers: Sequence[int]) -> list[list[str]]:
-    """torchtitan's modules of each stage: embedding first, norm and output last."""
+def _module_names(stage_layers: Sequence[int], head: str = "output") -> list[list[str]]:
+    """torchtitan's modules of each stage: embedding first, norm and the head last."""
     found: list[list[str]] = []
     layer = 0
     for count in stage_layers:
         found.append([f"layers.{index}" for index in range(layer, layer + count)])
         layer += count
     found[0].insert(0, "tok_embeddings")
-    found[-1] += ["norm", "output"]
+    found[-1] += ["norm", head]
     return found
 
 
@@ -224,4 +251,4 @@ def _megatron_layout(stage_layers: Sequence[int]) -> str:
     return f"E{'|'.join(stages)}L"
 
 
-_FUNCTIONS = {"module_names": _module_names, "megatron_layout": _megatron_layout}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"module_names": _module_names, "megatron_layout": _megatron_layout}

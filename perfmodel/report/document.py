@@ -24,10 +24,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph. apart: after a blank line."""
+    """A paragraph. apart: after a blank line. wraps: lines may break at the width of the page; not those of a file."""
 
     text: str
     apart: bool = False
+    wraps: bool = True
 
 
 @dataclass(frozen=True, slots=True)

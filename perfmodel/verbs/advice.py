@@ -141,12 +141,12 @@ def advise_on(
 
 
 def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
-    """The table of the configuration, else the one whose profile the plan assumes."""
+    """The table of the configuration, else the most general one, which comes last, whose profile the plan assumes."""
     tables = load_tables()
     if start.setup is not None:
         return tables[start.setup.table]
     profile = setting.estimator.profile.name.partition("+")[0]
-    return next((each for each in tables.values() if each.profile == profile and each.outputs), None)
+    return next((each for each in reversed(list(tables.values())) if each.profile == profile and each.outputs), None)
 
 
 def _helpful(setting: Setting, own: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:

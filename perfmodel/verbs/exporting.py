@@ -29,7 +29,8 @@ def export_plan(plan: Plan | Name, *, to: str, stem: str = "plan", launcher: str
 
     What the framework cannot express is refused; what it does otherwise is in `notes`. The files are read back: they give the same plan.
 
-    to         torchtitan, megatron, nemo-automodel, trl, deepspeed, nanotron or maxtext
+    to         torchtitan, torchtitan-python, megatron, megatron-bridge, nemo-automodel, trl, llama-factory, axolotl, ms-swift,
+               swift-megatron, deepspeed, nanotron or maxtext
     stem       name of the files without their endings
     launcher   torchrun or slurm
     """

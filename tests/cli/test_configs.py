@@ -1,5 +1,6 @@
 """`predict CONFIG`, `export` and `advise` on the command line."""
 
+import ast
 import json
 from pathlib import Path
 
@@ -116,6 +117,16 @@ def test_an_export_writes_all_of_its_files(call, config, tmp_path):
     assert code == 0
     assert "out.sh" in out
     assert {"out.yaml", "out.sh"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_printed_file_can_be_copied(call, config, monkeypatch):
+    """Its lines do not break at the width of the page."""
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, _ = call("export", config, *PLACE, "--to", "torchtitan-python")
+    assert code == 0
+    text = out[out.index("plan.py:\n") + len("plan.py:\n") : out.index("\n\nplan.sh:")]
+    assert ast.parse(text)
+    assert any(len(line) > 100 for line in text.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,12 @@ FRAMEWORKS = {
     "megatron": ("megatron", {"zero": (0, 1), "pp": (1, 2, 4), "tp": (1, 2, 4, 8), "cp": (1, 2), "recompute": ("none", "selective")}),
     "nemo-automodel": ("nemo-automodel", {"zero": (0, 2, 3), "pp": (1,), "tp": (1, 2), "cp": (1, 2), "recompute": ("none", "full")}),
     "trl": ("hf-trainer", {"zero": (0, 1, 2, 3), "pp": (1,), "tp": (1,), "cp": (1, 2), "recompute": ("none", "full")}),
+    "llama-factory": ("llama-factory", {"zero": (0, 1, 2, 3), "pp": (1,), "tp": (1, 1, 2), "cp": (1,), "recompute": ("none", "full")}),
+    "axolotl": ("hf-trainer", {"zero": (0, 1, 2, 3), "pp": (1,), "tp": (1, 2), "cp": (1, 2), "recompute": ("none", "full")}),
+    "ms-swift": ("hf-trainer", {"zero": (0, 1, 2, 3), "pp": (1,), "tp": (1,), "cp": (1, 2), "recompute": ("none", "full")}),
+    "torchtitan-python": ("torchtitan", {"zero": (0, 2, 3), "pp": (1, 2), "tp": (1, 2), "cp": (1, 2), "recompute": ("none", "full")}),
+    "megatron-bridge": ("nemo", {"zero": (0, 1), "pp": (1, 2, 4), "tp": (1, 2, 4), "cp": (1, 2), "recompute": ("none", "selective")}),
+    "swift-megatron": ("megatron", {"zero": (0, 1), "pp": (1, 2, 4), "tp": (1, 2, 4), "cp": (1, 2), "recompute": ("none", "full")}),
     "deepspeed": ("deepspeed", {"zero": (0, 1, 2, 3), "pp": (1,), "tp": (1,), "cp": (1,), "recompute": ("none", "full")}),
     "nanotron": ("nanotron", {"zero": (0, 1), "pp": (1, 2, 4), "tp": (1, 2, 4), "cp": (1,), "recompute": ("none", "full")}),
     "maxtext": ("xla", {"zero": (0, 3), "pp": (1,), "tp": (1, 2, 4), "cp": (1,), "recompute": ("none", "full")}),
@@ -28,6 +34,13 @@ SETTINGS = {
     "megatron": {"fused_cross_entropy": (True,), "attention_kernel": ("cudnn",), "fp32_gradient_accumulation": (False,)},
     "nemo-automodel": {"compile": (True,), "loss": ("fused", "chunked"), "attention_kernel": ("flash2", "flash3")},
     "trl": {"compile": (True,), "loss": ("fused", "chunked"), "attention_kernel": ("flash2", "flash3")},
+    "llama-factory": {"compile": (True,), "loss": ("fused",), "attention_kernel": ("flash2", "flash3")},
+    "axolotl": {"compile": (True,), "loss": ("fused", "chunked"), "attention_kernel": ("flash2", "flash3"), "cp_form": ("all-gather",),
+        "fused_rmsnorm": (True,)},
+    "ms-swift": {"compile": (True,), "loss": ("fused",), "attention_kernel": ("flash2", "flash3"), "cp_form": ("ulysses",)},
+    "torchtitan-python": {"compile": (True,), "loss": ("chunked",)},
+    "megatron-bridge": {"fused_cross_entropy": (True, False), "fp32_gradient_accumulation": (False,), "cp_form": ("zigzag", "ulysses")},
+    "swift-megatron": {"fused_cross_entropy": (True,), "attention_kernel": ("cudnn",), "cp_form": ("zigzag", "ulysses")},
     "deepspeed": {"gradient_bucketing": (True, False)},
     "nanotron": {"fused_optimizer": (True, False), "gradient_bucket_mb": (50.0,)},
 }  # fmt: skip
@@ -35,11 +48,25 @@ PRECISIONS = {
     "torchtitan": ("bf16-mixed", "bf16", "fp32"),
     "megatron": ("bf16-mixed", "fp16-mixed", "fp32", "fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4"),
     "nemo-automodel": ("bf16-mixed", "fp8-current"), "trl": ("bf16-mixed", "fp16-mixed", "fp32"),
+    "llama-factory": ("bf16-mixed", "fp16-mixed", "bf16"), "axolotl": ("bf16-mixed", "fp16-mixed", "fp32"),
+    "ms-swift": ("bf16-mixed", "fp16-mixed", "fp32", "bf16"), "torchtitan-python": ("bf16-mixed", "bf16", "fp32"),
+    "megatron-bridge": ("bf16-mixed", "fp16-mixed", "fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4"),
+    "swift-megatron": ("bf16-mixed", "fp16-mixed", "fp32", "fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4"),
     "deepspeed": ("bf16-mixed", "fp16-mixed"), "nanotron": ("bf16-mixed", "fp16-mixed", "fp32"), "maxtext": ("bf16-mixed", "bf16", "fp32"),
 }  # fmt: skip
+TITAN = ("torchtitan", "torchtitan-python")
+MEGATRON = ("megatron", "megatron-bridge", "swift-megatron")
+TRAINERS = ("trl", "llama-factory", "axolotl", "ms-swift")
 OPTIMIZERS = {
-    "trl": ("adamw", "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "adafactor", "lion", "lion-8bit", "sgd"),
-    "megatron": ("adamw", "momentum", "muon"), "nanotron": ("adamw", "sgd"), "deepspeed": ("adamw", "sgd", "lion"),
+    **dict.fromkeys(
+        TRAINERS, ("adamw", "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "adafactor", "lion", "lion-8bit", "sgd")
+    ),
+    "megatron": ("adamw", "momentum", "muon"), "swift-megatron": ("adamw", "momentum", "muon"), "megatron-bridge": ("adamw", "momentum"),
+    "nanotron": ("adamw", "sgd"), "deepspeed": ("adamw", "sgd", "lion"),
+}  # fmt: skip
+TRAINS = {
+    **dict.fromkeys((*TRAINERS, "nemo-automodel"), ("full", "lora:16", "qlora:8", "lora:4:q_proj+v_proj", "dora:16", "qdora:8")),
+    "megatron-bridge": ("full", "full", "lora:16", "dora:8"), "swift-megatron": ("full", "full", "lora:16", "lora:4:q_proj+v_proj"),
 }  # fmt: skip
 MODELS = ("llama-3-8b", "llama-3.1-70b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "megatron-22b")
 
@@ -51,19 +78,17 @@ def draw_plan(framework: str, rng: random.Random) -> Plan:
         model = load_model(rng.choice(MODELS))
         found = {name: rng.choice(values) for name, values in knobs.items()}
         chips, micro = rng.choice((8, 16, 64)), rng.choice((1, 2, 4))
-        virtual = rng.choice((1, 1, 2)) if found["pp"] > 1 and framework in ("torchtitan", "megatron") else 1
-        if framework in ("trl", "deepspeed") or (framework == "nemo-automodel" and found["tp"] > 1):
+        virtual = rng.choice((1, 1, 2)) if found["pp"] > 1 and framework in (*TITAN, *MEGATRON) else 1
+        if framework in (*TRAINERS, "deepspeed") or (framework == "nemo-automodel" and found["tp"] > 1):
             found["sequence_parallel"] = False if found["tp"] > 1 else None
-        if rng.random() < 0.3 and found["zero"] in (2, 3) and framework in ("torchtitan", "trl", "nemo-automodel", "maxtext"):
+        if rng.random() < 0.3 and found["zero"] in (2, 3) and framework in (*TITAN, *TRAINERS, "nemo-automodel", "maxtext"):
             found["dp_replicate"] = 2
-        if model.experts is not None and framework in ("megatron", "torchtitan"):
+        if model.experts is not None and framework in (*TITAN, *MEGATRON):
             found["ep"] = rng.choice((1, 2, 4))
-        train = (
-            rng.choice(("full", "lora:16", "qlora:8", "lora:4:q_proj+v_proj", "dora:16", "qdora:8"))
-            if framework in ("trl", "nemo-automodel")
-            else "full"
-        )
+        train = rng.choice(TRAINS.get(framework, ("full",)))
         settings = {name: rng.choice(values) for name, values in SETTINGS.get(framework, {}).items() if rng.random() < 0.3}
+        if framework in TRAINERS and found["zero"] and rng.random() < 0.2:
+            settings |= {"optimizer_offload": True} | ({"parameter_offload": True} if found["zero"] == 3 else {})
         if found["cp"] == 1:
             settings.pop("cp_form", None)
         precision, optimizer = rng.choice(PRECISIONS[framework]), rng.choice(OPTIMIZERS.get(framework, ("adamw",)))

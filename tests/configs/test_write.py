@@ -1,5 +1,7 @@
 """Exported files say the plan: read back they give it again; what a framework cannot express is refused."""
 
+import ast
+import contextlib
 import json
 import random
 import tomllib
@@ -80,12 +82,81 @@ def test_a_slurm_script_asks_for_the_nodes(plan):
     assert "srun torchrun" in script
 
 
-def test_json_and_yaml_parse():
+def exported_where(framework, holds):
+    """The export of the first drawn plan that the framework takes and for which the condition holds."""
     rng = random.Random(3)
-    deepspeed = export_plan(draw_plan("deepspeed", rng), to="deepspeed")
-    assert json.loads(deepspeed.files["plan.json"])["zero_optimization"]["stage"] >= 0
-    trl = export_plan(draw_plan("trl", rng), to="trl")
-    assert yaml.safe_load(trl.files["plan.yaml"])["per_device_train_batch_size"] >= 1
+    while True:
+        drawn = draw_plan(framework, rng)
+        if holds(drawn):
+            with contextlib.suppress(InputError):
+                return drawn, export_plan(drawn, to=framework, stem="my-plan")
+
+
+def test_json_and_yaml_parse():
+    _, deepspeed = exported_where("deepspeed", lambda plan: True)
+    assert json.loads(deepspeed.files["my-plan.json"])["zero_optimization"]["stage"] >= 0
+    _, trl = exported_where("trl", lambda plan: True)
+    assert yaml.safe_load(trl.files["my-plan.yaml"])["per_device_train_batch_size"] >= 1
+
+
+def test_llama_factory_names_the_deepspeed_file_and_sharded_replicas_take_accelerate():
+    _, exported = exported_where("llama-factory", lambda plan: int(plan.zero) == 2 and plan.layout.dp_replicate == 1)
+    assert list(exported.files) == ["my-plan.deepspeed.json", "my-plan.yaml", "my-plan.sh"]
+    assert yaml.safe_load(exported.files["my-plan.yaml"])["deepspeed"] == "my-plan.deepspeed.json"
+    assert "torchrun" in exported.files["my-plan.sh"]
+    assert "-m llamafactory.launcher my-plan.yaml" in exported.files["my-plan.sh"]
+    _, exported = exported_where("llama-factory", lambda plan: int(plan.zero) == 3 and plan.layout.dp_replicate == 2)
+    assert list(exported.files) == ["my-plan.accelerate.yaml", "my-plan.yaml", "my-plan.sh"]
+    config = yaml.safe_load(exported.files["my-plan.accelerate.yaml"])
+    assert config["parallelism_config"]["parallelism_config_dp_replicate_size"] == 2
+    assert "accelerate launch" in exported.files["my-plan.sh"]
+
+
+def test_torchtitans_python_is_a_module_with_one_config():
+    plan, exported = exported_where("torchtitan-python", lambda plan: plan.layout.pp == 2)
+    tree = ast.parse(exported.files["my-plan.py"])
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert functions == ["plan"]
+    assert f"tensor_parallel_degree={plan.layout.tp}," in exported.files["my-plan.py"]
+    assert '"norm", "lm_head"]' in exported.files["my-plan.py"]
+    assert "-m torchtitan.train --module my-plan --config plan" in exported.files["my-plan.sh"]
+
+
+def test_megatron_bridge_takes_overrides():
+    plan, exported = exported_where("megatron-bridge", lambda plan: plan.job.train.is_full)
+    script = exported.files["my-plan.sh"]
+    assert f"    model.tensor_model_parallel_size={plan.layout.tp}" in script
+    assert "run_recipe.py --model " in script
+    assert '--mode pretrain --dataset mock "${ARGS[@]}"' in script
+    _, exported = exported_where("megatron-bridge", lambda plan: plan.job.train.decomposes)
+    assert '--mode dora "${ARGS[@]}"' in exported.files["my-plan.sh"]
+
+
+def test_ms_swift_takes_truth_values():
+    """Without a value an optional argument of its parser, such as bf16, is an error."""
+    _, exported = exported_where("ms-swift", lambda plan: plan.job.precision == "bf16-mixed")
+    script = exported.files["my-plan.sh"]
+    assert "    --bf16 true\n" in script
+    assert "    --fp16 false\n" in script
+    assert '-m swift.cli.sft "${ARGS[@]}"' in script
+
+
+@pytest.mark.parametrize(
+    ("drawn", "to", "holds", "sentence"),
+    [
+        ("trl", "llama-factory", lambda plan: plan.layout.cp == 2, "LLaMA-Factory has no context parallelism; use cp=1"),
+        ("ms-swift", "axolotl", lambda plan: plan.layout.cp == 2 and plan.micro_batch == 2, "takes one packed sequence; use micro_batch=1"),
+        ("axolotl", "ms-swift", lambda plan: plan.layout.tp == 2, "use tp=1, or export to swift-megatron"),
+        ("megatron", "megatron-bridge", lambda plan: plan.job.model.name == "megatron-22b", "has no recipe for it"),
+        ("torchtitan", "torchtitan-python", lambda plan: plan.job.model.name == "qwen2.5-7b", "is no flavor of torchtitan"),
+    ],
+)
+def test_what_a_framework_cannot_express_is_named(drawn, to, holds, sentence):
+    rng = random.Random(5)
+    plan = next(each for each in (draw_plan(drawn, rng) for _ in range(2000)) if holds(each))
+    with pytest.raises(InputError) as refused:
+        export_plan(plan, to=to)
+    assert sentence in refused.value.full
 
 
 @pytest.mark.parametrize(

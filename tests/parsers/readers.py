@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import yaml
+
 Values = dict[str, Any]
 
 
@@ -44,13 +46,12 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def read_trl(folder: Path) -> Values:
-    """Read with `accelerate launch` up to the environment of its processes, the plugins they build, and TRL's parser of sft.py."""
+def read_accelerate(folder: Path) -> tuple[Values, list[str]]:
+    """Read with `accelerate launch` up to the environment of its processes and the plugins they build; return the script's words too."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.parallelism_config import ParallelismConfig
     from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-    from trl import ModelConfig, ScriptArguments, SFTConfig, TrlParser
 
     args, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(launch_words(folder, "launch")))
     values: Values = {"launch.num_processes": args.num_processes, "launch.num_machines": args.num_machines}
@@ -75,7 +76,15 @@ def read_trl(folder: Path) -> Values:
             deepspeed = DeepSpeedPlugin()
             values["deepspeed.zero_stage"] = deepspeed.zero_stage
             values |= {f"deepspeed.offload_{name}": getattr(deepspeed, f"offload_{name}_device") for name in ("optimizer", "param")}
-    words = [*args.training_script_args, "--use_cpu", "true"]  # no GPU: bf16 is refused without it
+    return values, args.training_script_args
+
+
+def read_trl(folder: Path) -> Values:
+    """Read with accelerate's launcher and TRL's parser of sft.py."""
+    from trl import ModelConfig, ScriptArguments, SFTConfig, TrlParser
+
+    values, words = read_accelerate(folder)
+    words = [*words, "--use_cpu", "true"]  # no GPU: bf16 is refused without it
     _, trainer, model = TrlParser((ScriptArguments, SFTConfig, ModelConfig)).parse_args_and_config(words)
     return values | _plain({"trainer": vars(trainer), "model": vars(model)})
 
@@ -106,6 +115,56 @@ def read_deepspeed(folder: Path) -> Values:
             "offload_param": zero.offload_param and zero.offload_param.device,
         }
     )
+
+
+def read_llama_factory(folder: Path) -> Values:
+    """Read with LLaMA-Factory's parser of training arguments, and the files of accelerate or DeepSpeed that go with it."""
+    from llamafactory.hparams.parser import _parse_train_args
+
+    values = read_accelerate(folder)[0] if (folder / "plan.accelerate.yaml").exists() else {}
+    config = yaml.safe_load((folder / "plan.yaml").read_text(encoding="utf-8"))
+    if name := config.pop("deepspeed", None):  # read apart: the Trainer wants the processes that it starts
+        from accelerate.utils.deepspeed import HfDeepSpeedConfig
+
+        deepspeed = HfDeepSpeedConfig(str(folder / name))
+        values |= {"deepspeed.zero_stage": deepspeed._stage, "deepspeed.offload": deepspeed.is_offload()}
+    model, data, trainer, tuning, _ = _parse_train_args({**config, "use_cpu": True})
+    return values | _plain({"model": vars(model), "data": vars(data), "trainer": vars(trainer), "tuning": vars(tuning)})
+
+
+def read_axolotl(folder: Path) -> Values:
+    """Read with axolotl's schema, with that of its Liger plugin."""
+    _without("ring_flash_attn")
+    from axolotl.integrations.liger.args import LigerArgs
+    from axolotl.utils.schemas.config import AxolotlInputConfig
+
+    class Config(AxolotlInputConfig, LigerArgs):
+        """The schema that axolotl builds where the plugin is named."""
+
+    config = yaml.safe_load((folder / "plan.yaml").read_text(encoding="utf-8"))
+    unknown = set(config) - set(Config.model_fields)
+    if unknown:  # the schema passes these over
+        raise ValueError(f"no field of axolotl: {', '.join(sorted(unknown))}")
+    values = _plain(Config(**config).model_dump())
+    if config.get("deepspeed"):
+        values["deepspeed.zero_stage"] = json.loads((folder / config["deepspeed"]).read_text())["zero_optimization"]["stage"]
+    return values
+
+
+def read_torchtitan_python(folder: Path) -> Values:
+    """Read with ConfigManager of torchtitan 0.3, which imports the module and calls its function."""
+    from dataclasses import asdict
+
+    sys.path[:0] = [str(Path(sys.prefix) / "torchtitan-0.3"), str(folder)]
+    sys.modules.pop("plan", None)
+    _without("torchtitan.distributed.minimal_async_ep.kernels", "torch.utils.tensorboard")
+    from torchtitan.config.manager import ConfigManager
+
+    config = ConfigManager().parse_args(launch_words(folder, "torchtitan.train"))
+    names = ("training", "parallelism", "compile")
+    values = _plain({name: asdict(getattr(config, name)) for name in names})
+    kind = type(config.activation_checkpoint).__qualname__
+    return values | {"activation_checkpoint": kind, "model": config.model_spec.name, "flavor": config.model_spec.flavor}
 
 
 def read_torchtitan(folder: Path) -> Values:
@@ -177,6 +236,28 @@ def read_megatron(folder: Path) -> Values:
     return _plain({name: value for name, value in values.items() if name in flags})
 
 
+def read_megatron_bridge(folder: Path) -> Values:
+    """Check the overrides of a recipe against megatron-core's records, from which Megatron-Bridge derives its own."""
+    from dataclasses import fields
+
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    records = {"model": TransformerConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
+    text = (folder / "plan.sh").read_text(encoding="utf-8")
+    values: Values = {}
+    for word in shlex.split(text.split("ARGS=(\n")[1].split("\n)")[0], comments=True):
+        key, _, value = word.partition("=")
+        section, _, name = key.rpartition(".")
+        if section in records and name not in {each.name for each in fields(records[section])}:
+            raise ValueError(f"{key} is no field of {records[section].__name__}")
+        values[key] = _number(value)
+    for section in ("optimizer", "ddp"):
+        records[section](**{key.rpartition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")})
+    return values
+
+
 #: Fields of megatron-core with other names than Megatron-LM's flags (arguments.py, core_transformer_config_from_args).
 _MEGATRON_NAMES = {
     "fp8": "fp8_format",
@@ -210,9 +291,13 @@ def _plain(value: Any, prefix: str = "") -> Any:
 
 READERS = {
     "megatron": read_megatron,
+    "megatron-bridge": read_megatron_bridge,
     "trl": read_trl,
     "deepspeed": read_deepspeed,
+    "llama-factory": read_llama_factory,
+    "axolotl": read_axolotl,
     "torchtitan": read_torchtitan,
+    "torchtitan-python": read_torchtitan_python,
     "nemo-automodel": read_automodel,
 }
 
@@ -232,5 +317,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as home, environment({"HF_HOME": home, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}):
+    variables = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "DISABLE_VERSION_CHECK": "1"}  # the last: LLaMA-Factory's pins
+    with tempfile.TemporaryDirectory() as home, environment({"HF_HOME": home, **variables}):
         main()

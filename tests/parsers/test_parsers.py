@@ -25,10 +25,17 @@ PYTHON = ROOT / ".venv-parsers" / "bin" / "python"
 NUM_PLANS = 40
 
 
+def uses_deepspeed(facts: Facts) -> bool:
+    """Whether accelerate's files name DeepSpeed: ZeRO 1, and where one of optimizer and parameters is offloaded."""
+    one_offload = bool(facts["optimizer_offload"]) != bool(facts["parameter_offload"])
+    return facts["zero"] == 1 or (facts["zero"] > 0 and one_offload)
+
+
 def trl_values(facts: Facts) -> dict[str, Any]:
     """Values that accelerate and TRL hold for a plan."""
     zero, cp, full = facts["zero"], facts["cp"], facts["recompute"] == "full"
-    fsdp, deepspeed = zero in (2, 3), zero == 1
+    deepspeed = uses_deepspeed(facts)
+    fsdp = zero > 1 and not deepspeed
     tuned = facts["lora_rank"] is not None
     kernels = {"flash2": "flash_attention_2", "flash3": "flash_attention_3"}
     values = {
@@ -60,7 +67,7 @@ def trl_values(facts: Facts) -> dict[str, Any]:
             "fsdp.fsdp_version": 2,
             "fsdp.reshard_after_forward": zero == 3,
             "fsdp.activation_checkpointing": full,
-            "fsdp.cpu_offload": False,
+            "fsdp.cpu_offload": bool(facts["parameter_offload"]),
             "parallelism.dp_replicate_size": facts["dp_replicate"],
             "parallelism.dp_shard_size": facts["dp_shard"],
             "parallelism.tp_size": facts["tp"],
@@ -69,7 +76,75 @@ def trl_values(facts: Facts) -> dict[str, Any]:
             "parallelism.total_size": facts["chips"],
         }
     if deepspeed:
-        values["deepspeed.zero_stage"] = 1
+        values["deepspeed.zero_stage"] = zero
+    return values
+
+
+def llama_factory_values(facts: Facts) -> dict[str, Any]:
+    """Values that LLaMA-Factory, and accelerate where it starts it, hold for a plan."""
+    tuned, replicated = facts["lora_rank"] is not None, facts["dp_replicate"] > 1 and facts["zero"] > 0
+    values = {
+        "model.model_name_or_path": facts["model_id"],
+        "model.disable_gradient_checkpointing": facts["recompute"] == "none",
+        "model.flash_attn": {"flash2": "fa2", "flash3": "fa3"}.get(facts["attention_kernel"], "sdpa"),
+        "model.enable_liger_kernel": facts["loss"] == "fused",
+        "model.quantization_bit": 4 if facts["base_format"] else None,
+        "data.cutoff_len": facts["seq_len"] - 1,  # with packing LLaMA-Factory pads it again
+        "data.packing": True,
+        "trainer.per_device_train_batch_size": facts["micro_batch"],
+        "trainer.gradient_accumulation_steps": facts["accumulation"],
+        "trainer.bf16": facts["precision"] == "bf16-mixed",
+        "trainer.fp16": facts["precision"] == "fp16-mixed",
+        "trainer.torch_compile": bool(facts["compile"]),
+        "tuning.finetuning_type": "lora" if tuned else "full",
+        "tuning.pure_bf16": facts["precision"] == "bf16",
+        "tuning.use_dora": facts["adapters"] == "dora",
+    }
+    if tuned:
+        values |= {"tuning.lora_rank": facts["lora_rank"], "tuning.lora_target": facts["lora_modules"] or ["all"]}
+    if replicated:
+        values |= {"fsdp.reshard_after_forward": facts["zero"] == 3, "parallelism.dp_replicate_size": facts["dp_replicate"]}
+        values["parallelism.dp_shard_size"] = facts["dp_shard"]
+    elif facts["zero"]:
+        values |= {"deepspeed.zero_stage": facts["zero"], "deepspeed.offload": bool(facts["optimizer_offload"])}
+    return values
+
+
+def axolotl_values(facts: Facts) -> dict[str, Any]:
+    """Values that axolotl's schema holds for a plan."""
+    deepspeed = uses_deepspeed(facts)
+    fsdp = facts["zero"] > 1 and not deepspeed
+    full = facts["recompute"] == "full"
+    quantised = str(facts["base_format"]).startswith("nf4")
+    values = {
+        "base_model": facts["model_id"],
+        "sequence_len": facts["seq_len"],
+        "sample_packing": True,
+        "micro_batch_size": facts["micro_batch"],
+        "gradient_accumulation_steps": facts["accumulation"],
+        "tensor_parallel_size": facts["tp"],
+        "context_parallel_size": facts["cp"],
+        "gradient_checkpointing": full and not fsdp,
+        "bf16": facts["precision"] == "bf16-mixed",
+        "adapter": None if facts["lora_rank"] is None else "qlora" if quantised else "lora",
+        "lora_r": facts["lora_rank"],
+        "lora_target_modules": facts["lora_modules"],
+        "load_in_4bit": quantised,
+        "torch_compile": facts["compile"],
+        "chunked_cross_entropy": facts["loss"] == "chunked" or None,
+        "liger_fused_linear_cross_entropy": facts["loss"] == "fused" or None,
+    }
+    if fsdp:
+        values |= {
+            "fsdp_version": 2,
+            "fsdp_config.reshard_after_forward": facts["zero"] == 3,
+            "fsdp_config.activation_checkpointing": full,
+            "fsdp_config.offload_params": bool(facts["parameter_offload"]),
+            "dp_replicate_size": facts["dp_replicate"],
+            "dp_shard_size": facts["dp_shard"],
+        }
+    if deepspeed:
+        values["deepspeed.zero_stage"] = facts["zero"]
     return values
 
 
@@ -114,6 +189,14 @@ def torchtitan_values(facts: Facts) -> dict[str, Any]:
         values["parallelism.pipeline_parallel_microbatch_size"] = facts["micro_batch"]
         values["parallelism.pipeline_parallel_schedule"] = "Interleaved1F1B" if facts["virtual_stages"] > 1 else "1F1B"
     return values
+
+
+def torchtitan_python_values(facts: Facts) -> dict[str, Any]:
+    """Values that the config of torchtitan 0.3 holds for a plan."""
+    same = torchtitan_values({**facts, "recompute": ""})
+    kinds = {"none": "NoneType", "full": "FullAC.Config", "selective": "SelectiveAC.Config"}
+    values = {name: value for name, value in same.items() if not name.startswith(("activation_checkpoint", "optimizer"))}
+    return {**values, "activation_checkpoint": kinds[facts["recompute"]]}
 
 
 def automodel_values(facts: Facts) -> dict[str, Any]:
@@ -164,11 +247,30 @@ def megatron_values(facts: Facts) -> dict[str, Any]:
     return values
 
 
+def bridge_values(facts: Facts) -> dict[str, Any]:
+    """Values of a recipe's overrides for a plan."""
+    return {
+        "dataset.seq_length": facts["seq_len"],
+        "train.micro_batch_size": facts["micro_batch"],
+        "train.global_batch_size": facts["global_batch"],
+        "model.tensor_model_parallel_size": facts["tp"],
+        "model.pipeline_model_parallel_size": facts["pp"],
+        "model.context_parallel_size": facts["cp"],
+        "model.sequence_parallel": facts["sequence_parallel"],
+        "ddp.use_distributed_optimizer": facts["zero"] == 1,
+        "model.recompute_granularity": None if facts["recompute"] == "none" else facts["recompute"],
+    }
+
+
 #: Framework -> values that its parser holds for a plan; a change to the files that it must refuse: name, text, other text.
 FRAMEWORKS: dict[str, tuple[Callable[[Facts], dict[str, Any]], tuple[str, str, str]]] = {
     "trl": (trl_values, ("plan.yaml", "per_device_train_batch_size", "per_gpu_batch_size")),
+    "llama-factory": (llama_factory_values, ("plan.yaml", "disable_gradient_checkpointing", "gradient_checkpointing_off")),
+    "axolotl": (axolotl_values, ("plan.yaml", 'attn_implementation: "', 'attn_implementation: "no_')),
+    "torchtitan-python": (torchtitan_python_values, ("plan.py", "tensor_parallel_degree", "tensor_parallel_size")),
     "deepspeed": (deepspeed_values, ("plan.json", '"stage": ', '"stage": 9')),
     "megatron": (megatron_values, ("plan.sh", "--num-attention-heads ", "--num-attention-heads 7")),
+    "megatron-bridge": (bridge_values, ("plan.sh", "ddp.use_distributed_optimizer", "ddp.distributed_optimizer")),
     "torchtitan": (torchtitan_values, ("plan.toml", "tensor_parallel_degree", "tensor_parallel_size")),
     "nemo-automodel": (automodel_values, ("plan.yaml", "activation_checkpointing", "activation_recomputation")),
 }
@@ -221,5 +323,11 @@ def test_the_parser_holds_the_values_of_the_plan(framework: str, tmp_path: Path)
 
 
 def test_every_exported_framework_has_a_parser_or_a_reason() -> None:
-    without = {"maxtext", "nanotron"}  # docs/configs.md says what these are checked against
+    without = {
+        "maxtext",
+        "nanotron",
+        "ms-swift",
+        "swift-megatron",
+        "megatron-bridge",
+    }  # docs/configs.md says what these are checked against
     assert {name for name, table in load_tables().items() if table.outputs} == {*FRAMEWORKS, *without}
