@@ -33,12 +33,16 @@ _MOST_FILES = 8
 
 @dataclass(slots=True, kw_only=True)
 class ConfigKeys:
-    """Keys of a configuration: their values, and the files that they were read from."""
+    """Keys of a configuration: their values, and the files that they were read from.
+
+    embedded   name -> text of the files that a manifest of Kubernetes has in itself
+    """
 
     path: Path
     keys: dict[str, Any] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
     is_command: bool = False
+    embedded: dict[str, str] = field(default_factory=dict)
 
     @property
     def program(self) -> str:
@@ -58,6 +62,9 @@ def _read(path: Path, wanted: str) -> ConfigKeys:
     source = ConfigKeys(path=path, files=[path])
     if path.suffix in _DATA or path.suffix == _PYTHON:
         source.keys = _keys_of_file(path, wanted)
+        script, source.embedded = _launched(source.keys)
+        if script:
+            _read_launch(source, script)
     else:
         _read_launch(source, read_text(path, _WHAT))
     _follow(source)
@@ -65,8 +72,19 @@ def _read(path: Path, wanted: str) -> ConfigKeys:
     return source
 
 
-def _keys_of_file(path: Path, wanted: str = "") -> dict[str, Any]:
-    text = read_text(path, _WHAT)
+def _launched(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Return the script that a SkyPilot task or a Kubernetes list with a TrainJob starts, and the files of its ConfigMaps."""
+    if isinstance(keys.get("run"), str) and {"num_nodes", "resources.accelerators"} & set(keys):
+        return keys["run"], {}
+    items = [each for each in keys.get("items") or () if isinstance(each, Mapping)] if keys.get("kind") == "List" else []
+    files = {str(name): str(text) for each in items if each.get("kind") == "ConfigMap" for name, text in (each.get("data") or {}).items()}
+    jobs = [dict(flattened(each)) for each in items if each.get("kind") == "TrainJob"]
+    command = jobs[0].get("spec.trainer.command") if jobs else None
+    return (str(command[-1]) if isinstance(command, list) and command else ""), files
+
+
+def _keys_of_file(path: Path, wanted: str = "", text: str | None = None) -> dict[str, Any]:
+    text = read_text(path, _WHAT) if text is None else text
     if path.suffix == _PYTHON:
         return read_python(text, where=str(path), wanted=wanted)
     try:
@@ -192,7 +210,7 @@ def _follow(source: ConfigKeys) -> None:
         named = [
             (key, value)
             for key, value in source.keys.items()
-            if isinstance(value, str) and key not in ("launch.program",) and _is_file(source.path.parent / value, key)
+            if isinstance(value, str) and key != PROGRAM and (value in source.embedded or _is_file(source.path.parent / value, key))
         ]
         new = [(key, source.path.parent / value) for key, value in named if source.path.parent / value not in source.files]
         if not new or len(source.files) >= _MOST_FILES:
@@ -201,7 +219,7 @@ def _follow(source: ConfigKeys) -> None:
             source.files.append(path)
             last = key.rpartition(".")[2]
             section = _SECTIONS.get(last, "")
-            found = _hosts(path) if section == "hostfile" else _keys_of_file(path)
+            found = _hosts(path) if section == "hostfile" else _keys_of_file(path, text=source.embedded.get(path.name))
             section = "" if section == "accelerate" and not {"compute_environment", "distributed_type"} & set(found) else section
             for name, value in found.items():
                 source.keys.setdefault(f"{section}.{name}" if section else name, value)
