@@ -15,7 +15,7 @@ from typing import Any
 
 from perfmodel.configs.expressions import evaluate
 from perfmodel.configs.tables import FactRule
-from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
+from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 
@@ -31,7 +31,8 @@ class Launcher:
 
     file            name of the file
     source          where its keys are documented
-    serves          whether it starts a server, not a training job
+    engines         engines that it serves; none: it starts training jobs
+    joins_nodes     whether it joins the nodes of a replica itself, without options of the engine
     header, setup   lines of the script, before the comments and before the command; prefix: of the command
     embeds          whether the document has the configs in itself, as `configs`; copies: the command that fetches them
     let             names for the template; cannot, lossy: plans that the launcher cannot express, or expresses otherwise
@@ -41,7 +42,8 @@ class Launcher:
     name: str
     file: str
     source: str = ""
-    serves: bool = False
+    engines: Sequence[str] = ()
+    joins_nodes: bool = False
     header: Sequence[str] = ()
     setup: Sequence[str] = ()
     prefix: str = ""
@@ -66,9 +68,21 @@ def load_launchers() -> Mapping[str, Launcher]:
 
 def launcher_named(name: str) -> Launcher:
     """Return a launcher of training jobs. Raises InputError."""
-    known = {each.name: each for each in load_launchers().values() if not each.serves}
+    known = {each.name: each for each in load_launchers().values() if not each.engines}
     if name not in known:
-        raise bad_field("launcher", name, "is not known", f"use {', '.join(known)}{suggest(name, known)}")
+        raise bad_field("launcher", name, "is not known", f"use {', '.join(known)}")
+    return known[name]
+
+
+def server_named(name: str, engine: str) -> Launcher:
+    """Return what a serving plan is written for. Raises InputError where it does not start the engine."""
+    known = {each.name: each for each in load_launchers().values() if each.engines}
+    if name not in known:
+        rule = "is nothing that serving plans are written for"
+        raise bad_field("to", name, rule, f"use one of {', '.join(known)}")
+    if engine not in known[name].engines:
+        rule = f"starts {' and '.join(known[name].engines)}, and the plan is of {engine}"
+        raise bad_field("to", name, rule, f"use --to {engine}, or predict the plan with --engine {known[name].engines[0]}")
     return known[name]
 
 
@@ -121,6 +135,26 @@ def launch_file(
     return {**files, filled(launcher.file, names): text}, launch_notes(launcher, names)
 
 
+def server_files(
+    launcher: Launcher, workers: Sequence[Mapping[str, Any]], *, header: Sequence[str], names: Mapping[str, Any]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The files of a service, and notes: a script for each kind of worker, or one document for all.
+
+    workers   facts of each kind: role, replicas, chips, command, options, notes, ...
+    names     facts of the service; those of a kind of worker are also `decode.replicas`, `prefill.replicas`
+    """
+    of_role = {f"{each['role'] or 'decode'}.{name}": value for each in workers for name, value in each.items()}
+    names = launch_names(launcher, {**names, **of_role, "workers": workers})
+    if launcher.document is not None:
+        return {filled(launcher.file, names): manifest(launcher, names, header=header)}, launch_notes(launcher, names)
+    files = {}
+    for worker in workers:
+        comments = [f"# {line}" for line in (*header, *worker["notes"])]
+        files |= worker["configs"]
+        files[filled(launcher.file, {**names, **worker})] = "\n".join(["#!/bin/bash", *comments, worker["command"]]) + "\n"
+    return files, launch_notes(launcher, names)
+
+
 def launch_names(launcher: Launcher, names: Mapping[str, Any]) -> dict[str, Any]:
     """The facts with the names of the launcher's table. Raises InputError for what the launcher cannot express."""
     found = {**names, "name": _label(names["stem"])}
@@ -171,7 +205,7 @@ def filled_template(node: Any, names: Mapping[str, Any]) -> Any:
                 if key.startswith(_EACH):
                     for facts in names[key.removeprefix(_EACH)]:
                         found |= filled_template(entry, {**names, **facts})
-                elif key != _IF and (value := filled_template(entry, names)) not in (None, [], {}):
+                elif key != _IF and (value := filled_template(entry, names)) not in (None, []):
                     found[filled(key, names)] = value
             return found
         case list():
