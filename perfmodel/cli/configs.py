@@ -45,7 +45,7 @@ def export(
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write the launch file and the config next to it, named as FILE; print them if left out."),
+        typer.Option("--out", metavar="FILE", help="Write launch file and config, named as FILE; print them if left out."),
     ] = None,
     launcher: Annotated[
         str,

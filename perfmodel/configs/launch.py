@@ -61,8 +61,8 @@ def load_launchers() -> Mapping[str, Launcher]:
     found = {}
     for path in sorted((resource_dir("strategies") / "launchers").glob("*.yaml")):
         content = read_yaml(path)
-        rules = {name: tuple(FactRule(**each) for each in content.pop(name, ())) for name in ("cannot", "lossy")}
-        found[path.stem] = Launcher(name=path.stem, **rules, **content)
+        cannot, lossy = ([FactRule(**each) for each in content.pop(name, ())] for name in ("cannot", "lossy"))
+        found[path.stem] = Launcher(name=path.stem, cannot=cannot, lossy=lossy, **content)
     return found
 
 
@@ -135,6 +135,25 @@ def launch_file(
     return {**files, filled(launcher.file, names): text}, launch_notes(launcher, names)
 
 
+def script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Return the script that a SkyPilot task or a Kubernetes list with a TrainJob starts, and the files of its ConfigMaps by name.
+
+    keys   of the document, dotted
+    """
+    if isinstance(keys.get("run"), str) and {"num_nodes", "resources.accelerators"} & set(keys):
+        return keys["run"], {}
+    items = keys.get("items")
+    files: dict[str, str] = {}
+    script = ""
+    for each in items if isinstance(items, list) and keys.get("kind") == "List" else ():
+        match each:
+            case {"kind": "ConfigMap", "data": {**data}}:
+                files |= {str(name): str(text) for name, text in data.items()}
+            case {"kind": "TrainJob", "spec": {"trainer": {"command": [*_, str(last)]}}}:
+                script = last
+    return script, files
+
+
 def server_files(
     launcher: Launcher, workers: Sequence[Mapping[str, Any]], *, header: Sequence[str], names: Mapping[str, Any]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -147,7 +166,7 @@ def server_files(
     names = launch_names(launcher, {**names, **of_role, "workers": workers})
     if launcher.document is not None:
         return {filled(launcher.file, names): manifest(launcher, names, header=header)}, launch_notes(launcher, names)
-    files = {}
+    files: dict[str, str] = {}
     for worker in workers:
         comments = [f"# {line}" for line in (*header, *worker["notes"])]
         files |= worker["configs"]
@@ -157,7 +176,8 @@ def server_files(
 
 def launch_names(launcher: Launcher, names: Mapping[str, Any]) -> dict[str, Any]:
     """The facts with the names of the launcher's table. Raises InputError for what the launcher cannot express."""
-    found = {**names, "name": _label(names["stem"])}
+    label = re.sub(r"[^a-z0-9]+", "-", names["stem"].lower())[:63]
+    found = {**names, "name": re.sub(r"^[^a-z]+|-+$", "", label) or "plan"}  # an RFC 1035 label
     for name, expression in launcher.let.items():
         found[name] = evaluate(expression, found)
     for rule in launcher.cannot:
@@ -220,11 +240,6 @@ def filled(text: str, names: Mapping[str, Any], value: Callable[[str, Mapping[st
 
 def after(comment: str) -> str:
     return f"  # {comment}" if comment else ""
-
-
-def _label(stem: str) -> str:
-    """A name that Kubernetes takes: RFC 1035 label."""
-    return re.sub(r"^[^a-z]*|[^a-z0-9]*$", "", re.sub(r"[^a-z0-9]+", "-", stem.lower()))[:63].rstrip("-") or "plan"
 
 
 def _flag(key: str, value: Any) -> str:

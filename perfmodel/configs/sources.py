@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perfmodel.configs.launch import script_in
 from perfmodel.configs.python_file import read_python
 from perfmodel.configs.shell import ShellCommand, read_script
 from perfmodel.foundation.errors import InputError, one_line
@@ -62,7 +63,7 @@ def _read(path: Path, wanted: str) -> ConfigKeys:
     source = ConfigKeys(path=path, files=[path])
     if path.suffix in _DATA or path.suffix == _PYTHON:
         source.keys = _keys_of_file(path, wanted)
-        script, source.embedded = _launched(source.keys)
+        script, source.embedded = script_in(source.keys)
         if script:
             _read_launch(source, script)
     else:
@@ -70,17 +71,6 @@ def _read(path: Path, wanted: str) -> ConfigKeys:
     _follow(source)
     source.keys = _resolved(source.keys, where=str(path))
     return source
-
-
-def _launched(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    """Return the script that a SkyPilot task or a Kubernetes list with a TrainJob starts, and the files of its ConfigMaps."""
-    if isinstance(keys.get("run"), str) and {"num_nodes", "resources.accelerators"} & set(keys):
-        return keys["run"], {}
-    items = [each for each in keys.get("items") or () if isinstance(each, Mapping)] if keys.get("kind") == "List" else []
-    files = {str(name): str(text) for each in items if each.get("kind") == "ConfigMap" for name, text in (each.get("data") or {}).items()}
-    jobs = [dict(flattened(each)) for each in items if each.get("kind") == "TrainJob"]
-    command = jobs[0].get("spec.trainer.command") if jobs else None
-    return (str(command[-1]) if isinstance(command, list) and command else ""), files
 
 
 def _keys_of_file(path: Path, wanted: str = "", text: str | None = None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,11 +73,19 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
     model, node = hub_id_of(job.model.name), cluster.chips_per_node
     lines = launch_lines(plan, job, engine, model=model, chips_per_node=plan.num_chips if launcher.joins_nodes else node)
     kinds = (("", plan),) if plan.pools is None else (("prefill", plan.pools.prefill), ("decode", plan.pools.decode))
+    ttft, tpot = (format_time(saved[name]["mean"]) for name in ("ttft", "tpot"))
+    header = [
+        f"{to}, written by perfmodel: {job.model.name} on {plan.num_chips} chips of {saved['plan']['cluster']}, {plan.label()}",
+        f"predicted for {engine.name} {engine.version}: TTFT {ttft}, TPOT {tpot}, "
+        f"{saved['tokens_per_second_per_chip']:,.0f} output tokens/s a chip, "
+        f"{format_bytes(saved['memory']['total'])} of {format_bytes(saved['memory_usable'])} on each chip",
+    ]
+    beside = dict.fromkeys(note for line in lines for note in line.notes if not note.endswith("behind a router"))  # the files have copies
     checkpoint = job.model.num_parameters * max(job.quantization.weight_bytes, 1.0)
     files, notes = server_files(
         launcher,
         [_worker(line, one, role, model, node) for line, (role, one) in zip(lines, kinds, strict=True)],
-        header=_header(saved, plan, f"{engine.name} {engine.version}", to),
+        header=header,
         names={
             "stem": stem,
             "engine": family,
@@ -88,7 +95,7 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
             "checkpoint_gib": math.ceil(_ROOM_FOR_CHECKPOINT * checkpoint / 2**30),
         },
     )
-    return ExportedPlan(framework=to, files=files, options={}, notes=(*_notes_beside(lines), *notes))
+    return ExportedPlan(framework=to, files=files, options={}, notes=(*beside, *notes))
 
 
 def _prediction_in(path: Name) -> Mapping[str, Any]:
@@ -132,18 +139,3 @@ def _worker(line: LaunchLine, plan: ServingPlan, role: str, model: str, chips_pe
         "configs": {line.config_name: line.config} if line.config else {},
         "notes": line.notes,
     }
-
-
-def _notes_beside(lines: tuple[LaunchLine, ...]) -> tuple[str, ...]:
-    """Notes of the launch lines but those about copies, which the files have."""
-    return tuple(dict.fromkeys(note for line in lines for note in line.notes if not re.match(r"\d+ .*behind a router$", note)))
-
-
-def _header(saved: Mapping[str, Any], plan: ServingPlan, engine: str, to: str) -> list[str]:
-    own = saved["plan"]
-    return [
-        f"{to}, written by perfmodel: {own['model']} on {plan.num_chips} chips of {own['cluster']}, {plan.label()}",
-        f"predicted for {engine}: TTFT {format_time(saved['ttft']['mean'])}, TPOT {format_time(saved['tpot']['mean'])}, "
-        f"{saved['tokens_per_second_per_chip']:,.0f} output tokens/s a chip, "
-        f"{format_bytes(saved['memory']['total'])} of {format_bytes(saved['memory_usable'])} on each chip",
-    ]

@@ -18,7 +18,9 @@ from tests.configs.launch_schemas import check, documents_of
 JOB = {"input_len": 1024, "output_len": 512, "concurrency": 32}
 SERVICES = {
     "dense": {"model": "llama-3.3-70b", "cluster": "dgx-h100", "chips": 16, "tp": 4, "kv_precision": "fp8", "quantization": "fp8"},
-    "wide": {"model": "deepseek-v3", "cluster": "hgx-h200", "chips": 16, "tp": 1, "attention_dp": 8, "ep": 8, "max_batch": 64, "draft_tokens": 1},
+    "wide": {
+        "model": "deepseek-v3", "cluster": "hgx-h200", "chips": 16, "tp": 1, "attention_dp": 8, "ep": 8, "max_batch": 64, "draft_tokens": 1,
+    },
     "pools": {"model": "llama-3.3-70b", "cluster": "dgx-h100", "chips": 16, "workers": "2x4,tp=4:1x8,tp=8", "max_tokens": 4096},
     "two-nodes": {"model": "deepseek-v3", "cluster": "hgx-h200", "chips": 32, "tp": 1, "attention_dp": 16, "ep": 16},
 }  # fmt: skip
