@@ -50,6 +50,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     ),
     "perfmodel.verbs.advice": ("advise",),
     "perfmodel.verbs.exporting": ("export_plan",),
+    "perfmodel.verbs.serving_export": ("export_service",),
     "perfmodel.verbs.doctor": ("Diagnosis", "diagnose"),
     "perfmodel.workload.graph": ("Graph", "Operator"),
     "perfmodel.workload.networks": ("list_networks", "load_network"),

@@ -759,7 +759,22 @@ def export_plan(
     to         torchtitan, torchtitan-python, megatron, megatron-bridge, nemo-automodel, trl, llama-factory, axolotl, ms-swift,
                swift-megatron, deepspeed, nanotron or maxtext
     stem       name of the files without their endings
-    launcher   torchrun or slurm
+    launcher   torchrun, slurm, skypilot or kubernetes
+    """
+
+def export_service(
+    prediction: ServingPrediction | str | Path,
+    *,
+    to: str,
+    stem: str = 'serve',
+) -> ExportedPlan:
+    """A serving plan as launch scripts or as a manifest, with the predicted numbers in comments.
+
+    What the target cannot express is refused.
+
+    prediction   of `serve`, or a file that `serve --json` or `serve --search --json` wrote
+    to           vllm, sglang or tensorrt-llm; llm-d, dynamo or kserve
+    stem         name of the files without their endings
     """
 
 def diagnose() -> Diagnosis:

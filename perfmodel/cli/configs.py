@@ -11,7 +11,8 @@ import typer
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import command, flag
-from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.words import words_of
 from perfmodel.parallel.request import Request
 from perfmodel.report.document import Block, Document, Facts, Notes, Text
 
@@ -20,11 +21,18 @@ if TYPE_CHECKING:
     from perfmodel.verbs.advice import Advice
 
 PlanOrConfig = Annotated[str, typer.Argument(metavar="PLAN|CONFIG", help="A plan file or name, or a framework's config or launch script.")]
+Exportable = Annotated[
+    str,
+    typer.Argument(
+        metavar="PLAN|CONFIG|JSON",
+        help="A plan file or name, a framework's config or launch script; of serving what `serve --json` or `serve --search --json` wrote.",
+    ),
+]
 
 
 @command(assumed=options.STARTED, output=options.PLAIN_OUTPUT)
 def export(
-    plan: PlanOrConfig,
+    plan: Exportable,
     *,
     to: Annotated[
         str,
@@ -32,36 +40,51 @@ def export(
             "--to",
             metavar="FRAMEWORK",
             help="torchtitan (0.2), torchtitan-python (0.3), megatron, megatron-bridge, nemo-automodel, trl, llama-factory, axolotl, "
-            "ms-swift, swift-megatron, deepspeed, nanotron or maxtext.",
+            "ms-swift, swift-megatron, deepspeed, nanotron or maxtext; of serving vllm, sglang, tensorrt-llm, llm-d, dynamo or kserve.",
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write the launch script FILE.sh and the config next to it; print them if left out."),
+        typer.Option("--out", metavar="FILE", help="Write launch file and config, named as FILE; print them if left out."),
     ] = None,
     launcher: Annotated[
-        str, typer.Option("--launcher", metavar="NAME", help="torchrun, or slurm for a batch script that starts it by srun.")
+        str,
+        typer.Option(
+            "--launcher",
+            metavar="NAME",
+            help="torchrun; slurm for a batch script, skypilot for a task, kubernetes for a TrainJob of Kubeflow with the config in it.",
+        ),
     ] = "torchrun",
     assumed: Request,
     output: Output,
 ) -> None:
-    """Write a plan as the configuration and launch script of a framework, with the predicted numbers behind each option.
+    """Write a plan as the configuration and launch file of a framework, with the predicted numbers behind each option.
 
-    What the framework cannot express is refused or noted. The files are read back before they are written: they give the same plan.
+    What the framework cannot express is refused or noted. The files are read back before they are written: they give the same plan. A
+    serving plan is written as launch scripts of its engine, or as a manifest for Kubernetes with the same options.
     """
     from perfmodel.verbs.configs import overridden_plan, start_from
     from perfmodel.verbs.exporting import export_plan, write_export
+    from perfmodel.verbs.serving_export import export_service, is_service
 
-    start = start_from(plan, assumed, spelled=flag)
-    found = overridden_plan(start.plan, assumed, spelled=flag)
-    exported = export_plan(found, to=to, stem=out.stem if out is not None else "plan", launcher=launcher)
+    stem = out.stem if out is not None else "plan"
+    notes: list[str] = []
+    if is_service(plan):
+        given = [name for name in words_of(Request) if getattr(assumed, name) not in (getattr(Request(), name), None, [], {})]
+        if given or launcher != "torchrun":
+            raise InputError(f"{flag((*given, 'launcher')[0])}: goes with training plans; a serving plan has its own, so leave it out")
+        exported = export_service(plan, to=to, stem=stem)
+    else:
+        start = start_from(plan, assumed, spelled=flag)
+        exported = export_plan(overridden_plan(start.plan, assumed, spelled=flag), to=to, stem=stem, launcher=launcher)
+        notes = start.notes()
     if out is not None:
-        endings = [Path(name).suffix for name in exported.files]
+        endings = list(dict.fromkeys(Path(name).suffix for name in exported.files))
         if out.suffix and out.suffix not in endings:
-            rule = f"{exported.framework} loads files that end in {', '.join(endings)}"
-            raise bad_field("out", out, rule, f"write {out.with_suffix('.sh')}")
+            rule = f"{exported.framework} has files that end in {', '.join(endings)}"
+            raise bad_field("out", out, rule, f"write {out.with_suffix(endings[-1])}")
         write_export(exported, out.parent)
-    show(Document(content=lambda: _exported_object(exported), blocks=lambda: _exported_blocks(exported, start.notes(), out)), output)
+    show(Document(content=lambda: _exported_object(exported), blocks=lambda: _exported_blocks(exported, notes, out)), output)
 
 
 def _exported_object(exported: ExportedPlan) -> dict[str, Any]:

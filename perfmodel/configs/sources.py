@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perfmodel.configs.launch import script_in
 from perfmodel.configs.python_file import read_python
 from perfmodel.configs.shell import ShellCommand, read_script
 from perfmodel.foundation.errors import InputError, one_line
@@ -33,12 +34,16 @@ _MOST_FILES = 8
 
 @dataclass(slots=True, kw_only=True)
 class ConfigKeys:
-    """Keys of a configuration: their values, and the files that they were read from."""
+    """Keys of a configuration: their values, and the files that they were read from.
+
+    embedded   name -> text of the files that a manifest of Kubernetes has in itself
+    """
 
     path: Path
     keys: dict[str, Any] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
     is_command: bool = False
+    embedded: dict[str, str] = field(default_factory=dict)
 
     @property
     def program(self) -> str:
@@ -58,6 +63,9 @@ def _read(path: Path, wanted: str) -> ConfigKeys:
     source = ConfigKeys(path=path, files=[path])
     if path.suffix in _DATA or path.suffix == _PYTHON:
         source.keys = _keys_of_file(path, wanted)
+        script, source.embedded = script_in(source.keys)
+        if script:
+            _read_launch(source, script)
     else:
         _read_launch(source, read_text(path, _WHAT))
     _follow(source)
@@ -65,8 +73,8 @@ def _read(path: Path, wanted: str) -> ConfigKeys:
     return source
 
 
-def _keys_of_file(path: Path, wanted: str = "") -> dict[str, Any]:
-    text = read_text(path, _WHAT)
+def _keys_of_file(path: Path, wanted: str = "", text: str | None = None) -> dict[str, Any]:
+    text = read_text(path, _WHAT) if text is None else text
     if path.suffix == _PYTHON:
         return read_python(text, where=str(path), wanted=wanted)
     try:
@@ -192,7 +200,7 @@ def _follow(source: ConfigKeys) -> None:
         named = [
             (key, value)
             for key, value in source.keys.items()
-            if isinstance(value, str) and key not in ("launch.program",) and _is_file(source.path.parent / value, key)
+            if isinstance(value, str) and key != PROGRAM and (value in source.embedded or _is_file(source.path.parent / value, key))
         ]
         new = [(key, source.path.parent / value) for key, value in named if source.path.parent / value not in source.files]
         if not new or len(source.files) >= _MOST_FILES:
@@ -201,7 +209,7 @@ def _follow(source: ConfigKeys) -> None:
             source.files.append(path)
             last = key.rpartition(".")[2]
             section = _SECTIONS.get(last, "")
-            found = _hosts(path) if section == "hostfile" else _keys_of_file(path)
+            found = _hosts(path) if section == "hostfile" else _keys_of_file(path, text=source.embedded.get(path.name))
             section = "" if section == "accelerate" and not {"compute_environment", "distributed_type"} & set(found) else section
             for name, value in found.items():
                 source.keys.setdefault(f"{section}.{name}" if section else name, value)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.configs.expressions import evaluate
 from perfmodel.configs.facts import DECIDES
+from perfmodel.configs.launch import TORCHRUN, after, filled, launch_file, launcher_named
 from perfmodel.configs.tables import FrameworkTable, WrittenFile
-from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.parallel.prediction import Prediction
-
-LAUNCHERS = TORCHRUN, SLURM = ("torchrun", "slurm")
-_PER_LINE = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +44,8 @@ def write_config(
 
     prediction   gives the numbers in comments; None: no comments
     """
-    if launcher not in LAUNCHERS:
-        raise bad_field("launcher", launcher, "is not known", f"use {' or '.join(LAUNCHERS)}")
-    names = {**facts, "stem": stem}
+    launched_by = launcher_named(launcher)
+    names = {**facts, "stem": stem, "framework": table.framework, "profile": table.profile}
     for name, expression in table.let:
         names[name] = _value(expression, names)
     for rule in table.cannot:
@@ -72,8 +68,9 @@ def write_config(
             flags = [(f"{key}=", value, comment) for key, value, comment in lines]
         else:
             files[_filled(output.name, names)] = _text(output, lines, _header(table, prediction), names)
-    files[f"{stem}.sh"] = _script(table, names, flags, prediction, launcher)
-    return ExportedPlan(framework=table.framework, files=files, options=options, notes=notes)
+    program, header = _filled(table.launch, names), _header(table, prediction)
+    files, more = launch_file(launched_by, program, flags, header=header, configs=files, names=names)
+    return ExportedPlan(framework=table.framework, files=files, options=options, notes=(*notes, *more))
 
 
 def _value(expression: str, names: Mapping[str, Any]) -> Any:
@@ -81,7 +78,7 @@ def _value(expression: str, names: Mapping[str, Any]) -> Any:
 
 
 def _filled(text: str, names: Mapping[str, Any]) -> str:
-    return re.sub(r"\{([^{}]+)\}", lambda match: one_line(_value(match[1], names), 400), text)
+    return filled(text, names, _value)
 
 
 def _lines(
@@ -154,7 +151,7 @@ def _yaml(tree: Mapping[str, Any], depth: int) -> Iterator[str]:
             yield f"{indent}{key}:"
             yield from _yaml(entry, depth + 1)
         else:
-            yield f"{indent}{key}: {_scalar(entry[0])}{_after(entry[1])}"
+            yield f"{indent}{key}: {_scalar(entry[0])}{after(entry[1])}"
 
 
 def _toml(tree: Mapping[str, Any], section: str) -> Iterator[str]:
@@ -163,7 +160,7 @@ def _toml(tree: Mapping[str, Any], section: str) -> Iterator[str]:
         yield ""
         yield f"[{section}]"
     for key, (value, comment) in own.items():
-        yield f"{key} = {_scalar(value)}{_after(comment)}"
+        yield f"{key} = {_scalar(value)}{after(comment)}"
     for key, entry in tree.items():
         if isinstance(entry, Mapping):
             yield from _toml(entry, f"{section}.{key}" if section else key)
@@ -180,54 +177,11 @@ def _python(tree: Mapping[str, Any], calls: Mapping[str, str], depth: int) -> It
         else:
             value, comment = entry
             text = value[1:] if isinstance(value, str) and value.startswith("=") else repr(value).replace("'", '"')
-            yield f"{indent}{key}={text},{_after(comment)}"
+            yield f"{indent}{key}={text},{after(comment)}"
 
 
 def _scalar(value: Any) -> str:
     return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", json.dumps(value, ensure_ascii=False))  # YAML 1.1 reads 1e-08 as text
-
-
-def _after(comment: str) -> str:
-    return f"  # {comment}" if comment else ""
-
-
-def _script(
-    table: FrameworkTable, names: Mapping[str, Any], flags: Sequence[tuple[str, Any, str]], prediction: Prediction | None, launcher: str
-) -> str:
-    """The launch script: an array of flags where the framework takes them, and the command."""
-    nodes, per_node = names["nodes"], names["chips_per_node"]
-    lines = ["#!/bin/bash"]
-    if launcher == SLURM:
-        lines += [f"#SBATCH --nodes={nodes}", "#SBATCH --ntasks-per-node=1", f"#SBATCH --gpus-per-node={per_node}", "#SBATCH --exclusive"]
-    lines += [f"# {line}" for line in _header(table, prediction)]
-    if flags:
-        lines += ["ARGS=(", *(f"    {_flag(key, value)}{_after(comment)}" for key, value, comment in flags), ")"]
-    program = _filled(table.launch, names)
-    command = program
-    if launcher == SLURM and nodes > 1:
-        lines.append('HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
-    if not program.startswith(("accelerate", "python", "deepspeed")):
-        head = "${HEAD_NODE:-localhost}"
-        meeting = f" --rdzv_backend c10d --rdzv_endpoint {head}:29500" if nodes > 1 else ""
-        command = f"torchrun --nnodes {nodes} --nproc_per_node {per_node}{meeting} {program}"
-    elif program.startswith("accelerate") and nodes > 1:
-        rank = "$SLURM_NODEID" if launcher == SLURM else "${NODE_RANK:-0}"
-        meeting = f"--machine_rank {rank} --main_process_ip ${{HEAD_NODE:-localhost}} --main_process_port 29500"
-        command = program.replace("accelerate launch", f"accelerate launch {meeting}")
-    if flags:
-        command += ' "${ARGS[@]}"'
-    lines.append(f"srun {command}" if launcher == SLURM else command)
-    return "\n".join(lines) + "\n"
-
-
-def _flag(key: str, value: Any) -> str:
-    if key.endswith("="):
-        return shlex.quote(f"{key}{str(value).lower() if isinstance(value, bool) else value}")
-    name = f"--{key.replace('_', '-')}"
-    if value is True:
-        return name
-    text = str(value)
-    return f"{name} {text}" if re.fullmatch(r"[\w ./:+-]+", text) else f"{name} {shlex.quote(text)}"
 
 
 # --- functions of expressions -------------------------------------------------------------------------------------------------

@@ -341,6 +341,7 @@ def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
             "quantization": job.quantization.name,
             "kv_precision": str(job.kv_precision),
             "draft_tokens": None if job.speculation is None else job.speculation.draft_tokens,
+            "draft_model": None if job.speculation is None or job.speculation.draft is None else job.speculation.draft.name,
             "acceptance": None if job.speculation is None else job.speculation.acceptance,
         },
         "rests_on": dict(prediction.rests_on),

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.configs.facts import facts_of_plan
+from perfmodel.configs.launch import TORCHRUN
 from perfmodel.configs.tables import FrameworkTable, table_named
-from perfmodel.configs.write import TORCHRUN, ExportedPlan, write_config
+from perfmodel.configs.write import ExportedPlan, write_config
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.parallel.plan import Plan, plan_facts
@@ -32,7 +33,7 @@ def export_plan(plan: Plan | Name, *, to: str, stem: str = "plan", launcher: str
     to         torchtitan, torchtitan-python, megatron, megatron-bridge, nemo-automodel, trl, llama-factory, axolotl, ms-swift,
                swift-megatron, deepspeed, nanotron or maxtext
     stem       name of the files without their endings
-    launcher   torchrun or slurm
+    launcher   torchrun, slurm, skypilot or kubernetes
     """
     found = load_plan(plan)
     table = table_named(to)
@@ -46,7 +47,9 @@ def export_plan(plan: Plan | Name, *, to: str, stem: str = "plan", launcher: str
 
 def facts_in(setting: Setting, plan: Plan) -> dict[str, Any]:
     """The facts of a plan on the cluster of a setting."""
-    return facts_of_plan(plan, chips_per_node=setting.cluster.chips_per_node, model_id=hub_id_of(plan.job.model.name))
+    cluster = setting.cluster
+    facts = facts_of_plan(plan, chips_per_node=cluster.chips_per_node, model_id=hub_id_of(plan.job.model.name))
+    return facts | {"chip": cluster.chip.name, "vendor": cluster.chip.vendor, "pools": len(cluster.pools)}
 
 
 def _checked(exported: ExportedPlan, plan: Plan, table: FrameworkTable) -> list[str]:

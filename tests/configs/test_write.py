@@ -175,5 +175,5 @@ def test_a_plan_that_a_framework_cannot_express_is_refused():
 
 
 def test_an_unknown_launcher_is_refused(plan):
-    with pytest.raises(InputError, match="use torchrun or slurm"):
+    with pytest.raises(InputError, match="use kubernetes, skypilot, slurm, torchrun"):
         export_plan(plan, to="torchtitan", launcher="mpi")

@@ -1,0 +1,252 @@
+"""Files that start a job: shell scripts, tasks of SkyPilot and objects of Kubernetes, by the tables in strategies/launchers.
+
+A table has the name of the file, shell lines before the command, what the launcher cannot express, and the document around the script as a
+template: texts with expressions in braces, and `=expression` for other values.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from perfmodel.configs.expressions import evaluate
+from perfmodel.configs.tables import FactRule
+from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.resources import resource_dir
+
+TORCHRUN = "torchrun"
+_IF, _EACH = "=if", "=each "
+#: Programs that start the processes of a node themselves.
+_STARTERS = ("accelerate", "python", "deepspeed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """How one launcher is written.
+
+    file            name of the file
+    source          where its keys are documented
+    engines         engines that it serves; none: it starts training jobs
+    joins_nodes     whether it joins the nodes of a replica itself, without options of the engine
+    header, setup   lines of the script, before the comments and before the command; prefix: of the command
+    embeds          whether the document has the configs in itself, as `configs`; copies: the command that fetches them
+    let             names for the template; cannot, lossy: plans that the launcher cannot express, or expresses otherwise
+    document        template of a YAML document around the script; None: the script is the file
+    """
+
+    name: str
+    file: str
+    source: str = ""
+    engines: Sequence[str] = ()
+    joins_nodes: bool = False
+    header: Sequence[str] = ()
+    setup: Sequence[str] = ()
+    prefix: str = ""
+    embeds: bool = False
+    copies: str = ""
+    let: Mapping[str, str] = field(default_factory=dict)
+    cannot: Sequence[FactRule] = ()
+    lossy: Sequence[FactRule] = ()
+    document: Any = None
+
+
+@lru_cache(maxsize=1)
+def load_launchers() -> Mapping[str, Launcher]:
+    """Every launcher by its name."""
+    found = {}
+    for path in sorted((resource_dir("strategies") / "launchers").glob("*.yaml")):
+        content = read_yaml(path)
+        cannot, lossy = ([FactRule(**each) for each in content.pop(name, ())] for name in ("cannot", "lossy"))
+        found[path.stem] = Launcher(name=path.stem, cannot=cannot, lossy=lossy, **content)
+    return found
+
+
+def launcher_named(name: str) -> Launcher:
+    """Return a launcher of training jobs. Raises InputError."""
+    known = {each.name: each for each in load_launchers().values() if not each.engines}
+    if name not in known:
+        raise bad_field("launcher", name, "is not known", f"use {', '.join(known)}")
+    return known[name]
+
+
+def server_named(name: str, engine: str) -> Launcher:
+    """Return what a serving plan is written for. Raises InputError where it does not start the engine."""
+    known = {each.name: each for each in load_launchers().values() if each.engines}
+    if name not in known:
+        rule = "is nothing that serving plans are written for"
+        raise bad_field("to", name, rule, f"use one of {', '.join(known)}")
+    if engine not in known[name].engines:
+        rule = f"starts {' and '.join(known[name].engines)}, and the plan is of {engine}"
+        raise bad_field("to", name, rule, f"use --to {engine}, or predict the plan with --engine {known[name].engines[0]}")
+    return known[name]
+
+
+def command_line(program: str, *, nodes: int, per_node: int, has_flags: bool) -> str:
+    """The command that starts a program on the chips of a node: the same under every launcher.
+
+    HEAD_NODE and NODE_RANK are variables of the script or of the environment.
+    """
+    head, command = "${HEAD_NODE:-localhost}", program
+    if not program.startswith(_STARTERS):
+        meeting = f" --rdzv_backend c10d --rdzv_endpoint {head}:29500" if nodes > 1 else ""
+        command = f"torchrun --nnodes {nodes} --nproc_per_node {per_node}{meeting} {program}"
+    elif program.startswith("accelerate") and nodes > 1:
+        rank = "--machine_rank ${NODE_RANK:-0} --rdzv_backend c10d"  # c10d gives ranks itself where NODE_RANK is not set
+        meeting = f"{rank} --main_process_ip {head} --main_process_port 29500"
+        command = program.replace("accelerate launch", f"accelerate launch {meeting}")
+    return f'{command} "${{ARGS[@]}}"' if has_flags else command
+
+
+def launch_file(
+    launcher: Launcher,
+    program: str,
+    flags: Sequence[tuple[str, Any, str]],
+    *,
+    header: Sequence[str],
+    configs: Mapping[str, str],
+    names: Mapping[str, Any],
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The files of a job, the one that starts it last, and notes. Raises InputError for what the launcher cannot express.
+
+    flags     name, value and comment of each option of the program
+    header    comments
+    configs   name -> text of the files that the program reads
+    names     facts of the plan
+    """
+    names = launch_names(launcher, {**names, "configs": configs or None})
+    nodes = names["nodes"]
+    lines = [f"# {line}" for line in header]
+    if flags:
+        lines += ["ARGS=(", *(f"    {_flag(key, value)}{after(comment)}" for key, value, comment in flags), ")"]
+    lines += launcher.setup if nodes > 1 else []
+    lines += [launcher.copies] if launcher.copies and configs else []
+    command = command_line(program, nodes=nodes, per_node=names["chips_per_node"], has_flags=bool(flags))
+    lines.append(launcher.prefix + command)
+    if launcher.document is None:
+        text = "\n".join(["#!/bin/bash", *(filled(line, names) for line in launcher.header), *lines]) + "\n"
+    else:
+        text = manifest(launcher, {**names, "script": "\n".join(lines) + "\n"}, header=header[:2])
+    files = {} if launcher.embeds else dict(configs)
+    return {**files, filled(launcher.file, names): text}, launch_notes(launcher, names)
+
+
+def script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Return the script that a SkyPilot task or a Kubernetes list with a TrainJob starts, and the files of its ConfigMaps by name.
+
+    keys   of the document, dotted
+    """
+    if isinstance(keys.get("run"), str) and {"num_nodes", "resources.accelerators"} & set(keys):
+        return keys["run"], {}
+    items = keys.get("items")
+    files: dict[str, str] = {}
+    script = ""
+    for each in items if isinstance(items, list) and keys.get("kind") == "List" else ():
+        match each:
+            case {"kind": "ConfigMap", "data": {**data}}:
+                files |= {str(name): str(text) for name, text in data.items()}
+            case {"kind": "TrainJob", "spec": {"trainer": {"command": [*_, str(last)]}}}:
+                script = last
+    return script, files
+
+
+def server_files(
+    launcher: Launcher, workers: Sequence[Mapping[str, Any]], *, header: Sequence[str], names: Mapping[str, Any]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The files of a service, and notes: a script for each kind of worker, or one document for all.
+
+    workers   facts of each kind: role, replicas, chips, command, options, notes, ...
+    names     facts of the service; those of a kind of worker are also `decode.replicas`, `prefill.replicas`
+    """
+    of_role = {f"{each['role'] or 'decode'}.{name}": value for each in workers for name, value in each.items()}
+    names = launch_names(launcher, {**names, **of_role, "workers": workers})
+    if launcher.document is not None:
+        return {filled(launcher.file, names): manifest(launcher, names, header=header)}, launch_notes(launcher, names)
+    files: dict[str, str] = {}
+    for worker in workers:
+        comments = [f"# {line}" for line in (*header, *worker["notes"])]
+        files |= worker["configs"]
+        files[filled(launcher.file, {**names, **worker})] = "\n".join(["#!/bin/bash", *comments, worker["command"]]) + "\n"
+    return files, launch_notes(launcher, names)
+
+
+def launch_names(launcher: Launcher, names: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts with the names of the launcher's table. Raises InputError for what the launcher cannot express."""
+    label = re.sub(r"[^a-z0-9]+", "-", names["stem"].lower())[:63]
+    found = {**names, "name": re.sub(r"^[^a-z]+|-+$", "", label) or "plan"}  # an RFC 1035 label
+    for name, expression in launcher.let.items():
+        found[name] = evaluate(expression, found)
+    for rule in launcher.cannot:
+        if evaluate(rule.when, found):
+            raise InputError(f"{launcher.name}: {filled(rule.say, found)}")
+    return found
+
+
+def launch_notes(launcher: Launcher, names: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(filled(rule.say, names) for rule in launcher.lossy if evaluate(rule.when, names))
+
+
+def manifest(launcher: Launcher, names: Mapping[str, Any], *, header: Sequence[str]) -> str:
+    """The launcher's document as YAML, after comments."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Scripts and files as blocks, lists indented."""
+
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            super().increase_indent(flow, indentless=False)
+
+    def text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, text_node)
+    body = yaml.dump(filled_template(launcher.document, names), Dumper=Dumper, sort_keys=False, width=1000, allow_unicode=True)
+    return "".join(f"# {line}\n" for line in header) + body
+
+
+def filled_template(node: Any, names: Mapping[str, Any]) -> Any:
+    """A template with its values; what has none is left out.
+
+    `=if: EXPRESSION` keeps a mapping only where it holds; `=each NAME: {KEY: VALUE}` stands for one entry for each mapping of facts in the
+    list NAME.
+    """
+    match node:
+        case str():
+            return evaluate(node[1:], names) if node.startswith("=") else filled(node, names)
+        case Mapping():
+            if _IF in node and not evaluate(node[_IF], names):
+                return None
+            found: dict[str, Any] = {}
+            for key, entry in node.items():
+                if key.startswith(_EACH):
+                    for facts in names[key.removeprefix(_EACH)]:
+                        found |= filled_template(entry, {**names, **facts})
+                elif key != _IF and (value := filled_template(entry, names)) not in (None, []):
+                    found[filled(key, names)] = value
+            return found
+        case list():
+            return [value for each in node if (value := filled_template(each, names)) is not None]
+    return node
+
+
+def filled(text: str, names: Mapping[str, Any], value: Callable[[str, Mapping[str, Any]], Any] = evaluate) -> str:
+    """The text with the values of the expressions in its braces."""
+    return re.sub(r"\{([^{}]+)\}", lambda match: one_line(value(match[1], names), 120), text)
+
+
+def after(comment: str) -> str:
+    return f"  # {comment}" if comment else ""
+
+
+def _flag(key: str, value: Any) -> str:
+    if key.endswith("="):
+        return shlex.quote(f"{key}{str(value).lower() if isinstance(value, bool) else value}")
+    name = f"--{key.replace('_', '-')}"
+    if value is True:
+        return name
+    text = str(value)
+    return f"{name} {text}" if re.fullmatch(r"[\w ./:+-]+", text) else f"{name} {shlex.quote(text)}"
