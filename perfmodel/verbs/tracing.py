@@ -9,13 +9,15 @@ from pathlib import Path
 
 from perfmodel.cost.trace import Detail, RankTimeline, rank_timelines
 from perfmodel.fitting.measured_trace import read_trace
+from perfmodel.fitting.memory_snapshot import read_snapshot
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.values import choice_of
+from perfmodel.parallel.measured_memory import MemoryComparison
 from perfmodel.parallel.measured_trace import GROUPS, TraceComparison, group_of
 from perfmodel.parallel.plan import Plan, plan_to_dict, rank_at
 from perfmodel.report.trace import chrome_trace, trace_bytes
-from perfmodel.verbs.setting import Name, load_plan, setting_of_plan
+from perfmodel.verbs.setting import Name, load_plan, predict_in, setting_of_plan
 
 #: Stages of which each has a rank in a trace by default; of a deeper pipeline the first, the middle and the last stage.
 MOST_STAGES = 16
@@ -78,6 +80,21 @@ def compare_trace(
         run = {"id": names, "framework": str(found.framework), "plan": plan_to_dict(found), "step_time": comparison.measured}
         write_atomically(Path(out), json.dumps(run) + "\n")
     return comparison
+
+
+def compare_memory(snapshots: str | Path | Sequence[str | Path], plan: Plan | Name | None = None) -> MemoryComparison:
+    """Measured peaks of memory, and the code that allocated them, next to the predicted memory of their plan.
+
+    snapshots   files that torch wrote (`torch.cuda.memory._dump_snapshot`); nothing in them is executed
+    plan        the plan that ran; without one only the measured peaks
+    """
+    files = [snapshots] if isinstance(snapshots, (str, Path)) else list(snapshots)
+    if not files:
+        raise InputError("snapshots: are missing; give files that torch.cuda.memory._dump_snapshot wrote")
+    found = None if plan is None else load_plan(plan)
+    memories = sorted(chain.from_iterable(map(read_snapshot, files)), key=lambda each: -each.allocated)
+    predicted = {} if found is None else predict_in(setting_of_plan(found), found).memory
+    return MemoryComparison(memories=tuple(memories), predicted=predicted)
 
 
 def _check_run_file(out: Path, *, has_plan: bool) -> None:
