@@ -40,6 +40,10 @@ def trace(
     ranks: Annotated[
         str, typer.Option("--ranks", metavar="LIST", help="Ranks to draw, such as 0,8; one for each pipeline stage if left out.")
     ] = "",
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", metavar="N", help="Number of steps of a measured trace that does not mark them (ProfilerStep#N)."),
+    ] = None,
     detail: Annotated[
         str,
         typer.Option(
@@ -75,17 +79,21 @@ def trace(
         snapshots = [file for file in measured if is_snapshot(file)]
         if snapshots and len(snapshots) < len(measured):
             raise InputError(f"--measured {snapshots[0]}: is a memory snapshot among traces; give traces and snapshots in two calls")
+        if snapshots and steps is not None:
+            raise InputError("--steps: is for traces; leave it out with memory snapshots")
         if snapshots and out is not None:
             raise InputError(f"--out {out}: a memory snapshot has no step time, which `perfmodel fit` needs; leave it out")
         if snapshots:
             peaks = compare_memory(snapshots, found)
             show(Document(content=lambda: memory_object(peaks), blocks=lambda: memory_blocks(peaks, found, read)), output)
             return
-        comparison = compare_trace(measured, found, out=out)
+        comparison = compare_trace(measured, found, out=out, steps=steps)
         if out is not None:
             read = [*read, f"{out}: the measured step as a run; `perfmodel fit {out}` fits a profile to it"]
         show(Document(content=lambda: comparison_object(comparison), blocks=lambda: comparison_blocks(comparison, found, read)), output)
         return
+    if steps is not None:
+        raise InputError("--steps: is for a measured trace; give it with --measured")
     if found is None:
         raise InputError("plan: is missing; give a plan to draw, or --measured FILE for a trace of torch.profiler")
     out = out or Path("trace.json.gz")

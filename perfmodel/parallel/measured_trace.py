@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ COMMUNICATION = (
     "gradient_reduction",
 )
 GROUPS = (*COMPUTE, *COMMUNICATION, "copies", "idle")
+SAME_STEP = 0.005  # difference of steps that take the same time   [-]
+#: What the host does while the device is idle; each instant belongs to the first.
+HOST = ("data_loading", "optimizer_step", "after_synchronization", "other_host_work")
 
 
 def group_of(part: str, kind: str) -> str:
@@ -32,7 +36,9 @@ class MeasuredTrace:
     """A trace of torch.profiler: the mean of its steps.
 
     groups      exposed seconds by group; they add up to step_time
+    idle        idle seconds by what the host does; they add up to groups["idle"]
     overlapped  seconds of communication under compute
+    note        how the steps of a trace without marks were found
     unknown     names of kernels in the group `other_kernels`, the longest first
     """
 
@@ -42,8 +48,10 @@ class MeasuredTrace:
     num_steps: int
     step_time: float
     groups: Mapping[str, float]
+    idle: Mapping[str, float]
     overlapped: float
     unknown: tuple[str, ...]
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +74,14 @@ class TraceComparison:
         return sum(measured for _, measured in self.groups.values())
 
     @property
+    def idle(self) -> Mapping[str, float]:
+        """Measured idle seconds by what the host does, the mean over the ranks."""
+        return {name: sum(each.idle[name] for each in self.traces) / len(self.traces) for name in HOST}
+
+    @property
     def largest_difference(self) -> str:
-        """The group in which prediction and measurement differ most."""
-        return max(self.groups, key=lambda name: abs(self.groups[name][1] - self.groups[name][0]))
+        """The group that explains most of a step's difference: the largest of its sign, or of either where steps take the same time."""
+        more = self.measured - self.predicted
+        sign = math.copysign(1.0, more) if abs(more) > SAME_STEP * self.measured else 0.0
+        differences = {name: measured - predicted for name, (predicted, measured) in self.groups.items()}
+        return max(differences, key=lambda name: differences[name] * sign if sign else abs(differences[name]))

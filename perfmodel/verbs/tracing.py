@@ -49,21 +49,28 @@ def trace_plan(
 
 
 def compare_trace(
-    traces: str | Path | Sequence[str | Path], plan: Plan | Name | None = None, *, out: str | Path | None = None
+    traces: str | Path | Sequence[str | Path],
+    plan: Plan | Name | None = None,
+    *,
+    out: str | Path | None = None,
+    steps: int | None = None,
 ) -> TraceComparison:
     """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
 
     traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
     plan     the plan that ran; without one only the measured times
     out      where the measured step goes as a run that `fit_runs` reads: .jsonl
+    steps    number of steps of a trace without marks (ProfilerStep#N)
     """
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise bad_field("steps", steps, "must be a positive number of steps", "leave it out for traces that mark their steps")
     if out is not None:
         _check_run_file(Path(out), has_plan=plan is not None)
     files = [traces] if isinstance(traces, (str, Path)) else list(traces)
     if not files:
         raise InputError("traces: are missing; give files that torch.profiler wrote")
     found = None if plan is None else load_plan(plan)
-    measured = tuple(read_trace(each, found) for each in files)
+    measured = tuple(read_trace(each, found, steps=steps) for each in files)
     predicted = dict.fromkeys(GROUPS, 0.0)
     if found is not None:
         ranks = [each.rank for each in measured]
