@@ -29,8 +29,14 @@ _KERNELS = (
     ("optimizer", r"multi_tensor|adam|_foreach|sgd|lion\b|optimizer"),
     ("elementwise", r"^elementwise"),
     ("attention", r"flash|fmha|attn|attention|scaled_dot_product"),
-    ("matmul", r"gemm|gemv|cutlass|nvjet|cublas|Cijk|xmma|::(add|b|badd)?b?mm\b|_mm\b|::(matmul|linear|conv)|convol|[dw]grad|scudnn|winograd|mkldnn|dot\b"),
-    ("elementwise", r"norm|elementwise|vectorized|triton|softmax|reduce|cat|index|embed|gelu|silu|rope|rotary|dropout|fill|scatter|sort|::bn_|pool|nchw|cub::"),
+    (
+        "matmul",
+        r"gemm|gemv|cutlass|nvjet|cublas|Cijk|xmma|::(add|b|badd)?b?mm\b|_mm\b|::(matmul|linear|conv)|convol|[dw]grad|scudnn|winograd|mkldnn|dot\b",
+    ),
+    (
+        "elementwise",
+        r"norm|elementwise|vectorized|triton|softmax|reduce|cat|index|embed|gelu|silu|rope|rotary|dropout|fill|scatter|sort|::bn_|pool|nchw|cub::",
+    ),
 )
 _PATTERNS = tuple((group, re.compile(pattern, re.IGNORECASE)) for group, pattern in _KERNELS)
 _COLLECTIVE = re.compile(r"^(nccl|gloo:|mpi:|rccl)", re.IGNORECASE)
@@ -43,6 +49,7 @@ _AXES = (
     (COMMUNICATION[2], re.compile(r"ep\b|expert", re.IGNORECASE)),
     (COMMUNICATION[3], re.compile(r"pp\b|pipeline", re.IGNORECASE)),
 )
+_UPDATE = re.compile(r"^Optimizer\.step")
 #: What the host does -> names of its events, in the order in which they count.
 _HOST_EVENTS = (
     (
@@ -51,7 +58,7 @@ _HOST_EVENTS = (
             r"DataLoader.*__next__|dataloader\.py.*__next__|^(data_?load(er|ing)?|(next|get|load)_batch|batch-generator)$", re.IGNORECASE
         ),
     ),
-    (HOST[1], re.compile(r"^Optimizer\.step")),
+    (HOST[1], _UPDATE),
 )
 _WAITS = re.compile(r"^(cuda|hip)(Stream|Device|Event)Synchronize$")
 _AFTER_WAIT = 20e-6  # [s] from the end of a wait to the idle time that it caused
@@ -142,7 +149,7 @@ def _unmarked_steps(path: str | Path, events: list[_Event], steps: int | None) -
     if not work:
         raise InputError(f"{path}: a trace without steps (ProfilerStep#N); call prof.step() after each step, and profile with a schedule")
     first, last = min(each.start for each in work), max(each.end for each in work)
-    updates = [each for each in events if each.name.startswith("Optimizer.step") and each.category in _ON_HOST]
+    updates = [each for each in events if _UPDATE.search(each.name) and each.category in _ON_HOST]
     ends = sorted(each.end for each in updates if each.name == updates[0].name)
     if steps is None and len(ends) > 1:
         return list(pairwise([first, *ends])), f"no step is marked: read as {len(ends)} steps, each of which ends with the optimizer's"
@@ -182,20 +189,22 @@ def _step_of(time: float, steps: list[Interval]) -> int | None:
 
 
 def _by_kernel(kernels: list[_Event], events: list[_Event], steps: list[Interval], plan: Plan | None) -> Iterator[tuple[int, str, _Event]]:
-    """Kernels with their step and group."""
+    """Kernels with their step and group; what the optimizer's step launches is its own."""
     launched = {each.known.get("correlation"): each.start for each in events if each.category in _LAUNCHES}
+    updates = _union((each.start, each.end) for each in events if each.category in _ON_HOST and _UPDATE.search(each.name))
     for each in kernels:
-        step = _step_of(launched.get(each.known.get("correlation"), each.start), steps)
+        launch = launched.get(each.known.get("correlation"), -math.inf)
+        step = _step_of(each.start if launch == -math.inf else launch, steps)
         if step is not None:
-            is_copy = each.category != "kernel"
-            yield step, "copies" if is_copy else _collective_group(each, plan) or _group(each.name) or "other_kernels", each
+            group = "copies" if each.category != "kernel" else _collective_group(each, plan)
+            yield step, group or ("optimizer" if _step_of(launch, updates) is not None else _group(each.name) or "other_kernels"), each
 
 
 def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None) -> Iterator[tuple[int, str, _Event]]:
     """Operators of a CPU, without those that they call, with their step and group; those of the optimizer's step are its own."""
     threads = defaultdict[tuple[Any, Any], list[_Event]](list)
     for each in events:
-        if each.category == "cpu_op" or each.name.startswith("Optimizer.step") or _COLLECTIVE.match(each.name):
+        if each.category == "cpu_op" or _UPDATE.search(each.name) or _COLLECTIVE.match(each.name):
             threads[each.thread].append(each)
     for thread in threads.values():
         stack: list[tuple[_Event, str]] = []

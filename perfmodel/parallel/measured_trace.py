@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ COMMUNICATION = (
     "gradient_reduction",
 )
 GROUPS = (*COMPUTE, *COMMUNICATION, "copies", "idle")
-SAME_STEP = 0.005  # difference of steps that take the same time   [-]
+NO_DIFFERENCE = 0.005  # of a step
 #: What the host does while the device is idle; each instant belongs to the first.
 HOST = ("data_loading", "optimizer_step", "after_synchronization", "other_host_work")
 
@@ -80,8 +79,7 @@ class TraceComparison:
 
     @property
     def largest_difference(self) -> str:
-        """The group that explains most of a step's difference: the largest of its sign, or of either where steps take the same time."""
-        more = self.measured - self.predicted
-        sign = math.copysign(1.0, more) if abs(more) > SAME_STEP * self.measured else 0.0
-        differences = {name: measured - predicted for name, (predicted, measured) in self.groups.items()}
-        return max(differences, key=lambda name: differences[name] * sign if sign else abs(differences[name]))
+        """The group with the most time that the prediction does not explain; where no group has any, that with the largest difference."""
+        more = {name: measured - predicted for name, (predicted, measured) in self.groups.items()}
+        largest = max(more, key=lambda name: more[name])
+        return largest if more[largest] >= NO_DIFFERENCE * self.measured else max(more, key=lambda name: abs(more[name]))

@@ -18,7 +18,7 @@ from perfmodel.cost.trace import RankTimeline, Span
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import one_line
 from perfmodel.foundation.units import format_bytes, format_step
-from perfmodel.parallel.measured_trace import SAME_STEP, TraceComparison
+from perfmodel.parallel.measured_trace import NO_DIFFERENCE, TraceComparison
 from perfmodel.parallel.plan import Plan
 from perfmodel.report.document import Block, Facts, Notes
 from perfmodel.report.predictions import job_line, plan_line
@@ -235,7 +235,7 @@ def comparison_blocks(of: TraceComparison, plan: Plan | None, read: Sequence[str
         rows.append((words(name), *both))
         if name == "idle":
             for cause, time in sorted(of.idle.items(), key=lambda item: -item[1]):
-                if time >= SAME_STEP * of.measured:
+                if time >= NO_DIFFERENCE * of.measured:
                     rows.append(
                         (f"  {words(cause)}", *(("", text(time), "") if of.has_plan else (text(time), percent(time / of.measured))))
                     )
@@ -252,10 +252,13 @@ def difference_sentence(of: TraceComparison) -> str:
     name, (predicted, measured) = of.largest_difference, of.groups[of.largest_difference]
     text = times_like(max(of.measured, of.predicted))
     step = f"step {text(of.measured)}, predicted {text(of.predicted)} ({round(of.predicted / of.measured - 1.0, 2) + 0.0:+.0%})"
-    if abs(measured - predicted) < SAME_STEP * of.measured:
-        return f"{step}; no part differs by more than {percent(SAME_STEP)} of the step"
+    if abs(measured - predicted) < NO_DIFFERENCE * of.measured:
+        return f"{step}; no part differs by more than {percent(NO_DIFFERENCE)} of the step"
     cause = max(of.idle, key=lambda host: of.idle[host])
     during = (
         f", {text(of.idle[cause])} of it {_CAUSES[cause]}" if name == "idle" and of.idle[cause] > 0.5 * measured > 0.5 * predicted else ""
     )
-    return f"{step}; the largest difference is {words(name)}: measured {text(measured)}, predicted {text(predicted)}{during}"
+    unknown = next((kernel for each in of.traces for kernel in each.unknown), "")
+    which = f" ({one_line(unknown, 40)})" if name == "other_kernels" and unknown else ""
+    kind = "largest unexplained part" if measured > predicted else "largest difference"
+    return f"{step}; the {kind} is {words(name)}{which}: measured {text(measured)}, predicted {text(predicted)}{during}"
