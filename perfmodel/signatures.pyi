@@ -1646,12 +1646,14 @@ def compare_trace(
     plan: Plan | str | Path | None = None,
     *,
     out: str | Path | None = None,
+    steps: int | None = None,
 ) -> TraceComparison:
     """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
 
     traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
     plan     the plan that ran; without one only the measured times
     out      where the measured step goes as a run that `fit_runs` reads: .jsonl
+    steps    number of steps of a trace without marks (ProfilerStep#N)
     """
 
 def trace_plan(

@@ -101,17 +101,18 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
         del windows[min(windows)]  # it warms up
     number = steps if steps is not None else len(windows)
     names, seconds, overlapped = defaultdict[str, float](float), dict.fromkeys((*GROUPS, *HOST), 0.0), 0.0
+    on_host = [each for each in events if each.category in _ON_HOST]
+    host_work = {group: [(each.start, each.end) for each in on_host if pattern.search(each.name)] for group, pattern in _HOST_EVENTS}
+    waits = sorted((each.start, each.end) for each in events if each.category in _LAUNCHES and _WAITS.search(each.name))
     for step, window in windows.items():
-        groups = defaultdict[str, list[Interval]](list)
+        groups = defaultdict[str, list[Interval]](list, host_work)
         for of_step, group, event in busy:
             if of_step == step:
                 groups[group].append((event.start, event.end))
                 if group == "other_kernels":
                     names[event.name] += event.end - event.start
-        for group, pattern in _HOST_EVENTS:
-            groups[group] = [(each.start, each.end) for each in events if each.category in _ON_HOST and pattern.search(each.name)]
         covered: list[Interval] = []
-        for group in (*COMPUTE, *COMMUNICATION, "copies", *(group for group, _ in _HOST_EVENTS)):
+        for group in (*COMPUTE, *COMMUNICATION, "copies", *host_work):
             clipped = [(max(start, window[0]), min(end, window[1])) for start, end in groups[group]]
             own = _union(each for each in clipped if each[1] > each[0])
             more = _union([*covered, *own])
@@ -119,7 +120,6 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
             seconds[group] += exposed / number
             overlapped += (_length(own) - exposed) / number if group in COMMUNICATION else 0.0
             covered = more
-        waits = sorted((each.start, each.end) for each in events if _WAITS.search(each.name))
         for (_, start), (end, _) in pairwise([(window[0], window[0]), *covered, (window[1], window[1])]):
             before = waits[bisect_right(waits, (start, math.inf)) - 1] if waits else (math.inf, 0.0)
             seconds[HOST[2] if before[0] <= start <= before[1] + _AFTER_WAIT else HOST[3]] += (end - start) / number

@@ -35,9 +35,11 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def is_snapshot(path: str | Path) -> bool:
     """Whether a file is a pickle, by its name or its first byte."""
+    if Path(path).suffix in (".pickle", ".pkl"):
+        return True
     try:
         with Path(path).open("rb") as stream:
-            return Path(path).suffix in (".pickle", ".pkl") or stream.read(1) == pickle.PROTO
+            return stream.read(1) == pickle.PROTO
     except OSError:
         return False
 

@@ -18,7 +18,7 @@ COMMUNICATION = (
 GROUPS = (*COMPUTE, *COMMUNICATION, "copies", "idle")
 NO_DIFFERENCE = 0.005  # of a step
 #: What the host does while the device is idle; each instant belongs to the first.
-HOST = ("data_loading", "optimizer_step", "after_synchronization", "other_host_work")
+HOST = ("data_loading", "optimizer_step", "after_synchronization", "launches_or_bubble")
 
 
 def group_of(part: str, kind: str) -> str:

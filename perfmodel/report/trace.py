@@ -40,7 +40,7 @@ _CAUSES = {
     "data_loading": "while the host loads data",
     "optimizer_step": "while the host runs the optimizer's step",
     "after_synchronization": "after the host waited for the device",
-    "other_host_work": "while the host does other work, such as launching kernels",
+    "launches_or_bubble": "while the host launches kernels or does other work",
 }
 _PREFIX = {"matmul": "gemm", "attention": "flash_attention", "streaming": "elementwise"}
 

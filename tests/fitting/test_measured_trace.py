@@ -127,6 +127,73 @@ def test_operators_of_a_cpu_are_recorded_and_read(tmp_path):
     assert min(found.groups.values()) >= 0
 
 
+def host(name, start, length, category="user_annotation"):
+    return {"ph": "X", "cat": category, "name": name, "pid": 9, "tid": 9, "ts": start, "dur": length, "args": {}}
+
+
+def test_idle_time_is_split_by_what_the_host_does(tmp_path):
+    # idle: 0-10, 230-240, 280-290 and 300-400
+    events = [
+        host("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 300, 30),
+        host("Optimizer.step#AdamW.step", 320, 30),
+        host("cudaStreamSynchronize", 270, 12, "cuda_runtime"),
+    ]
+    found = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=events))
+    expected = {"data_loading": 30, "optimizer_step": 20, "after_synchronization": 10, "launches_or_bubble": 70}
+    assert dict(found.idle) == pytest.approx({name: time * US for name, time in expected.items()})
+    assert sum(found.idle.values()) == pytest.approx(found.groups["idle"])
+
+
+def test_kernels_of_the_optimizers_step_are_its_own(tmp_path):
+    event = kernel("void vectorized_elementwise_kernel", 320, 25, 500, launched=310)
+    extra = [*event, host("Optimizer.step#SGD.step", 305, 10)]
+    found = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=extra))
+    assert (found.groups["optimizer"], found.groups["elementwise"]) == pytest.approx((65 * US, 30 * US))
+
+
+def test_categories_of_old_versions_of_torch_are_read(tmp_path):
+    text = gpu_trace(tmp_path / "new.json").read_text()
+    for new, old in (("kernel", "Kernel"), ("gpu_memcpy", "Memcpy"), ("cuda_runtime", "Runtime"), ("user_annotation", "Operator")):
+        text = text.replace(f'"cat": "{new}"', f'"cat": "{old}"')
+    events = json.loads(text)["traceEvents"]
+    for each in events:
+        each["ts"] += 1623142623460172  # they count from 1970
+    (tmp_path / "old.json").write_text(json.dumps({"traceEvents": events}))
+    new, old = read_trace(tmp_path / "new.json"), read_trace(tmp_path / "old.json")
+    assert (old.device, old.num_steps, dict(old.groups)) == ("GPU", 2, pytest.approx(dict(new.groups)))
+
+
+def unmarked(path, *, updates=4):
+    gpu_trace(path)
+    events = [each for each in json.loads(path.read_text())["traceEvents"] if not each["name"].startswith("ProfilerStep")]
+    events += [host("Optimizer.step#AdamW.step", 400 * i + 300, 90) for i in range(updates)]
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_steps_without_marks_end_with_the_optimizers(tmp_path):
+    marked, found = read_trace(gpu_trace(tmp_path / "a.json")), read_trace(unmarked(tmp_path / "b.json"))
+    assert found.num_steps == 2
+    assert found.step_time == pytest.approx(marked.step_time)
+    assert found.groups["matmul"] == pytest.approx(marked.groups["matmul"])
+    assert found.note == "no step is marked: read as 4 steps, each of which ends with the optimizer's"
+
+
+@pytest.mark.parametrize(("updates", "steps", "read"), [(0, None, "one step"), (1, None, "one step"), (4, 4, "4 steps")])
+def test_a_trace_without_marks_is_one_step_or_as_many_as_are_given(tmp_path, updates, steps, read):
+    found = read_trace(unmarked(tmp_path / "t.json", updates=updates), steps=steps)
+    assert found.groups["matmul"] * (steps or 1) == pytest.approx(400 * US)
+    assert found.num_steps == (steps or 1)
+    assert found.note.startswith(f"no step is marked: the trace is read as {read}; mark steps with prof.step()")
+
+
+def test_the_number_of_marked_steps_is_not_given(tmp_path):
+    with pytest.raises(InputError, match=r"marks its steps .* leave out steps=2"):
+        read_trace(gpu_trace(tmp_path / "t.json"), steps=2)
+    with pytest.raises(InputError, match="steps=0: must be a positive number of steps"):
+        perfmodel.compare_trace(tmp_path / "t.json", steps=0)
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [

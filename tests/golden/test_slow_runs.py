@@ -65,3 +65,20 @@ def test_with_workers_the_same_step_does_not_wait_for_data():
     assert slow.idle["data_loading"] > 0.3 * slow.measured
     assert fast.idle["data_loading"] < 0.02 * fast.measured
     assert slow.groups["matmul"][1] == pytest.approx(fast.groups["matmul"][1], rel=0.02)
+
+
+def test_the_page_lists_the_cases():
+    page = (FOLDER.parents[1] / "docs" / "how-to" / "trace.md").read_text()
+    for row in table():
+        assert row in page
+
+
+def table():
+    """The rows of the page's table."""
+    yield "| run | cause that the authors found | part | found |"
+    yield "|---|---|---|---|"
+    for case in CASES:
+        source = case["source"].split(" ")[0].rstrip(",;")
+        link = f"[{case['id']}]({source if source.startswith('https') else f'https://github.com/{source}'})"
+        part = case["part"].replace("_", " ").replace("/", ": ")
+        yield f"| {link} | {case['cause']} | {part} | {'yes' if case['found'] else 'no'} |"
