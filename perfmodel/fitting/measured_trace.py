@@ -150,11 +150,26 @@ def _unmarked_steps(path: str | Path, events: list[_Event], steps: int | None) -
         raise InputError(f"{path}: a trace without steps (ProfilerStep#N); call prof.step() after each step, and profile with a schedule")
     first, last = min(each.start for each in work), max(each.end for each in work)
     updates = [each for each in events if _UPDATE.search(each.name) and each.category in _ON_HOST]
-    ends = sorted(each.end for each in updates if each.name == updates[0].name)
+    ends = sorted(each.end for each in updates if each.name == updates[0].name) or _last_updates(events)
     if steps is None and len(ends) > 1:
         return list(pairwise([first, *ends])), f"no step is marked: read as {len(ends)} steps, each of which ends with the optimizer's"
     read = "one step" if steps is None else f"{steps} step{'s' * (steps > 1)}"
     return [(first, last)], f"no step is marked: the trace is read as {read}; mark steps with prof.step(), or give their number (--steps N)"
+
+
+def _last_updates(events: list[_Event]) -> list[float]:
+    """When the optimizer's kernels were launched that come last before a matmul, or last of all."""
+    launched = _launches(events)
+    groups = sorted(
+        (launched.get(each.known.get("correlation"), each.start), _group(each.name)) for each in events if each.category == "kernel"
+    )
+    known = [(time, group) for time, group in groups if group in ("optimizer", "matmul")]
+    return [time for (time, group), (_, after) in pairwise([*known, (0.0, "matmul")]) if group == "optimizer" and after == "matmul"]
+
+
+def _launches(events: list[_Event]) -> dict[Any, float]:
+    """Start of the launch by the correlation of its kernel."""
+    return {each.known["correlation"]: each.start for each in events if each.category in _LAUNCHES and "correlation" in each.known}
 
 
 def _events(path: Path) -> tuple[list[_Event], int]:
@@ -169,15 +184,17 @@ def _events(path: Path) -> tuple[list[_Event], int]:
         raise InputError(f"{path}: is no trace (traceEvents is missing); write it with prof.export_chrome_trace")
     found = []
     slices = [each for each in content["traceEvents"] if isinstance(each, dict) and each.get("ph") == "X"]
-    starts = [each.get("ts") for each in slices if isinstance(each.get("ts"), (int, float))]
-    first = min((start for start in starts if math.isfinite(start)), default=0)  # subtracted: old traces count from 1970
+    stamps = (each.get("ts") for each in slices)
+    first = min((time for time in stamps if isinstance(time, (int, float)) and math.isfinite(time)), default=0.0)  # 1970 in old traces
     for each in slices:
         start, length, known = each.get("ts"), each.get("dur"), each.get("args")
         if isinstance(start, (int, float)) and isinstance(length, (int, float)) and math.isfinite(start) and 0 <= length < math.inf:
             thread, times = (each.get("pid"), each.get("tid")), ((start - first) * _MICROSECOND, (start - first + length) * _MICROSECOND)
+            if not isinstance(known, dict) or not isinstance(known.get("correlation", 0), int | str):
+                known = {}
             category = str(each.get("cat", ""))
             category = _OLD_CATEGORIES.get(category, category)
-            found.append(_Event(category, str(each.get("name", "")), *times, thread, known if isinstance(known, dict) else {}))
+            found.append(_Event(category, str(each.get("name", "")), *times, thread, known))
     info = content.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else 0
     return found, rank if isinstance(rank, int) and rank >= 0 else 0
@@ -190,7 +207,7 @@ def _step_of(time: float, steps: list[Interval]) -> int | None:
 
 def _by_kernel(kernels: list[_Event], events: list[_Event], steps: list[Interval], plan: Plan | None) -> Iterator[tuple[int, str, _Event]]:
     """Kernels with their step and group; what the optimizer's step launches is its own."""
-    launched = {each.known.get("correlation"): each.start for each in events if each.category in _LAUNCHES}
+    launched = _launches(events)
     updates = _union((each.start, each.end) for each in events if each.category in _ON_HOST and _UPDATE.search(each.name))
     for each in kernels:
         launch = launched.get(each.known.get("correlation"), -math.inf)

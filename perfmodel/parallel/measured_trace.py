@@ -78,6 +78,16 @@ class TraceComparison:
         return {name: sum(each.idle[name] for each in self.traces) / len(self.traces) for name in HOST}
 
     @property
+    def straggler(self) -> tuple[int, float]:
+        """The rank that communicates least, and how much longer the others do on average: they wait for it. [rank, s]
+
+        Assumes that the ranks send the same; of one trace the time is 0.
+        """
+        times = {each.rank: sum(each.groups[name] for name in COMMUNICATION) + each.overlapped for each in self.traces}
+        rank = min(times, key=lambda each: times[each])
+        return rank, (sum(times.values()) - len(times) * times[rank]) / max(len(times) - 1, 1)
+
+    @property
     def largest_difference(self) -> str:
         """The group with the most time that the prediction does not explain; where no group has any, that with the largest difference."""
         more = {name: measured - predicted for name, (predicted, measured) in self.groups.items()}

@@ -36,6 +36,7 @@ _NCCL = {
     CollectiveKind.ALL_TO_ALL: "SendRecv",
     CollectiveKind.SEND_RECV: "SendRecv",
 }
+_STRAGGLING = 0.05  # of a step: waiting for a rank that is worth a note
 _CAUSES = {
     "data_loading": "while the host loads data",
     "optimizer_step": "while the host runs the optimizer's step",
@@ -243,6 +244,9 @@ def comparison_blocks(of: TraceComparison, plan: Plan | None, read: Sequence[str
     yield Table(title="Where the step goes (exposed time)", headers=headers, rows=tuple(rows), right=headers[1:])
     unknown = dict.fromkeys(name for each in of.traces for name in each.unknown)
     notes = [f"other kernels: {one_line(', '.join(unknown), 160)}"] if unknown else []
+    rank, waiting = of.straggler
+    if waiting > _STRAGGLING * of.measured and (plan is None or plan.layout.pp == 1):
+        notes.append(f"rank {rank} communicates least: the others wait for it, {text(waiting)} on average")
     notes += dict.fromkeys(each.note for each in of.traces if each.note)
     yield Notes([*notes, "idle is the host, and with a pipeline the bubble; a profiler slows steps that wait for the host", *read])
 

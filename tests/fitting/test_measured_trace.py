@@ -9,6 +9,8 @@ import perfmodel
 from perfmodel.fitting.measured_trace import read_trace
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.measured_trace import GROUPS
+from perfmodel.report.document import Notes
+from perfmodel.report.trace import comparison_blocks
 
 US = 1e-6
 
@@ -144,6 +146,12 @@ def test_idle_time_is_split_by_what_the_host_does(tmp_path):
     assert sum(found.idle.values()) == pytest.approx(found.groups["idle"])
 
 
+@pytest.mark.parametrize("correlation", [[1], None, {}, 1.5])
+def test_kernels_with_a_damaged_correlation_are_placed_by_their_own_time(tmp_path, correlation):
+    found = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=kernel("gemm", 320, 25, correlation)))
+    assert found.groups["matmul"] == pytest.approx(125 * US)
+
+
 def test_kernels_of_the_optimizers_step_are_its_own(tmp_path):
     event = kernel("void vectorized_elementwise_kernel", 320, 25, 500, launched=310)
     extra = [*event, host("Optimizer.step#SGD.step", 305, 10)]
@@ -179,7 +187,27 @@ def test_steps_without_marks_end_with_the_optimizers(tmp_path):
     assert found.note == "no step is marked: read as 4 steps, each of which ends with the optimizer's"
 
 
-@pytest.mark.parametrize(("updates", "steps", "read"), [(0, None, "one step"), (1, None, "one step"), (4, 4, "4 steps")])
+def test_steps_without_marks_and_annotations_end_with_the_optimizers_kernels(tmp_path):
+    marked, found = read_trace(gpu_trace(tmp_path / "a.json")), read_trace(unmarked(tmp_path / "b.json", updates=0))
+    assert (found.num_steps, found.step_time) == (2, pytest.approx(marked.step_time))
+    assert dict(found.groups)["matmul"] == pytest.approx(marked.groups["matmul"])
+
+
+def test_the_rank_that_the_others_wait_for_is_named(tmp_path):
+    def rank(number, compute):
+        events = [step(0, 0, 400), *kernel("gemm", 0, compute, 1), *kernel("ncclDevKernel_AllReduce_Sum_f32", compute, 390 - compute, 2)]
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps({"traceEvents": events, "distributedInfo": {"rank": number}}))
+        return path
+
+    compared = perfmodel.compare_trace([rank(0, 150), rank(1, 350), rank(2, 100)])
+    assert compared.straggler == (1, pytest.approx(225 * US))
+    notes = [note for block in comparison_blocks(compared, None, []) if isinstance(block, Notes) for note in block.notes]
+    assert "rank 1 communicates least: the others wait for it, 225.0 us on average" in notes
+    assert perfmodel.compare_trace(rank(0, 150)).straggler == (0, 0.0)
+
+
+@pytest.mark.parametrize(("updates", "steps", "read"), [(1, None, "one step"), (4, 4, "4 steps")])
 def test_a_trace_without_marks_is_one_step_or_as_many_as_are_given(tmp_path, updates, steps, read):
     found = read_trace(unmarked(tmp_path / "t.json", updates=updates), steps=steps)
     assert found.groups["matmul"] * (steps or 1) == pytest.approx(400 * US)
