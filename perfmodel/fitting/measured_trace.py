@@ -26,7 +26,7 @@ from perfmodel.parallel.plan import Plan
 
 #: Group -> names of kernels and operators, looked for in this order.
 _KERNELS = (
-    ("optimizer", r"multi_tensor|adam|_foreach|sgd|lion\b|optimizer"),
+    ("optimizer", r"multi_tensor(?!.*copy)|adam|_foreach|sgd|lion\b|optimizer"),
     ("elementwise", r"^elementwise"),
     ("attention", r"flash|fmha|attn|attention|scaled_dot_product"),
     (
@@ -35,7 +35,7 @@ _KERNELS = (
     ),
     (
         "elementwise",
-        r"norm|elementwise|vectorized|triton|softmax|reduce|cat|index|embed|gelu|silu|rope|rotary|dropout|fill|scatter|sort|::bn_|pool|nchw|cub::",
+        r"norm|elementwise|vectorized|triton|softmax|reduce|cat|index|embed|gelu|silu|rope|rotary|dropout|fill|scatter|sort|::bn_|pool|nchw|cub::|copy",
     ),
 )
 _PATTERNS = tuple((group, re.compile(pattern, re.IGNORECASE)) for group, pattern in _KERNELS)
@@ -60,6 +60,7 @@ _HOST_EVENTS = (
     ),
     (HOST[1], _UPDATE),
 )
+_FUSED_UPDATE = re.compile(r"adam|lamb|lion\b|sgd|adafactor|muon", re.IGNORECASE)
 _WAITS = re.compile(r"^(cuda|hip)(Stream|Device|Event)Synchronize$")
 _AFTER_WAIT = 20e-6  # [s] from the end of a wait to the idle time that it caused
 #: Categories of torch 1.8 to 1.10 -> those of later versions.
@@ -158,13 +159,14 @@ def _unmarked_steps(path: str | Path, events: list[_Event], steps: int | None) -
 
 
 def _last_updates(events: list[_Event]) -> list[float]:
-    """When the optimizer's kernels were launched that come last before a matmul, or last of all."""
-    launched = _launches(events)
-    groups = sorted(
-        (launched.get(each.known.get("correlation"), each.start), _group(each.name)) for each in events if each.category == "kernel"
-    )
-    known = [(time, group) for time, group in groups if group in ("optimizer", "matmul")]
-    return [time for (time, group), (_, after) in pairwise([*known, (0.0, "matmul")]) if group == "optimizer" and after == "matmul"]
+    """When the fused kernels of an optimizer were launched that come last before a matmul, or last of all."""
+    launched, work = _launches(events), []
+    for each in events:
+        is_update = _FUSED_UPDATE.search(each.name) is not None
+        if each.category == "kernel" and (is_update or _group(each.name) == "matmul"):
+            work.append((launched.get(each.known.get("correlation"), each.start), is_update))
+    pairs = pairwise([*sorted(work), (math.inf, False)])
+    return [time for (time, is_update), (_, is_next) in pairs if is_update and not is_next]
 
 
 def _launches(events: list[_Event]) -> dict[Any, float]:

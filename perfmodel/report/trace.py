@@ -207,6 +207,7 @@ def comparison_object(of: TraceComparison) -> dict[str, Any]:
         "step_time": both,
         "parts": groups,
         "idle": of.idle,
+        **({"straggler": dict(zip(("rank", "waiting"), of.straggler, strict=True))} if len(of.traces) > 1 else {}),
         "traces": list(of.traces),
         **({"summary": difference_sentence(of)} if of.has_plan else {}),
     }
