@@ -25,6 +25,7 @@ from perfmodel.hardware.fabric import Link as Link, NetworkTier as NetworkTier, 
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.framework_ref import Stated
 from perfmodel.parallel.layout import AttentionKernel as AttentionKernel, ParallelLayout as ParallelLayout, PipelineSchedule as PipelineSchedule, Recompute as Recompute, ZeroStage as ZeroStage
+from perfmodel.parallel.measured_memory import AllocationSite as AllocationSite, MeasuredMemory as MeasuredMemory, MemoryComparison as MemoryComparison
 from perfmodel.parallel.measured_trace import MeasuredTrace as MeasuredTrace, TraceComparison as TraceComparison
 from perfmodel.parallel.plan import Plan as Plan
 from perfmodel.parallel.prediction import Prediction as Prediction, Predictions as Predictions
@@ -1646,17 +1647,29 @@ def import_graph(
     inputs   what `forward` is called with: `tokens=int64[1,2048]`; without a name the next argument by position
     """
 
+def compare_memory(
+    snapshots: str | Path | Sequence[str | Path],
+    plan: Plan | str | Path | None = None,
+) -> MemoryComparison:
+    """Measured peaks of memory, and the code that allocated them, next to the predicted memory of their plan.
+
+    snapshots   files that torch wrote (`torch.cuda.memory._dump_snapshot`); nothing in them is executed
+    plan        the plan that ran; without one only the measured peaks
+    """
+
 def compare_trace(
     traces: str | Path | Sequence[str | Path],
     plan: Plan | str | Path | None = None,
     *,
     out: str | Path | None = None,
+    steps: int | None = None,
 ) -> TraceComparison:
     """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
 
     traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
     plan     the plan that ran; without one only the measured times
     out      where the measured step goes as a run that `fit_runs` reads: .jsonl
+    steps    number of steps of a trace without marks (ProfilerStep#N)
     """
 
 def trace_plan(

@@ -21,7 +21,11 @@ def trace(
     *,
     measured: Annotated[
         list[str] | None,
-        typer.Option("--measured", metavar="FILE", help="A trace that torch.profiler wrote; several: of several ranks."),
+        typer.Option(
+            "--measured",
+            metavar="FILE",
+            help="A trace of torch.profiler or a memory snapshot of torch; several: of several ranks.",
+        ),
     ] = None,
     named: Annotated[str, typer.Option("--plan", metavar="PLAN", help="The same as the argument PLAN.")] = "",
     out: Annotated[
@@ -36,6 +40,10 @@ def trace(
     ranks: Annotated[
         str, typer.Option("--ranks", metavar="LIST", help="Ranks to draw, such as 0,8; one for each pipeline stage if left out.")
     ] = "",
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", metavar="N", help="Number of steps of a measured trace that does not mark them (ProfilerStep#N)."),
+    ] = None,
     detail: Annotated[
         str,
         typer.Option(
@@ -48,11 +56,13 @@ def trace(
     """Write the predicted step of some ranks as a Chrome trace, for Perfetto and Holistic Trace Analysis.
 
     The spans of a rank add up to the parts of the prediction. With --measured: compare traces of torch.profiler with the prediction of
-    their plan, by part.
+    their plan, by part, or memory snapshots of torch with its memory.
     """
+    from perfmodel.fitting.memory_snapshot import is_snapshot
+    from perfmodel.report.memory_snapshot import memory_blocks, memory_object
     from perfmodel.report.trace import comparison_blocks, comparison_object, timelines_blocks, timelines_object
     from perfmodel.verbs.configs import overridden_plan, start_from
-    from perfmodel.verbs.tracing import compare_trace, trace_paths, trace_plan
+    from perfmodel.verbs.tracing import compare_memory, compare_trace, trace_paths, trace_plan
 
     try:
         numbers = [int(each) for each in ranks.split(",")] if ranks else []
@@ -66,11 +76,24 @@ def trace(
     if measured:
         if ranks or detail:
             raise InputError(f"--{'ranks' if ranks else 'detail'}: is for a predicted trace; leave it out with --measured")
-        comparison = compare_trace(measured, found, out=out)
+        snapshots = [file for file in measured if is_snapshot(file)]
+        if snapshots and len(snapshots) < len(measured):
+            raise InputError(f"--measured {snapshots[0]}: is a memory snapshot among traces; give traces and snapshots in two calls")
+        if snapshots and steps is not None:
+            raise InputError("--steps: is for traces; leave it out with memory snapshots")
+        if snapshots and out is not None:
+            raise InputError(f"--out {out}: a memory snapshot has no step time, which `perfmodel fit` needs; leave it out")
+        if snapshots:
+            peaks = compare_memory(snapshots, found)
+            show(Document(content=lambda: memory_object(peaks), blocks=lambda: memory_blocks(peaks, found, read)), output)
+            return
+        comparison = compare_trace(measured, found, out=out, steps=steps)
         if out is not None:
             read = [*read, f"{out}: the measured step as a run; `perfmodel fit {out}` fits a profile to it"]
         show(Document(content=lambda: comparison_object(comparison), blocks=lambda: comparison_blocks(comparison, found, read)), output)
         return
+    if steps is not None:
+        raise InputError("--steps: is for a measured trace; give it with --measured")
     if found is None:
         raise InputError("plan: is missing; give a plan to draw, or --measured FILE for a trace of torch.profiler")
     out = out or Path("trace.json.gz")

@@ -1,8 +1,8 @@
 """Read a trace of torch.profiler (Kineto's JSON): where the time of its steps goes, by group of kernels.
 
 A kernel belongs to the step in which it was launched. Each instant belongs to one group: compute before communication, that before copies,
-else idle. So groups add up to the step, and communication counts as far as it is exposed. Without kernels (a CPU) operators count, each
-without those that it calls.
+else idle. So groups add up to the step, and communication counts as far as it is exposed. Idle time is split by what the host does in it.
+Without kernels (a CPU) operators count, each without those that it calls. Without marks of steps, a step ends with the optimizer's.
 """
 
 from __future__ import annotations
@@ -16,20 +16,27 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.measured_trace import COMMUNICATION, COMPUTE, GROUPS, MeasuredTrace
+from perfmodel.parallel.measured_trace import COMMUNICATION, COMPUTE, GROUPS, HOST, MeasuredTrace
 from perfmodel.parallel.plan import Plan
 
 #: Group -> names of kernels and operators, looked for in this order.
 _KERNELS = (
-    ("optimizer", r"multi_tensor|adam|_foreach|sgd|lion\b|optimizer"),
+    ("optimizer", r"multi_tensor(?!.*copy)|adam|_foreach|sgd|lion\b|optimizer"),
     ("elementwise", r"^elementwise"),
     ("attention", r"flash|fmha|attn|attention|scaled_dot_product"),
-    ("matmul", r"gemm|gemv|cutlass|nvjet|cublas|Cijk|xmma|::(add|b|badd)?b?mm\b|_mm\b|::(matmul|linear|conv)|convolution|mkldnn|dot\b"),
-    ("elementwise", r"norm|elementwise|vectorized|triton|softmax|reduce|cat|index|embed|gelu|silu|rope|rotary|dropout|fill|scatter|sort"),
+    (
+        "matmul",
+        r"gemm|gemv|cutlass|nvjet|cublas|Cijk|xmma|::(add|b|badd)?b?mm\b|_mm\b|::(matmul|linear|conv)|convol|[dw]grad|scudnn|winograd|mkldnn|dot\b",
+    ),
+    (
+        "elementwise",
+        r"norm|elementwise|vectorized|triton|softmax|reduce|cat|index|embed|gelu|silu|rope|rotary|dropout|fill|scatter|sort|::bn_|pool|nchw|cub::|copy",
+    ),
 )
 _PATTERNS = tuple((group, re.compile(pattern, re.IGNORECASE)) for group, pattern in _KERNELS)
 _COLLECTIVE = re.compile(r"^(nccl|gloo:|mpi:|rccl)", re.IGNORECASE)
@@ -42,8 +49,25 @@ _AXES = (
     (COMMUNICATION[2], re.compile(r"ep\b|expert", re.IGNORECASE)),
     (COMMUNICATION[3], re.compile(r"pp\b|pipeline", re.IGNORECASE)),
 )
+_UPDATE = re.compile(r"^Optimizer\.step")
+#: What the host does -> names of its events, in the order in which they count.
+_HOST_EVENTS = (
+    (
+        HOST[0],
+        re.compile(
+            r"DataLoader.*__next__|dataloader\.py.*__next__|^(data_?load(er|ing)?|(next|get|load)_batch|batch-generator)$", re.IGNORECASE
+        ),
+    ),
+    (HOST[1], _UPDATE),
+)
+_FUSED_UPDATE = re.compile(r"adam|lamb|lion\b|sgd|adafactor|muon", re.IGNORECASE)
+_WAITS = re.compile(r"^(cuda|hip)(Stream|Device|Event)Synchronize$")
+_AFTER_WAIT = 20e-6  # [s] from the end of a wait to the idle time that it caused
+#: Categories of torch 1.8 to 1.10 -> those of later versions.
+_OLD_CATEGORIES = {"Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime", "Operator": "cpu_op"}
 _STEP = re.compile(r"ProfilerStep\*?#(\d{1,9})$")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime")
+_ON_HOST = ("cpu_op", "user_annotation", "python_function")
 _MICROSECOND = 1e-6
 _MOST_NAMES = 3
 
@@ -60,36 +84,48 @@ class _Event:
     known: Mapping[str, Any]
 
 
-def read_trace(path: str | Path, plan: Plan | None = None) -> MeasuredTrace:
-    """The mean step of a trace. plan: tells the axes of collectives whose process group has no description. Raises InputError."""
+def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None = None) -> MeasuredTrace:
+    """The mean step of a trace. Raises InputError.
+
+    plan    axes of collectives whose process group has no description
+    steps   number of steps that a trace without marks (ProfilerStep#N) holds; None: as many as it has optimizer steps
+    """
     events, rank = _events(Path(path))
-    steps = sorted({(each.start, each.end) for each in events if _STEP.search(each.name) and not each.category.startswith("gpu")})
-    if not steps:
-        remedy = "call prof.step() after each step, and profile with a schedule"
-        raise InputError(f"{path}: a trace without steps (ProfilerStep#N); {remedy}")
+    marks = sorted({(each.start, each.end) for each in events if _STEP.search(each.name) and not each.category.startswith("gpu")})
+    if marks and steps is not None:
+        raise InputError(f"{path}: marks its steps (ProfilerStep#N), so their number is known; leave out steps={steps}")
+    found, note = (marks, "") if marks else _unmarked_steps(path, events, steps)
     kernels = [each for each in events if each.category in ("kernel", "gpu_memcpy", "gpu_memset")]
-    busy = list(_by_kernel(kernels, events, steps, plan) if kernels else _by_operator(events, steps, plan))
-    windows = _windows(steps, busy) if kernels else dict(enumerate(steps))
+    busy = list(_by_kernel(kernels, events, found, plan) if kernels else _by_operator(events, found, plan))
+    windows = _windows(found, busy) if kernels else dict(enumerate(found))
     if len(windows) > 1 + (not kernels):
         del windows[min(windows)]  # it warms up
-    names, seconds, overlapped = defaultdict[str, float](float), dict.fromkeys(GROUPS, 0.0), 0.0
-    for number, window in windows.items():
-        groups = defaultdict[str, list[Interval]](list)
-        for step, group, event in busy:
-            if step == number:
+    number = steps if steps is not None else len(windows)
+    names, seconds, overlapped = defaultdict[str, float](float), dict.fromkeys((*GROUPS, *HOST), 0.0), 0.0
+    on_host = [each for each in events if each.category in _ON_HOST]
+    host_work = {group: [(each.start, each.end) for each in on_host if pattern.search(each.name)] for group, pattern in _HOST_EVENTS}
+    waits = sorted((each.start, each.end) for each in events if each.category in _LAUNCHES and _WAITS.search(each.name))
+    for step, window in windows.items():
+        groups = defaultdict[str, list[Interval]](list, host_work)
+        for of_step, group, event in busy:
+            if of_step == step:
                 groups[group].append((event.start, event.end))
                 if group == "other_kernels":
                     names[event.name] += event.end - event.start
         covered: list[Interval] = []
-        for group in (*COMPUTE, *COMMUNICATION, "copies"):
+        for group in (*COMPUTE, *COMMUNICATION, "copies", *host_work):
             clipped = [(max(start, window[0]), min(end, window[1])) for start, end in groups[group]]
             own = _union(each for each in clipped if each[1] > each[0])
             more = _union([*covered, *own])
             exposed = _length(more) - _length(covered)
-            seconds[group] += exposed / len(windows)
-            overlapped += (_length(own) - exposed) / len(windows) if group in COMMUNICATION else 0.0
+            seconds[group] += exposed / number
+            overlapped += (_length(own) - exposed) / number if group in COMMUNICATION else 0.0
             covered = more
-        seconds["idle"] += (window[1] - window[0] - _length(covered)) / len(windows)
+        for (_, start), (end, _) in pairwise([(window[0], window[0]), *covered, (window[1], window[1])]):
+            before = waits[bisect_right(waits, (start, math.inf)) - 1] if waits else (math.inf, 0.0)
+            seconds[HOST[2] if before[0] <= start <= before[1] + _AFTER_WAIT else HOST[3]] += (end - start) / number
+    host = {name: max(seconds.pop(name), 0.0) for name in HOST}
+    seconds["idle"] = sum(host.values())
     if not sum(seconds.values()) > 0:
         raise InputError(f"{path}: its steps take no time; profile whole steps, with prof.step() after each")
     if seconds["other_kernels"] > 0 and not any(seconds[group] for group in GROUPS if group not in ("other_kernels", "idle")):
@@ -98,12 +134,44 @@ def read_trace(path: str | Path, plan: Plan | None = None) -> MeasuredTrace:
         name=str(path),
         rank=rank,
         device="GPU" if kernels else "CPU",
-        num_steps=len(windows),
+        num_steps=number,
         step_time=sum(seconds.values()),
         groups=seconds,
+        idle=host,
         overlapped=max(overlapped, 0.0),
         unknown=tuple(sorted(names, key=lambda name: -names[name])[:_MOST_NAMES]),
+        note=note,
     )
+
+
+def _unmarked_steps(path: str | Path, events: list[_Event], steps: int | None) -> tuple[list[Interval], str]:
+    """The steps of a trace without marks, and a note on how they were found: each ends with the optimizer's, else the trace is one."""
+    work = [each for each in events if each.category in ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", *_LAUNCHES)]
+    if not work:
+        raise InputError(f"{path}: a trace without steps (ProfilerStep#N); call prof.step() after each step, and profile with a schedule")
+    first, last = min(each.start for each in work), max(each.end for each in work)
+    updates = [each for each in events if _UPDATE.search(each.name) and each.category in _ON_HOST]
+    ends = sorted(each.end for each in updates if each.name == updates[0].name) or _last_updates(events)
+    if steps is None and len(ends) > 1:
+        return list(pairwise([first, *ends])), f"no step is marked: read as {len(ends)} steps, each of which ends with the optimizer's"
+    read = "one step" if steps is None else f"{steps} step{'s' * (steps > 1)}"
+    return [(first, last)], f"no step is marked: the trace is read as {read}; mark steps with prof.step(), or give their number (--steps N)"
+
+
+def _last_updates(events: list[_Event]) -> list[float]:
+    """When the fused kernels of an optimizer were launched that come last before a matmul, or last of all."""
+    launched, work = _launches(events), []
+    for each in events:
+        is_update = _FUSED_UPDATE.search(each.name) is not None
+        if each.category == "kernel" and (is_update or _group(each.name) == "matmul"):
+            work.append((launched.get(each.known.get("correlation"), each.start), is_update))
+    pairs = pairwise([*sorted(work), (math.inf, False)])
+    return [time for (time, is_update), (_, is_next) in pairs if is_update and not is_next]
+
+
+def _launches(events: list[_Event]) -> dict[Any, float]:
+    """Start of the launch by the correlation of its kernel."""
+    return {each.known["correlation"]: each.start for each in events if each.category in _LAUNCHES and "correlation" in each.known}
 
 
 def _events(path: Path) -> tuple[list[_Event], int]:
@@ -117,15 +185,18 @@ def _events(path: Path) -> tuple[list[_Event], int]:
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
         raise InputError(f"{path}: is no trace (traceEvents is missing); write it with prof.export_chrome_trace")
     found = []
-    for each in content["traceEvents"]:
-        if not isinstance(each, dict) or each.get("ph") != "X":
-            continue
+    slices = [each for each in content["traceEvents"] if isinstance(each, dict) and each.get("ph") == "X"]
+    stamps = (each.get("ts") for each in slices)
+    first = min((time for time in stamps if isinstance(time, (int, float)) and math.isfinite(time)), default=0.0)  # 1970 in old traces
+    for each in slices:
         start, length, known = each.get("ts"), each.get("dur"), each.get("args")
         if isinstance(start, (int, float)) and isinstance(length, (int, float)) and math.isfinite(start) and 0 <= length < math.inf:
-            thread, times = (each.get("pid"), each.get("tid")), (start * _MICROSECOND, (start + length) * _MICROSECOND)
-            found.append(
-                _Event(str(each.get("cat", "")), str(each.get("name", "")), *times, thread, known if isinstance(known, dict) else {})
-            )
+            thread, times = (each.get("pid"), each.get("tid")), ((start - first) * _MICROSECOND, (start - first + length) * _MICROSECOND)
+            if not isinstance(known, dict) or not isinstance(known.get("correlation", 0), int | str):
+                known = {}
+            category = str(each.get("cat", ""))
+            category = _OLD_CATEGORIES.get(category, category)
+            found.append(_Event(category, str(each.get("name", "")), *times, thread, known))
     info = content.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else 0
     return found, rank if isinstance(rank, int) and rank >= 0 else 0
@@ -137,20 +208,22 @@ def _step_of(time: float, steps: list[Interval]) -> int | None:
 
 
 def _by_kernel(kernels: list[_Event], events: list[_Event], steps: list[Interval], plan: Plan | None) -> Iterator[tuple[int, str, _Event]]:
-    """Kernels with their step and group."""
-    launched = {each.known.get("correlation"): each.start for each in events if each.category in _LAUNCHES}
+    """Kernels with their step and group; what the optimizer's step launches is its own."""
+    launched = _launches(events)
+    updates = _union((each.start, each.end) for each in events if each.category in _ON_HOST and _UPDATE.search(each.name))
     for each in kernels:
-        step = _step_of(launched.get(each.known.get("correlation"), each.start), steps)
+        launch = launched.get(each.known.get("correlation"), -math.inf)
+        step = _step_of(each.start if launch == -math.inf else launch, steps)
         if step is not None:
-            is_copy = each.category != "kernel"
-            yield step, "copies" if is_copy else _collective_group(each, plan) or _group(each.name) or "other_kernels", each
+            group = "copies" if each.category != "kernel" else _collective_group(each, plan)
+            yield step, group or ("optimizer" if _step_of(launch, updates) is not None else _group(each.name) or "other_kernels"), each
 
 
 def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None) -> Iterator[tuple[int, str, _Event]]:
     """Operators of a CPU, without those that they call, with their step and group; those of the optimizer's step are its own."""
     threads = defaultdict[tuple[Any, Any], list[_Event]](list)
     for each in events:
-        if each.category == "cpu_op" or each.name.startswith("Optimizer.step") or _COLLECTIVE.match(each.name):
+        if each.category == "cpu_op" or _UPDATE.search(each.name) or _COLLECTIVE.match(each.name):
             threads[each.thread].append(each)
     for thread in threads.values():
         stack: list[tuple[_Event, str]] = []

@@ -24,7 +24,7 @@ class LayoutGrid:
     degree    whole axis -> its size; of a free mesh 1, as there is no pipeline
     fine      axis that shardings name -> its size (of layouts: tp = tp_kv * tp_q, tp_kv the part that divides the key-value heads)
     inside    for each network tier, innermost first: fine axis -> members inside one domain of the tier
-    hop       for each network tier: 1 and the share of neighbouring pipeline ranks that lie in one domain of the tier; 2: the whole pipeline
+    hop       for each network tier: 1 and the share of neighbouring pipeline ranks in one domain of the tier; 2: the whole pipeline
     """
 
     degree: Mapping[str, Column]

@@ -16,6 +16,9 @@ COMMUNICATION = (
     "gradient_reduction",
 )
 GROUPS = (*COMPUTE, *COMMUNICATION, "copies", "idle")
+NO_DIFFERENCE = 0.005  # of a step
+#: What the host does while the device is idle; each instant belongs to the first.
+HOST = ("data_loading", "optimizer_step", "after_synchronization", "launches_or_bubble")
 
 
 def group_of(part: str, kind: str) -> str:
@@ -32,7 +35,9 @@ class MeasuredTrace:
     """A trace of torch.profiler: the mean of its steps.
 
     groups      exposed seconds by group; they add up to step_time
+    idle        idle seconds by what the host does; they add up to groups["idle"]
     overlapped  seconds of communication under compute
+    note        how the steps of a trace without marks were found
     unknown     names of kernels in the group `other_kernels`, the longest first
     """
 
@@ -42,8 +47,10 @@ class MeasuredTrace:
     num_steps: int
     step_time: float
     groups: Mapping[str, float]
+    idle: Mapping[str, float]
     overlapped: float
     unknown: tuple[str, ...]
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,23 @@ class TraceComparison:
         return sum(measured for _, measured in self.groups.values())
 
     @property
+    def idle(self) -> Mapping[str, float]:
+        """Measured idle seconds by what the host does, the mean over the ranks."""
+        return {name: sum(each.idle[name] for each in self.traces) / len(self.traces) for name in HOST}
+
+    @property
+    def straggler(self) -> tuple[int, float]:
+        """The rank that communicates least, and how much longer the others do on average: they wait for it. [rank, s]
+
+        Assumes that the ranks send the same; of one trace the time is 0.
+        """
+        times = {each.rank: sum(each.groups[name] for name in COMMUNICATION) + each.overlapped for each in self.traces}
+        rank = min(times, key=lambda each: times[each])
+        return rank, (sum(times.values()) - len(times) * times[rank]) / max(len(times) - 1, 1)
+
+    @property
     def largest_difference(self) -> str:
-        """The group in which prediction and measurement differ most."""
-        return max(self.groups, key=lambda name: abs(self.groups[name][1] - self.groups[name][0]))
+        """The group with the most time that the prediction does not explain; where no group has any, that with the largest difference."""
+        more = {name: measured - predicted for name, (predicted, measured) in self.groups.items()}
+        largest = max(more, key=lambda name: more[name])
+        return largest if more[largest] >= NO_DIFFERENCE * self.measured else max(more, key=lambda name: abs(more[name]))

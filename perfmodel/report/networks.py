@@ -29,7 +29,7 @@ def cut_of(plan: Plan, operator: Operator) -> str:
         axes = set(sharding.get(dim, ()))
         tiers = sorted({axis.tier for axis in plan.cuts.axes}, reverse=True)
         parts = [plan.cuts.size(tuple(axis.name for axis in plan.cuts.axes if axis.name in axes and axis.tier == tier)) for tier in tiers]
-        if max(parts) > 1:
+        if max(parts, default=1) > 1:
             words_of.append(f"{dim} {'x'.join(map(str, parts))}")
     return ", ".join(words_of) or "whole"
 

@@ -18,7 +18,7 @@ from perfmodel.cost.trace import RankTimeline, Span
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import one_line
 from perfmodel.foundation.units import format_bytes, format_step
-from perfmodel.parallel.measured_trace import TraceComparison
+from perfmodel.parallel.measured_trace import NO_DIFFERENCE, TraceComparison
 from perfmodel.parallel.plan import Plan
 from perfmodel.report.document import Block, Facts, Notes
 from perfmodel.report.predictions import job_line, plan_line
@@ -36,7 +36,13 @@ _NCCL = {
     CollectiveKind.ALL_TO_ALL: "SendRecv",
     CollectiveKind.SEND_RECV: "SendRecv",
 }
-_NO_DIFFERENCE = 0.005  # of a step
+_STRAGGLING = 0.05  # of a step: waiting for a rank that is worth a note
+_CAUSES = {
+    "data_loading": "while the host loads data",
+    "optimizer_step": "while the host runs the optimizer's step",
+    "after_synchronization": "after the host waited for the device",
+    "launches_or_bubble": "while the host launches kernels or does other work",
+}
 _PREFIX = {"matmul": "gemm", "attention": "flash_attention", "streaming": "elementwise"}
 
 
@@ -197,7 +203,14 @@ def comparison_object(of: TraceComparison) -> dict[str, Any]:
         {"part": name, **({"predicted": predicted} if of.has_plan else {}), "measured": measured}
         for name, (predicted, measured) in of.groups.items()
     ]
-    return {"step_time": both, "parts": groups, "traces": list(of.traces), **({"summary": difference_sentence(of)} if of.has_plan else {})}
+    return {
+        "step_time": both,
+        "parts": groups,
+        "idle": of.idle,
+        **({"straggler": dict(zip(("rank", "waiting"), of.straggler, strict=True))} if len(of.traces) > 1 else {}),
+        "traces": list(of.traces),
+        **({"summary": difference_sentence(of)} if of.has_plan else {}),
+    }
 
 
 def comparison_blocks(of: TraceComparison, plan: Plan | None, read: Sequence[str]) -> Iterator[Block]:
@@ -222,10 +235,20 @@ def comparison_blocks(of: TraceComparison, plan: Plan | None, read: Sequence[str
         difference = "-" if more.startswith("<") or measured == predicted else f"{'+' if measured > predicted else '-'}{more}"
         both = (text(predicted), text(measured), difference) if of.has_plan else (text(measured), percent(measured / of.measured))
         rows.append((words(name), *both))
+        if name == "idle":
+            for cause, time in sorted(of.idle.items(), key=lambda item: -item[1]):
+                if time >= NO_DIFFERENCE * of.measured:
+                    rows.append(
+                        (f"  {words(cause)}", *(("", text(time), "") if of.has_plan else (text(time), percent(time / of.measured))))
+                    )
     headers = ("part", "predicted", "measured", "difference") if of.has_plan else ("part", "measured", "share")
     yield Table(title="Where the step goes (exposed time)", headers=headers, rows=tuple(rows), right=headers[1:])
     unknown = dict.fromkeys(name for each in of.traces for name in each.unknown)
     notes = [f"other kernels: {one_line(', '.join(unknown), 160)}"] if unknown else []
+    rank, waiting = of.straggler
+    if waiting > _STRAGGLING * of.measured and (plan is None or plan.layout.pp == 1):
+        notes.append(f"rank {rank} communicates least: the others wait for it, {text(waiting)} on average")
+    notes += dict.fromkeys(each.note for each in of.traces if each.note)
     yield Notes([*notes, "idle is the host, and with a pipeline the bubble; a profiler slows steps that wait for the host", *read])
 
 
@@ -234,6 +257,13 @@ def difference_sentence(of: TraceComparison) -> str:
     name, (predicted, measured) = of.largest_difference, of.groups[of.largest_difference]
     text = times_like(max(of.measured, of.predicted))
     step = f"step {text(of.measured)}, predicted {text(of.predicted)} ({round(of.predicted / of.measured - 1.0, 2) + 0.0:+.0%})"
-    if abs(measured - predicted) < _NO_DIFFERENCE * of.measured:
-        return f"{step}; no part differs by more than {percent(_NO_DIFFERENCE)} of the step"
-    return f"{step}; the largest difference is {words(name)}: measured {text(measured)}, predicted {text(predicted)}"
+    if abs(measured - predicted) < NO_DIFFERENCE * of.measured:
+        return f"{step}; no part differs by more than {percent(NO_DIFFERENCE)} of the step"
+    cause = max(of.idle, key=lambda host: of.idle[host])
+    during = (
+        f", {text(of.idle[cause])} of it {_CAUSES[cause]}" if name == "idle" and of.idle[cause] > 0.5 * measured > 0.5 * predicted else ""
+    )
+    unknown = next((kernel for each in of.traces for kernel in each.unknown), "")
+    which = f" ({one_line(unknown, 40)})" if name == "other_kernels" and unknown else ""
+    kind = "largest unexplained part" if measured > predicted else "largest difference"
+    return f"{step}; the {kind} is {words(name)}{which}: measured {text(measured)}, predicted {text(predicted)}{during}"

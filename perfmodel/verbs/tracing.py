@@ -9,13 +9,15 @@ from pathlib import Path
 
 from perfmodel.cost.trace import Detail, RankTimeline, rank_timelines
 from perfmodel.fitting.measured_trace import read_trace
+from perfmodel.fitting.memory_snapshot import read_snapshot
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.values import choice_of
+from perfmodel.parallel.measured_memory import MemoryComparison
 from perfmodel.parallel.measured_trace import GROUPS, TraceComparison, group_of
 from perfmodel.parallel.plan import Plan, plan_to_dict, rank_at
 from perfmodel.report.trace import chrome_trace, trace_bytes
-from perfmodel.verbs.setting import Name, load_plan, setting_of_plan
+from perfmodel.verbs.setting import Name, load_plan, predict_in, setting_of_plan
 
 #: Stages of which each has a rank in a trace by default; of a deeper pipeline the first, the middle and the last stage.
 MOST_STAGES = 16
@@ -47,21 +49,28 @@ def trace_plan(
 
 
 def compare_trace(
-    traces: str | Path | Sequence[str | Path], plan: Plan | Name | None = None, *, out: str | Path | None = None
+    traces: str | Path | Sequence[str | Path],
+    plan: Plan | Name | None = None,
+    *,
+    out: str | Path | None = None,
+    steps: int | None = None,
 ) -> TraceComparison:
     """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
 
     traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
     plan     the plan that ran; without one only the measured times
     out      where the measured step goes as a run that `fit_runs` reads: .jsonl
+    steps    number of steps of a trace without marks (ProfilerStep#N)
     """
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise bad_field("steps", steps, "must be a positive number of steps", "leave it out for traces that mark their steps")
     if out is not None:
         _check_run_file(Path(out), has_plan=plan is not None)
     files = [traces] if isinstance(traces, (str, Path)) else list(traces)
     if not files:
         raise InputError("traces: are missing; give files that torch.profiler wrote")
     found = None if plan is None else load_plan(plan)
-    measured = tuple(read_trace(each, found) for each in files)
+    measured = tuple(read_trace(each, found, steps=steps) for each in files)
     predicted = dict.fromkeys(GROUPS, 0.0)
     if found is not None:
         ranks = [each.rank for each in measured]
@@ -78,6 +87,21 @@ def compare_trace(
         run = {"id": names, "framework": str(found.framework), "plan": plan_to_dict(found), "step_time": comparison.measured}
         write_atomically(Path(out), json.dumps(run) + "\n")
     return comparison
+
+
+def compare_memory(snapshots: str | Path | Sequence[str | Path], plan: Plan | Name | None = None) -> MemoryComparison:
+    """Measured peaks of memory, and the code that allocated them, next to the predicted memory of their plan.
+
+    snapshots   files that torch wrote (`torch.cuda.memory._dump_snapshot`); nothing in them is executed
+    plan        the plan that ran; without one only the measured peaks
+    """
+    files = [snapshots] if isinstance(snapshots, (str, Path)) else list(snapshots)
+    if not files:
+        raise InputError("snapshots: are missing; give files that torch.cuda.memory._dump_snapshot wrote")
+    found = None if plan is None else load_plan(plan)
+    memories = sorted(chain.from_iterable(map(read_snapshot, files)), key=lambda each: -each.allocated)
+    predicted = {} if found is None else predict_in(setting_of_plan(found), found).memory
+    return MemoryComparison(memories=tuple(memories), predicted=predicted)
 
 
 def _check_run_file(out: Path, *, has_plan: bool) -> None:

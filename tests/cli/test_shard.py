@@ -307,3 +307,9 @@ def test_a_network_is_charged_the_launches_of_its_kernels_and_no_constant_of_a_t
     found = call_json("shard", "alexnet", "--cluster", "pase-1080ti", "--chips", 8)
     parts = found["best"]["parts"]
     assert parts["host"] < 0.05 * sum(parts.values())
+
+
+def test_a_network_on_one_chip_lists_its_operators(call):
+    code, out, err = call("shard", "resnet50", "--cluster", "v100-sxm2-32gb", "--chips", 1, "--batch", 32)
+    assert (code, err) == (0, "")
+    assert "whole" in out

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from tests.fitting.test_memory_snapshot import step_snapshot
+
 JOB = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", 8, "--global-batch", 16, "--seq-len", "1k", "--pp", 2, "--tp", 2]
 
 
@@ -131,7 +133,7 @@ def test_the_largest_difference_is_named(call, call_json, plan, tmp_path):
     content["traceEvents"] = [event for event in content["traceEvents"] if not event["name"].startswith("flash_attention")]
     (tmp_path / "trace.json").write_text(json.dumps(content))
     found = call_json("trace", plan, "--measured", "trace.json")
-    assert "the largest difference is attention: measured 0.0" in found["summary"]
+    assert "the largest unexplained part is idle: measured" in found["summary"]
     alone = call_json("trace", "--measured", "trace.json")
     assert [set(each) for each in alone["parts"]] == [{"part", "measured"}] * len(found["parts"])
     assert "measured step of" in call("trace", "--measured", "trace.json")[1]
@@ -145,11 +147,45 @@ def test_the_largest_difference_is_named(call, call_json, plan, tmp_path):
         (["--measured", "missing.json"], "missing.json: cannot be read as a trace (No such file or directory)"),
         (["--measured", "missing.json", "--ranks", "0"], "--ranks: is for a predicted trace"),
         (["--measured", "missing.json", "--out", "run.jsonl"], "out=run.jsonl: needs the plan that ran; give it with --plan"),
+        (["ddp", "--steps", "2"], "--steps: is for a measured trace"),
+        (["--measured", "missing.json", "--steps", "0"], "steps=0: must be a positive number of steps"),
+        (["--measured", "missing.pickle"], "missing.pickle: cannot be read as a memory snapshot (No such file or directory)"),
         (["--measured", "missing.json", "--out", "run.csv"], "out=run.csv: must end in .jsonl with measured traces"),
     ],
 )
 def test_bad_measured_input_is_one_sentence(call, arguments, sentence):
     code, out, err = call("trace", *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_a_memory_snapshot_is_compared_with_the_predicted_memory(call, call_json, plan, tmp_path):
+    step_snapshot(tmp_path / "snapshot.pickle")
+    code, out, err = call("trace", "--measured", "snapshot.pickle", "--plan", plan)
+    assert (code, err) == (0, "")
+    assert "peak in tensors 0.22 GiB, predicted" in out
+    assert "job/model.py:42 forward" in out
+    found = call_json("trace", "--measured", "snapshot.pickle", "--plan", plan)
+    predicted = call_json("predict", plan)["memory"]
+    assert {name: found["predicted"][name] for name in predicted} == predicted
+    assert found["measured"]["allocated"] == found["snapshots"][0]["allocated"] == 230 * 2**20
+    alone = call_json("trace", "--measured", "snapshot.pickle")
+    assert "predicted" not in alone
+    assert "measured peak of 230.0 MiB in tensors" in call("trace", "--measured", "snapshot.pickle")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--out", "run.jsonl"], "--out run.jsonl: a memory snapshot has no step time"),
+        (["--steps", 2], "--steps: is for traces"),
+        (["--measured", "trace.json"], "snapshot.pickle: is a memory snapshot among traces"),
+    ],
+)
+def test_a_memory_snapshot_takes_no_options_of_traces(call, tmp_path, arguments, sentence):
+    step_snapshot(tmp_path / "snapshot.pickle")
+    code, out, err = call("trace", "--measured", "snapshot.pickle", *arguments)
     assert (code, out) == (2, "")
     assert sentence in err
     assert err.count("\n") == 1

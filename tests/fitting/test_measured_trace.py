@@ -9,6 +9,8 @@ import perfmodel
 from perfmodel.fitting.measured_trace import read_trace
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.measured_trace import GROUPS
+from perfmodel.report.document import Notes
+from perfmodel.report.trace import comparison_blocks
 
 US = 1e-6
 
@@ -90,6 +92,7 @@ def test_compressed_files_and_single_steps_are_read(tmp_path):
         ("ncclDevKernel_AllReduce_Sum_f32", {"Process_Group_Description": "DATA_PARALLEL_GROUP_WITH_CP"}, "gradient_reduction"),
         ("nvjet_tst_256x128", {}, "matmul"),
         ("void at::native::vectorized_elementwise_kernel", {}, "elementwise"),
+        ("multi_tensor_apply_kernel<CopyFunctor>", {}, "elementwise"),
         ("my_kernel", {}, "other_kernels"),
     ],
 )
@@ -125,6 +128,101 @@ def test_operators_of_a_cpu_are_recorded_and_read(tmp_path):
     assert sum(found.groups.values()) == pytest.approx(found.step_time)
     assert all(found.groups[name] > 0 for name in ("matmul", "elementwise", "optimizer"))
     assert min(found.groups.values()) >= 0
+
+
+def host(name, start, length, category="user_annotation"):
+    return {"ph": "X", "cat": category, "name": name, "pid": 9, "tid": 9, "ts": start, "dur": length, "args": {}}
+
+
+def test_idle_time_is_split_by_what_the_host_does(tmp_path):
+    # idle: 0-10, 230-240, 280-290 and 300-400
+    events = [
+        host("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 300, 30),
+        host("Optimizer.step#AdamW.step", 320, 30),
+        host("cudaStreamSynchronize", 270, 12, "cuda_runtime"),
+    ]
+    found = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=events))
+    expected = {"data_loading": 30, "optimizer_step": 20, "after_synchronization": 10, "launches_or_bubble": 70}
+    assert dict(found.idle) == pytest.approx({name: time * US for name, time in expected.items()})
+    assert sum(found.idle.values()) == pytest.approx(found.groups["idle"])
+
+
+@pytest.mark.parametrize("correlation", [[1], None, {}, 1.5])
+def test_kernels_with_a_damaged_correlation_are_placed_by_their_own_time(tmp_path, correlation):
+    found = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=kernel("gemm", 320, 25, correlation)))
+    assert found.groups["matmul"] == pytest.approx(125 * US)
+
+
+def test_kernels_of_the_optimizers_step_are_its_own(tmp_path):
+    event = kernel("void vectorized_elementwise_kernel", 320, 25, 500, launched=310)
+    extra = [*event, host("Optimizer.step#SGD.step", 305, 10)]
+    found = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=extra))
+    assert (found.groups["optimizer"], found.groups["elementwise"]) == pytest.approx((65 * US, 30 * US))
+
+
+def test_categories_of_old_versions_of_torch_are_read(tmp_path):
+    text = gpu_trace(tmp_path / "new.json").read_text()
+    for new, old in (("kernel", "Kernel"), ("gpu_memcpy", "Memcpy"), ("cuda_runtime", "Runtime"), ("user_annotation", "Operator")):
+        text = text.replace(f'"cat": "{new}"', f'"cat": "{old}"')
+    events = json.loads(text)["traceEvents"]
+    for each in events:
+        each["ts"] += 1623142623460172  # they count from 1970
+    (tmp_path / "old.json").write_text(json.dumps({"traceEvents": events}))
+    new, old = read_trace(tmp_path / "new.json"), read_trace(tmp_path / "old.json")
+    assert (old.device, old.num_steps, dict(old.groups)) == ("GPU", 2, pytest.approx(dict(new.groups)))
+
+
+def unmarked(path, *, updates=4):
+    gpu_trace(path)
+    events = [each for each in json.loads(path.read_text())["traceEvents"] if not each["name"].startswith("ProfilerStep")]
+    events += [host("Optimizer.step#AdamW.step", 400 * i + 300, 90) for i in range(updates)]
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_steps_without_marks_end_with_the_optimizers(tmp_path):
+    marked, found = read_trace(gpu_trace(tmp_path / "a.json")), read_trace(unmarked(tmp_path / "b.json"))
+    assert found.num_steps == 2
+    assert found.step_time == pytest.approx(marked.step_time)
+    assert found.groups["matmul"] == pytest.approx(marked.groups["matmul"])
+    assert found.note == "no step is marked: read as 4 steps, each of which ends with the optimizer's"
+
+
+def test_steps_without_marks_and_annotations_end_with_the_optimizers_kernels(tmp_path):
+    text = unmarked(tmp_path / "b.json", updates=0).read_text().replace("multi_tensor_apply_kernel", "multi_tensor_apply<FusedAdam>")
+    (tmp_path / "b.json").write_text(text)
+    marked, found = read_trace(gpu_trace(tmp_path / "a.json")), read_trace(tmp_path / "b.json")
+    assert (found.num_steps, found.step_time) == (2, pytest.approx(marked.step_time))
+    assert dict(found.groups)["matmul"] == pytest.approx(marked.groups["matmul"])
+
+
+def test_the_rank_that_the_others_wait_for_is_named(tmp_path):
+    def rank(number, compute):
+        events = [step(0, 0, 400), *kernel("gemm", 0, compute, 1), *kernel("ncclDevKernel_AllReduce_Sum_f32", compute, 390 - compute, 2)]
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps({"traceEvents": events, "distributedInfo": {"rank": number}}))
+        return path
+
+    compared = perfmodel.compare_trace([rank(0, 150), rank(1, 350), rank(2, 100)])
+    assert compared.straggler == (1, pytest.approx(225 * US))
+    notes = [note for block in comparison_blocks(compared, None, []) if isinstance(block, Notes) for note in block.notes]
+    assert "rank 1 communicates least: the others wait for it, 225.0 us on average" in notes
+    assert perfmodel.compare_trace(rank(0, 150)).straggler == (0, 0.0)
+
+
+@pytest.mark.parametrize(("updates", "steps", "read"), [(0, None, "one step"), (1, None, "one step"), (4, 4, "4 steps")])
+def test_a_trace_without_marks_is_one_step_or_as_many_as_are_given(tmp_path, updates, steps, read):
+    found = read_trace(unmarked(tmp_path / "t.json", updates=updates), steps=steps)
+    assert found.groups["matmul"] * (steps or 1) == pytest.approx(400 * US)
+    assert found.num_steps == (steps or 1)
+    assert found.note.startswith(f"no step is marked: the trace is read as {read}; mark steps with prof.step()")
+
+
+def test_the_number_of_marked_steps_is_not_given(tmp_path):
+    with pytest.raises(InputError, match=r"marks its steps .* leave out steps=2"):
+        read_trace(gpu_trace(tmp_path / "t.json"), steps=2)
+    with pytest.raises(InputError, match="steps=0: must be a positive number of steps"):
+        perfmodel.compare_trace(tmp_path / "t.json", steps=0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,157 @@
+"""Read a memory snapshot of torch (`torch.cuda.memory._dump_snapshot`): the peak of its allocator and the code that allocated it.
+
+The file is a pickle of dicts, lists, strings and numbers. It is read without torch, and nothing in it is executed: a pickle that names any
+class or function is refused. The history is replayed backwards from the state at the snapshot, so a peak is found in a history that was
+cut off at its start. Format: docstring of `torch.cuda.memory._snapshot`, torch 2.13.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.units import format_bytes
+from perfmodel.parallel.measured_memory import AllocationSite, MeasuredMemory
+
+MOST_FILE_BYTES = 1 << 30
+_MOST_BYTES = 1 << 53  # of a block: more is no memory
+_BLOCKS = {"alloc": 1, "free_completed": -1}
+_SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+_RECORD = "write it with torch.cuda.memory._dump_snapshot"
+_NO_FRAME, _BEFORE = "no Python frame (such as the backward pass)", "before the history begins"
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads builtin containers, strings and numbers; refuses whatever would be imported or called."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is not loaded")
+
+
+def is_snapshot(path: str | Path) -> bool:
+    """Whether a file is a pickle, by its name or its first byte."""
+    if Path(path).suffix in (".pickle", ".pkl"):
+        return True
+    try:
+        with Path(path).open("rb") as stream:
+            return stream.read(1) == pickle.PROTO
+    except OSError:
+        return False
+
+
+def read_snapshot(path: str | Path) -> tuple[MeasuredMemory, ...]:
+    """The peak of each device that has memory in a snapshot. Raises InputError."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        if size > MOST_FILE_BYTES:
+            rule = f"is {format_bytes(size)}, and at most {format_bytes(MOST_FILE_BYTES)} are read"
+            raise InputError(f"{path}: {rule}; record fewer events with _record_memory_history(max_entries=100000)")
+        content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read as a memory snapshot ({error.strerror}); {_RECORD}") from None
+    except pickle.UnpicklingError as error:
+        raise InputError(f"{path}: cannot be read as a memory snapshot ({error}); {_RECORD}") from None
+    except (EOFError, ValueError, TypeError, AttributeError, IndexError, KeyError, OverflowError, MemoryError, RecursionError):
+        raise InputError(f"{path}: cannot be read as a memory snapshot (damaged); {_RECORD}") from None
+    if not isinstance(content, dict):
+        raise _damaged(path, "segments")
+    segments = defaultdict[int, list[dict[str, Any]]](list)
+    for segment in _dicts(content, "segments", path):
+        segments[_number(segment, "device", path, least=0, missing=0)].append(segment)
+    histories = content.get("device_traces", [])
+    if not isinstance(histories, list):
+        raise _damaged(path, "device_traces")
+    events = {device: _dicts({"device_traces": history}, "device_traces", path) for device, history in enumerate(histories) if history}
+    found = [_peak(path, device, segments[device], events.get(device, [])) for device in sorted({*segments, *events})]
+    if not any(each.allocated for each in found):
+        raise InputError(f"{path}: a snapshot without allocated memory; take it after a step, on the process that trains")
+    return tuple(each for each in found if each.allocated)
+
+
+def _peak(path: Path, device: int, segments: list[dict[str, Any]], events: list[dict[str, Any]]) -> MeasuredMemory:
+    """Replay the events of a device backwards: first their sizes to find the peak, then the blocks that live at it."""
+    live: dict[int, tuple[int, list[Any] | None]] = {}
+    for segment in segments:
+        for block in _dicts(segment, "blocks", path):
+            if str(block.get("state", "")).startswith("active"):
+                size = _number(block, "requested_size", path, missing=block.get("size"))
+                live[_number(block, "address", path, missing=-len(live) - 1, least=None)] = (size, block.get("frames") or [])
+    allocated = most = sum(size for size, _ in live.values())
+    reserved = at_peak = most_reserved = sum(_number(segment, "total_size", path) for segment in segments)
+    peak, refused = len(events), 0
+    for index in range(len(events) - 1, -1, -1):
+        event = events[index]
+        action, size = str(event.get("action")), _number(event, "size", path, missing=0)
+        allocated -= _BLOCKS.get(action, 0) * size
+        reserved -= _SEGMENTS.get(action, 0) * size
+        refused = refused or (size if action == "oom" else 0)
+        most_reserved = max(most_reserved, reserved)
+        if allocated > most:
+            peak, most, at_peak = index, allocated, reserved
+        if action in _BLOCKS:
+            _number(event, "addr", path, least=None)
+    for event in reversed(events[peak:]):
+        if event.get("action") == "alloc":
+            live.pop(event["addr"], None)
+        elif event.get("action") == "free_completed":
+            live[event["addr"]] = (event["size"], None)
+    missing = {address for address, (_, frames) in live.items() if frames is None}
+    for event in reversed(events[:peak]):
+        if event.get("action") == "alloc" and event["addr"] in missing:
+            missing.discard(event["addr"])
+            live[event["addr"]] = (event["size"], event.get("frames") or [])
+    sites = defaultdict[str, list[int]](list)
+    for size, frames in live.values():
+        sites[_BEFORE if frames is None else _site(frames)].append(size)
+    return MeasuredMemory(
+        name=str(path),
+        device=device,
+        num_events=len(events),
+        allocated=most,
+        reserved=at_peak,
+        most_reserved=most_reserved,
+        sites=tuple(
+            AllocationSite(where=where, num_blocks=len(sizes), num_bytes=sum(sizes))
+            for where, sizes in sorted(sites.items(), key=lambda each: -sum(each[1]))
+        ),
+        refused=refused,
+    )
+
+
+def _site(frames: object) -> str:
+    """The first frame of Python code that is not torch's own, innermost first; else the first of torch's."""
+    first = ""
+    for frame in frames if isinstance(frames, list) else []:
+        if isinstance(frame, dict) and str(frame.get("filename", "")).endswith(".py"):
+            parts = str(frame["filename"]).replace("\\", "/").split("/")
+            where = f"{'/'.join(parts[-2:])}:{frame.get('line')} {frame.get('name')}"
+            if "torch" not in parts[:-1]:
+                return where
+            first = first or where
+    return first or _NO_FRAME
+
+
+def _dicts(of: Mapping[str, Any], key: str, path: Path) -> list[dict[str, Any]]:
+    found = of.get(key)
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise _damaged(path, key)
+    return found
+
+
+def _number(of: Mapping[str, Any], key: str, path: Path, *, missing: object = None, least: int | None = 0) -> int:
+    found = of.get(key, missing)
+    if isinstance(found, bool) or not isinstance(found, int) or (least is not None and not least <= found <= _MOST_BYTES):
+        raise _damaged(path, key)
+    return found
+
+
+def _damaged(path: Path, key: str) -> InputError:
+    return InputError(f"{path}: is no memory snapshot ({key} is missing or damaged); {_RECORD}")
