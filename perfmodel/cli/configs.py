@@ -81,7 +81,7 @@ def export(
     if out is not None:
         endings = list(dict.fromkeys(Path(name).suffix for name in exported.files))
         if out.suffix and out.suffix not in endings:
-            rule = f"{exported.framework} has files that end in {', '.join(endings)}"
+            rule = f"{exported.framework} is written as files that end in {', '.join(endings)}"
             raise bad_field("out", out, rule, f"write {out.with_suffix(endings[-1])}")
         write_export(exported, out.parent)
     show(Document(content=lambda: _exported_object(exported), blocks=lambda: _exported_blocks(exported, notes, out)), output)

@@ -218,9 +218,9 @@ def _follow(source: ConfigKeys) -> None:
     if isinstance(module, str) and isinstance(config, str) and config.isidentifier():
         folder = source.path.parent
         for path in (folder / f"{module}.py", folder / module / "config_registry.py", folder / "config_registry.py"):
-            if path.is_file():
+            if path.name in source.embedded or path.is_file():
                 source.files.append(path)
-                source.keys = {**_keys_of_file(path, config), **source.keys}
+                source.keys = {**_keys_of_file(path, config, text=source.embedded.get(path.name)), **source.keys}
                 return
         raise InputError(
             f"--config {config}: is a function of {module}/config_registry.py, which is not next to {source.path}; copy it there"

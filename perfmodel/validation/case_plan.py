@@ -380,8 +380,10 @@ def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
         count, nodes = stated_count(kind, "count"), optional_count(kind, "nodes")
         per_node = count // (nodes or 1)
         rate = kind.get("network_gbit_s")
+        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1e9):
+            raise bad_field("network_gbit_s", one_line(rate), "must be a positive number", "correct it in the case")
         node = f" per-node={per_node}" if nodes else ""
-        pools.append(f"{count}@{kind['chip']}{node}" + (f" scale-out={float(rate) / per_node:.6g} Gbit/s" if rate else ""))
+        pools.append(f"{count}@{kind['chip']}{node}" + (f" scale-out={rate / per_node:.6g} Gbit/s" if rate else ""))
     text = "+".join(pools)
     first = kinds[0]["chip"]
     return HardwareOfCase(chip=first, chips_per_node=None, num_chips=num_chips, inter_node_bandwidth_per_chip=None, cluster=text)

@@ -134,7 +134,7 @@ def test_a_printed_file_can_be_copied(call, config, monkeypatch):
     [
         (("--to", "megatron"), "Megatron's distributed optimizer is ZeRO 1"),
         (("--to", "keras"), "is no framework that plans are written for"),
-        (("--to", "nemo-automodel", "--out", "x.json"), "loads files that end in .yaml, .sh"),
+        (("--to", "nemo-automodel", "--out", "x.json"), "files that end in .yaml, .sh"),
         (("--to", "nemo-automodel", "--out", "nowhere/x.yaml"), "nowhere"),
     ],
 )

@@ -17,10 +17,21 @@ from tests.configs.launch_schemas import check, documents_of
 LAUNCHERS = [name for name, launcher in load_launchers().items() if not launcher.engines]
 
 
-@pytest.fixture(scope="module", params=["torchtitan", "megatron", "trl"])
+@pytest.fixture(scope="module", params=["torchtitan", "torchtitan-python", "megatron", "trl"])
 def plan(request):
     rng = random.Random(7)
-    return request.param, next(each for each in iter(lambda: draw_plan(request.param, rng), None) if each.num_chips > 8)
+    return request.param, next(
+        each for each in iter(lambda: draw_plan(request.param, rng), None) if each.num_chips > 8 and writes(request.param, each)
+    )
+
+
+def writes(framework, plan):
+    """Whether the framework can express it."""
+    try:
+        export_plan(plan, to=framework)
+    except InputError:
+        return False
+    return True
 
 
 def script_of(exported):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.collectives import collective_time
+from perfmodel.cost.collectives import collective_time, send_time
 from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION, NEVER
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.foundation.collectives import CollectiveKind
@@ -15,6 +15,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, SCALE_OUT, SCALE_UP, Calibration, CollectiveModel
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import load_calibration, load_cluster
+from perfmodel.parallel.grid import neighbours_together
 from tests.cost.machines import CALIBRATED, make_machine, make_tier, shipped_machine
 
 AR, RS, AG, A2A, SEND = CollectiveKind
@@ -277,3 +278,18 @@ def test_a_stated_latency_counts_beside_measured_collectives(kind):
     assert time(*usual) < time(*(10 * each for each in usual)) < time(1.0, 1.0)
     assert time(*(each / 100 for each in usual)) < time(*usual)
     assert time(1.0, 1.0) > 1.0
+
+
+@machines
+@pytest.mark.parametrize("ranks", [1, 2, 4, 16, 24])
+@pytest.mark.parametrize("stride", [1, 2, 8, 64])
+def test_a_send_of_a_pipeline_is_the_mean_over_its_boundaries(machine, ranks, stride):
+    sizes = machine.tier_sizes
+    hop = [1.0 + neighbours_together(np.array([float(stride)]), np.array([float(ranks)]), size) for size in sizes]
+
+    def between(rank):
+        tiers = [np.array([2.0 if rank * stride // size == (rank + 1) * stride // size else 1.0]) for size in sizes[:-1]]
+        return float(collective_time(SEND, 1e7, group_size=np.array([2.0]), inside=[*tiers, np.array([2.0])], machine=machine)[0])
+
+    wanted = np.mean([between(rank) for rank in range(ranks - 1)]) if ranks > 1 else 0.0
+    assert float(send_time(1e7, np.array([float(ranks)]), hop, machine)[0]) == pytest.approx(wanted, rel=1e-12)

@@ -577,3 +577,40 @@ def test_the_release_in_the_name_of_a_framework_says_how_its_recipe_runs():
     plan = plan_of_case(inputs_of(deepseek)).plan
     assert (plan.dispatcher, str(plan.recompute)) == ("flex", "selective")
     assert plan.recompute_operators == operators_of(("mla_up_proj", "mlp"))
+
+
+KINDS = [
+    {"chip": "v100-sxm2-16gb", "count": 12, "nodes": 3, "network_gbit_s": 10},
+    {"chip": "t4-16gb", "count": 4, "nodes": 1, "network_gbit_s": 50},
+]
+
+
+def test_a_run_on_several_kinds_of_chips():
+    case = changed(
+        chips=KINDS, num_chips=16, dp=4, tp=1, pp=4, global_batch=32, sequence_length=512, precision="fp16", sequence_parallel=False,
+        model={**MODEL, "num_hidden_layers": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16},
+    )  # fmt: skip
+    planned = plan_of_case(inputs_of(case))
+    assert planned.hardware.cluster == ("12@v100-sxm2-16gb per-node=4 scale-out=2.5 Gbit/s+4@t4-16gb per-node=4 scale-out=12.5 Gbit/s")
+    stages = [{"units": units} for units in (7, 7, 6, 10)]
+    assert plan_of_case(inputs_of({**case, "stages": stages})).plan.stage_layers == (5, 7, 6, 6)
+    mixed, fast = row_of(case), row_of({**case, "chips": [KINDS[0], {**KINDS[1], "chip": "v100-sxm2-16gb"}]})
+    assert mixed.predicted_step_time > fast.predicted_step_time
+    assert mixed.predicted_memory > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"chips": [{"count": 8}]}, "must name a known chip for each kind"),
+        ({"chips": [3]}, "must name a known chip for each kind"),
+        ({"chips": [{**KINDS[0], "count": 0}, KINDS[1]]}, "count"),
+        ({"chips": [{**KINDS[0], "network_gbit_s": "fast"}, KINDS[1]]}, "network_gbit_s"),
+        ({"chips": [{**KINDS[0], "chip": "nothing"}, KINDS[1]]}, "nothing"),
+        ({"stages": [{"units": 3}, {"units": 4}]}, "32 or more in all"),
+        ({"stages": ["a"]}, "must state units"),
+    ],
+)
+def test_kinds_and_stages_that_cannot_be_are_told(fields, said):
+    row = row_of(changed(**{"num_chips": 16, "dp": 2, **fields}))
+    assert said in row.reason
