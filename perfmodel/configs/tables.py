@@ -132,7 +132,7 @@ def table_named(name: str) -> FrameworkTable:
     """The table of a framework that plans can be written for. Raises InputError."""
     known = {key: table for key, table in load_tables().items() if table.outputs}
     if name not in known:
-        raise bad_field("to", name, "is no framework that plans are written for", f"use one of {', '.join(known)}{suggest(name, known)}")
+        raise bad_field("to", name, "is no framework that plans are written for", suggest(name, known).removeprefix("; "))
     return known[name]
 
 
