@@ -12,6 +12,7 @@ from perfmodel.cost.trace import RankTimeline
 from perfmodel.foundation.units import format_bandwidth, format_bytes, format_count, format_flop_rate, format_step, format_time
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.chip_cluster import chips_text, short_name
+from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.interval import COVERAGE, StepInterval
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction, notes
@@ -120,7 +121,10 @@ def plan_report(
         trust, step = explanation.trust, prediction.step_time
         tables = [doubts_table(trust), *([remedies_table(trust, step)] if trust.remedies else [])]
         sections.append(PageSection("Uncertainty", [Facts("", trust_lines(trust, step)), *tables]))
-    sections.append(PageSection("Assumptions and sources", [basis_table([prediction]), sources_table(prediction, basis)]))
+    estimator, peak = basis.estimator, (prediction.peak_flop_rate, prediction.peak_dtype)
+    runs = ("framework", short_name(estimator.profile.name), estimator.profile.source)
+    sources = sources_table(prediction.plan.job.model, estimator.cluster, basis.calibration, peak, runs)
+    sections.append(PageSection("Assumptions and sources", [basis_table([prediction]), sources]))
     sections.append(_reproduce(commands, {"plan.yaml": plan_text}))
     kind = "plan" if result is None else "search"
     return made_page(kind, _title(prediction.plan), verdict_line(prediction), _cards(prediction, interval), sections)
@@ -312,11 +316,14 @@ def basis_table(predictions: Sequence[Prediction], names: Sequence[str] = ("",))
     return Table(title="Basis of the times", headers=("plan", "based on"), rows=tuple(rows), fold=("based on",))
 
 
-def sources_table(prediction: Prediction, basis: Basis) -> Table:
-    """Records that the plan is predicted with, and where their numbers are from."""
-    estimator, cluster = basis.estimator, basis.estimator.cluster
-    model, chip, profile, calibration = prediction.plan.job.model, cluster.chip, estimator.profile, basis.calibration
-    peak = f"{format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"
+def sources_table(model: Any, cluster: Cluster, calibration: Calibration, peak: tuple[float, str], runs: tuple[str, str, str]) -> Table:
+    """Records that a plan is predicted with, and where their numbers are from.
+
+    peak   rate [FLOP/s] and its dtype
+    runs   the framework or engine as such a record: (what, name, source)
+    """
+    chip = cluster.chip
+    rate = f"{format_flop_rate(peak[0])} dense {peak[1]}"
     memory = f"{format_bytes(chip.memory.capacity)}, {format_bandwidth(chip.memory.bandwidth)}"
     size = f", {format_count(model.num_parameters)} parameters" if hasattr(model, "num_parameters") else ""
     tiers = [
@@ -329,11 +336,11 @@ def sources_table(prediction: Prediction, basis: Basis) -> Table:
     ]
     rows = [
         ("model", f"{model.name}{size}", getattr(model, "source", "")),
-        ("chip", f"{chip.name}: {peak}, {memory}", chip.source),
+        ("chip", f"{chip.name}: {rate}, {memory}", chip.source),
         ("cluster", short_name(cluster.name), cluster.source),
         *tiers,
         ("kernels", calibration.name or "spec sheet", calibration.source),
-        ("framework", short_name(profile.name), profile.source),
+        runs,
     ]
     return Table(title="Sources", headers=("record", "value", "source"), rows=tuple(rows), fold=("value", "source"))
 

@@ -60,6 +60,7 @@ def service_report(
     operators: Sequence[OperatorRow],
     start: Sequence[Block],
     command: str,
+    sources: Table,
     found: ServingSearchResult | None = None,
     more_notes: Sequence[str] = (),
 ) -> Report:
@@ -68,6 +69,7 @@ def service_report(
     operators   of a decode step and of a prefill; none of separate prefill and decode workers
     start       the commands that start the plan
     command     with the same numbers
+    sources     of the records that the numbers rest on
     """
     facts = [("job", service_line(prediction)), *remedy_facts(prediction), *headline(prediction, verbose=True)]
     kept = limits_facts(prediction, limits) if prediction.fits else []
@@ -92,7 +94,7 @@ def service_report(
         sections.append(PageSection("Start", list(start)))
     rests = tuple((words(name), source) for name, source in prediction.rests_on.items())
     basis = Table(title="Basis of the numbers", headers=("part", "based on"), rows=rests, fold=("based on",))
-    sections.append(PageSection("Assumptions and sources", [basis]))
+    sections.append(PageSection("Assumptions and sources", [basis, sources]))
     sections.append(PageSection("Reproduce", [Command(command)]))
     plan = prediction.plan
     title = f"{prediction.job.model.name} served on {chips_text(plan.num_chips)} of {short_name(prediction.cluster)}"

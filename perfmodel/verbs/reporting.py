@@ -22,7 +22,7 @@ from perfmodel.planner.result import AlikePlans, Expectation, Objective, SearchR
 from perfmodel.planner.search import alike_kinds
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report.document import Block
-from perfmodel.report.page import Basis, Report, comparison_report, plan_report
+from perfmodel.report.page import Basis, Report, comparison_report, plan_report, sources_table
 from perfmodel.report.predictions import short_names
 from perfmodel.verbs.api import compare_plans, explain_plan, predict_plan
 from perfmodel.verbs.serving import ServingSetting, operators_of
@@ -85,7 +85,19 @@ def write_service_report(
 
     operators = operators_of(setting, prediction) if prediction.fits else []
     more = () if found is None else setting.notes
-    page = service_report(prediction, limits=limits, operators=operators, start=start, command=command, found=found, more_notes=more)
+    of, job = setting.estimator, setting.job
+    runs = ("engine", f"{of.engine.name} {of.engine.version}", of.engine.source)
+    peak = (of.machine.peak_flop_rate, str(of.machine.dtype))
+    page = service_report(
+        prediction,
+        limits=limits,
+        operators=operators,
+        start=start,
+        command=command,
+        sources=sources_table(job.model, of.cluster, of.calibration, peak, runs),
+        found=found,
+        more_notes=more,
+    )
     write_atomically(out, page.html)
 
 

@@ -120,6 +120,7 @@ def test_a_service_has_a_page_with_the_numbers_of_serve(call_json, more, section
     assert f"{best['tokens_per_second_per_chip']:,.0f} output tokens/s a chip" in text
     assert found["launch"][0]["command"] in text
     assert all(section in text.lower() for section in sections)
+    assert "NVSwitch" in text  # the source of the network
     assert (tmp_path / "page.html").stat().st_size < 1e5
     again = call_json(*next(line for line in text.split("\n") if "perfmodel serve" in line).split()[1:])
     assert again["launch"] == found["launch"]
