@@ -107,9 +107,14 @@ def test_a_plan_stays_below_each_limit_by_the_headroom():
         assert all(plan.prediction.tpot.mean <= 0.02 * (1 - share) for plan in found.plans)
     assert ServingLimits(ttft=0.3) == ServingLimits(ttft=0.3, headroom=LIMIT_HEADROOM)
     given = serving_job(concurrency=256)
-    least = min(plan.prediction.ttft.mean for plan in searched(given).plans) * 1.001
+
+    def lowered():
+        found = searched(given)
+        for _ in range(20):  # a lower limit may be met by plans that were not the best of their layout
+            found = searched(given, limits=ServingLimits(ttft=min(plan.prediction.ttft.mean for plan in found.plans) * 1.001))
+
     with pytest.raises(InputError, match=r"with 1\.5 % of each to spare; .* a limit_headroom of 0"):
-        searched(given, limits=ServingLimits(ttft=least))
+        lowered()
     with pytest.raises(InputError, match="limit_headroom=1"):
         ServingLimits(ttft=0.3, headroom=1.0)
 
