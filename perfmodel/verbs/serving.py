@@ -614,13 +614,14 @@ def operators_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPredi
 
 
 def operators_of(setting: ServingSetting, prediction: ServingPrediction) -> list[OperatorRow]:
-    """Every operator of a decode step and of a prefill; none of separate prefill and decode workers."""
+    """Every operator of a decode step and of a prefill in the prediction's formats; none of separate prefill and decode workers."""
     from perfmodel.cost.serving.boundness import operator_rows
 
     if prediction.plan.pools is not None:
         return []
-    costs = setting.estimator.times([prediction.plan])
     job = prediction.job
+    estimator = replace(setting.estimator, quantization=job.quantization, cache=job.kv_precision)  # a search chooses among formats
+    costs = estimator.times([prediction.plan])
     rows = operator_rows(costs, phase="decode", sequences=max(prediction.running, 1.0), cached=job.mean_context)
     rows += operator_rows(costs, phase="prefill", tokens=job.new_tokens, cached=job.input_len.mean - job.new_tokens)
     return rows

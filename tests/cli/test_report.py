@@ -126,6 +126,14 @@ def test_a_service_has_a_page_with_the_numbers_of_serve(call_json, more, section
     assert again["launch"] == found["launch"]
 
 
+def test_operators_of_a_searched_plan_are_in_its_format(call_json, tmp_path):
+    found = call_json(*LOADED, "--search", "--allow", "bf16,fp8", "--report", "page.html")["best"]
+    assert found["plan"]["quantization"] == "fp8"
+    call_json(*LOADED, "--quantization", "fp8", "--tp", found["plan"]["tp"], "--report", "alone.html")
+    searched, alone = (read(tmp_path / name).split("operator by operator: ")[1].split()[:2] for name in ("page.html", "alone.html"))
+    assert searched == alone
+
+
 def test_a_service_that_does_not_fit_has_a_page(call, tmp_path):
     assert call(*LOADED, "--model", "llama-3-70b", "--chips", 1, "--report", "page.html")[0] == 2
     code, _, error = call("serve", "--model", "llama-3-70b", *LOADED[3:5], "--chips", 1, *LOADED[7:], "--report", "page.html")
