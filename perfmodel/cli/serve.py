@@ -226,14 +226,11 @@ def _predict(
 ) -> int:
     from perfmodel.cost.serving.simulated import is_simulated
     from perfmodel.report.serving import (
-        headline,
         launch_object,
-        limits_facts,
         limits_object,
         memory_table,
         parts_table,
-        remedy_facts,
-        service_line,
+        service_facts,
         serving_object,
         shown_notes,
         verdict_line,
@@ -256,8 +253,7 @@ def _predict(
         return {**verdict, **serving_object(prediction), "limits": limits_object(prediction, limits), "launch": launch_object(launch)}
 
     def blocks() -> Iterator[Block]:
-        facts = [("job", service_line(prediction)), *remedy_facts(prediction), *headline(prediction, verbose=output.verbose)]
-        yield Facts(verdict_line(prediction, limits), facts + (limits_facts(prediction, limits) if prediction.fits else []))
+        yield Facts(verdict_line(prediction, limits), service_facts(prediction, limits, verbose=output.verbose))
         if prediction.fits:
             yield parts_table(prediction)
         yield memory_table(prediction)
@@ -324,16 +320,13 @@ def _search(
     from perfmodel.report.serving import launch_object
     from perfmodel.report.serving_rows import search_rows
     from perfmodel.report.serving_searches import (
-        baselines_table,
         best_line,
-        front_table,
-        plans_table,
-        pools_tables,
         search_details,
         search_facts,
         search_line,
         search_notes,
         search_object,
+        search_tables,
     )
     from perfmodel.verbs.serving import launch_of, limits_of, search_asked
 
@@ -353,8 +346,7 @@ def _search(
 
     def blocks() -> Iterator[Block]:
         yield Facts(best_line(found), [("job", line), *search_facts(found)])
-        apart = pools_tables(found) if disaggregated and found.num_feasible else []
-        yield from (plans_table(found), *apart, baselines_table(found), front_table(found))
+        yield from search_tables(found, with_pools=disaggregated)
         yield from _launch_blocks(launch)
         yield Notes([*search_notes(found), *setting.notes], search_details(found))
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.trace import RankTimeline
 from perfmodel.foundation.units import format_bandwidth, format_bytes, format_count, format_flop_rate, format_step, format_time
 from perfmodel.hardware.calibration import Calibration
@@ -71,14 +70,6 @@ class Report:
         return f"{self.title}: {self.verdict}\n{', '.join(self.sections)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Basis:
-    """Records that a plan is predicted with."""
-
-    estimator: Estimator
-    calibration: Calibration
-
-
 def report_object(report: Report, file: str) -> dict[str, Any]:
     names = ("kind", "title", "verdict", "sections")
     return {"file": file, "num_bytes": len(report.html.encode()), **{name: getattr(report, name) for name in names}}
@@ -92,8 +83,8 @@ def report_blocks(report: Report, file: str) -> Iterator[Block]:
 def plan_report(
     explanation: Explanation,
     timelines: Sequence[RankTimeline],
-    basis: Basis,
     *,
+    sources: Table,
     plan_text: str,
     commands: Sequence[str],
     result: SearchResult | None = None,
@@ -121,9 +112,6 @@ def plan_report(
         trust, step = explanation.trust, prediction.step_time
         tables = [doubts_table(trust), *([remedies_table(trust, step)] if trust.remedies else [])]
         sections.append(PageSection("Uncertainty", [Facts("", trust_lines(trust, step)), *tables]))
-    estimator, peak = basis.estimator, (prediction.peak_flop_rate, prediction.peak_dtype)
-    runs = ("framework", short_name(estimator.profile.name), estimator.profile.source)
-    sources = sources_table(prediction.plan.job.model, estimator.cluster, basis.calibration, peak, runs)
     sections.append(PageSection("Assumptions and sources", [basis_table([prediction]), sources]))
     sections.append(_reproduce(commands, {"plan.yaml": plan_text}))
     kind = "plan" if result is None else "search"

@@ -127,6 +127,12 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
     return lines + [("based on" if at == 0 else "", text) for at, text in enumerate(shown) if text]
 
 
+def service_facts(prediction: ServingPrediction, limits: Mapping[str, float], *, verbose: bool = False) -> list[tuple[str, str]]:
+    """The job, what would fit where it does not, the headline, and which limits are kept."""
+    facts = [("job", service_line(prediction)), *remedy_facts(prediction), *headline(prediction, verbose=verbose)]
+    return facts + (limits_facts(prediction, limits) if prediction.fits else [])
+
+
 def shown_notes(prediction: ServingPrediction) -> list[str]:
     """The notes of a prediction without the verdict, which is printed first."""
     return [note for note in prediction.notes if not note.startswith(DOES_NOT_FIT)]

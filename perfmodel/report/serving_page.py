@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.foundation.units import format_bytes, format_time
@@ -15,28 +14,8 @@ from perfmodel.report.document import Block, Command, Facts, Notes, Text
 from perfmodel.report.figures import MEMORY_COLOURS
 from perfmodel.report.html import Bar, Markup, PageSection, Part, bars
 from perfmodel.report.page import Report, made_page
-from perfmodel.report.serving import (
-    headline,
-    limits_facts,
-    memory_table,
-    operators_table,
-    parts_table,
-    remedy_facts,
-    service_line,
-    short_plan,
-    shown_notes,
-    verdict_line,
-)
-from perfmodel.report.serving_searches import (
-    baselines_table,
-    best_line,
-    front_table,
-    plans_table,
-    pools_tables,
-    search_details,
-    search_facts,
-    search_notes,
-)
+from perfmodel.report.serving import memory_table, operators_table, parts_table, service_facts, short_plan, shown_notes, verdict_line
+from perfmodel.report.serving_searches import best_line, search_details, search_facts, search_notes, search_tables
 from perfmodel.report.svg import Mark, scatter
 from perfmodel.report.table import Table, times_like, words
 
@@ -71,9 +50,7 @@ def service_report(
     command     with the same numbers
     sources     of the records that the numbers rest on
     """
-    facts = [("job", service_line(prediction)), *remedy_facts(prediction), *headline(prediction, verbose=True)]
-    kept = limits_facts(prediction, limits) if prediction.fits else []
-    summary: list[Part] = [Facts("", facts + kept), Notes(shown_notes(prediction))]
+    summary: list[Part] = [Facts("", service_facts(prediction, limits, verbose=True)), Notes(shown_notes(prediction))]
     if found is not None:
         summary += [Facts("The search", search_facts(found)), Notes([*search_notes(found), *more_notes])]
     sections = [PageSection("Summary", summary)]
@@ -138,8 +115,7 @@ def _search_parts(found: ServingSearchResult) -> Iterator[Part]:
     yield Text("Tokens that a user sees against tokens of a chip; the line joins the plans and loads that no other beats in both.")
     labels = {"x_label": "output tokens/s for a user", "y_label": "output tokens/s a chip"}
     yield scatter(marks, _FRONT_COLOURS, limit=limit, limit_text="TPOT limit", is_whole=True, **labels)
-    yield plans_table(found)
-    yield from chain(pools_tables(found) if found.disaggregated else [], [baselines_table(found), front_table(found)])
+    yield from search_tables(found, with_pools=bool(found.disaggregated))
     yield Notes(search_details(found))
 
 

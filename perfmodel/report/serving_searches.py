@@ -146,6 +146,12 @@ def front_table(found: ServingSearchResult) -> Table:
     )
 
 
+def search_tables(found: ServingSearchResult, *, with_pools: bool) -> list[Table]:
+    """The best plans, separate prefill and decode workers where they were asked for and others are feasible, baselines and the front."""
+    pools = pools_tables(found) if with_pools and found.num_feasible else []
+    return [plans_table(found), *pools, baselines_table(found), front_table(found)]
+
+
 def best_line(found: ServingSearchResult) -> str:
     """The best plan and its figures."""
     best = found.best

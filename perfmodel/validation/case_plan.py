@@ -357,18 +357,23 @@ def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
     if not isinstance(chip, str) or not chip.strip() or is_path(chip):
         raise bad_field("chip", one_line(chip), "must be the name of a known chip", "see `perfmodel chips`")
     per_node = optional_count(inputs, "chips_per_node")
-    rate = inputs.get("inter_node_gbit_per_s_per_node")
-    bandwidth = None
-    if rate is not None:
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1e9:
-            raise bad_field("inter_node_gbit_per_s_per_node", one_line(rate), "must be a positive number", "correct it in the case")
-        bandwidth = float(rate) * _GBIT / (per_node or 8)
+    rate = _rate(inputs, "inter_node_gbit_per_s_per_node")
+    bandwidth = None if rate is None else rate * _GBIT / (per_node or 8)
     return HardwareOfCase(
         chip=chip,
         chips_per_node=per_node,
         num_chips=num_chips,
         inter_node_bandwidth_per_chip=bandwidth,
     )
+
+
+def _rate(inputs: Mapping[str, Any], name: str) -> float | None:
+    rate = inputs.get(name)
+    if rate is None:
+        return None
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1e9:
+        raise bad_field(name, one_line(rate), "must be a positive number", "correct it in the case")
+    return float(rate)
 
 
 def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
@@ -379,9 +384,7 @@ def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
             raise bad_field("chips", one_line(kind), "must name a known chip for each kind", "see `perfmodel chips`")
         count, nodes = stated_count(kind, "count"), optional_count(kind, "nodes")
         per_node = count // (nodes or 1)
-        rate = kind.get("network_gbit_s")
-        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1e9):
-            raise bad_field("network_gbit_s", one_line(rate), "must be a positive number", "correct it in the case")
+        rate = _rate(kind, "network_gbit_s")
         node = f" per-node={per_node}" if nodes else ""
         pools.append(f"{count}@{kind['chip']}{node}" + (f" scale-out={rate / per_node:.6g} Gbit/s" if rate else ""))
     text = "+".join(pools)

@@ -14,6 +14,7 @@ from perfmodel.cost.trace import Detail, rank_timelines
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.files import read_text
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
+from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.plan_file import plan_from_dict, plan_text
 from perfmodel.parallel.prediction import Prediction
@@ -22,7 +23,7 @@ from perfmodel.planner.result import AlikePlans, Expectation, Objective, SearchR
 from perfmodel.planner.search import alike_kinds
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report.document import Block
-from perfmodel.report.page import Basis, Report, comparison_report, plan_report, sources_table
+from perfmodel.report.page import Report, comparison_report, plan_report, sources_table
 from perfmodel.report.predictions import short_names
 from perfmodel.verbs.api import compare_plans, explain_plan, predict_plan
 from perfmodel.verbs.serving import ServingSetting, operators_of
@@ -63,9 +64,15 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
         explanation = explain_plan(plan, trust=isinstance(plan.job.model, TransformerConfig))
         setting = setting_of_plan(plan)
         timelines = rank_timelines(setting.estimator, plan, checked_ranks(plan, ()), Detail.PASSES)
-        basis = Basis(estimator=setting.estimator, calibration=choose_calibration(setting.cluster.chip, setting.calibration))
+        profile, prediction = setting.estimator.profile, explanation.prediction
+        calibration, runs = (
+            choose_calibration(setting.cluster.chip, setting.calibration),
+            ("framework", short_name(profile.name), profile.source),
+        )
+        peak = (prediction.peak_flop_rate, prediction.peak_dtype)
+        sources = sources_table(plan.job.model, setting.cluster, calibration, peak, runs)
         commands = [command, f"perfmodel explain {shlex.quote(names[0])} --trust"]
-        page = plan_report(explanation, timelines, basis, plan_text=texts[0], commands=commands, result=result)
+        page = plan_report(explanation, timelines, sources=sources, plan_text=texts[0], commands=commands, result=result)
     write_atomically(out, page.html)
     return page
 
