@@ -60,6 +60,7 @@ VERBS = {
     "engines": ("engines", "List serving engines and what each release runs."),
     "assumptions": ("assumptions", "List constants of a whole training run, with sources."),
     "schema": ("schema", "Print the fields of a kind of input file or a command, or their JSON Schema."),
+    "mcp": ("mcp", "Answer the tool calls of an agent (Model Context Protocol)."),
     "doctor": ("doctor", "Show the installation, this machine, and what would improve predictions."),
     "calibrations": ("known", "List calibrations: what was measured and how well it fits."),
 }

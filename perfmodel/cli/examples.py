@@ -27,6 +27,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "trace": ("trace plan.yaml --out trace.json.gz", "trace --measured torch_profile.json --plan plan.yaml"),
     "report": ("report plan.yaml --out report.html", "report plan.yaml fsdp --out comparison.html"),
     "web": ("web", "web --port 8600 --no-browser"),
+    "mcp": ("mcp", "mcp --help"),
     "run": ("run plan.yaml --shrink", "run plan.yaml --steps 50 --save runs.jsonl"),
     "audit": ("audit plan.yaml", "audit fsdp --rank 3 --json"),
     "calibrate": ("calibrate", "calibrate --brief --save this-machine.yaml"),

@@ -13,7 +13,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "What if": ("explore", "sweep", "chip"),
     "Run and measure": ("demo", "calibrate", "run", "audit", "fit", "validate"),
     "Networks and modules": ("shard", "import", "networks"),
-    "Reference data": ("models", "chips", "clusters", "profiles", "engines", "calibrations", "assumptions", "schema", "doctor"),
+    "Reference data": ("models", "chips", "clusters", "profiles", "engines", "calibrations", "assumptions", "schema", "doctor", "mcp"),
 }
 
 #: The commands that most users need first.

@@ -33,7 +33,7 @@ def test_every_option_of_a_command_is_described(verb):
     for name, field in found["input"]["properties"].items():
         assert field["description"], name
         assert field["type"] in ("string", "integer", "number", "boolean", "array")
-    serves = verb == "web"  # which answers in the browser
+    serves = verb in ("web", "mcp")  # which answer a browser or an agent
     assert serves or {"json", "format"} <= set(found["input"]["properties"])
 
 

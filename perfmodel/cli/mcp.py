@@ -1,0 +1,136 @@
+"""`perfmodel mcp`: the commands as tools of the Model Context Protocol, for agents, over standard input and output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from perfmodel.cli.words import command, flag
+from perfmodel.foundation.errors import InputError, bad_field, suggest
+
+if TYPE_CHECKING:
+    from mcp.server.lowlevel import Server
+
+#: Commands that are tools: those that answer in one result and execute no code of a user.
+TOOLS: Final = (
+    "predict", "search", "serve", "limits", "explain", "advise", "compare", "export", "explore", "trace", "report", "validate", "fit",
+    "models", "chips", "clusters", "profiles", "engines", "assumptions", "schema", "doctor",
+)  # fmt: skip
+
+#: Options that no agent needs: the result is Markdown or, with `format` json, an object; figures are for people.
+_LEFT_OUT: Final = ("json", "wide", "plot", "plots")
+_FORMATS: Final = ("markdown", "json", "csv")
+
+_INSTRUCTIONS: Final = (
+    "Predict step time, memory, cost and latency of training and serving large models on a cluster. search finds the best plan, predict "
+    "prices one, limits finds the largest batch and the fewest chips, advise reads a framework's configuration, serve prices inference. "
+    "Sizes: 8k is 8192. global-batch counts sequences on all chips. Name the framework with profile. Repeat the notes of an answer; "
+    "diffusion models, vision towers and generation within reinforcement learning are not predicted."
+)
+
+
+@command()
+def mcp() -> int:
+    """Answer the tool calls of an agent over standard input and output (Model Context Protocol).
+
+    An agent starts it; its configuration names the command `perfmodel mcp`. Each command that answers in one result is a tool.
+    """
+    try:
+        import anyio
+        from mcp.server.stdio import stdio_server
+    except ImportError:
+        raise InputError("mcp: needs the package mcp; install perfmodel[mcp]") from None
+
+    async def answer() -> None:
+        server = make_server()
+        async with stdio_server() as (requests, answers):
+            await server.run(requests, answers, server.create_initialization_options())
+
+    anyio.run(answer)
+    return 0
+
+
+def make_server() -> Server[Any]:
+    """Return the server: tools/list gives the schemas of the commands, tools/call runs one in a process of its own.
+
+    A command that is cancelled is killed, and nothing that it prints reaches the protocol's stream.
+    """
+    import anyio
+    from mcp.server.lowlevel import Server
+    from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams, TextContent, Tool, ToolAnnotations
+
+    from perfmodel import __version__
+
+    async def list_tools(context: object, params: PaginatedRequestParams | None) -> ListToolsResult:
+        return ListToolsResult(
+            tools=[
+                Tool(
+                    name=verb,
+                    description=content["summary"],
+                    input_schema=content["input"],
+                    annotations=ToolAnnotations(open_world_hint=False),
+                )
+                for verb, content in ((verb, tool_schema(verb)) for verb in TOOLS)
+            ]
+        )
+
+    async def call_tool(context: object, params: CallToolRequestParams) -> CallToolResult:
+        given = dict(params.arguments or {})
+        try:
+            arguments = command_line(params.name, given)
+        except InputError as error:
+            return CallToolResult(content=[TextContent(text=str(error))], is_error=True)
+        done = await anyio.run_process([sys.executable, "-P", "-m", "perfmodel", *arguments], check=False)
+        out, err = done.stdout.decode(), done.stderr.decode()
+        content = json.loads(out) if given.get("format") == "json" and out else None
+        text = "\n".join(filter(None, (out.strip(), err.strip())))
+        return CallToolResult(content=[TextContent(text=text)], structured_content=content, is_error=done.returncode != 0 and not out)
+
+    return Server("perfmodel", version=__version__, instructions=_INSTRUCTIONS, on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+def tool_schema(verb: str) -> dict[str, Any]:
+    """Return summary, options and input schema of a tool: those of the command, without the options for people."""
+    from perfmodel.cli.schema import command_schema
+
+    content = command_schema(verb)
+    properties = {name: value for name, value in content["input"]["properties"].items() if name not in _LEFT_OUT}
+    if "format" in properties:
+        properties["format"] = {"type": "string", "enum": list(_FORMATS), "description": "Form of the result.", "default": _FORMATS[0]}
+    return {**content, "input": {**content["input"], "properties": properties}}
+
+
+def command_line(tool: str, given: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of `perfmodel` for a call. Options are written --name=value, so that no value is read as an option.
+
+    Raises InputError for a tool or an argument that is unknown, missing, or not of its kind.
+    """
+    from perfmodel.cli.app import command_of
+
+    if tool not in TOOLS:
+        raise bad_field("tool", tool, f"is not known{suggest(tool, TOOLS)}", f"use {', '.join(TOOLS)}")
+    content = tool_schema(tool)
+    properties, options = content["input"]["properties"], set(content["options"])
+    opposite = {flag(entry.name)[2:]: entry.secondary_opts[0] for entry in command_of(tool).params if entry.secondary_opts}
+    for name in content["input"]["required"]:
+        if name not in given:
+            raise InputError(f"{name}: {tool} needs it; {properties[name]['description']}")
+    written: list[str] = []
+    places: list[str] = []
+    for name, value in ({"format": _FORMATS[0]} | dict(given)).items():
+        if name not in properties:
+            raise bad_field("argument", name, f"{tool} has none of this name{suggest(name, properties)}", f"use {', '.join(properties)}")
+        if value is None or (value is False and name not in opposite):
+            continue
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(entry, (list, dict)) for entry in values):
+            raise bad_field(name, json.dumps(value), "must be text, a number, true or a list of these", "write it as on the command line")
+        if isinstance(value, bool) and name in options:
+            written.append(f"--{name}" if value else opposite[name])
+        elif name in options:
+            written += [f"--{name}={entry}" for entry in values]
+        else:
+            places += [str(entry) for entry in values]
+    return [tool, *written, "--", *places]
