@@ -28,7 +28,8 @@ def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
         raise InputError(f"{one_line(where, 200)}: has no function that returns a config; give a config file of a framework")
     if not wanted and len(functions) > 1:
         place = one_line(where, 200)
-        raise InputError(f"{place}: holds {len(functions)} configs; give one, as {place}:{next(iter(functions))}")
+        example = next((name for name in functions if not name.startswith("_")), next(iter(functions)))
+        raise InputError(f"{place}: holds {len(functions)} configs; give one, as {place}:{example}")
     function = functions[wanted or next(iter(functions))]
     names = _constants(tree.body, {})
     calls = {}

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from perfmodel.configs.adapter_targets import adapter_targets
 from perfmodel.configs.expressions import evaluate
 from perfmodel.configs.sources import ARGUMENT, PROGRAM, ConfigKeys, keys_text, read_source
 from perfmodel.configs.tables import FrameworkTable, KeyMeaning, load_tables, plain
@@ -263,7 +264,7 @@ def _shipped(*parts: Any) -> str | None:
     text = re.sub(r"[^a-z0-9]", "", text)
     known = _known_models()
     while text not in known:
-        shorter = re.sub(r"(hf|instruct|base|chat|thinking|fp8|25\d\d|it)$", "", text)
+        shorter = re.sub(r"(hf|instruct|base|chat|thinking|fp8|bf16|fp16|25\d\d|v01|it|pt)$", "", text)
         shorter = re.sub(r"^meta(?=llama)", "", shorter) if shorter == text else shorter
         if shorter == text:
             return None
@@ -345,6 +346,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "split_with_ends": _split_with_ends,
     "dense_layers": _dense_layers,
     "lower": lambda text: str(text).lower(),
+    "adapter_targets": adapter_targets,
     "split": lambda text: str(text).strip("[]").replace("+", ",").split(",") if not isinstance(text, list) else text,
 }
 

@@ -29,6 +29,7 @@ _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "launch", "srun", "python",
 #: Options of one letter, of srun and mpirun.
 _SHORT = {"-N": "nnodes", "-n": "ntasks", "-np": "ntasks", "-m": "m", "-tp": "tensor_parallel_size", "-dp": "data_parallel_size", "-q": "q"}
 _INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
+_ENVIRONMENT = re.compile(r"[A-Z_][A-Z0-9_]*")
 _MOST_FILES = 8
 
 
@@ -261,6 +262,8 @@ def _resolved(keys: dict[str, Any], *, where: str) -> dict[str, Any]:
             raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} {rule}; write its value")
         target = next((keys[each] for each in (name, name.lstrip(".")) if each in keys), None)
         target = next((entry for key, entry in keys.items() if key.endswith(f".{name.lstrip('.')}")), None) if target is None else target
+        if target is None and _ENVIRONMENT.fullmatch(name):
+            return text  # the environment's, which is not read: a key that needs it is missing
         if target is None or depth > 8:
             raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} names a key that the file does not have; write its value")
         found = value(target, depth + 1) if isinstance(target, str) else target

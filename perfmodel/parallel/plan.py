@@ -474,7 +474,7 @@ def make_plan(
     given = pp * cp * tp * (dp_replicate or 1) * (dp_shard or 1)
     if num_chips % given:
         named = "*".join(name for name, value in degrees.items() if (value or 1) > 1)
-        raise InputError(f"{named}={given}: must divide chips={num_chips}; use degrees that do")
+        raise InputError(f"{named}={given}: must divide chips={num_chips}; use degrees that do, or other --chips")
     rest = num_chips // given
     if dp_shard is None and (zero or 0) > 0 and dp_replicate is None:
         dp_shard, dp_replicate = rest, 1

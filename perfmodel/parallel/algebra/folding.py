@@ -81,7 +81,7 @@ def folding_fault(*, tp_kv: int, tp_q: int, cp: int, data: int, ep: int, etp: in
     if left > 1 and left % cp and cp % left:
         return f"ep={ep}: takes {left} ways of cp and the data axes, and neither divides cp={cp} nor is a multiple of it; use another ep"
     if data % max(left // cp, 1):
-        return f"ep={ep}: takes {left // cp} ways of the data axis, which has {data}: must divide it; use a smaller ep"
+        return f"ep={ep}: takes {left // cp} ways of the data axis, which has {data}: must divide it; use a smaller ep, or more chips"
     parts = expert_parts(tp_kv=tp_kv, tp_q=tp_q, cp=cp, ep=ep, etp=etp)
     if any(float(part) != int(part) for part in parts.values()):
         return f"etp={etp}: does not factor with tp={tp}, of which {tp_kv} ways cut key-value heads; use etp=1 or etp={tp}"

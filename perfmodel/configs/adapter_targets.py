@@ -1,0 +1,106 @@
+"""Modules that adapters are attached to, as frameworks name them: names, wildcards and regular expressions over module paths.
+
+PEFT compares a list of names with the end of a module's path and a string with the whole of it (`re.fullmatch`); NeMo Automodel's names
+may hold `*`. Here they are compared with the paths that transformers and Megatron-Core give to the linear operators of a layer.
+
+Sources: PEFT 0.21 tuners/tuners_utils.py (check_target_module_exists); Automodel nemo_automodel/components/_peft/module_matcher.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.models import load_model
+from perfmodel.workload.training import linear_operators
+
+#: Names of all linear modules.
+_ALL = ("all-linear", "all", ".*", "*", "*_proj")
+_SIGNS = re.compile(r"[\\()|^$]|\.[*+]|\[(?!['\"])")  # of a regular expression; a list may be written ['a', 'b']
+_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "model.text_model.", "base_model.model.model.", "")
+
+_QKV = ("self_attn.qkv_proj", "self_attention.query_key_value", "attn.c_attn", "attn.Wqkv", "self_attn.W_pack", "self_attention.linear_qkv")
+_GATE_UP = ("mlp.gate_up_proj", "mlp.linear_fc1")
+_SHARED = ("mlp.shared_expert", "mlp.shared_experts")
+#: Linear operator of a layer -> modules that it is, or is a part of. Any other has its own name.
+_MODULES: Mapping[str, tuple[str, ...]] = {
+    "q_proj": ("self_attn.q_proj", *_QKV),
+    "q_gate_proj": ("self_attn.q_proj", *_QKV),
+    "k_proj": ("self_attn.k_proj", *_QKV),
+    "v_proj": ("self_attn.v_proj", *_QKV),
+    "o_proj": ("self_attn.o_proj", "self_attn.dense", "self_attention.dense", "attn.c_proj", "self_attention.linear_proj"),
+    "q_a_proj": ("self_attn.q_a_proj", "self_attention.linear_q_down_proj"),
+    "q_b_proj": ("self_attn.q_b_proj", "self_attention.linear_q_up_proj"),
+    "kv_a_proj": ("self_attn.kv_a_proj_with_mqa", "self_attention.linear_kv_down_proj"),
+    "kv_b_proj": ("self_attn.kv_b_proj", "self_attention.linear_kv_up_proj"),
+    "gate_proj": ("mlp.gate_proj", "mlp.w1", *_GATE_UP),
+    "up_proj": ("mlp.up_proj", "mlp.w3", "mlp.fc1", "mlp.c_fc", "mlp.dense_h_to_4h", *_GATE_UP),
+    "down_proj": ("mlp.down_proj", "mlp.w2", "mlp.fc2", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.linear_fc2"),
+    "shared_gate_proj": tuple(f"{shared}.{name}" for shared in _SHARED for name in ("gate_proj", "linear_fc1")),
+    "shared_up_proj": tuple(f"{shared}.{name}" for shared in _SHARED for name in ("up_proj", "linear_fc1")),
+    "shared_down_proj": tuple(f"{shared}.{name}" for shared in _SHARED for name in ("down_proj", "linear_fc2")),
+    "experts_up": ("mlp.experts.gate_up_proj", "mlp.experts.0.gate_proj", "mlp.experts.0.up_proj", "mlp.experts.linear_fc1"),
+    "experts_down": ("mlp.experts.down_proj", "mlp.experts.0.down_proj", "mlp.experts.linear_fc2"),
+    "in_proj_qkvz": ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    "in_proj_ba": ("linear_attn.in_proj_ba", "linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+    "out_proj": ("linear_attn.out_proj", "mixer.out_proj"),
+    "in_proj": ("mixer.in_proj",),
+}
+_USUAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def adapter_targets(modules: Any, model: Any = None) -> list[str] | None:
+    """Return the linear operators that a framework's list of modules names; None where they are all of them.
+
+    modules   a list, names with commas, or one regular expression
+    model     what the modules are of: a name, a path or a model; the usual operators of a layer where it is unknown
+
+    Modules of vision towers, embeddings and routers are left out. What matches nothing is returned as it stands, for the job to refuse.
+    """
+    if isinstance(modules, str) and _SIGNS.search(modules) and modules not in _ALL:
+        targets, is_expression = [modules], True
+    else:
+        targets, is_expression = _names(modules), False
+    if any(target in _ALL for target in targets):
+        return None
+    operators, num_layers = _operators(model)
+    found = [name for target in targets for name in operators if _matches(target, name, num_layers, is_expression=is_expression)]
+    return list(dict.fromkeys(found)) or targets
+
+
+def _names(modules: Any) -> list[str]:
+    entries: Sequence[Any] = modules if isinstance(modules, list) else re.split(r"[,+\s]+", str(modules).strip("[] "))
+    return [str(entry).strip("'\" ") for entry in entries if str(entry).strip("'\" ")]
+
+
+def _operators(model: Any) -> tuple[tuple[str, ...], int]:
+    """Linear operators of a layer of a model, and its number of layers."""
+    try:
+        found = model if isinstance(model, TransformerConfig) else load_model(str(model))
+    except InputError:
+        return _USUAL, 1
+    return linear_operators(found), found.num_hidden_layers
+
+
+def _matches(target: str, operator: str, num_layers: int, *, is_expression: bool) -> bool:
+    if is_expression:
+        try:
+            return any(re.fullmatch(target, path) for path in _paths(operator, num_layers))
+        except re.error:
+            return False
+    if target == operator:
+        return True
+    if "experts" in operator and "experts" not in target:
+        return False  # one tensor for all experts is a parameter, no module: its own name is needed
+    pattern = target if target.startswith("*") else f"*.{target}"
+    return any(fnmatchcase(f".{path}", pattern) for path in _paths(operator, 1))
+
+
+def _paths(operator: str, num_layers: int) -> Iterator[str]:
+    for module in _MODULES.get(operator, (operator,)):
+        for layer in range(num_layers):
+            yield from (f"{prefix}layers.{layer}.{module}" for prefix in _PREFIXES)
