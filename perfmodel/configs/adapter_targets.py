@@ -96,8 +96,9 @@ def _matches(target: str, operator: str, num_layers: int, *, is_expression: bool
         return True
     if "experts" in operator and "experts" not in target:
         return False  # one tensor for all experts is a parameter, no module: its own name is needed
-    pattern = target if target.startswith("*") else f"*.{target}"
-    return any(fnmatchcase(f".{path}", pattern) for path in _paths(operator, 1))
+    if "*" in target:  # a pattern of one model's modules, whose products are not fused: *up_proj is not gate_up_proj
+        return fnmatchcase(next(_paths(operator, 1)), target)
+    return any(path.endswith(f".{target}") for path in _paths(operator, 1))
 
 
 def _paths(operator: str, num_layers: int) -> Iterator[str]:

@@ -262,9 +262,9 @@ def _resolved(keys: dict[str, Any], *, where: str) -> dict[str, Any]:
             raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} {rule}; write its value")
         target = next((keys[each] for each in (name, name.lstrip(".")) if each in keys), None)
         target = next((entry for key, entry in keys.items() if key.endswith(f".{name.lstrip('.')}")), None) if target is None else target
-        if target is None and _ENVIRONMENT.fullmatch(name):
-            return text  # the environment's, which is not read: a key that needs it is missing
         if target is None or depth > 8:
+            if _ENVIRONMENT.fullmatch(name):
+                return text  # the environment's, which is not read: a key that needs it is missing
             raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} names a key that the file does not have; write its value")
         found = value(target, depth + 1) if isinstance(target, str) else target
         return found if match[0] == text.strip() else value(text.replace(match[0], str(found)), depth + 1)

@@ -73,6 +73,8 @@ def test_a_configuration_says_what_an_expert_reads_in_it(folder):
     if wanted["trainable"] == "lora":
         assert setup.facts["train"].split(":")[1] == str(wanted["lora"]["r"])
         assert setup.facts["train"].startswith("qlora") is ("base_weights" in wanted["settings"])
+    if "operators" in (wanted.get("lora") or {}):
+        assert setup.facts["train"].split(":")[2] == "+".join(wanted["lora"]["operators"])
 
 
 @pytest.mark.parametrize("folder", TRAINING, ids=name_of)
