@@ -132,7 +132,7 @@ def _advice_blocks(advice: Advice, read: list[str]) -> Iterator[Block]:
     from perfmodel.parallel.prediction import notes
     from perfmodel.report.advice import changes_table, diff_lines, gain_line, why_slow
     from perfmodel.report.predictions import job_line, memory_line, plan_line, verdict_line
-    from perfmodel.report.remedies import NOTHING_HELPS, fitting_changes_table
+    from perfmodel.report.remedies import fitting_changes_table, nothing_helps
 
     own = advice.prediction
     facts = [("job", job_line(own.plan)), ("plan", plan_line(own.plan)), ("memory", memory_line(own))]
@@ -142,7 +142,7 @@ def _advice_blocks(advice: Advice, read: list[str]) -> Iterator[Block]:
         if advice.remedies:
             yield fitting_changes_table(advice.remedies)
         else:
-            yield Text(NOTHING_HELPS, apart=True)
+            yield Text(nothing_helps(own.plan), apart=True)
     if advice.changes:
         yield changes_table(advice)
     yield Text(gain_line(advice), apart=True)

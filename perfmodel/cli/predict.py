@@ -196,7 +196,7 @@ def _one_blocks(
 ) -> Iterator[Block]:
     from perfmodel.parallel.prediction import notes
     from perfmodel.report.predictions import confidence_lines, headline, memory_table, parts_table, sensitivity_table, verdict_line
-    from perfmodel.report.remedies import NOTHING_HELPS, fitting_changes_table
+    from perfmodel.report.remedies import fitting_changes_table, nothing_helps
     from perfmodel.report.training_run import run_facts
 
     prediction = answer.prediction
@@ -210,7 +210,7 @@ def _one_blocks(
     if remedies:
         yield fitting_changes_table(remedies)
     elif not prediction.fits:
-        yield Text(NOTHING_HELPS, apart=True)
+        yield Text(nothing_helps(prediction.plan), apart=True)
     yield Notes(notes(prediction))
 
 

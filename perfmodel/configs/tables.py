@@ -104,6 +104,12 @@ class FrameworkTable:
     launch: str
     let: tuple[tuple[str, str], ...]
 
+    def values_of(self, fact: str) -> set[Any]:
+        """Values that keys can give a fact by name."""
+        found = {value for key in self.keys.values() if key.to == fact for value in (key.values or {}).values()}
+        meanings = [meaning for key in self.keys.values() for meaning in (key.values or {}).values() if isinstance(meaning, Mapping)]
+        return found | {meaning[fact] for meaning in meanings if fact in meaning}
+
     def entry(self, key: str) -> tuple[str, KeyMeaning] | None:
         """The table's key that a file's key is: the same, or its last components; the longest counts."""
         parts = key.split(".")

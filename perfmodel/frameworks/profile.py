@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.files import listed
 from perfmodel.foundation.records import record_from_data, record_to_data
-from perfmodel.foundation.resources import write_atomically
+from perfmodel.foundation.resources import resource_dir, write_atomically
 from perfmodel.foundation.units import parse_quantity
 from perfmodel.foundation.values import check_path
 from perfmodel.frameworks.fitted import NOTHING, FittedTo
@@ -129,7 +129,9 @@ def load_profile(name: str | Path) -> ExecutionProfile:
     if shipped is not None:
         return _profile_of(pickle.dumps(shipped), whole, is_shipped=True)
     if not is_file or not os.path.exists(whole):  # pathlib raises for a name too long or a folder that may not be entered
-        known = f"{suggest(one_line(whole), list_profiles())} (`perfmodel profiles` lists them; a path works too)"
+        based_on = read_yaml(resource_dir("strategies") / "profile_names.yaml").get(whole.lower())
+        nearest = f"; its profile is {based_on}" if based_on else suggest(one_line(whole), list_profiles())
+        known = f"{nearest} (`perfmodel profiles` lists them; a path works too)"
         raise InputError(f"profile={one_line(whole, 200)}: not known{known}")
     path = Path(whole)
     return _profile_of(pickle.dumps(_with_base(flattened(read_yaml(path), where=whole), path)), whole, is_shipped=False)

@@ -21,6 +21,8 @@ def read_offloads(value: object, name: str = "offload") -> tuple[str, ...]:
     found = [text.strip().lower() for text in texts]
     if found == ["none"]:
         return ()
+    if "none" in found:
+        raise bad_field(name, one_line(value), "names none next to others", "write none alone, or ask once with each")
     for text in found:
         if text not in OFFLOADS:
             raise bad_field(name, one_line(text), f"is not known{suggest(text, OFFLOADS)}", f"use {', '.join(OFFLOADS)} or none")

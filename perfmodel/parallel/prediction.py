@@ -185,6 +185,7 @@ def notes(prediction: Prediction) -> list[str]:
 
 #: The moment of the peak at which logits are there (`cost/memory/moments.py`).
 LOSS_MOMENT = "loss"
+_FEW_LOGITS = 0.02  # share of the memory; gradients of the last layer may put the peak there too
 
 
 def _logits_note(prediction: Prediction) -> list[str]:
@@ -195,6 +196,8 @@ def _logits_note(prediction: Prediction) -> list[str]:
         return []
     vocabulary, tokens = job.transformer.vocab_size, plan.micro_batch * job.seq_len / plan.layout.cp
     half = tokens * vocabulary / plan.layout.tp * 2.0
+    if half < _FEW_LOGITS * prediction.memory["total"]:
+        return []
     return [
         f"memory peaks at the loss: {tokens:,.0f} tokens by a vocabulary of {vocabulary:,} are {format_bytes(half)} of logits in 16 bits, "
         "copies aside; a loss in chunks keeps few of them (--setting loss=chunked)"

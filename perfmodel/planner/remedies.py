@@ -11,7 +11,7 @@ from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.offloads import OFFLOADS
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.prediction import LOSS_MOMENT, Prediction
 from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.planner.explain import changed_knobs, plan_knobs
 from perfmodel.planner.limits import Prober, chip_counts, fewest_chips
@@ -45,12 +45,14 @@ class Asked:
 
     make            the estimator of so many tokens a sequence on so many chips
     with_setting    the estimator of the job with a setting more; None where another one contradicts it
+    small_loss      form of the loss that keeps few logits and that the framework has; empty: none, or one is stated
     any_framework   plans that the framework cannot run are remedies too
     """
 
     estimator: Estimator
     make: MakeEstimator
-    with_setting: Callable[[str], Estimator | None]
+    with_setting: Callable[[str, bool | str], Estimator | None]
+    small_loss: str
     memory_headroom: float | None
     risk: float | None
     any_framework: bool
@@ -67,7 +69,14 @@ class Asked:
             attention=attention,
             recompute_operators=recompute_operators,
         )
-        return None if found is None else self.estimator.predict(found[1], memory_headroom=self.memory_headroom, risk=self.risk)
+        return None if found is None else self.predict(found[1])
+
+    def predict(self, plan: Plan) -> Prediction:
+        return self.estimator.predict(plan, memory_headroom=self.memory_headroom, risk=self.risk)
+
+    def accepts(self, prediction: Prediction) -> bool:
+        """Whether a plan fits and the framework can run it."""
+        return prediction.fits and (self.any_framework or not prediction.not_runnable)
 
 
 def remedies_of_plan(asked: Asked, plan: Plan) -> tuple[FittingChange, ...]:
@@ -82,6 +91,9 @@ def remedies_of_plan(asked: Asked, plan: Plan) -> tuple[FittingChange, ...]:
             found.setdefault(tuple(sorted(remedy.changes.items())), remedy)
         if len(found) >= MOST:
             break
+    if not found or asked.predict(plan).memory_moment == LOSS_MOMENT:
+        for remedy in _with_small_loss(asked, plan):
+            found.setdefault(tuple(sorted(remedy.changes.items())), remedy)
     remedies = sorted(found.values(), key=lambda remedy: (len(remedy.changes), remedy.prediction.step_time))[:MOST]
     if len(remedies) < MOST:
         fixed = {knob: value for knob, value in plan_knobs(plan).items() if knob not in ("rules", "dp_replicate", "dp_shard")}
@@ -108,13 +120,32 @@ def _offloaded(asked: Asked, plan: Plan) -> Iterator[FittingChange]:
     for name in profile.runs.offloads:
         if name in _OF_ZERO_3 and plan.zero != 3:
             continue
-        estimator = asked.with_setting(OFFLOADS[name])
+        estimator = asked.with_setting(OFFLOADS[name], True)
         if estimator is None:
             continue
         changed = replace(plan, profile=estimator.profile.name)
-        prediction = estimator.predict(changed, memory_headroom=asked.memory_headroom, risk=asked.risk)
-        if prediction.fits and (asked.any_framework or not prediction.not_runnable):
+        prediction = replace(asked, estimator=estimator).predict(changed)
+        if asked.accepts(prediction):
             yield FittingChange(changes={"offload": name}, prediction=prediction)
+
+
+def _with_small_loss(asked: Asked, plan: Plan) -> Iterator[FittingChange]:
+    """Yield the plan with a loss that keeps few logits: alone, or with the fewest other knobs with which it fits."""
+    estimator = asked.with_setting("loss", asked.small_loss) if asked.small_loss else None
+    if estimator is None:
+        return
+    chunked, changed = replace(asked, estimator=estimator), replace(plan, profile=estimator.profile.name)
+    prediction = chunked.predict(changed)
+    alone = [FittingChange(changes={}, prediction=prediction)] if chunked.accepts(prediction) else []
+    steps = (sorted(_freed(chunked, changed, step), key=lambda remedy: remedy.prediction.step_time) for step in _STEPS)
+    for remedies in (alone, *([] if alone else steps)):
+        if remedies:
+            yield replace(remedies[0], changes=_loss_flag(asked) | dict(remedies[0].changes))
+            return
+
+
+def _loss_flag(asked: Asked) -> dict[str, Knob]:
+    return {"setting": f"loss={asked.small_loss}"}
 
 
 def _with_default_stages(asked: Asked, prediction: Prediction) -> Prediction | None:
@@ -123,8 +154,8 @@ def _with_default_stages(asked: Asked, prediction: Prediction) -> Prediction | N
     layers = default_stage_layers(plan.job, plan.layout.pp, plan.virtual_stages)
     if plan.stage_layers == layers:
         return prediction
-    found = asked.estimator.predict(replace(plan, stage_layers=layers), memory_headroom=asked.memory_headroom, risk=asked.risk)
-    return found if found.fits and (asked.any_framework or not found.not_runnable) else None
+    found = asked.predict(replace(plan, stage_layers=layers))
+    return found if asked.accepts(found) else None
 
 
 def _rules(plan: Plan) -> tuple[RuleSet, ...]:
@@ -132,7 +163,7 @@ def _rules(plan: Plan) -> tuple[RuleSet, ...]:
 
 
 def remedies_of_search(asked: Asked, space: Space, attention: AttentionKernel) -> tuple[FittingChange, ...]:
-    """Return up to `MOST` changes with which some plan fits: knobs that were given and are freed one by one, then more chips."""
+    """Return up to `MOST` changes with which some plan fits: a knob freed, a loss that keeps few logits, more chips."""
     found: list[FittingChange] = []
     for knob in space.fixed:
         free = replace(
@@ -146,7 +177,10 @@ def remedies_of_search(asked: Asked, space: Space, attention: AttentionKernel) -
             changes = {name: value for name, value in _given(space, prediction.plan).items() if name == knob}
             found.append(FittingChange(changes=changes, prediction=prediction))
     found.sort(key=lambda remedy: remedy.prediction.step_time)
-    found = [*found[: MOST - 1], *more_chips(asked, space, attention, None)]
+    estimator = asked.with_setting("loss", asked.small_loss) if asked.small_loss else None
+    prediction = replace(asked, estimator=estimator).best(space, attention) if estimator is not None else None
+    small_loss = [FittingChange(changes=_loss_flag(asked), prediction=prediction)] if prediction is not None else []
+    found = [*found[: MOST - 1 - len(small_loss)], *small_loss, *more_chips(asked, space, attention, None)]
     if found or not space.fixed:
         return tuple(found)
     free = replace(space, fixed={}, maximum={}, orders=space.orders[:1], lists=())

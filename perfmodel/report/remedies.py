@@ -10,14 +10,16 @@ from perfmodel.parallel.prediction import PROBABILITY, probability_cell
 from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
+    from perfmodel.parallel.plan import Plan
     from perfmodel.planner.result import FittingChange
 
 
-#: Where no plan with other knobs or on more chips fits.
-NOTHING_HELPS = (
-    "No other plan of this job fits, nor on more chips of this cluster: use chips with more memory, a smaller model, shorter sequences or "
-    "--train lora:16."
-)
+def nothing_helps(plan: Plan) -> str:
+    """Return what to change of a job where no plan with other knobs, with a loss that keeps few logits or on more chips fits."""
+    train = plan.job.train
+    lighter = "--train lora:16" if train.is_full else "" if train.quantizes_base else f"--train q{train}"
+    others = ["chips with more memory", "a smaller model", "shorter sequences", *filter(None, [lighter])]
+    return f"No other plan of this job fits, nor on more chips of this cluster: use {', '.join(others[:-1])} or {others[-1]}."
 
 
 def flags_text(changes: Mapping[str, int | str | bool]) -> str:

@@ -38,7 +38,7 @@ def run_facts(run: TrainingRun) -> Facts:
     ]
     if run.energy:
         energy, carbon = run.energy / JOULES_OF_A_MEGAWATT_HOUR, run.carbon / _KILOGRAMS_OF_A_TONNE
-        lines.append(("energy", f"{energy:,.0f} MWh, {carbon:,.0f} t CO2e"))
+        lines.append(("energy", f"{_amount(energy)} MWh, {_amount(carbon)} t CO2e"))
     if run.cost:
         lines.append(("cost", f"{run.cost:,.0f} USD at {run.cost / run.chip_hours:.2f} USD a chip-hour"))
     return Facts(title, [*lines, ("based on", basis)])
@@ -54,3 +54,8 @@ def _long(seconds: float) -> str:
         if seconds >= 2.0 * size:
             return f"{seconds / size:,.1f} {unit}"
     return format_time(seconds)
+
+
+def _amount(value: float) -> str:
+    """Whole numbers from 10 on, two digits below."""
+    return f"{value:,.0f}" if value >= 10.0 or value == 0.0 else f"{value:.2g}"

@@ -29,6 +29,8 @@ BAD = {
     "adapters": (["--train", "lora:16:query"], "query: is no linear operator of a layer of llama-3-8b; use q_proj, k_proj"),
     "attention": (["--attention", "none"], "attention=none"),
     "profile": (["--profile", "none"], "profile=none"),
+    "profile of another trainer": (["--profile", "MaxText"], "profile=MaxText: not known; its profile is xla"),
+    "offloads": (["--offload", "none,optimizer"], "offload=none,optimizer: names none next to others"),
     "calibration": (["--calibration", "none"], "calibration=none"),
     "order": (["--order", "tp-pp"], "order=tp-pp"),
     "headroom": (["--memory-headroom", "10 GB"], "memory_headroom='10 GB'"),

@@ -97,3 +97,50 @@ def test_explain_ends_with_what_would_fit():
     assert found
     assert all(each.prediction.fits and not each.prediction.not_runnable for each in found)
     assert flags_text(found[0].changes).startswith("--")
+
+
+@pytest.mark.parametrize(
+    ("given", "loss", "more"),
+    [
+        ("--model qwen2.5-0.5b --chip a100-sxm-80gb --chips 1 --gbs 1 --seq 128k --train qlora:16", "chunked", {"recompute": "full"}),
+        (
+            "--model gemma-3-4b --cluster dgx-h100 --chips 8 --gbs 8 --seq 64k --zero 3 --recompute full --profile llama-factory",
+            "fused",
+            {},
+        ),
+    ],
+)
+def test_a_loss_that_keeps_few_logits_is_among_the_changes(given, loss, more, call_json):
+    found = call_json("predict", *given.split())
+    assert not found["fits"]
+    (remedy,) = (each for each in found["remedies"] if "setting" in each["changes"])
+    assert remedy["changes"] == {"setting": f"loss={loss}"} | more
+    again = call_json("predict", *words_of(flags_of(given) | flags_of(remedy["flags"])))
+    assert again["fits"]
+    assert again["step_time"] == pytest.approx(remedy["step_time"])
+
+
+def test_a_search_without_a_plan_tries_such_a_loss(call, call_json):
+    job = flags_of("--model qwen2.5-0.5b --chip a100-sxm-80gb --chips 1 --gbs 1 --seq 128k --recompute full")
+    remedy, more_chips = search_in_vain(call, *words_of(job))["remedies"]
+    assert remedy["changes"] == {"setting": "loss=chunked"}
+    assert more_chips["changes"] == {"chips": 8}
+    assert call_json("search", *words_of(job | flags_of(remedy["flags"])))["plans"]
+
+
+def test_megatron_has_no_loss_in_chunks(call_json):
+    given = "--model gemma-3-4b --cluster dgx-h100 --chips 8 --gbs 8 --seq 64k --recompute full --zero 1 --profile megatron"
+    assert not [each for each in call_json("predict", *given.split()).get("remedies", ()) if "setting" in each["changes"]]
+
+
+@pytest.mark.parametrize(
+    ("train", "advice"), [("full", "--train lora:16."), ("lora:8", "--train qlora:8."), ("qlora:8", "or shorter sequences.")]
+)
+def test_where_nothing_fits_a_lighter_training_is_named_if_there_is_one(train, advice, call):
+    out = call("predict", *f"--model llama-3-70b --chip rtx3080-10gb --chips 1 --gbs 1 --seq 512 --train {train}".split())[1]
+    assert " ".join(out.split()).partition("No other plan of this job fits")[2].partition("note:")[0].strip().endswith(advice)
+
+
+def test_few_logits_are_not_called_the_reason(call):
+    given = flags_of("--model llama-2-7b --chip rtx3080-10gb --chips 1 --gbs 1 --seq 512 --train lora:16")
+    assert "peaks at the loss" not in call("predict", *words_of(given))[1]

@@ -272,6 +272,13 @@ def test_a_search_under_limits(call_json, call, tmp_path):
         assert words in text
 
 
+def test_a_plan_without_a_search_that_does_not_fit_has_no_figures(call):
+    words = "--search --model deepseek-v3 --cluster dgx-h100 --chips 16 --input-len 128k --output-len 1k --concurrency 4 --engine sglang"
+    _, text, _ = call("serve", *words.split())
+    (line,) = (line for line in text.splitlines() if line.startswith("tp over a node"))
+    assert line.split("node", 1)[1].strip() == "tp 8 x 2: does not fit"
+
+
 def test_workers_of_prompts_and_of_answers(call_json, call):
     found = call_json(*LLAMA, "--workers", "2x2:1x4")
     pools = found["plan"]["pools"]

@@ -1,4 +1,3 @@
-from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import ParallelismConfig, TrainingConfig
 from torchtitan.trainer import Trainer
 
