@@ -103,12 +103,14 @@ wheel-check: $(READY)
 	$(BIN)/python -m pytest -q tests/contracts/test_wheel.py
 
 # A layer over .venv, from which torch and all else that is pinned there comes; the frameworks' kernels and data loaders are left out.
+# The setuptools of a Python 3.11 environment builds no wheel without the package wheel; that of .venv does.
 PARSERS := .venv-parsers
 $(PARSERS)/.ready: tests/parsers/requirements.txt $(READY)
-	test -x $(PARSERS)/bin/python || $(BIN)/python -m venv $(PARSERS)
+	test -x $(PARSERS)/bin/python || { $(BIN)/python -m venv $(PARSERS) && $(PARSERS)/bin/python -m pip uninstall --quiet --yes setuptools; }
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(PARSERS)/lib/$$(ls $(PARSERS)/lib)/site-packages/project.pth
 	DS_BUILD_OPS=0 $(PARSERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation -r tests/parsers/requirements.txt
 	$(PARSERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --upgrade --target $(PARSERS)/torchtitan-0.3 torchtitan==0.3.0
+	$(PARSERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --ignore-requires-python maxtext==0.2.5  # asks for Python 3.12
 	@touch $@
 
 parsers: $(PARSERS)/.ready

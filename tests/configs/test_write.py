@@ -141,6 +141,18 @@ def test_ms_swift_takes_truth_values():
     assert '-m swift.cli.sft "${ARGS[@]}"' in script
 
 
+@pytest.mark.parametrize(("zero", "name"), [(0, "muon"), (1, "dist_muon")])
+def test_ms_swift_on_megatron_has_another_muon_for_a_sharded_optimizer(zero, name):
+    """ms-swift refuses muon with overlap_grad_reduce or overlap_param_gather, which a sharded optimizer has."""
+    _, exported = exported_where("swift-megatron", lambda plan: plan.job.optimizer == "muon" and int(plan.zero) == zero)
+    assert exported.options["optimizer"] == name
+
+
+def test_maxtext_models_have_the_names_of_its_own_configs():
+    _, exported = exported_where("maxtext", lambda plan: plan.job.model.name == "llama-3-8b")
+    assert exported.options["model_name"] == "llama3-8b"
+
+
 @pytest.mark.parametrize(
     ("drawn", "to", "holds", "sentence"),
     [
@@ -149,6 +161,7 @@ def test_ms_swift_takes_truth_values():
         ("axolotl", "ms-swift", lambda plan: plan.layout.tp == 2, "use tp=1, or export to swift-megatron"),
         ("megatron", "megatron-bridge", lambda plan: plan.job.model.name == "megatron-22b", "has no recipe for it"),
         ("torchtitan", "torchtitan-python", lambda plan: plan.job.model.name == "qwen2.5-7b", "is no flavor of torchtitan"),
+        ("maxtext", "maxtext", lambda plan: plan.job.model.name == "megatron-22b", "MaxText has no model of these sizes"),
     ],
 )
 def test_what_a_framework_cannot_express_is_named(drawn, to, holds, sentence):

@@ -10,6 +10,7 @@ import contextlib
 import io
 import itertools
 import json
+import math
 import os
 import shlex
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import yaml
 
@@ -32,6 +33,12 @@ def launch_words(folder: Path, program: str) -> list[str]:
     line = next(line for line in text.splitlines() if program in line and not line.startswith("#"))
     words = shlex.split(line)
     return words[words.index(program) + 1 :]
+
+
+def launch_arguments(folder: Path) -> list[str]:
+    """Return the words of the array ARGS in the launch script."""
+    text = (folder / "plan.sh").read_text(encoding="utf-8")
+    return shlex.split(text.split("ARGS=(\n")[1].split("\n)")[0], comments=True)
 
 
 @contextlib.contextmanager
@@ -245,9 +252,8 @@ def read_megatron_bridge(folder: Path) -> Values:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     records = {"model": TransformerConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
-    text = (folder / "plan.sh").read_text(encoding="utf-8")
     values: Values = {}
-    for word in shlex.split(text.split("ARGS=(\n")[1].split("\n)")[0], comments=True):
+    for word in launch_arguments(folder):
         key, _, value = word.partition("=")
         section, _, name = key.rpartition(".")
         if section in records and name not in {each.name for each in fields(records[section])}:
@@ -256,6 +262,74 @@ def read_megatron_bridge(folder: Path) -> Values:
     for section in ("optimizer", "ddp"):
         records[section](**{key.rpartition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")})
     return values
+
+
+def read_ms_swift(folder: Path) -> Values:
+    """Parse the arguments of `swift sft` over SftArguments, then load the preset of DeepSpeed and check packing.
+
+    The rest of `__post_init__` is left out: it downloads the model.
+    """
+    from swift.arguments import SftArguments
+
+    arguments = _swift_arguments(SftArguments, folder)
+    arguments._check_padding_free()
+    arguments._init_deepspeed()
+    zero = (arguments.deepspeed or {}).get("zero_optimization", {})
+    values = {"deepspeed.zero_stage": zero.get("stage", 0)}
+    values |= {f"deepspeed.{name}": zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")}
+    return _plain(vars(arguments)) | values
+
+
+def read_swift_megatron(folder: Path) -> Values:
+    """Parse the arguments of `megatron sft` over MegatronSftArguments, then check Muon and the layout of virtual stages.
+
+    The rest of `__post_init__` is left out: it downloads the model and starts the processes. `mcore_bridge` converts weights and
+    needs Transformer Engine.
+    """
+    _without("mcore_bridge", "mcore_bridge.model")
+    from swift.megatron.arguments import MegatronSftArguments
+
+    arguments = _swift_arguments(MegatronSftArguments, folder)
+    arguments._init_vpp_size()
+    arguments._check_muon()
+    return _plain(vars(arguments))
+
+
+def _swift_arguments(kind: type, folder: Path) -> Any:
+    """Return the arguments of ms-swift with the values that its parser reads, without `__post_init__`."""
+    from swift.utils.utils import _patch_get_type_hints
+    from transformers import HfArgumentParser
+
+    with _patch_get_type_hints():  # as swift.utils.parse_args does
+        parser = HfArgumentParser([kind])
+    namespace, unknown = parser.parse_known_args(launch_arguments(folder))
+    if unknown:
+        raise ValueError(f"no argument of {kind.__name__}: {' '.join(unknown)}")
+    arguments = object.__new__(kind)
+    vars(arguments).update(vars(namespace))
+    return arguments
+
+
+def read_maxtext(folder: Path) -> Values:
+    """Read with MaxText's pyconfig, for the number of devices that is the product of the mesh's axes in the file.
+
+    Orbax and Pathways, for checkpoints and elastic training, are left out.
+    """
+    _without("orbax", "orbax.checkpoint", "pathwaysutils", "pathwaysutils.elastic")
+    multi_tier = "orbax.checkpoint.experimental.emergency.multi_tier_checkpointing"
+    _without("orbax.checkpoint.experimental", "orbax.checkpoint.experimental.emergency", multi_tier)
+    import jax
+    from maxtext.configs import pyconfig
+    from maxtext.utils.max_utils import fill_unspecified_mesh_axes
+
+    words = launch_words(folder, "maxtext.trainers.pre_train.train")
+    mesh = yaml.safe_load((folder / words[0]).read_text(encoding="utf-8"))
+    num_devices = math.prod(size for key, size in mesh.items() if key.startswith("ici_"))
+    with patch.object(jax, "devices", return_value=jax.local_devices() * num_devices):
+        overrides = ["skip_jax_distributed_system=true", f"base_output_directory={folder}"]
+        config = pyconfig._initialize_pydantic(["train.py", *words, *overrides])
+    fill_unspecified_mesh_axes([*config.ici_parallelism], config.num_target_devices, "ICI")
+    return _plain(config.model_dump())
 
 
 #: Fields of megatron-core with other names than Megatron-LM's flags (arguments.py, core_transformer_config_from_args).
@@ -299,6 +373,9 @@ READERS = {
     "torchtitan": read_torchtitan,
     "torchtitan-python": read_torchtitan_python,
     "nemo-automodel": read_automodel,
+    "ms-swift": read_ms_swift,
+    "swift-megatron": read_swift_megatron,
+    "maxtext": read_maxtext,
 }
 
 
@@ -317,6 +394,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    variables = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "DISABLE_VERSION_CHECK": "1"}  # the last: LLaMA-Factory's pins
+    variables = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    variables["DISABLE_VERSION_CHECK"] = "1"  # LLaMA-Factory's pins
     with tempfile.TemporaryDirectory() as home, environment({"HF_HOME": home, **variables}):
         main()

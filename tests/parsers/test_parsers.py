@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from perfmodel.configs.expressions import evaluate
 from perfmodel.configs.facts import facts_of_plan
 from perfmodel.configs.tables import load_tables, table_named
 from perfmodel.configs.write import write_config
 from perfmodel.foundation.errors import InputError
 from perfmodel.verbs.exporting import write_export
-from perfmodel.workload.models import hub_id_of
+from perfmodel.workload.models import hub_id_of, list_models
 from tests.configs.drawn_plans import draw_plan
 
 Facts = Mapping[str, Any]
@@ -262,6 +263,99 @@ def bridge_values(facts: Facts) -> dict[str, Any]:
     }
 
 
+def swift_values(facts: Facts) -> dict[str, Any]:
+    """Return the values that ms-swift's arguments and its DeepSpeed preset hold for a plan."""
+    tuned, quantised = facts["lora_rank"] is not None, facts["base_format"] is not None
+    mixed = facts["precision"] in ("bf16-mixed", "fp16-mixed")
+    full_fp16 = facts["precision"] == "fp16-mixed" and tuned
+    values = {
+        "model": facts["model_id"],
+        "tuner_type": "lora" if tuned else "full",
+        "use_dora": facts["adapters"] == "dora",
+        "quant_method": "bnb" if quantised else None,
+        "quant_bits": 4 if quantised else None,
+        "max_length": facts["seq_len"],
+        "padding_free": True,
+        "per_device_train_batch_size": facts["micro_batch"],
+        "gradient_accumulation_steps": facts["accumulation"],
+        "sequence_parallel_size": facts["cp"],
+        "gradient_checkpointing": facts["recompute"] == "full",
+        "attn_impl": "flash_attention_3" if facts["attention_kernel"] == "flash3" else "flash_attn",
+        "use_liger_kernel": facts["loss"] == "fused",
+        "torch_compile": bool(facts["compile"]),
+        "deepspeed.zero_stage": facts["zero"],
+        "deepspeed.offload_optimizer": "cpu" if facts["optimizer_offload"] else "none",
+        "deepspeed.offload_param": "cpu" if facts["parameter_offload"] else "none",
+    }
+    if facts["precision"] != "bf16":
+        values |= {"bf16": facts["precision"] == "bf16-mixed", "fp16": facts["precision"] == "fp16-mixed"}
+    if full_fp16 or not mixed:
+        values["torch_dtype"] = {"fp16-mixed": "float16", "fp32": "float32", "bf16": "bfloat16"}[facts["precision"]]
+    if tuned:
+        values |= {"lora_rank": facts["lora_rank"], "target_modules": facts["lora_modules"] or ["all-linear"]}
+    return values
+
+
+def swift_megatron_values(facts: Facts) -> dict[str, Any]:
+    """Return the values that the arguments of ms-swift on Megatron hold for a plan."""
+    tuned, sharded, muon = facts["lora_rank"] is not None, facts["zero"] == 1, facts["optimizer"] == "muon"
+    fp8 = {"fp8-delayed": "delayed", "fp8-current": "tensorwise", "fp8-block": "blockwise", "mxfp8": "mxfp8"}
+    values = {
+        "model": facts["model_id"],
+        "tuner_type": "lora" if tuned else "full",
+        "max_length": facts["seq_len"],
+        "packing": True,
+        "micro_batch_size": facts["micro_batch"],
+        "global_batch_size": facts["global_batch"],
+        "tensor_model_parallel_size": facts["tp"],
+        "pipeline_model_parallel_size": facts["pp"],
+        "context_parallel_size": facts["cp"],
+        "sequence_parallel": facts["sequence_parallel"],
+        "virtual_pipeline_model_parallel_size": facts["virtual_stages"] if facts["virtual_stages"] > 1 else None,
+        "use_distributed_optimizer": sharded and not muon,  # dist_muon shards by itself
+        "overlap_grad_reduce": sharded,
+        "overlap_param_gather": sharded,
+        "optimizer": {"adamw": "adam", "momentum": "sgd", "muon": "dist_muon" if sharded else "muon"}[facts["optimizer"]],
+        "recompute_granularity": facts["recompute"],
+        "attention_backend": "fused" if facts["attention_kernel"] == "cudnn" else "flash",
+        "fp8_recipe": fp8.get(facts["precision"], "delayed"),
+        "fp4_format": "e2m1" if facts["precision"] == "nvfp4" else None,
+        "torch_dtype": {"fp32": "float32", "fp16-mixed": "float16"}.get(facts["precision"]),
+    }
+    if tuned:
+        values |= {"lora_rank": facts["lora_rank"], "target_modules": facts["lora_modules"] or ["all-linear"]}
+    if "experts.num_experts" in facts:
+        values |= {"expert_model_parallel_size": facts["ep"], "expert_tensor_parallel_size": facts["etp"]}
+    return values
+
+
+def maxtext_values(facts: Facts) -> dict[str, Any]:
+    """Return the values that MaxText's configuration holds for a plan: also the sizes of the model that it names."""
+    sharded, sequence = facts["zero"] == 3, facts["sequence_parallel"]
+    return {
+        "num_target_devices": facts["chips"],
+        "global_batch_size_to_train_on": facts["global_batch"],
+        "micro_batch_size_to_train_on": facts["global_batch"] // facts["accumulation"],
+        "gradient_accumulation_steps": facts["accumulation"],
+        "max_target_length": facts["seq_len"],
+        "dtype": "float32" if facts["precision"] == "fp32" else "bfloat16",
+        "weight_dtype": "bfloat16" if facts["precision"] == "bf16" else "float32",
+        "ici_data_parallelism": facts["dp_replicate"] if sharded else facts["dp"],
+        "ici_fsdp_parallelism": facts["dp_shard"] if sharded else 1,
+        "ici_tensor_parallelism": 1 if sequence else facts["tp"],
+        "ici_tensor_sequence_parallelism": facts["tp"] if sequence else 1,
+        "ici_context_parallelism": facts["cp"],
+        "remat_policy": "full" if facts["recompute"] == "full" else "minimal",
+        "opt_type": "adamw",
+        "base_emb_dim": facts["model.hidden_size"],
+        "base_num_decoder_layers": facts["model.num_hidden_layers"],
+        "base_num_query_heads": facts["model.num_attention_heads"],
+        "base_num_kv_heads": facts["model.num_key_value_heads"],
+        "head_dim": facts["model.head_dim"],
+        "vocab_size": facts["model.vocab_size"],
+    }
+
+
 #: Framework -> values that its parser holds for a plan; a change to the files that it must refuse: name, text, other text.
 FRAMEWORKS: dict[str, tuple[Callable[[Facts], dict[str, Any]], tuple[str, str, str]]] = {
     "trl": (trl_values, ("plan.yaml", "per_device_train_batch_size", "per_gpu_batch_size")),
@@ -273,6 +367,9 @@ FRAMEWORKS: dict[str, tuple[Callable[[Facts], dict[str, Any]], tuple[str, str, s
     "megatron-bridge": (bridge_values, ("plan.sh", "ddp.use_distributed_optimizer", "ddp.distributed_optimizer")),
     "torchtitan": (torchtitan_values, ("plan.toml", "tensor_parallel_degree", "tensor_parallel_size")),
     "nemo-automodel": (automodel_values, ("plan.yaml", "activation_checkpointing", "activation_recomputation")),
+    "ms-swift": (swift_values, ("plan.sh", "--per-device-train-batch-size", "--per-gpu-batch-size")),
+    "swift-megatron": (swift_megatron_values, ("plan.sh", "--attention-backend", "--attention-kernel")),
+    "maxtext": (maxtext_values, ("plan.yml", "ici_fsdp_parallelism", "ici_fsdp_size")),
 }
 
 
@@ -322,12 +419,23 @@ def test_the_parser_holds_the_values_of_the_plan(framework: str, tmp_path: Path)
     assert "refused" in refusal
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON.exists(), reason="the frameworks' parsers are not installed: run make parsers")
+def test_maxtext_has_every_model_that_the_table_names(tmp_path: Path) -> None:
+    ((export, facts),) = draw_exports("maxtext", tmp_path, 1)
+    text = (export / "plan.yml").read_text(encoding="utf-8")
+    expression = dict(table_named("maxtext").let)["maxtext_model"]
+    drawn = evaluate(expression, facts)
+    folders: dict[str, Path] = {}
+    for name in filter(None, (evaluate(expression, {"model.name": model}) for model in list_models())):
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        (folders[name] / "plan.sh").write_bytes((export / "plan.sh").read_bytes())
+        (folders[name] / "plan.yml").write_text(text.replace(f'model_name: "{drawn}"', f'model_name: "{name}"'), encoding="utf-8")
+    answers = read_with_parser("maxtext", list(folders.values()))
+    assert [answer.get("values", answer).get("model_name") for answer in answers] == list(folders)
+
+
 def test_every_exported_framework_has_a_parser_or_a_reason() -> None:
-    without = {
-        "maxtext",
-        "nanotron",
-        "ms-swift",
-        "swift-megatron",
-        "megatron-bridge",
-    }  # docs/configs.md says what these are checked against
+    without = {"nanotron"}  # docs/configs.md says what it is checked against
     assert {name for name, table in load_tables().items() if table.outputs} == {*FRAMEWORKS, *without}
