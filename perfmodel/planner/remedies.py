@@ -74,6 +74,14 @@ class Asked:
     def predict(self, plan: Plan) -> Prediction:
         return self.estimator.predict(plan, memory_headroom=self.memory_headroom, risk=self.risk)
 
+    def with_small_loss(self) -> Estimator | None:
+        """Return the estimator of the job with a loss that keeps few logits."""
+        return self.with_setting("loss", self.small_loss) if self.small_loss else None
+
+    @property
+    def loss_flag(self) -> dict[str, Knob]:
+        return {"setting": f"loss={self.small_loss}"}
+
     def accepts(self, prediction: Prediction) -> bool:
         """Whether a plan fits and the framework can run it."""
         return prediction.fits and (self.any_framework or not prediction.not_runnable)
@@ -92,8 +100,9 @@ def remedies_of_plan(asked: Asked, plan: Plan) -> tuple[FittingChange, ...]:
         if len(found) >= MOST:
             break
     if not found or asked.predict(plan).memory_moment == LOSS_MOMENT:
-        for remedy in _with_small_loss(asked, plan):
-            found.setdefault(tuple(sorted(remedy.changes.items())), remedy)
+        small_loss = _with_small_loss(asked, plan)
+        if small_loss is not None:
+            found[tuple(sorted(small_loss.changes.items()))] = small_loss
     remedies = sorted(found.values(), key=lambda remedy: (len(remedy.changes), remedy.prediction.step_time))[:MOST]
     if len(remedies) < MOST:
         fixed = {knob: value for knob, value in plan_knobs(plan).items() if knob not in ("rules", "dp_replicate", "dp_shard")}
@@ -129,23 +138,20 @@ def _offloaded(asked: Asked, plan: Plan) -> Iterator[FittingChange]:
             yield FittingChange(changes={"offload": name}, prediction=prediction)
 
 
-def _with_small_loss(asked: Asked, plan: Plan) -> Iterator[FittingChange]:
-    """Yield the plan with a loss that keeps few logits: alone, or with the fewest other knobs with which it fits."""
-    estimator = asked.with_setting("loss", asked.small_loss) if asked.small_loss else None
+def _with_small_loss(asked: Asked, plan: Plan) -> FittingChange | None:
+    """Return the plan with a loss that keeps few logits: alone, or with as few other knobs as possible, of these the fastest."""
+    estimator = asked.with_small_loss()
     if estimator is None:
-        return
-    chunked, changed = replace(asked, estimator=estimator), replace(plan, profile=estimator.profile.name)
-    prediction = chunked.predict(changed)
-    alone = [FittingChange(changes={}, prediction=prediction)] if chunked.accepts(prediction) else []
-    steps = (sorted(_freed(chunked, changed, step), key=lambda remedy: remedy.prediction.step_time) for step in _STEPS)
-    for remedies in (alone, *([] if alone else steps)):
-        if remedies:
-            yield replace(remedies[0], changes=_loss_flag(asked) | dict(remedies[0].changes))
-            return
-
-
-def _loss_flag(asked: Asked) -> dict[str, Knob]:
-    return {"setting": f"loss={asked.small_loss}"}
+        return None
+    small, changed = replace(asked, estimator=estimator), replace(plan, profile=estimator.profile.name)
+    prediction = small.predict(changed)
+    if small.accepts(prediction):
+        return FittingChange(changes=asked.loss_flag, prediction=prediction)
+    for step in _STEPS:
+        if remedies := list(_freed(small, changed, step)):
+            fastest = min(remedies, key=lambda remedy: remedy.prediction.step_time)
+            return replace(fastest, changes={**asked.loss_flag, **fastest.changes})
+    return None
 
 
 def _with_default_stages(asked: Asked, prediction: Prediction) -> Prediction | None:
@@ -177,9 +183,9 @@ def remedies_of_search(asked: Asked, space: Space, attention: AttentionKernel) -
             changes = {name: value for name, value in _given(space, prediction.plan).items() if name == knob}
             found.append(FittingChange(changes=changes, prediction=prediction))
     found.sort(key=lambda remedy: remedy.prediction.step_time)
-    estimator = asked.with_setting("loss", asked.small_loss) if asked.small_loss else None
+    estimator = asked.with_small_loss()
     prediction = replace(asked, estimator=estimator).best(space, attention) if estimator is not None else None
-    small_loss = [FittingChange(changes=_loss_flag(asked), prediction=prediction)] if prediction is not None else []
+    small_loss = [FittingChange(changes=asked.loss_flag, prediction=prediction)] if prediction is not None else []
     found = [*found[: MOST - 1 - len(small_loss)], *small_loss, *more_chips(asked, space, attention, None)]
     if found or not space.fixed:
         return tuple(found)
