@@ -52,7 +52,11 @@ THIRD_PARTY_OF_PACKAGE = {
 #: Packages of the file edge: below the costs, inside a function anywhere, at the head of a module only where files are read or written.
 FILE_EDGE = {"yaml", "pydantic", "pydantic_core"}
 #: Packages that one module below their level imports, and only inside a function: results of every level return data frames.
-LAZY_OF_MODULE = {("foundation", "frames"): {"pandas"}, ("verbs", "sweep"): {"joblib", "distributed"}}
+LAZY_OF_MODULE = {
+    ("foundation", "frames"): {"pandas"},
+    ("verbs", "sweep"): {"joblib", "distributed"},
+    ("cli", "mcp"): {"anyio", "mcp", "mcp_types"},
+}
 EDGE_LEVELS = {0, 1, 2}
 EDGE_WORDS = {"reader", "writer", "schema", "schemas", "file", "files", "huggingface"}
 
