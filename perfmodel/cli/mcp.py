@@ -24,10 +24,11 @@ _LEFT_OUT: Final = ("json", "wide", "plot", "plots")
 _FORMATS: Final = ("markdown", "json", "csv")
 
 _INSTRUCTIONS: Final = (
-    "Predict step time, memory, cost and latency of training and serving large models on a cluster. search finds the best plan, predict "
-    "prices one, limits finds the largest batch and the fewest chips, advise reads a framework's configuration, serve prices inference. "
-    "Sizes: 8k is 8192. global-batch counts sequences on all chips. Name the framework with profile. Repeat the notes of an answer; "
-    "diffusion models, vision towers and generation within reinforcement learning are not predicted."
+    "Predict step time, memory, cost and latency of training and serving large models on a cluster. "
+    "Call search for the best plan, predict for one plan, limits for the largest batch and the fewest chips. "
+    "Call advise for a framework's configuration and serve for inference. "
+    "Sizes: 8k is 8192. global-batch counts sequences on all chips. Name the framework with profile. Repeat the notes of an answer. "
+    "Diffusion models, vision towers and generation within reinforcement learning are not predicted."
 )
 
 

@@ -111,12 +111,12 @@ def baselines_table(found: ServingSearchResult) -> Table:
     """Table of baselines: plans that one would take without a search."""
     rows: list[tuple[str, ...]] = []
     for each in found.baselines:
-        ranked = each.found[0] if each.found else None
-        plan = "none" if ranked is None else short_plan(ranked.plan)
-        if ranked is None or not ranked.prediction.fits:
-            rows.append((each.name, plan if ranked is None else f"{plan}: does not fit", *("",) * 6))
-        else:
-            rows.append((each.name, plan, *_figures(ranked)))
+        if not each.found:
+            rows.append((each.name, "none", *("",) * 6))
+            continue
+        ranked = each.found[0]
+        plan, fits = short_plan(ranked.plan), ranked.prediction.fits
+        rows.append((each.name, plan, *_figures(ranked)) if fits else (each.name, f"{plan}: does not fit", *("",) * 6))
     headers = ("baseline", "plan", *_HEADERS[3:])
     return Table(
         title="Without a search", headers=headers, rows=tuple(rows), right=_RIGHT[1:], fold=("plan",), optional=("USD/M", "tok/s/user")
