@@ -418,11 +418,11 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
     job, varying = predictions[0].plan.job, _varying(predictions)
     shared = {
         "model": model_text(job.model),
-        "batch": f"{job.global_batch:,} sequences a step",
+        "batch": f"{job.global_batch:,} sequence{'s' * (job.global_batch > 1)} a step",
         "seq": f"{job.seq_len:,} tokens a sequence",
         "precision": str(job.precision),
         "optimizer": str(job.optimizer),
-        **({} if job.train == FULL_TRAINING else {"train": trained_text(job).removeprefix(", ")}),
+        **({} if job.train == FULL_TRAINING else {"train": str(job.train) if "model" in varying else trained_text(job).removeprefix(", ")}),
         **({} if job.routing == BALANCED else {"routing": routed_text(job).removeprefix(", ")}),
         "framework": f"{short_name(predictions[0].plan.profile)} as the framework",
     }
@@ -430,10 +430,15 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
 
 
 def convention_lines(predictions: Sequence[Prediction]) -> list[str]:
-    """Notes of a table: how it counts FLOPs, and the warnings of its predictions."""
+    """Notes of a table: how it counts FLOPs, plans that their framework cannot run, and the warnings of its predictions."""
     dtypes = " or ".join(dict.fromkeys(each.peak_dtype for each in predictions))
     counted = f"TFLOP/s and MFU count model FLOPs as PaLM does (attention on the full square); MFU is of each chip's dense {dtypes} peak"
-    return [counted, *dict.fromkeys(text for each in predictions for text in each.warnings)]
+    unable: dict[str, dict[str, None]] = {}
+    for each in predictions:
+        if each.not_runnable:
+            unable.setdefault(each.not_runnable, {})[short_plan_text(each.plan)] = None
+    marked = [f"not a plan for this framework: {reason} ({'; '.join(plans)})" for reason, plans in unable.items()]
+    return [counted, *marked, *dict.fromkeys(text for each in predictions for text in each.warnings)]
 
 
 PLAN_HEADERS = ("tp", "sp", "cp", "pp", "schedule", "dp", "zero", "micro", "recompute")

@@ -601,3 +601,17 @@ def test_an_unasked_interval_comes_without_a_table_of_parameters(call):
     job = [*JOB[:2], *JOB[4:], "--tp", 8, "--zero", 1]
     assert "10% larger" not in call("predict", *job, "--cluster", "mi300x")[1]
     assert "10% larger" in call("predict", *job, "--cluster", "mi300x", "--interval")[1]
+
+
+def test_a_table_names_the_plans_that_the_framework_cannot_run(call):
+    words = "--model qwen2.5-7b --cluster dgx-h100 --chips 8 --gbs 8 --seq 8k --zero 3 --profile llama-factory --cp 1,2"
+    notes = [note for note in " ".join(call("predict", *words.split())[1].split()).split("note: ") if note.startswith("not a plan")]
+    assert [note.strip() for note in notes] == [
+        "not a plan for this framework: cp=2: llama-factory has no cp (dp_shard 4, cp 2, ZeRO 3, recompute none)"
+    ]
+
+
+def test_the_title_of_several_models_counts_the_trained_parameters_of_none(call):
+    words = "--model qwen2.5-0.5b,llama-3.2-1b --chip a100-sxm-80gb --chips 1 --gbs 1 --seq 1k --train lora:16"
+    out = call("predict", *words.split())[1]
+    assert out.startswith("1 sequence a step, 1,024 tokens a sequence, bf16-mixed, adamw, lora:16, generic as the framework")
