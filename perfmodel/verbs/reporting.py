@@ -65,10 +65,8 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
         setting = setting_of_plan(plan)
         timelines = rank_timelines(setting.estimator, plan, checked_ranks(plan, ()), Detail.PASSES)
         profile, prediction = setting.estimator.profile, explanation.prediction
-        calibration, runs = (
-            choose_calibration(setting.cluster.chip, setting.calibration),
-            ("framework", short_name(profile.name), profile.source),
-        )
+        calibration = choose_calibration(setting.cluster.chip, setting.calibration)
+        runs = ("framework", short_name(profile.name), profile.source)
         peak = (prediction.peak_flop_rate, prediction.peak_dtype)
         sources = sources_table(plan.job.model, setting.cluster, calibration, peak, runs)
         commands = [command, f"perfmodel explain {shlex.quote(names[0])} --trust"]
