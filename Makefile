@@ -113,6 +113,11 @@ $(PARSERS)/.ready: tests/parsers/requirements.txt $(READY)
 	$(PARSERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --ignore-requires-python maxtext==0.2.5  # asks for Python 3.12
 	@touch $@
 
+# For the test of the static page; without npm it is skipped.
+build/pyodide/pyodide-lock.json: tests/web/pyodide.py $(READY)
+	$(BIN)/python -m tests.web.pyodide build/pyodide
+	@touch $@
+
 parsers: $(PARSERS)/.ready
 	$(BIN)/python -m pytest -q tests/parsers
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from perfmodel.cli.words import command
-from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.errors import InputError, bad_field
 
 
 @command()
@@ -15,16 +16,34 @@ def web(
     *,
     port: Annotated[int, typer.Option("--port", metavar="N", help="Port of 127.0.0.1 to listen on; 0: a free one.")] = 8517,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only; open no browser.")] = False,
+    static: Annotated[
+        Path | None,
+        typer.Option("--static", metavar="FOLDER", help="Write the page as files for any web server; perfmodel then runs in the browser."),
+    ] = None,
+    pyodide: Annotated[
+        str,
+        typer.Option("--pyodide", metavar="URL|FOLDER", help="With --static: a full distribution of Pyodide. A folder's files are copied."),
+    ] = "",
 ) -> int:
     """Open a local page: choose or paste model, cluster and plan; see time, memory and the best plans at once.
 
-    It listens on 127.0.0.1 only and ends with Ctrl-C.
+    It listens on 127.0.0.1 only and ends with Ctrl-C. With --static the page is written as files, which need no server of perfmodel.
     """
     import webbrowser
     from threading import Thread
 
     from perfmodel.web.endpoints import PageServer
+    from perfmodel.web.site import write_site
 
+    if static is not None:
+        if not pyodide:
+            raise InputError("--pyodide: is missing; give the address or the folder of a full distribution of Pyodide, see pyodide.org")
+        files = write_site(static, pyodide)
+        size = sum(file.stat().st_size for file in files)
+        print(f"perfmodel web: {len(files)} files in {static}, {size / 1e6:.1f} MB; serve them with `python -m http.server -d {static}`")
+        return 0
+    if pyodide:
+        raise InputError("--pyodide: is for a page of files; give it with --static FOLDER")
     if not 0 <= port < 65536:
         raise bad_field("port", port, "must be from 0 to 65535", "write --port 8517, or --port 0 for a free one")
     with PageServer(port) as server:

@@ -52,7 +52,7 @@ class ParameterProgram:
     event_itemsize: NDArray[np.float64]
     event_on_shard: NDArray[np.bool_]
     event_is_whole: NDArray[np.bool_]
-    unit_starts: NDArray[np.int64]
+    unit_starts: NDArray[np.intp]
     unit_kind: NDArray[np.int64]
     unit_mask: NDArray[np.int64]
     unit_cell: NDArray[np.int64]
@@ -257,7 +257,7 @@ def compile_parameters(
         event_itemsize=np.array([[e[3]] for e in events]).reshape(-1, 1),
         event_on_shard=np.array([[e[4]] for e in events], dtype=bool).reshape(-1, 1),
         event_is_whole=np.array([[zero == 0 or e[2].what == "sum"] for e in events], dtype=bool).reshape(-1, 1),
-        unit_starts=np.array(starts, dtype=np.int64),
+        unit_starts=np.array(starts, dtype=np.intp),
         unit_kind=np.array([COLLECTIVE_CODE[units[i][3]] for i in starts], dtype=np.int64),
         unit_mask=np.array([units[i][4] for i in starts], dtype=np.int64),
         unit_cell=np.array([cell(*units[i][:3], len(regions)) for i in starts], dtype=np.int64),

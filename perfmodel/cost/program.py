@@ -56,8 +56,8 @@ class Peaks:
     amount: NDArray[np.int64]
     factor: NDArray[np.float64]
     group: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    of: NDArray[np.int64]
+    starts: NDArray[np.intp]
+    of: NDArray[np.intp]
     backward: dict[tuple[int, Recompute], int]
     forward: dict[tuple[int, Recompute], int]
     delayed: dict[tuple[int, Recompute], int]
@@ -377,8 +377,8 @@ class _Compilation:
             amount=np.array([self.rows.amount(amount) for amount, _, _ in sums], dtype=np.int64),
             factor=np.array([[times] for *_, times in sums]),
             group=np.array([self.rows.mask(axes) for _, axes, _ in sums], dtype=np.int64),
-            starts=np.array([0, *accumulate(map(len, moments))][:-1], dtype=np.int64),
-            of=np.array([0, *accumulate(len(case) or 1 for case in cases)][:-1], dtype=np.int64),
+            starts=np.array([0, *accumulate(map(len, moments))][:-1], dtype=np.intp),
+            of=np.array([0, *accumulate(len(case) or 1 for case in cases)][:-1], dtype=np.intp),
             backward=backward,
             forward=forward,
             delayed=delayed,

@@ -72,12 +72,12 @@ class Rows:
 
     names: tuple[str, ...]
     segments: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    starts: NDArray[np.intp]
     present: NDArray[np.int64]
     columns: dict[str, NDArray[np.int64]]
     repeats: NDArray[np.float64] | None
     accesses: NDArray[np.int64]
-    access_starts: NDArray[np.int64]
+    access_starts: NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,12 +395,12 @@ def _rows(entries: Sequence[_Entry], columns: Sequence[str]) -> Rows:
     return Rows(
         names=tuple(entry.name for entry in entries),
         segments=np.array(segments, dtype=np.int64),
-        starts=np.array(starts, dtype=np.int64),
+        starts=np.array(starts, dtype=np.intp),
         present=np.array([segments[i] for i in starts], dtype=np.int64),
         columns=dict(zip(columns, values, strict=True)),
         repeats=np.array([[float(entry.repeats)] for entry in entries]) if is_repeated else None,
         accesses=np.array(accesses, dtype=np.int64),
-        access_starts=np.array([0, *accumulate(len(entry.accesses) for entry in entries[:-1])] if accesses else [], dtype=np.int64),
+        access_starts=np.array([0, *accumulate(len(entry.accesses) for entry in entries[:-1])] if accesses else [], dtype=np.intp),
     )
 
 

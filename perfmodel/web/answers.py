@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 import tomllib
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -67,6 +68,17 @@ def answer(verb: str, data: object, on_progress: OnProgress = lambda share: None
     content = VERBS[verb](asked, on_progress) | asked.object()
     plain: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **to_plain(content)}
     return plain
+
+
+def answer_line(verb: str, data: object, on_progress: OnProgress = lambda share: None) -> dict[str, Any]:
+    """Return `answer` (of `known`: the names that the page offers) or `error`, whatever happens; a fault of perfmodel is printed too."""
+    try:
+        return {"answer": known() if verb == "known" else answer(verb, data, on_progress)}
+    except Exception as error:
+        found = failure(error)
+        if found["code"] == ErrorCode.FAILED:
+            traceback.print_exception(error)
+        return {"error": found}
 
 
 def failure(error: Exception) -> dict[str, Any]:

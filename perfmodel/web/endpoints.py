@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import errno
-import hashlib
 import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from string import Template
 from threading import Lock, Thread
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from perfmodel.foundation.errors import InputError, one_line
-from perfmodel.report.html import SCRIPT, STYLE
+from perfmodel.web.page import page
 from perfmodel.web.worker import AnswerProcess, Cancelled
 
 HOST: Final = "127.0.0.1"
@@ -72,24 +67,6 @@ class PageServer(ThreadingHTTPServer):
     def server_close(self) -> None:
         super().server_close()
         self.worker.end()
-
-
-@cache
-def page() -> tuple[bytes, str]:
-    """Return the page, and its policy: nothing but its own style and script, and answers of this server."""
-    files = {name: Path(__file__).with_name(f"page.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")}
-    parts = {"style": STYLE + files["css"], "script": SCRIPT + files["js"]}
-    hashes = {name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for name, text in parts.items()}
-    policy = "; ".join(
-        [
-            "default-src 'none'",
-            *(f"{name}-src 'sha256-{value}'" for name, value in hashes.items()),
-            "connect-src 'self'",
-            "img-src data:",
-            *(f"{name} 'none'" for name in ("base-uri", "form-action", "frame-ancestors")),
-        ]
-    )
-    return Template(files["html"]).substitute(parts).encode(), policy
 
 
 class _Refused(Exception):
@@ -145,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _page(self) -> None:
         html, policy = page()
-        self._send(html, "text/html; charset=utf-8", more={"Content-Security-Policy": policy})
+        self._send(html.encode(), "text/html; charset=utf-8", more={"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"})
 
     def _known(self) -> None:
         from perfmodel.web.answers import known

@@ -78,32 +78,11 @@ const update = () => {
   searchSoon();
 };
 
-// --- requests ---
+// --- requests: `ask` and `askKnown` are those of transport_server.js or transport_static.js ---
 class Refused extends Error {
   constructor(error) { super(error.message); this.error = error; }
 }
-const ask = async (verb, data, {signal, progress} = {}) => {
-  const headers = {"Content-Type": "application/json", ...(progress ? {Accept: "application/x-ndjson"} : {})};
-  const response = await fetch(`/api/${verb}`, {method: "POST", headers, body: JSON.stringify(data), signal});
-  if (!(response.headers.get("Content-Type") || "").includes("ndjson")) {
-    const found = await response.json();
-    if (!response.ok) throw new Refused(found);
-    return found;
-  }
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let text = ""; ;) {
-    const {value, done} = await reader.read();
-    if (done) throw new Error("the answer ended early");
-    const lines = (text + value).split("\n");
-    text = lines.pop();
-    for (const line of lines.map(each => JSON.parse(each))) {
-      if (line.answer) return line.answer;
-      if (line.error) throw new Refused(line.error);
-      progress(line.progress);
-    }
-  }
-};
-const ready = fetch("/api/known").then(response => response.json()).then(found => { known = found; });
+const ready = askKnown().then(found => { known = found; });
 
 let isAsking = false, isAskedAgain = false;
 const predict = async () => { // one request at a time; of those that come meanwhile the last
@@ -269,7 +248,7 @@ const stack = (label, total, sizes, text, limit = 0) => {
   return [make("div", {className: "stack"}, make("span", {textContent: label}), make("b", {textContent: total}), bar), make("p", {className: "legend"}, ...legend)];
 };
 const showError = error => {
-  const found = error && (error.error || {message: `perfmodel does not answer (${error.message}); start \`perfmodel web\` again`, suggestions: []});
+  const found = error && (error.error || {message: `perfmodel does not answer (${error.message}); ${WHEN_SILENT}`, suggestions: []});
   $("error").hidden = !found;
   for (const each of ["prediction", "verdict"]) $(each).classList.toggle("stale", Boolean(found));
   for (const each of document.querySelectorAll("[aria-invalid]")) each.removeAttribute("aria-invalid");

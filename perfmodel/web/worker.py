@@ -10,7 +10,6 @@ import os
 import select
 import subprocess
 import sys
-import traceback
 from collections.abc import Iterator
 from socket import socket
 from threading import Lock
@@ -86,7 +85,7 @@ def has_closed(client: socket) -> bool:
 
 def main() -> None:
     """Answer until standard input ends."""
-    from perfmodel.web.answers import answer, failure
+    from perfmodel.web.answers import answer_line
 
     def write(**line: object) -> None:
         out.write(json.dumps(line) + "\n")
@@ -97,14 +96,6 @@ def main() -> None:
     try:
         for text in sys.stdin:
             verb, data = json.loads(text)
-            try:
-                found = answer(verb, data, lambda share: write(progress=share))
-            except Exception as error:
-                line = failure(error)
-                if line["code"] == "failed":
-                    traceback.print_exc()
-                write(error=line)
-            else:
-                write(answer=found)
+            write(**answer_line(verb, data, lambda share: write(progress=share)))
     except BrokenPipeError:
         os._exit(1)

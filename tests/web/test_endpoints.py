@@ -191,7 +191,7 @@ def test_the_page_names_no_other_address(send):
     assert "http" not in text.replace("http-equiv", "").replace("https?", "")
     assert len(content) < 60_000
     assert "default-src 'none'" in headers["Content-Security-Policy"]
-    assert page()[0] == content
+    assert page()[0].encode() == content
 
 
 def test_a_port_in_use_is_one_sentence(server, capfd):

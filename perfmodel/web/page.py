@@ -1,0 +1,40 @@
+"""The page: its parts in one text, which asks a local server (`endpoints.py`) or perfmodel inside the browser (`site.py`)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
+from string import Template
+
+from perfmodel.report.html import SCRIPT, STYLE
+
+_FOLDER = Path(__file__).parent
+
+
+def part_text(name: str) -> str:
+    """Return the text of a file of this folder."""
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+@cache
+def page(*, is_static: bool = False) -> tuple[str, str]:
+    """Return the page, and its policy: nothing but its own style and script, and answers of where it came from.
+
+    is_static   whether it has no server: the policy is in the page, which allows its worker
+    """
+    transport = part_text(f"transport_{'static' if is_static else 'server'}.js")
+    parts = {"style": STYLE + part_text("page.css"), "script": SCRIPT + transport + part_text("page.js")}
+    hashes = {name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for name, text in parts.items()}
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            *(f"{name}-src 'sha256-{value}'" for name, value in hashes.items()),
+            "worker-src 'self'" if is_static else "connect-src 'self'",
+            "img-src data:",
+            *(f"{name} 'none'" for name in ("base-uri", "form-action")),
+        ]
+    )
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">' if is_static else ""
+    return Template(part_text("page.html")).substitute(parts, head=head), policy

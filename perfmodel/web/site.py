@@ -1,0 +1,98 @@
+"""The page as a folder of files for any web server, without one of its own: perfmodel runs in the browser, by Pyodide."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.files import read_text
+from perfmodel.foundation.resources import resource_dir, write_atomically
+from perfmodel.web.page import page, part_text
+
+_PACKAGE = Path(__file__).parents[1]
+#: What perfmodel imports besides numpy to answer the page; PyYAML without its compiled part.
+_DISTRIBUTIONS = ("PyYAML", "typer", "shellingham", "annotated-doc")
+#: Packages of perfmodel that need torch or processes.
+_LEFT_OUT = ("execute", "calibrate", "fitting", "validation")
+_LOCK, _RUNTIME = "pyodide-lock.json", "pyodide"
+
+
+def write_site(folder: str | Path, pyodide: str) -> list[Path]:
+    """Write the static page and return its files; open it through a web server.
+
+    pyodide   address of a full distribution of Pyodide (Python 3.11 or newer), or a folder with one, whose needed files are copied
+    """
+    target = Path(folder)
+    if target.exists() and not target.is_dir():
+        raise bad_field("static", folder, "is a file", "name a folder")
+    runtime = pyodide.rstrip("/") if pyodide.startswith(("https://", "http://")) else _RUNTIME
+    copied = [] if runtime != _RUNTIME else list(_runtime_files(Path(pyodide)))
+    try:
+        (target / _RUNTIME if copied else target).mkdir(parents=True, exist_ok=True)
+        for file in copied:
+            shutil.copyfile(file, target / _RUNTIME / file.name)
+    except OSError as error:
+        raise bad_field("static", folder, f"cannot be written ({error.strerror})", "choose another folder") from None
+    worker = Template(part_text("static_worker.js")).substitute(runtime=f"{runtime}/")
+    files: Mapping[str, str | bytes] = {"perfmodel.zip": _archive(), "worker.js": worker, "index.html": page(is_static=True)[0]}
+    for name, content in files.items():
+        write_atomically(target / name, content)
+    return [*(target / _RUNTIME / file.name for file in copied), *(target / name for name in files)]
+
+
+def _runtime_files(folder: Path) -> Iterator[Path]:
+    """The files of a distribution that the page loads: Python, and the packages that perfmodel needs."""
+    rule = "is no folder of Pyodide"
+    if not (folder / "pyodide.mjs").is_file() or not (folder / _LOCK).is_file():
+        raise bad_field("pyodide", folder, rule, "unpack a full distribution of Pyodide there, or give the address of one")
+    packages: Mapping[str, Mapping[str, Any]] = json.loads(read_text(folder / _LOCK, "lock file"))["packages"]
+    if not (folder / str(packages.get("numpy", {}).get("file_name"))).is_file():
+        raise bad_field("pyodide", folder, f"{rule} with numpy", "unpack a full distribution, not its core")
+    for file in sorted(folder.iterdir()):
+        if file.name.startswith(("pyodide", "python_stdlib")) and file.suffix in (".mjs", ".js", ".wasm", ".zip", ".json"):
+            yield file
+    wanted = ["numpy", "pydantic"]
+    for name in wanted:
+        of = packages.get(name, {})
+        wanted += [each for each in of.get("depends", ()) if each not in wanted]
+        if (folder / str(of.get("file_name"))).is_file():
+            yield folder / of["file_name"]
+
+
+def _archive() -> bytes:
+    """perfmodel, its data and what it imports, as Python finds them in one folder."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, path in sorted(_archived()):
+            entry = zipfile.ZipInfo(name)  # without the time, so that the same version gives the same bytes
+            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return content.getvalue()
+
+
+def _archived() -> Iterator[tuple[str, Path]]:
+    data = ("hardware_specs", "strategies")
+    for path in _PACKAGE.rglob("*"):
+        name = path.relative_to(_PACKAGE)
+        if path.is_file() and path.suffix != ".pyc" and name.parts[0] not in (*_LEFT_OUT, "_data"):
+            yield f"perfmodel/{name.as_posix()}", path
+    for each in data:
+        folder = resource_dir(each)
+        yield from ((f"perfmodel/_data/{each}/{path.relative_to(folder).as_posix()}", path) for path in folder.rglob("*") if path.is_file())
+    for each in (*_DISTRIBUTIONS, "perfmodel"):
+        try:
+            files = distribution(each).files or ()
+        except PackageNotFoundError:  # of perfmodel in a checkout that is not installed
+            continue
+        for file in files:
+            is_about = file.name == "METADATA" or "LICENSE" in file.name  # the version, and what its licence asks for
+            is_wanted = is_about if ".dist-info" in file.parts[0] else each != "perfmodel" and file.suffix == ".py"
+            if is_wanted and not file.parts[0].startswith("..") and Path(str(file.locate())).is_file():
+                yield file.as_posix(), Path(str(file.locate()))
