@@ -1,11 +1,13 @@
 """Models by name: the configs beside this file, in Hugging Face's form, each with its source.
 
 `_hub_ids` of a config are the ids of the Hugging Face hub that it stands for: the one that it was read from, then further releases of the
-same sizes, such as those tuned to follow instructions. They are resolved offline.
+same sizes, such as those tuned to follow instructions. They are resolved offline. Copies under another owner or with packed weights
+(`unsloth/Qwen3-8B-bnb-4bit`) have the sizes of the id whose name they bear.
 """
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from perfmodel.foundation.errors import InputError, suggest
@@ -17,6 +19,8 @@ _FOLDER = Path(__file__).parent / "models"
 
 
 _HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w.-]{1,95}", re.ASCII)
+#: What the name of a copy has besides, mostly of packed weights.
+_PACKED = re.compile(r"(?:-(?:hf|unsloth|bnb|gptq|awq|nvfp4|mxfp4|fp8|bf16|fp16|nf4|int4|int8|4bit|8bit|dequantized|dynamic))+$")
 
 
 def _hub_ids() -> dict[str, str]:
@@ -55,13 +59,25 @@ def load_model(name_or_path: str | Path) -> TransformerConfig:
         if isinstance(error, InputError):
             raise
     by_id = _hub_ids() if _HUB_ID.fullmatch(text) else {}
-    if text.lower() in by_id:
-        shipped = _FOLDER / f"{by_id[text.lower()]}.json"
-        return read_config(shipped, name=shipped.stem)
+    found = by_id.get(text.lower()) or _copied(text, by_id)
+    if found:
+        return read_config(_FOLDER / f"{found}.json", name=found)
     shown = text if len(text) <= 80 else text[:77] + "..."
     if text.endswith(".json") or text.startswith((".", "/", "~")):
         raise InputError(f"model={shown}: there is no such file; give a config.json, its folder, or the name of a shipped model")
     if by_id:
         near = suggest(text.partition("/")[2], list_models())
         raise InputError(f"model={shown}: no shipped model has this hub id; give its config.json{near if 'did you mean' in near else ''}")
-    raise InputError(f"model={shown}: no shipped model has this name, and there is no such file{suggest(text, list_models())}")
+    near = suggest(text, list_models())
+    remedy = near if "did you mean" in near else "; `perfmodel models` lists them"
+    raise InputError(f"model={shown}: no shipped model has this name, and there is no such file{remedy}")
+
+
+def _copied(hub_id: str, known: Mapping[str, str]) -> str:
+    """The shipped model of whose hub id this is a copy; nothing where none or several have its name."""
+
+    def name_of(each: str) -> str:
+        return _PACKED.sub("", each.lower().partition("/")[2])
+
+    models = {model for each, model in known.items() if name_of(each) == name_of(hub_id)}
+    return models.pop() if len(models) == 1 else ""
