@@ -169,7 +169,7 @@ def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, sh
         cells += ([tp] if has_plan else []) + ([_number(line.at_once)] if shows_load else [])
         rows.append((*cells, *_figures(line, has_cost=has_cost), line.verdict))
     return Table(
-        title=f"{len(lines)} requests",
+        title=f"{len(lines)} services",
         headers=tuple(headers),
         rows=tuple(rows),
         right=right,
