@@ -38,7 +38,7 @@ class Runs:
     sharded_bases        formats of a quantised base that ZeRO 2 and 3 can shard; others are whole on every data rank
     axes_of_bases        of tp, cp, pp beside a quantised base
     zero_beside_axes     ZeRO stages beside tp or cp where the state could be sharded over data ranks or cp
-    offloads             what may lie in the host's memory (`parallel/offloads.py`); suggested where a plan does not fit
+    offloads             what may lie in the host's memory, as values of `--offload`; suggested where a plan does not fit
     source               where that is said
     """
 
@@ -112,7 +112,7 @@ RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
     "sharded_bases": tuple(BASE_FORMATS),
     "axes_of_bases": AXES,
     "zero_beside_axes": ZERO_STAGES,
-    "offloads": tuple(OFFLOADS),
+    "offloads": (*OFFLOADS, "optimizer,parameters"),
 }
 
 #: What a file may leave out: the rules of every framework with tensor parallelism; no library, no lists; nothing said of bases.

@@ -172,6 +172,17 @@ def shipped_habits(name: str, below: tuple[str, ...] = ()) -> dict[str, Any] | N
     return {key: value for key, value in under.items() if key not in ("name", "source", "unknown")} | data
 
 
+def with_bases(name: str) -> tuple[str, ...]:
+    """The framework and those whose habits it takes over, the nearest first."""
+    from perfmodel.foundation.files import read_yaml
+
+    path = frameworks_dir() / name / HABITS
+    if not is_name(name) or not os.path.exists(path):
+        return (name,)
+    base = read_yaml(path).get("base", "")
+    return (name, *with_bases(base)) if base else (name,)
+
+
 def flattened(data: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """The fields of a profile's file, out of their groups. Raises InputError for one that stands in another's."""
     found: dict[str, Any] = {}
