@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -172,6 +173,7 @@ def shipped_habits(name: str, below: tuple[str, ...] = ()) -> dict[str, Any] | N
     return {key: value for key, value in under.items() if key not in ("name", "source", "unknown")} | data
 
 
+@lru_cache(maxsize=64)
 def with_bases(name: str) -> tuple[str, ...]:
     """The framework and those whose habits it takes over, the nearest first."""
     from perfmodel.foundation.files import read_yaml

@@ -162,3 +162,14 @@ def test_where_nothing_fits_a_lighter_training_is_named_if_there_is_one(train, a
 def test_few_logits_are_not_called_the_reason(call):
     given = flags_of("--model llama-2-7b --chip rtx3080-10gb --chips 1 --gbs 1 --seq 512 --train lora:16")
     assert "peaks at the loss" not in call("predict", *words_of(given))[1]
+
+
+@pytest.mark.parametrize(
+    ("profile", "form"),
+    [("generic", "chunked"), ("torchtitan", "chunked"), ("hf-trainer", "fused"), ("llama-factory", "fused"), ("megatron", "")],
+)
+def test_the_note_on_logits_names_a_loss_that_the_framework_has(profile, form, call):
+    given = f"--model gemma-3-4b --cluster dgx-h100 --chips 8 --gbs 8 --seq 64k --recompute full --zero 1 --profile {profile}"
+    note = " ".join(call("predict", *given.split())[1].split()).partition("peaks at the loss")[2]
+    assert "32 GiB of logits" in note
+    assert note.endswith(f"(--setting loss={form})" if form else "copies aside")
