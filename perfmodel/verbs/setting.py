@@ -265,9 +265,12 @@ def make_job(
 def plan_in(setting: Setting, knobs: Knobs) -> Plan:
     """Return the plan that the knobs describe: degrees left out are 1, the rest of the chips go to dp_replicate, under ZeRO to dp_shard.
 
-    The ZeRO stage is 0 where none is given, under every profile: a table over profiles compares one plan.
+    The ZeRO stage is 0 where none is given, under every profile: a table over profiles compares one plan. Recomputation is the documented
+    default of the trainer.
     """
     given = {"attention": setting.estimator.profile.kernels.default_attention} | with_context_form(knobs.planned(), setting)
+    default = setting.estimator.profile.runs.default_recompute
+    given = ({"recompute": default} if default else {}) | given
     check_expert_knobs(given, setting.job)
     plan = make_plan(
         setting.job,
