@@ -110,6 +110,10 @@ class FrameworkTable:
         meanings = [meaning for key in self.keys.values() for meaning in (key.values or {}).values() if isinstance(meaning, Mapping)]
         return found | {meaning[fact] for meaning in meanings if fact in meaning}
 
+    def can_set(self, fact: str, value: object) -> bool:
+        """Whether a key can give a fact this value."""
+        return value in self.values_of(fact) or any(key.to == fact and not key.values for key in self.keys.values())
+
     def entry(self, key: str) -> tuple[str, KeyMeaning] | None:
         """The table's key that a file's key is: the same, or its last components; the longest counts."""
         parts = key.split(".")

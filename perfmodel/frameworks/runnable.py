@@ -38,7 +38,8 @@ class Runs:
     sharded_bases        formats of a quantised base that ZeRO 2 and 3 can shard; others are whole on every data rank
     axes_of_bases        of tp, cp, pp beside a quantised base
     zero_beside_axes     ZeRO stages beside tp or cp where the state could be sharded over data ranks or cp
-    offloads             what may lie in the host's memory (`parallel/offloads.py`); suggested where a plan does not fit
+    offloads             what may lie in the host's memory, as values of `--offload`; suggested where a plan does not fit
+    default_recompute    documented default of the trainer, of a plan that names none; empty: none
     source               where that is said
     """
 
@@ -59,6 +60,7 @@ class Runs:
     axes_of_bases: tuple[str, ...] = AXES
     zero_beside_axes: tuple[int, ...] = ZERO_STAGES
     offloads: tuple[str, ...] = ()
+    default_recompute: str = ""
 
     def cuts_alike(self, rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> bool:
         """Whether one of its rule sets cuts this model alike where only these fine axes have more than one rank."""
@@ -112,11 +114,20 @@ RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
     "sharded_bases": tuple(BASE_FORMATS),
     "axes_of_bases": AXES,
     "zero_beside_axes": ZERO_STAGES,
-    "offloads": tuple(OFFLOADS),
+    "offloads": (*OFFLOADS, "optimizer,parameters"),
 }
 
 #: What a file may leave out: the rules of every framework with tensor parallelism; no library, no lists; nothing said of bases.
-MAY_BE_LEFT_OUT = ("rules", "flex", "recompute_modules", "sharded_bases", "axes_of_bases", "zero_beside_axes", "offloads")
+MAY_BE_LEFT_OUT = (
+    "rules",
+    "flex",
+    "recompute_modules",
+    "sharded_bases",
+    "axes_of_bases",
+    "zero_beside_axes",
+    "offloads",
+    "default_recompute",
+)
 
 
 def _listed(values: Sequence[int | str]) -> str:

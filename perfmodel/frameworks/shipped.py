@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -170,6 +171,18 @@ def shipped_habits(name: str, below: tuple[str, ...] = ()) -> dict[str, Any] | N
     if under is None:
         raise bad_field("base", shown(base), "must be the name of another framework with `habits.yaml`", f"correct {path}")
     return {key: value for key, value in under.items() if key not in ("name", "source", "unknown")} | data
+
+
+@lru_cache(maxsize=64)
+def with_bases(name: str) -> tuple[str, ...]:
+    """The framework and those whose habits it takes over, the nearest first."""
+    from perfmodel.foundation.files import read_yaml
+
+    path = frameworks_dir() / name / HABITS
+    if not is_name(name) or not os.path.exists(path):
+        return (name,)
+    base = read_yaml(path).get("base", "")
+    return (name, *with_bases(base)) if base else (name,)
 
 
 def flattened(data: Mapping[str, Any], *, where: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from perfmodel.foundation.memory_room import Verdict
 from perfmodel.foundation.text import columns_text, flop_rate_text, html_table
 from perfmodel.foundation.units import format_bytes, format_count, format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.loss_forms import CHUNKED_LOSS, FUSED_LOSS
 from perfmodel.parallel.plan import Plan, expert_words
 from perfmodel.parallel.rows import table_rows
 from perfmodel.workload.job import TrainingJob
@@ -60,6 +61,7 @@ class Prediction:
     not_runnable    why the assumed framework cannot run the plan; empty if it can
     price_per_hour  of one chip; 0: not known   [USD/h]
     host_memory     what lies in the host's memory for each chip in place of its own: activations, weights, optimizer states   [byte]
+    small_loss      of a plan that does not fit: form of the loss that keeps few logits, which the framework can be asked for; "": none
     warnings        sentences about what this prediction stretches or leaves aside
     """
 
@@ -86,6 +88,7 @@ class Prediction:
     not_runnable: str = ""
     price_per_hour: float = 0.0
     host_memory: float = 0.0
+    small_loss: str = ""
 
     @property
     def fits(self) -> bool:
@@ -185,6 +188,10 @@ def notes(prediction: Prediction) -> list[str]:
 
 #: The moment of the peak at which logits are there (`cost/memory/moments.py`).
 LOSS_MOMENT = "loss"
+_SMALL_LOSSES = {
+    CHUNKED_LOSS: "; a loss in chunks keeps few of them (--setting loss=chunked)",
+    FUSED_LOSS: "; a fused loss keeps few of them (--setting loss=fused)",
+}
 _FEW_LOGITS = 0.02  # share of the memory; gradients of the last layer may put the peak there too
 
 
@@ -200,7 +207,7 @@ def _logits_note(prediction: Prediction) -> list[str]:
         return []
     return [
         f"memory peaks at the loss: {tokens:,.0f} tokens by a vocabulary of {vocabulary:,} are {format_bytes(half)} of logits in 16 bits, "
-        "copies aside; a loss in chunks keeps few of them (--setting loss=chunked)"
+        f"copies aside{_SMALL_LOSSES.get(prediction.small_loss, '')}"
     ]
 
 

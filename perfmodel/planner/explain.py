@@ -32,10 +32,11 @@ _WORDS: Mapping[str, tuple[str, ...]] = {name: tuple(kind) for name, kind in cho
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """The best plan with some knobs fixed.
+    """A plan with some knobs fixed.
 
     knobs        what was fixed
-    prediction   the fastest such plan that fits, else the one that needs the least memory; none where no plan has these knobs
+    prediction   the plan with as few other knobs changed as that needs; where it does not fit the fastest such plan that does, else the
+                 one that needs the least memory; none where no plan has these knobs
     reason       why it is not the plan of choice, as a sentence with numbers
     slower_by    seconds a step over the plan in question (0 where there is no prediction)
     parts        part -> seconds more (or less) than in the plan in question
@@ -232,13 +233,21 @@ def _turns(plan: Plan) -> list[dict[str, int | str | bool]]:
     return turns
 
 
+#: The best plan with the knobs is named next to the plan with them alone where it gains this share of the step.
+_LEAST_GAIN = 0.005
+#: The part that the knobs alone change most is named where it is this share of the difference of two steps.
+_LEAST_PART = 0.1
 #: Knobs that other degrees may need to change, the most particular first: each step frees some of them too.
 _FREED = (("dp_replicate", "dp_shard"), ("virtual_stages",), ("schedule", "sequence_parallel"), ("zero",))
 
 
-def _turned(against: _Comparison, turned: Mapping[str, int | str | bool]) -> tuple[Alternative, ...]:
-    """The plan with these knobs turned and as few others changed as the rest needs; none where the framework runs no such plan."""
+def _turned(against: _Comparison, turned: Mapping[str, int | str | bool], frees: bool | None = None) -> tuple[Alternative, ...]:
+    """The plan with these knobs turned and as few others changed as the rest needs; none where the framework runs no such plan.
+
+    frees   other knobs may change; None: where degrees are turned
+    """
     plan, changes = against.own.plan, set(turned)
+    frees = bool(changes & {"tp", "pp", "cp"}) if frees is None else frees
     fixed = {**plan_knobs(plan), **turned}
     fixed.pop("rules")
     if "schedule" in turned:
@@ -251,7 +260,7 @@ def _turned(against: _Comparison, turned: Mapping[str, int | str | bool]) -> tup
     rules = default_rule_sets() if plan.rules in default_rule_sets() else (plan.rules,)
     around = Space(fixed=fixed, orders=(plan.order,), stage_layers=plan.stage_layers, rules=rules)
     found = against.sweep(around)
-    for freed in _FREED if changes & {"tp", "pp", "cp"} else ():
+    for freed in _FREED if frees else ():
         if found.num_evaluated:
             break
         fixed = {knob: value for knob, value in fixed.items() if knob not in freed or knob in turned}
@@ -264,21 +273,34 @@ def _turned(against: _Comparison, turned: Mapping[str, int | str | bool]) -> tup
 
 
 def _answer(against: _Comparison, knobs: dict[str, int | str | bool]) -> Alternative:
-    """The best plan with these knobs, the others free; where the plan has them already, or is beaten, the answer says so."""
+    """The plan with these knobs alone turned, where it fits; else the best plan that has them, the others free.
+
+    Where the plan has them already, or is beaten, the answer says so.
+    """
     own, plan = against.own, against.own.plan
-    found = _compared(against, knobs, against.sweep(_space_of(plan, knobs)))
     has_it = all(plan_knobs(plan).get(knob) == value for knob, value in knobs.items() if knob != "rules")
     has_it = has_it and ("rules" not in knobs or plan.rules == rule_set_of(knobs["rules"]))
-    if not found.prediction or not found.prediction[0].fits:
+    alone = () if has_it or "rules" in knobs else _turned(against, knobs, frees=True)
+    turned = alone[0].prediction if alone else ()
+    cause = _cause(turned[0], own) if turned and not turned[0].fits else ""
+    found = best = _compared(against, knobs, against.sweep(_space_of(plan, knobs)), cause=cause)
+    if not best.prediction or not best.prediction[0].fits:
         return replace(found, reason=f"{found.reason}; the plan itself has that") if has_it else found
-    other = found.prediction[0]
-    _, _, numbers = found.reason.partition(": ")
+    _, _, numbers = best.reason.partition(": ")
     if has_it:
-        best = f"the best such plan is {numbers}" if found.changed else "no such plan is better"
-        return replace(found, reason=f"{_named(knobs)}: the plan has that; {best}")
+        best_one = f"the best such plan is {numbers}" if best.changed else "no such plan is better"
+        return replace(found, reason=f"{_named(knobs)}: the plan has that; {best_one}")
+    of_best = f"the best such plan {'would be better: ' if best.prediction[0].step_time < own.step_time and own.fits else 'is '}{numbers}"
+    if turned and turned[0].fits:
+        found, numbers = alone[0], alone[0].reason.partition(": ")[2]
+        if best.prediction[0].step_time < turned[0].step_time * (1.0 - _LEAST_GAIN):
+            numbers = f"{numbers}; {of_best}"
+    elif turned:
+        numbers = f"alone it needs {format_bytes(turned[0].memory['total'])} and {_UNFIT[turned[0].verdict]}; {of_best}"
     if not own.fits:
         return replace(found, reason=f"{_named(knobs)}: it would fit, and the plan {_UNFIT[own.verdict]}: {numbers}")
-    return replace(found, reason=f"{_named(knobs)}: it would be better: {numbers}") if other.step_time < own.step_time else found
+    is_better = found.prediction[0].step_time < own.step_time and not (turned and found is best)
+    return replace(found, reason=f"{_named(knobs)}: {'it would be better: ' if is_better else ''}{numbers}")
 
 
 def _named(knobs: Mapping[str, int | str | bool]) -> str:
@@ -296,8 +318,11 @@ def _no_plan(against: _Comparison, knobs: dict[str, int | str | bool], space: Sp
     return Alternative(knobs=knobs, prediction=(), reason=f"{_named(knobs)}: {reason}", slower_by=0.0, parts={})
 
 
-def _compared(against: _Comparison, knobs: dict[str, int | str | bool], state: Sweep) -> Alternative:
-    """The best plan of a sweep beside the plan in question."""
+def _compared(against: _Comparison, knobs: dict[str, int | str | bool], state: Sweep, cause: str = "") -> Alternative:
+    """The best plan of a sweep beside the plan in question.
+
+    cause   part of the step that the knobs alone change most; empty: the part that differs most
+    """
     own, named = against.own, _named(knobs)
     if state.num_evaluated == 0:
         return _no_plan(against, knobs, state.space)
@@ -316,7 +341,7 @@ def _compared(against: _Comparison, knobs: dict[str, int | str | bool], state: S
             f"{much} (mostly {largest.replace('_', ' ')}: {format_bytes(other.memory[largest])}){beside}"
         )
     else:
-        reason = f"{named}: {_change(other, own, difference)}{beside}"
+        reason = f"{named}: {_change(other, own, difference, cause)}{beside}"
     return Alternative(
         knobs=knobs,
         prediction=(other,),
@@ -327,16 +352,32 @@ def _compared(against: _Comparison, knobs: dict[str, int | str | bool], state: S
     )
 
 
-def _change(other: Prediction, own: Prediction, difference: Mapping[str, float]) -> str:
+def _cause(other: Prediction, own: Prediction) -> str:
+    """Return the part of the step that explains most of why another plan is slower, or faster."""
+    sign = 1.0 if other.step_time > own.step_time else -1.0
+    return max(own.parts, key=lambda part: sign * (other.parts[part] - own.parts[part]))
+
+
+def _change(other: Prediction, own: Prediction, difference: Mapping[str, float], cause: str) -> str:
     change = other.step_time / own.step_time - 1.0
     times = f"({format_step(other.step_time)} against {format_step(own.step_time)})"
     if abs(change) < 1e-9:
         return f"as fast {times}"
-    sign = 1.0 if change > 0 else -1.0
-    cause = max(difference, key=lambda part: sign * difference[part])
-    more = "+" if difference[cause] > 0 else "-"
     word = "slower" if change > 0 else "faster"
-    return f"{100 * abs(change):.1f} % {word} {times}, mostly {cause.replace('_', ' ')} ({more}{format_time(abs(difference[cause]))})"
+    largest = _cause(other, own)
+    counts = bool(cause) and abs(difference[cause]) >= _LEAST_PART * abs(other.step_time - own.step_time)
+    return f"{100 * abs(change):.1f} % {word} {times}, {_parts(difference, cause if counts else largest, largest)}"
+
+
+def _parts(difference: Mapping[str, float], cause: str, largest: str) -> str:
+    """Return the part that the knobs alone change, and the one that differs most where the former changes the other way."""
+
+    def text(part: str) -> str:
+        return f"{part.replace('_', ' ')} ({'+' if difference[part] > 0 else '-'}{format_time(abs(difference[part]))})"
+
+    if cause == largest:
+        return f"mostly {text(cause)}"
+    return text(cause) if difference[cause] * difference[largest] > 0 else f"{text(cause)} but {text(largest)}"
 
 
 def _text(value: int | str | bool) -> str:

@@ -47,6 +47,7 @@ class Limit:
     limited_by    memory, positions (the model has no more), batch (the global batch has no larger divisor), cluster, or nothing
     reason        the same as a sentence with numbers
     memory_class  what is largest in the memory of the next value, where memory is the limit
+    memory_moment   when in the step that memory is at its peak
     prediction    the fastest plan with this value; none where nothing fits
     """
 
@@ -55,6 +56,7 @@ class Limit:
     limited_by: str
     reason: str
     memory_class: str = ""
+    memory_moment: str = ""
     prediction: tuple[Prediction, ...] = ()
 
 
@@ -156,10 +158,11 @@ class Prober:
         ids = state.best_time.ids[: min(1, state.num_feasible)]
         return tuple(state.estimator.predict(state.plan(int(i)), memory_headroom=self.headroom, risk=self.risk) for i in ids)
 
-    def beyond(self, what: str, state: Sweep) -> tuple[str, str, str]:
-        """Why nothing fits there: (limited by, sentence, class of memory)."""
+    def limit(self, name: str, what: str, state: Sweep) -> Limit:
+        """Return a limit without its value: why nothing fits beyond it, from a pass over what is too much."""
         if not len(state.least.ids):
-            return "divisibility", f"no plan has {what}: no degrees that were left divide it", ""
+            reason = f"no plan has {what}: no degrees that were left divide it"
+            return Limit(name=name, value=0, limited_by="divisibility", reason=reason)
         least = state.estimator.predict(state.plan(int(state.least.ids[0])), memory_headroom=self.headroom, risk=self.risk)
         allowed, largest = memory_rule(self.headroom, self.risk).room(least.memory_usable), least.largest_memory_class
         lacking = least.memory["total"] - allowed
@@ -168,7 +171,8 @@ class Prober:
             f"{what} {much} the {format_bytes(allowed)} that may be used "
             f"(mostly {largest.replace('_', ' ')}, {format_bytes(least.memory[largest])})"
         )
-        return "memory", sentence, largest
+        moment = least.memory_moment
+        return Limit(name=name, value=0, limited_by="memory", reason=sentence, memory_class=largest, memory_moment=moment)
 
 
 def largest_micro_batch(prober: Prober) -> Limit:
@@ -184,8 +188,8 @@ def largest_micro_batch(prober: Prober) -> Limit:
     if following == len(values):
         reason = f"the global batch of {batch:,} has no larger divisor" if batch else "nothing up to the largest that was tried"
         return Limit(name="micro_batch", value=value, limited_by="batch" if batch else "", reason=reason, prediction=_found(prober, state))
-    cause, sentence, largest = prober.beyond(f"micro-batch {values[following]:,}", prober.probe(ask(values[following])))
-    return Limit(name="micro_batch", value=value, limited_by=cause, reason=sentence, memory_class=largest, prediction=_found(prober, state))
+    limit = prober.limit("micro_batch", f"micro-batch {values[following]:,}", prober.probe(ask(values[following])))
+    return replace(limit, value=value, prediction=_found(prober, state))
 
 
 def largest_global_batch(prober: Prober) -> Limit:
@@ -193,7 +197,8 @@ def largest_global_batch(prober: Prober) -> Limit:
     and has no limit."""
     fixed = prober.fixed
     chips, given = prober.chips, int(fixed.get("micro_batch", 0))
-    best, found, cause = 0, None, ("divisibility", "no degrees that were left divide the chips", "")
+    best, found = 0, None
+    limit = Limit(name="global_batch", value=0, limited_by="divisibility", reason="no degrees that were left divide the chips")
     pairs = [(pp, dp) for pp in divisors(chips) for dp in divisors(chips // pp) if fixed.get("pp", pp) == pp and fixed.get("dp", dp) == dp]
     for pp, dp in sorted(pairs, key=lambda pair: (pair[0], -pair[1])):
 
@@ -206,23 +211,15 @@ def largest_global_batch(prober: Prober) -> Limit:
         first = prober.probe(ask(least))
         if not first.num_feasible:
             if not best and len(first.least.ids):
-                cause = prober.beyond(f"a step of {pp * dp * least:,} sequences at once", first)
+                limit = prober.limit(limit.name, f"a step of {pp * dp * least:,} sequences at once", first)
             continue
         values = [given] if given else range(least, _LARGEST_BATCH + 1)
         place, _, state = _last(values, prober, ask, first=first)
         best, found = values[place] * pp * dp, state
         following = values[place] + 1
-        cause = prober.beyond(f"a step of {following * pp * dp:,} sequences at once", prober.probe(ask(following)))
-    limited_by, sentence, largest = cause
+        limit = prober.limit(limit.name, f"a step of {following * pp * dp:,} sequences at once", prober.probe(ask(following)))
     more = "; more than these are accumulated, without a limit" if best else ""
-    return Limit(
-        name="global_batch",
-        value=best,
-        limited_by=limited_by,
-        reason=sentence + more,
-        memory_class=largest,
-        prediction=_found(prober, found),
-    )
+    return replace(limit, value=best, reason=limit.reason + more, prediction=_found(prober, found))
 
 
 def longest_sequence(prober: Prober) -> Limit:
@@ -253,8 +250,7 @@ def longest_sequence(prober: Prober) -> Limit:
     beyond, too_much = (
         (values[following] * unit, prober.probe(ask(values[following]))) if following < len(values) else (positions, at_positions)
     )
-    cause, sentence, largest = prober.beyond(f"a sequence of {beyond:,}", too_much)
-    return Limit(name="seq_len", value=value, limited_by=cause, reason=sentence, memory_class=largest, prediction=_found(prober, state))
+    return replace(prober.limit("seq_len", f"a sequence of {beyond:,}", too_much), value=value, prediction=_found(prober, state))
 
 
 def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
@@ -290,16 +286,15 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
             found = rest[high]
     if not found:
         tried = [states[count] for count in sorted(states) if len(states[count].least.ids)]
-        cause, sentence, largest = prober.beyond(chips_text(max(states)), tried[-1]) if tried else ("divisibility", "no such plan", "")
-        return Limit(name="chips", value=0, limited_by=cause, reason=sentence, memory_class=largest)
+        if not tried:
+            return Limit(name="chips", value=0, limited_by="divisibility", reason="no such plan")
+        return prober.limit("chips", chips_text(max(states)), tried[-1])
     fewer = [count for count in candidates if count < found]
     if not fewer:
         return Limit(name="chips", value=found, limited_by="cluster", reason="one chip is enough", prediction=prober.fastest(probe(found)))
     less = next((probe(count) for count in reversed(fewer) if count % given == 0 and len(probe(count).least.ids)), probe(fewer[-1]))
-    cause, sentence, largest = prober.beyond(chips_text(less.estimator.cluster.num_chips), less)
-    return Limit(
-        name="chips", value=found, limited_by=cause, reason=sentence, memory_class=largest, prediction=prober.fastest(probe(found))
-    )
+    limit = prober.limit("chips", chips_text(less.estimator.cluster.num_chips), less)
+    return replace(limit, value=found, prediction=prober.fastest(probe(found)))
 
 
 def _least_state(estimator: Estimator) -> float:

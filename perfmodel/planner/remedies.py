@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets
+from perfmodel.parallel.framework_ref import FrameworkRef
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.offloads import OFFLOADS
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.prediction import LOSS_MOMENT, Prediction
+from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.planner.explain import changed_knobs, plan_knobs
 from perfmodel.planner.limits import Prober, chip_counts, fewest_chips
@@ -29,14 +31,18 @@ _MICRO_BATCH = ("micro_batch",)
 _RECOMPUTE = ("recompute",)
 _SHARDING = ("zero", "dp_replicate", "dp_shard")
 _DEGREES = ("tp", "pp", "cp", "dp_replicate", "dp_shard", "sequence_parallel", "schedule", "virtual_stages")
-#: Offloads that need sharded parameters.
-_OF_ZERO_3 = ("parameters",)
-#: What of a plan is freed, the smallest change first: each part alone, then together.
-_STEPS: tuple[tuple[tuple[str, ...], ...], ...] = (
+_EVERYTHING = (*_MICRO_BATCH, *_RECOMPUTE, *_SHARDING, *_DEGREES)
+#: What of a plan is freed, the smallest change first: nothing, each part alone, two parts, all.
+_FREED: tuple[tuple[tuple[str, ...], ...], ...] = (
+    ((),),
     (_MICRO_BATCH, _RECOMPUTE, _SHARDING, _DEGREES),
     ((*_MICRO_BATCH, *_RECOMPUTE), (*_RECOMPUTE, *_SHARDING), (*_MICRO_BATCH, *_SHARDING), (*_SHARDING, *_DEGREES)),
-    ((*_MICRO_BATCH, *_RECOMPUTE, *_SHARDING, *_DEGREES),),
+    (_EVERYTHING,),
 )
+#: A change in addition to others that already fit gains at least this share of the step.
+_LEAST_GAIN = 0.01
+#: Least ZeRO stage of data-parallel ranks that an offload needs (DeepSpeed's offload_optimizer and offload_param).
+_LEAST_ZERO: Mapping[str, int] = {"optimizer": 1, "parameters": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,26 +50,33 @@ class Asked:
     """Conditions that a remedy must keep.
 
     make            the estimator of so many tokens a sequence on so many chips
-    with_setting    the estimator of the job with a setting more; None where another one contradicts it
+    with_settings   these conditions of the job with more settings; None where one of them is stated already
     small_loss      form of the loss that keeps few logits and that the framework has; empty: none, or one is stated
     any_framework   plans that the framework cannot run are remedies too
+    least_zero      least ZeRO stage of a plan
     """
 
     estimator: Estimator
     make: MakeEstimator
-    with_setting: Callable[[str, bool | str], Estimator | None]
+    with_settings: Callable[[Mapping[str, bool | str]], Asked | None]
     small_loss: str
     memory_headroom: float | None
     risk: float | None
     any_framework: bool
+    least_zero: int = 0
+
+    def space(self, space: Space) -> Space:
+        """Return the part of a space in which remedies are."""
+        if not self.any_framework:
+            space = runnable_space(space, self.estimator.profile, self.estimator.job)
+        stages = tuple(stage for stage in space.runs.zero if stage >= self.least_zero)
+        return replace(space, runs=replace(space.runs, zero=stages)) if self.least_zero else space
 
     def best(self, space: Space, attention: AttentionKernel, recompute_operators: tuple[str, ...] | None = None) -> Prediction | None:
         """Return the fastest plan of the space that fits."""
-        if not self.any_framework:
-            space = runnable_space(space, self.estimator.profile, self.estimator.job)
         found = best_plan(
             self.estimator,
-            space,
+            self.space(space),
             memory_headroom=self.memory_headroom,
             risk=self.risk,
             attention=attention,
@@ -74,84 +87,110 @@ class Asked:
     def predict(self, plan: Plan) -> Prediction:
         return self.estimator.predict(plan, memory_headroom=self.memory_headroom, risk=self.risk)
 
-    def with_small_loss(self) -> Estimator | None:
-        """Return the estimator of the job with a loss that keeps few logits."""
-        return self.with_setting("loss", self.small_loss) if self.small_loss else None
-
-    @property
-    def loss_flag(self) -> dict[str, Knob]:
-        return {"setting": f"loss={self.small_loss}"}
-
     def accepts(self, prediction: Prediction) -> bool:
         """Whether a plan fits and the framework can run it."""
-        return prediction.fits and (self.any_framework or not prediction.not_runnable)
+        return prediction.fits and prediction.plan.zero >= self.least_zero and (self.any_framework or not prediction.not_runnable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Switches:
+    """Settings that a job may have in addition: a loss that keeps few logits, an offload, both, or none.
+
+    asked     conditions of the job with them
+    changes   the settings as flags
+    """
+
+    asked: Asked
+    changes: Mapping[str, Knob]
+
+
+def _switches(asked: Asked) -> list[_Switches]:
+    """Return the settings that the framework can be asked for, the fewest first."""
+    stated = FrameworkRef.parse(asked.estimator.profile.name).settings
+    found = []
+    for loss in ("", asked.small_loss) if asked.small_loss else ("",):
+        for offload in ("", *asked.estimator.profile.runs.offloads):
+            names = offload.split(",") if offload else []
+            settings: dict[str, bool | str] = {OFFLOADS[name]: True for name in names} | ({"loss": loss} if loss else {})
+            switched = asked.with_settings(settings) if settings else asked
+            if switched is None:
+                continue
+            stages = [_LEAST_ZERO.get(name, 0) for name in names]
+            if asked.estimator.cluster.num_chips == 1:
+                stages = [stage for stage in stages if stage > 1]
+            changes: dict[str, Knob] = {"setting": f"loss={loss}"} if loss else {}
+            if names:
+                changes["offload"] = ",".join(name for name, setting in OFFLOADS.items() if name in names or stated.get(setting))
+            found.append(_Switches(asked=replace(switched, least_zero=max(stages, default=0)), changes=changes))
+    return sorted(found, key=lambda switches: len(switches.changes))
 
 
 def remedies_of_plan(asked: Asked, plan: Plan) -> tuple[FittingChange, ...]:
-    """Return up to `MOST` changes with which the plan fits: of its knobs as few as possible, of these the fastest; then more chips."""
+    """Return up to `MOST` changes with which the plan fits: as few as possible, of these the fastest; then more chips."""
     if plan.assignment is not None:
         return ()
-    found: dict[tuple[tuple[str, Knob], ...], FittingChange] = {}
-    for step in _STEPS:
-        offloaded = _offloaded(asked, plan) if step is _STEPS[0] else ()
-        better = sorted((*_freed(asked, plan, step), *offloaded), key=lambda remedy: remedy.prediction.step_time)
-        for remedy in better:
-            found.setdefault(tuple(sorted(remedy.changes.items())), remedy)
-        if len(found) >= MOST:
-            break
-    if not found or asked.predict(plan).memory_moment == LOSS_MOMENT:
-        small_loss = _with_small_loss(asked, plan)
-        if small_loss is not None:
-            found[tuple(sorted(small_loss.changes.items()))] = small_loss
-    remedies = sorted(found.values(), key=lambda remedy: (len(remedy.changes), remedy.prediction.step_time))[:MOST]
-    if len(remedies) < MOST:
+    found = _changes_that_fit(_switches(asked), plan)[:MOST]
+    if len(found) < MOST:
         fixed = {knob: value for knob, value in plan_knobs(plan).items() if knob not in ("rules", "dp_replicate", "dp_shard")}
         space = Space(fixed=fixed, orders=(plan.order,), rules=_rules(plan), stage_layers=plan.stage_layers)
-        remedies += more_chips(asked, space, plan.attention, plan)
-    return tuple(remedies)
+        found += more_chips(asked, space, plan.attention, plan)
+    return tuple(found)
 
 
-def _freed(asked: Asked, plan: Plan, step: tuple[tuple[str, ...], ...]) -> Iterator[FittingChange]:
-    for freed in step:
+def _changes_that_fit(switches: list[_Switches], plan: Plan) -> list[FittingChange]:
+    """Return changes of the plan's knobs and of its settings on the same chips, the fewest first, of these the fastest first."""
+
+    @cache
+    def may_fit(index: int) -> bool:
+        """Whether any plan of these chips fits with these settings."""
+        return next(_freed(switches[index], plan, _EVERYTHING), None) is not None
+
+    found: list[FittingChange] = []
+    most_changes = len(_FREED) - 1 + max(len(each.changes) for each in switches)
+    for count in range(1, most_changes + 1):
+        better = [
+            remedy
+            for index, each in enumerate(switches)
+            if 0 <= count - len(each.changes) < len(_FREED)
+            for freed in _FREED[count - len(each.changes)]
+            if not freed or may_fit(index)
+            for remedy in _freed(each, plan, freed)
+        ]
+        for remedy in sorted(better, key=_least_change):
+            if not any(_is_needless(remedy, other) for other in found):
+                found.append(remedy)
+        found.sort(key=_least_change)
+        if len(found) >= MOST and len(found[MOST - 1].changes) <= count + 1:
+            break
+    return found
+
+
+def _least_change(remedy: FittingChange) -> tuple[int, float]:
+    return len(remedy.changes), remedy.prediction.step_time
+
+
+def _is_needless(remedy: FittingChange, other: FittingChange) -> bool:
+    """Whether the changes of another remedy are among those of this one, which is hardly faster."""
+    is_faster = remedy.prediction.step_time < other.prediction.step_time * (1.0 - _LEAST_GAIN)
+    return other.changes.items() <= remedy.changes.items() and not is_faster
+
+
+def _freed(switches: _Switches, plan: Plan, freed: tuple[str, ...]) -> Iterator[FittingChange]:
+    """Yield the fastest plan that fits with these settings, all knobs but the freed ones as they are; the plan itself if none is freed."""
+    asked = switches.asked
+    plan = replace(plan, profile=asked.estimator.profile.name)
+    prediction: Prediction | None
+    if freed:
         fixed = {knob: value for knob, value in plan_knobs(plan).items() if knob not in (*freed, "rules")}
         layers = () if "pp" in freed else plan.stage_layers
         space = Space(fixed=fixed, orders=(plan.order,), rules=_rules(plan), stage_layers=layers)
         prediction = asked.best(space, plan.attention, plan.recompute_operators)
         if prediction is not None and "pp" in freed:
             prediction = _with_default_stages(asked, prediction)
-        if prediction is not None:
-            yield FittingChange(changes=changed_knobs(plan, prediction.plan), prediction=prediction)
-
-
-def _offloaded(asked: Asked, plan: Plan) -> Iterator[FittingChange]:
-    """Yield the plan with one thing more in the host's memory, of those for which the framework has a switch."""
-    profile = asked.estimator.profile
-    for name in profile.runs.offloads:
-        if name in _OF_ZERO_3 and plan.zero != 3:
-            continue
-        estimator = asked.with_setting(OFFLOADS[name], True)
-        if estimator is None:
-            continue
-        changed = replace(plan, profile=estimator.profile.name)
-        prediction = replace(asked, estimator=estimator).predict(changed)
-        if asked.accepts(prediction):
-            yield FittingChange(changes={"offload": name}, prediction=prediction)
-
-
-def _with_small_loss(asked: Asked, plan: Plan) -> FittingChange | None:
-    """Return the plan with a loss that keeps few logits: alone, or with as few other knobs as possible, of these the fastest."""
-    estimator = asked.with_small_loss()
-    if estimator is None:
-        return None
-    small, changed = replace(asked, estimator=estimator), replace(plan, profile=estimator.profile.name)
-    prediction = small.predict(changed)
-    if small.accepts(prediction):
-        return FittingChange(changes=asked.loss_flag, prediction=prediction)
-    for step in _STEPS:
-        if remedies := list(_freed(small, changed, step)):
-            fastest = min(remedies, key=lambda remedy: remedy.prediction.step_time)
-            return replace(fastest, changes={**asked.loss_flag, **fastest.changes})
-    return None
+    else:
+        prediction = asked.predict(plan)
+    if prediction is not None and asked.accepts(prediction):
+        yield FittingChange(changes={**switches.changes, **changed_knobs(plan, prediction.plan)}, prediction=prediction)
 
 
 def _with_default_stages(asked: Asked, prediction: Prediction) -> Prediction | None:
@@ -169,7 +208,7 @@ def _rules(plan: Plan) -> tuple[RuleSet, ...]:
 
 
 def remedies_of_search(asked: Asked, space: Space, attention: AttentionKernel) -> tuple[FittingChange, ...]:
-    """Return up to `MOST` changes with which some plan fits: a knob freed, a loss that keeps few logits, more chips."""
+    """Return up to `MOST` changes with which some plan fits: a knob freed, a loss that keeps few logits, an offload, more chips."""
     found: list[FittingChange] = []
     for knob in space.fixed:
         free = replace(
@@ -182,17 +221,25 @@ def remedies_of_search(asked: Asked, space: Space, attention: AttentionKernel) -
         if prediction is not None:
             changes = {name: value for name, value in _given(space, prediction.plan).items() if name == knob}
             found.append(FittingChange(changes=changes, prediction=prediction))
-    found.sort(key=lambda remedy: remedy.prediction.step_time)
-    estimator = asked.with_small_loss()
-    prediction = replace(asked, estimator=estimator).best(space, attention) if estimator is not None else None
-    small_loss = [FittingChange(changes=asked.loss_flag, prediction=prediction)] if prediction is not None else []
-    found = [*found[: MOST - 1 - len(small_loss)], *small_loss, *more_chips(asked, space, attention, None)]
+    found.sort(key=_least_change)
+    switched = _switched(_switches(asked), space, attention)
+    found = [*found[: MOST - 1 - len(switched)], *switched, *more_chips(asked, space, attention, None)]
     if found or not space.fixed:
         return tuple(found)
     free = replace(space, fixed={}, maximum={}, orders=space.orders[:1], lists=())
     prediction = asked.best(free, attention)
     remedies = [FittingChange(changes={}, prediction=prediction)] if prediction is not None else more_chips(asked, free, attention, None)
     return tuple(replace(each, changes={**each.changes, **_given(space, each.prediction.plan)}) for each in remedies)
+
+
+def _switched(switches: list[_Switches], space: Space, attention: AttentionKernel) -> list[FittingChange]:
+    """Return the fewest settings with which some plan of the space fits, of these the fastest."""
+    for count in (1, 2):
+        predictions = [(each, each.asked.best(space, attention)) for each in switches if len(each.changes) == count]
+        found = [FittingChange(changes=each.changes, prediction=fastest) for each, fastest in predictions if fastest is not None]
+        if found:
+            return [min(found, key=_least_change)]
+    return []
 
 
 def _given(space: Space, plan: Plan) -> dict[str, Knob]:
@@ -207,8 +254,7 @@ def more_chips(asked: Asked, space: Space, attention: AttentionKernel, plan: Pla
     candidates = [count for count in chip_counts(estimator) if count > estimator.cluster.num_chips]
     if not candidates:
         return []
-    if not asked.any_framework:
-        space = runnable_space(space, estimator.profile, job)
+    space = asked.space(space)
     prober = Prober(
         make=asked.make,
         seq_len=job.seq_len,

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 def nothing_helps(plan: Plan) -> str:
-    """Return what to change of a job where no plan with other knobs, with a loss that keeps few logits or on more chips fits."""
+    """Return what to change of a job where no other knobs, loss and offload help on these chips, nor more chips this plan."""
     train = plan.job.train
     lighter = "--train lora:16" if train.is_full else "" if train.quantizes_base else f"--train q{train}"
     others = ["chips with more memory", "a smaller model", "shorter sequences", *filter(None, [lighter])]
-    return f"No other plan of this job fits, nor on more chips of this cluster: use {', '.join(others[:-1])} or {others[-1]}."
+    chips = "No other plan of this job fits on these chips, nor this plan on more of them (`perfmodel limits` finds the fewest)"
+    return f"{chips}: use {', '.join(others[:-1])} or {others[-1]}."
 
 
 def flags_text(changes: Mapping[str, int | str | bool]) -> str:

@@ -207,10 +207,11 @@ def _with_settings(
     own: Prediction, single: Sequence[AdvisedChange], table: FrameworkTable | None, rule: Mapping[str, Any]
 ) -> Iterator[AdvisedChange]:
     """Settings that the framework has an option for, alone and with one of the changed knobs, and offloads that are not needed."""
-    options = _settings_of(table) if table is not None else set()
     memory = {name: value for name, value in rule.items() if name != "any_framework"}
     stated = own.plan.framework.settings
-    tried = {name: value for name, value in SETTINGS_TO_TRY.items() if name in options and name not in stated}
+    tried = {
+        name: value for name, value in SETTINGS_TO_TRY.items() if table is not None and table.can_set(name, value) and name not in stated
+    }
     for name, value in {**tried, **{name: False for name in OFFLOADS.values() if stated.get(name)}}.items():
         try:
             changed = setting_of_plan(own.plan, settings={name: value})
@@ -227,14 +228,6 @@ def _with_settings(
             if both.fits and both.step_time < min(alone.step_time, each.prediction.step_time) * (1 - LEAST_GAIN):
                 pair = {**each.changes, name: value}
                 yield AdvisedChange(changes=pair, changed=each.changed, prediction=both, gain=1 - both.step_time / own.step_time)
-
-
-def _settings_of(table: FrameworkTable) -> set[str]:
-    """Settings that a key of the table can state."""
-    named = {
-        fact for key in table.keys.values() for meaning in (key.values or {}).values() if isinstance(meaning, dict) for fact in meaning
-    }
-    return (named | {key.to for key in table.keys.values()}) & set(STATED)
 
 
 # --- in the framework's options ----------------------------------------------------------------------------------------------------

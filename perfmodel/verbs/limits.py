@@ -17,16 +17,20 @@ from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.memory_room import memory_rule
 from perfmodel.foundation.values import check_progress, optional_share, whole
 from perfmodel.foundation.words import Words, takes
+from perfmodel.frameworks.settings import with_settings
 from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.prediction import LOSS_MOMENT
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.rows import prediction_row
 from perfmodel.verbs.requests import read_risk
 from perfmodel.verbs.setting import Setting, make_job, make_setting, told
+from perfmodel.verbs.small_loss import small_loss
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.training import FULL_TRAINING
 
 if TYPE_CHECKING:
     from perfmodel.cost.estimate import Estimator
+    from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.planner.limits import Limit
 
 
@@ -101,9 +105,9 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
     if not isinstance(measured, Calibration):
         measured = choose_calibration(setting.cluster.chip, measured or "")
 
-    def make(length: int, count: int) -> Estimator:
+    def make(length: int, count: int, *, profile: ExecutionProfile = setting.estimator.profile) -> Estimator:
         placed = setting.cluster.with_chips(count)
-        return resolve_estimator(replace(job, seq_len=length), placed, calibration=measured, profile=setting.estimator.profile)
+        return resolve_estimator(replace(job, seq_len=length), placed, calibration=measured, profile=profile)
 
     space, kernel = space_in(setting, knobs, {}, any_framework=any_framework)
     prober = Prober(
@@ -117,20 +121,33 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         risk=risk,
     )
     report = progress if progress is not None else _silent
-    fewest = fewest_chips(prober, chip_counts(setting.estimator))
+    counts = chip_counts(setting.estimator)
+    others = {knob: value for knob, value in prober.fixed.items() if knob != "micro_batch"}
+    questions: dict[str, Callable[[Prober], Limit]] = {
+        "chips": lambda prober: fewest_chips(prober, counts),
+        "micro_batch": lambda prober: largest_micro_batch(replace(prober, space=replace(prober.space, fixed=others))),
+        "global_batch": largest_global_batch,
+        "seq_len": longest_sequence,
+    }
+    loss = small_loss(setting.estimator.profile)
+    small_profile = with_settings(setting.estimator.profile, {"loss": loss}) if loss else setting.estimator.profile
+    smaller = replace(prober, make=partial(make, profile=small_profile), estimators={}, passes={}, tables={})
+
+    def with_small_loss(limit: Limit) -> Limit:
+        """Return a limit at whose next value the loss is the peak, with what a loss that keeps few logits makes of it in its reason."""
+        value = questions[limit.name](smaller).value if loss and limit.memory_moment == LOSS_MOMENT else limit.value
+        return limit if value == limit.value else replace(limit, reason=f"{limit.reason}; --setting loss={loss} makes it {value:,}")
+
+    fewest = with_small_loss(questions["chips"](prober))
     report(0.25)
     if chips is None:
         if not fewest.value:
             raise InputError(f"chips: no number that {setting.reference} can have is enough ({fewest.reason}); free a knob")
         setting = make_setting(job, asked.cluster, chips=fewest.value, **assumed)
-        prober.chips = fewest.value
-    others = {knob: value for knob, value in prober.fixed.items() if knob != "micro_batch"}
-    any_micro = replace(prober, space=replace(prober.space, fixed=others))
+        prober.chips = smaller.chips = fewest.value
     answers = {"chips": fewest}
-    questions = {"micro_batch": (largest_micro_batch, any_micro), "global_batch": (largest_global_batch, prober)}
-    questions["seq_len"] = (longest_sequence, prober)
-    for name, (question, prober_of) in questions.items():
-        answers[name] = question(prober_of)
+    for name in ("micro_batch", "global_batch", "seq_len"):
+        answers[name] = with_small_loss(questions[name](prober))
         report((1 + len(answers)) / 5)
     named = {name: replace(each, prediction=tuple(map(partial(told, setting=setting), each.prediction))) for name, each in answers.items()}
     return Limits(

@@ -211,6 +211,9 @@ def _answer(request: Request, knobs: Knobs, plan: Plan | None, made: dict[tuple[
         wanted = plan_in(setting, knobs)
     else:
         wanted = overridden(plan, setting, knobs)
+    default = setting.estimator.profile.runs.default_recompute
+    if default and plan is None and not (knobs.recompute or knobs.recompute_modules):
+        setting = replace(setting, notes=(*setting.notes, f"recompute={default}: not given, so the default of {setting.profile}"))
     setting = replace(setting, notes=(*setting.notes, *_notes_on(knobs, wanted)))
     prediction = predict_in(setting, wanted, memory_headroom=request.memory_headroom, risk=request.risk)
     given = {*knobs.given(), *request.described()} | ({"recompute"} if knobs.recompute_modules else set())

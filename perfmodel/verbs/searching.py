@@ -17,7 +17,6 @@ from perfmodel.parallel.algebra.rules import check_agrees, rule_set_of
 from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
-from perfmodel.parallel.loss_forms import CHUNKED_LOSS, FUSED_LOSS
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.setting import (
     Setting,
@@ -25,6 +24,7 @@ from perfmodel.verbs.setting import (
     plan_in,
     told,
 )
+from perfmodel.verbs.small_loss import small_loss
 from perfmodel.verbs.training import check_objective, with_run_values
 
 if TYPE_CHECKING:
@@ -245,20 +245,6 @@ def search_remedies(
     return tuple(replace(each, prediction=told(each.prediction, setting)) for each in found)
 
 
-def _small_loss(framework: FrameworkRef) -> str:
-    """A form of the loss that keeps few logits, which the framework's configuration can ask for; empty where there is none.
-
-    A framework whose configuration is not read, and the mean of the known ones, may have a loss in chunks.
-    """
-    from perfmodel.configs.tables import load_tables
-
-    if framework.settings.get("loss"):
-        return ""
-    tables = [table for table in load_tables().values() if table.profile == framework.name]
-    forms = {value for table in tables for value in table.values_of("loss")} if tables else {CHUNKED_LOSS}
-    return next((form for form in (CHUNKED_LOSS, FUSED_LOSS) if form in forms), "")
-
-
 def _asked(setting: Setting, memory_headroom: float | None, risk: float | None, any_framework: bool) -> Asked:
     from perfmodel.planner.remedies import Asked
 
@@ -271,19 +257,19 @@ def _asked(setting: Setting, memory_headroom: float | None, risk: float | None, 
         )
         return larger.estimator
 
-    def with_setting(name: str, value: bool | str) -> Estimator | None:
-        given = setting.estimator.profile.name
-        ref = FrameworkRef.parse(given)
-        if name in ref.settings:
+    def with_settings(settings: Mapping[str, bool | str]) -> Asked | None:
+        ref = FrameworkRef.parse(setting.estimator.profile.name)
+        if settings.keys() & ref.settings.keys():
             return None
-        profile = with_stated(load_profile(ref.name), {**ref.settings, name: value})
-        return make_setting(setting.job, setting.cluster, calibration=setting.calibration or None, profile=profile).estimator
+        profile = with_stated(load_profile(ref.name), {**ref.settings, **settings})
+        changed = make_setting(setting.job, setting.cluster, calibration=setting.calibration or None, profile=profile)
+        return _asked(changed, memory_headroom, risk, any_framework)
 
     return Asked(
         estimator=setting.estimator,
         make=make,
-        with_setting=with_setting,
-        small_loss=_small_loss(FrameworkRef.parse(setting.estimator.profile.name)),
+        with_settings=with_settings,
+        small_loss=small_loss(setting.estimator.profile),
         memory_headroom=memory_headroom,
         risk=risk,
         any_framework=any_framework,

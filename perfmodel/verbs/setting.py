@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.memory_room import check_headroom
+from perfmodel.foundation.memory_room import Verdict, check_headroom
 from perfmodel.foundation.units import format_bytes
 from perfmodel.foundation.values import check_name, choice_of, is_path, whole
 from perfmodel.frameworks.releases import unlike_recipe
@@ -21,6 +21,7 @@ from perfmodel.parallel.context_forms import rules_of_form
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, Stated, framework_named, read_settings, settings_text, stated
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, recomputes_nothing_kept
+from perfmodel.verbs.small_loss import small_loss
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
@@ -264,9 +265,12 @@ def make_job(
 def plan_in(setting: Setting, knobs: Knobs) -> Plan:
     """Return the plan that the knobs describe: degrees left out are 1, the rest of the chips go to dp_replicate, under ZeRO to dp_shard.
 
-    The ZeRO stage is 0 where none is given, under every profile: a table over profiles compares one plan.
+    The ZeRO stage is 0 where none is given, under every profile: a table over profiles compares one plan. Recomputation is the documented
+    default of the trainer.
     """
     given = {"attention": setting.estimator.profile.kernels.default_attention} | with_context_form(knobs.planned(), setting)
+    default = setting.estimator.profile.runs.default_recompute
+    given = ({"recompute": default} if default else {}) | given
     check_expert_knobs(given, setting.job)
     plan = make_plan(
         setting.job,
@@ -328,7 +332,13 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
         warnings.append(
             "MFU as PaLM counts it is above 100 %: it counts the full square of attention, of which causal attention computes half"
         )
-    return replace(prediction, plan=placed(prediction.plan, setting), calibration=setting.rests_on, warnings=tuple(dict.fromkeys(warnings)))
+    return replace(
+        prediction,
+        plan=placed(prediction.plan, setting),
+        calibration=setting.rests_on,
+        small_loss=small_loss(setting.estimator.profile) if prediction.verdict is Verdict.DOES_NOT_FIT else "",
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
 
 
 def _beyond_model(job: TrainingJob, model: TransformerConfig) -> Iterator[str]:

@@ -294,7 +294,7 @@ const commandOf = () => {
 const showRemedies = found => {
   const rows = (found || []).map(each => [button("use", () => set(Object.fromEntries(Object.entries(each.changes).map(([name, value]) => [name, String(value)]))), `Use ${each.flags}`),
     each.flags, time(each.step_time), size(each.memory), chance(each.fits_probability)]);
-  $("remedies").replaceChildren(...(rows.length ? [table(["", "change", ">step time", ">memory", ">fits"], rows, "Smallest changes that fit")] : found ? [make("p", {textContent: "No other plan of this job fits, nor on more chips of this cluster."})] : []));
+  $("remedies").replaceChildren(...(rows.length ? [table(["", "change", ">step time", ">memory", ">fits"], rows, "Smallest changes that fit")] : found ? [make("p", {textContent: "No other plan of this job fits on these chips, nor this plan on more of them."})] : []));
 };
 const showComparison = () => {
   if (!keptAnswer) { $("comparison").replaceChildren(); return; }

@@ -112,6 +112,17 @@ def test_advice_on_what_does_not_fit_begins_with_what_does(result):
     assert found["best"]["fits"]
 
 
+def test_advice_names_no_value_that_the_framework_lacks(result, tmp_path):
+    """torchtitan has a loss in chunks, and none that is fused with the output matrix."""
+    config = tmp_path / "train.toml"
+    config.write_text(
+        'model = { name = "llama3", flavor = "8B" }\ncompile = { enable = true }\n'
+        "training = { local_batch_size = 1, global_batch_size = 64, seq_len = 8192 }\n"
+    )
+    found = result("advise", config, "--cluster", "dgx-h100", "--chips", 64)
+    assert not [change for change in found["changes"] if "loss" in change["changes"]]
+
+
 def test_an_export_writes_all_of_its_files(call, config, tmp_path):
     code, out, _ = call("export", config, *PLACE, "--to", "nemo-automodel", "--out", tmp_path / "out.yaml")
     assert code == 0

@@ -12,7 +12,7 @@ def test_why_not_is_answered_in_numbers(call, call_json):
     code, out, err = call("explain", "megatron-175b", "--why-not", "tp=16,pp=2")
     assert (code, err) == (0, "")
     assert out.startswith("Why not tp=16, pp=2: ")
-    assert " s against " in out.splitlines()[0]
+    assert " s against " in joined(out.partition("\n\n")[0])
     content = call_json("explain", "megatron-175b", "--why-not", "tp=16,pp=2", "--why-not", "tp=1,pp=1,zero=0")
     first, second = content["why_not"]
     assert first["prediction"]["plan"]["layout"]["tp"] == 16
@@ -70,13 +70,28 @@ def test_why_not_what_the_plan_has_or_would_be_better(call):
     _, out, _ = call("explain", "megatron-175b", "--risk", "30%", "--why-not", "tp=8", "--why-not", "tp=4", "--why-not", "tp=1")
     own, better, worse = (f"Why not {text}" for text in joined(out.partition("\n\n")[0]).split("Why not ")[1:])
     assert own.startswith("Why not tp=8: the plan has that; the best such plan is ")
-    assert better.startswith("Why not tp=4: it would be better: ")
+    assert better.startswith("Why not tp=4: alone it needs 122 GiB and does not fit; the best such plan would be better: ")
     assert " % faster (" in better
     assert re.search(r"\([\d.]+ s against [\d.]+ s\), mostly ", better)
     assert ", with pp=" in better
     assert ", virtual_stages=" in better
     assert " % slower (" in worse
     assert "better" not in worse
+
+
+def test_the_knob_alone_is_compared_first_and_its_part_is_named(call, call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    job = "--model llama-3-8b --cluster dgx-h100 --chips 16 --global-batch 64 --seq-len 4k --zero 1 --tp 2"
+    call_json("predict", *job.split(), "--save", str(path))
+    zero_3, more = call_json("explain", str(path), "--why-not", "zero=3", "--why-not", "micro_batch=8")["why_not"]
+    assert zero_3["changed"] == {}
+    assert re.match(
+        r"zero=3: [\d.]+ % slower \([^)]*\), mostly parameter gather .*; the best such plan would be better: ", zero_3["reason"]
+    )
+    assert zero_3["slower_by"] > 0
+    assert more["prediction"]["fits"]
+    assert re.match(r"micro_batch=8: alone it needs .* GiB and does not fit; the best such plan is ", more["reason"])
+    assert more["changed"]
 
 
 def test_every_knob_that_a_neighbour_changes_is_listed_and_the_framework_can_run_it(call, call_json):

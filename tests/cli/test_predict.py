@@ -316,6 +316,15 @@ def test_a_batch_of_millions_is_one_of_tokens(call):
     assert "(or its tokens as --batch-tokens)" in call("predict", "--model", "gpt2", "--cluster", "dgx-h100")[2]
 
 
+@pytest.mark.parametrize(("profile", "default"), [("unsloth", "full"), ("llama-factory", "full"), ("hf-trainer", "none")])
+def test_recomputation_is_the_documented_default_of_the_trainer(profile, default, call_json):
+    job = f"--model llama-3-8b --cluster dgx-h100 --chips 1 --gbs 8 --seq 2k --train lora:16 --profile {profile}"
+    found, none = call_json("predict", *job.split()), call_json("predict", *job.split(), "--recompute", "none")
+    assert found["plan"]["recompute"] == default
+    assert any("recompute=full: not given" in note for note in found["warnings"]) is (default == "full")
+    assert none["plan"]["recompute"] == "none"
+
+
 def test_several_values_of_anything_are_one_table(call, call_json):
     flags = ["--seq-len", "4k,8k", "--profile", "megatron", "--profile", "torchtitan", "--fsdp", "64"]
     content = call_json("predict", *with_flags(JOB, *flags))

@@ -61,6 +61,24 @@ def test_offload_is_among_the_changes_where_the_framework_has_it(call_json):
     assert again["step_time"] == pytest.approx(remedy["step_time"])
 
 
+@pytest.mark.parametrize(("chips", "offload"), [(2, "optimizer,parameters"), (8, "optimizer")])
+def test_an_offload_is_combined_with_a_smaller_loss_and_with_knobs(chips, offload, call_json):
+    given = f"--model qwen2.5-7b --cluster dgx-h100 --chips {chips} --gbs {chips} --seq 120k --profile llama-factory --recompute none"
+    found = call_json("predict", *given.split())
+    remedy = found["remedies"][0]
+    assert remedy["changes"].items() >= {"setting": "loss=fused", "offload": offload, "recompute": "full", "zero": 3}.items()
+    again = call_json("predict", *words_of(flags_of(given) | flags_of(remedy["flags"])))
+    assert again["fits"]
+    assert again["step_time"] == pytest.approx(remedy["step_time"])
+
+
+def test_an_offload_that_was_given_is_kept(call_json):
+    given = "--model qwen2.5-7b --cluster dgx-h100 --chips 2 --gbs 2 --seq 120k --profile llama-factory --zero 3 --offload optimizer"
+    found = call_json("predict", *f"{given} --recompute full --setting loss=fused".split())
+    (remedy,) = (each for each in found["remedies"] if "offload" in each["changes"])
+    assert remedy["changes"] == {"offload": "optimizer,parameters"}
+
+
 def test_megatron_keeps_float32_gradients_on_the_chip_so_no_offload_is_suggested(call_json):
     given = "--model llama-2-13b --cluster dgx-h100 --gbs 64 --seq 4k --profile megatron --zero 1 --recompute full --chips 8"
     found = call_json("predict", *given.split())
@@ -144,3 +162,14 @@ def test_where_nothing_fits_a_lighter_training_is_named_if_there_is_one(train, a
 def test_few_logits_are_not_called_the_reason(call):
     given = flags_of("--model llama-2-7b --chip rtx3080-10gb --chips 1 --gbs 1 --seq 512 --train lora:16")
     assert "peaks at the loss" not in call("predict", *words_of(given))[1]
+
+
+@pytest.mark.parametrize(
+    ("profile", "form"),
+    [("generic", "chunked"), ("torchtitan", "chunked"), ("hf-trainer", "fused"), ("llama-factory", "fused"), ("megatron", "")],
+)
+def test_the_note_on_logits_names_a_loss_that_the_framework_has(profile, form, call):
+    given = f"--model gemma-3-4b --cluster dgx-h100 --chips 8 --gbs 8 --seq 64k --recompute full --zero 1 --profile {profile}"
+    note = " ".join(call("predict", *given.split())[1].split()).partition("peaks at the loss")[2]
+    assert "32 GiB of logits" in note
+    assert note.endswith(f"(--setting loss={form})" if form else "copies aside")

@@ -271,3 +271,18 @@ def test_a_server_is_not_trained_and_a_trainer_does_not_serve():
         start_from(launched(SERVING[0]), Request(cluster="dgx-h100"))
     with pytest.raises(InputError, match="give it to `perfmodel predict`"):
         served_from(launched(TRAINING[0]), ServingRequest())
+
+
+@pytest.mark.parametrize(
+    ("name", "fact", "value", "can"),
+    [
+        ("torchtitan", "loss", "chunked", True),
+        ("torchtitan", "loss", "fused", False),
+        ("torchtitan", "compile", True, True),
+        ("llama-factory", "loss", "fused", True),
+        ("megatron", "loss", "fused", False),
+        ("megatron", "global_batch", 64, True),
+    ],
+)
+def test_a_table_tells_what_its_configuration_can_ask_for(name, fact, value, can):
+    assert load_tables()[name].can_set(fact, value) is can

@@ -5,10 +5,12 @@ import contextlib
 import json
 import random
 import tomllib
+from dataclasses import replace
 
 import pytest
 import yaml
 
+import perfmodel
 from perfmodel.configs.facts import facts_of_plan
 from perfmodel.configs.tables import load_tables, table_named
 from perfmodel.configs.write import write_config
@@ -146,6 +148,37 @@ def test_ms_swift_on_megatron_has_another_muon_for_a_sharded_optimizer(zero, nam
     """ms-swift refuses muon with overlap_grad_reduce or overlap_param_gather, which a sharded optimizer has."""
     _, exported = exported_where("swift-megatron", lambda plan: plan.job.optimizer == "muon" and int(plan.zero) == zero)
     assert exported.options["optimizer"] == name
+
+
+@pytest.mark.parametrize(("zero", "name"), [(0, "muon"), (1, "dist_muon")])
+def test_megatron_accepts_the_exported_muon(zero, name):
+    """megatron/training/arguments.py: muon takes no overlap, dist_muon takes it, and neither takes use_distributed_optimizer (0.17)."""
+    _, exported = exported_where("megatron", lambda plan: plan.job.optimizer == "muon" and int(plan.zero) == zero)
+    assert exported.options["optimizer"] == name
+    assert exported.options.get("overlap_param_gather", False) is (zero == 1)
+    assert "use_distributed_optimizer" not in exported.options
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"precision": "fp16-mixed"}, "muon with fp16-mixed: Megatron-LM refuses it"),
+        ({"dp_replicate": 2, "dp_shard": 4}, "shards over all data ranks"),
+        ({"settings": {"optimizer_offload": True}}, "optimizer_offload with muon: Megatron-LM refuses it"),
+    ],
+)
+def test_megatron_refuses_what_its_muon_cannot(given, sentence):
+    job = {"model": "llama-3-8b", "cluster": "dgx-h100", "chips": 8, "global_batch": 8, "seq_len": 2048, "optimizer": "muon"}
+    plan = perfmodel.predict(**job, zero=1, profile="megatron", **given).plan
+    with pytest.raises(InputError, match=sentence):
+        export_plan(plan, to="megatron")
+
+
+def test_megatron_offloads_the_optimizer_with_the_option_that_it_needs():
+    plan, _ = exported_where("megatron", lambda plan: plan.job.optimizer == "adamw" and int(plan.zero) == 1)
+    exported = export_plan(replace(plan, profile="megatron+optimizer_offload"), to="megatron")
+    assert exported.options["optimizer_cpu_offload"]
+    assert exported.options["use_precision_aware_optimizer"]
 
 
 def test_maxtext_models_have_the_names_of_its_own_configs():

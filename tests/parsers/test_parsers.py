@@ -240,7 +240,7 @@ def megatron_values(facts: Facts) -> dict[str, Any]:
         "num_moe_experts": facts.get("experts.num_experts"),
     }
     if facts["zero"]:
-        values |= {"use_distributed_optimizer": True, "overlap_grad_reduce": True}
+        values |= {"use_distributed_optimizer": facts["optimizer"] != "muon", "overlap_grad_reduce": True}  # dist_muon shards by itself
     if facts["sequence_parallel"]:
         values["sequence_parallel"] = True
     if "experts.num_experts" in facts:

@@ -138,3 +138,18 @@ def test_few_single_plans_are_tried(monkeypatch):
     assert found.micro_batch.value > 1000
     assert found.seq_len.value > 1000 * 128
     assert len(tried) <= 40, len(tried)
+
+
+def test_a_loss_in_chunks_is_named_where_it_moves_a_limit():
+    job = {"model": "qwen3-8b", "cluster": "dgx-h100", "seq_len": "1M"}
+    chips = perfmodel.find_limits(**job).chips
+    chunked = perfmodel.find_limits(**job, settings={"loss": "chunked"}).chips
+    assert chips.reason.endswith(f"; --setting loss=chunked makes it {chunked.value}")
+    assert chunked.value < chips.value
+    assert "--setting" not in chunked.reason
+
+
+def test_no_loss_is_named_to_a_framework_that_has_none():
+    found = perfmodel.find_limits(model="qwen2.5-0.5b", cluster="dgx-h100", chips=1, seq_len="128k", profile="megatron")
+    assert found.micro_batch.memory_moment == "loss"
+    assert not any("--setting" in each.reason for each in found)
