@@ -158,6 +158,7 @@ def test_counts_that_are_not_of_the_plan_are_refused():
         audit_plan(None, tiny_plan(8), (0,), routing=routing_counts([[2] * 8] * 2))
 
 
+@pytest.mark.usefixtures("audits_share_a_process")
 def test_the_audit_of_a_plan_that_holds_counts_sends_tokens_as_they_say():
     even = tiny_plan(4, model=tiny("mixtral", num_hidden_layers=2), ep=4, zero=1)
     counts = skewed(even)
