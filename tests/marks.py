@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -36,26 +36,28 @@ def _arguments(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def covering(forms: Mapping[str, Any]) -> list[str]:
+def covering(forms: Mapping[str, Any], *, together: int = 2, cost: Callable[[Any], float] = lambda form: 1.0) -> list[str]:
     """Return names of few forms that show each value of each knob, each pair of knobs, and each model, as all forms do.
 
-    A form is a mapping of knobs, alone or in a tuple with the names of models. Greedy: the form that adds most comes next.
+    A form is a mapping of knobs, alone or in a tuple with the names of models. Greedy: the form that adds most for its cost comes next.
+
+    together    knobs that are shown together: 2, pairs; 1, none
     """
-    features = {name: _features(form) for name, form in forms.items()}
+    features = {name: _features(form, together) for name, form in forms.items()}
     missing = set().union(*features.values())
     found: list[str] = []
     while missing:
-        best = max(features, key=lambda name: len(features[name] & missing))
+        best = max(features, key=lambda name: len(features[name] & missing) / cost(forms[name]))
         found.append(best)
         missing -= features[best]
     return found
 
 
-def _features(form: Any) -> frozenset[tuple[str, ...]]:
+def _features(form: Any, together: int) -> frozenset[tuple[str, ...]]:
     parts = form if isinstance(form, tuple) else (form,)
     knobs = {name: value for part in parts if isinstance(part, Mapping) for name, value in part.items() if name not in SIZES}
     return frozenset(
         {(name, str(value)) for name, value in knobs.items()}
-        | set(combinations(sorted(knobs), 2))
+        | (set(combinations(sorted(knobs), together)) if together > 1 else set())
         | {(part,) for part in parts if isinstance(part, str)}
     )

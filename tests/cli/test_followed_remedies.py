@@ -7,6 +7,7 @@ import pytest
 import perfmodel
 from perfmodel.frameworks.profile import list_profiles
 from perfmodel.workload.models import list_models
+from tests.marks import NIGHTLY
 
 JOB = {"--model": "llama-3-8b", "--cluster": "dgx-h100", "--chips": "64", "--global-batch": "512", "--seq-len": "4k"}
 
@@ -39,8 +40,17 @@ WRONG = [
 ]
 
 
-#: One in ten in every run of the tests: each is two or three commands.
-SOME = [pytest.param(*each, marks=() if place % 10 == 0 else pytest.mark.slow) for place, each in enumerate(WRONG)]
+#: One in ten in `make check`, one in five and the first of each flag in `make test`: each is two or three commands.
+FIRST = {flag: WRONG.index((flag, value)) for flag, value in reversed(WRONG)}
+
+
+def _marks(place: int):
+    if place % 10 == 0:
+        return ()
+    return pytest.mark.slow if place % 5 == 0 or place in FIRST.values() else NIGHTLY
+
+
+SOME = [pytest.param(*each, marks=_marks(place)) for place, each in enumerate(WRONG)]
 
 
 def test_there_are_a_hundred():

@@ -288,7 +288,7 @@ def test_networks_are_listed_with_their_sizes(call, call_json):
     assert "llama-3-70b" in call_json("networks")["models"]
 
 
-@pytest.mark.dist
+@pytest.mark.slow
 def test_a_saved_plan_runs_here_beside_common_strategies(call, call_json, tmp_path):
     path = tmp_path / "plan.yaml"
     call_json("shard", "alexnet", "--cluster", "localhost", "--chips", "2", *SMALL, "--save", str(path))

@@ -10,6 +10,7 @@ import pytest
 from perfmodel.cli.output import print_command, print_table
 from perfmodel.report.document import MOST_NOTES
 from tests.cli.conftest import JOB
+from tests.marks import mostly_nightly
 
 SERVED = ["--model", "llama-3.3-70b", "--cluster", "dgx-h100", "--chips", "8", "--input-len", "1k", "--output-len", "1k"]
 EXPERTS = ["--model", "deepseek-v3", "--cluster", "dgx-h100", "--chips", "2048", "--global-batch", "15360", "--seq-len", "4k"]
@@ -41,7 +42,8 @@ REPORTS = {
 }
 
 
-@pytest.mark.parametrize("columns", [80, 100, 200])
+#: The examples of the pages (tests/test_documents.py) have 100 columns in `make test`.
+@pytest.mark.parametrize("columns", mostly_nightly([80, 100, 200], [80, 200]))
 @pytest.mark.parametrize("name", REPORTS)
 def test_no_line_is_wider_than_the_page(name, columns, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))

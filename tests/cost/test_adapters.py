@@ -13,7 +13,7 @@ from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.training import num_trained_parameters, training_of
 from tests.cost.jobs import LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, predict, sweep_all
 from tests.laws.test_batch_row_is_single_plan import assert_cells_equal_single_plans
-from tests.marks import mostly_slow
+from tests.marks import one_in
 
 MODEL = make_model(**LLAMA_LIKE)
 QUANTIZED = 8 * (2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 2048)
@@ -86,7 +86,7 @@ def test_a_reduction_of_an_input_gradient_has_no_weight_gradient_beside_it():
     assert shown("lora:4:o_proj+down_proj") == 0.0
 
 
-@pytest.mark.parametrize("profile", mostly_slow(PROFILES))
+@pytest.mark.parametrize("profile", one_in(3, PROFILES))
 @pytest.mark.parametrize("train", ["lora:4", "qlora:4:q_proj+down_proj"])
 @pytest.mark.slow
 def test_every_cell_of_a_search_is_its_prediction(profile, train):

@@ -8,6 +8,7 @@ from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model
+from tests.marks import mostly_nightly
 
 FLASH, UNFUSED = AttentionKernel
 
@@ -149,10 +150,11 @@ def test_classes_of_communication():
 
 
 @pytest.mark.slow
-def test_both_rule_sets_compile_for_every_shipped_model():
+@pytest.mark.parametrize("every", mostly_nightly([1, 4], [4]))
+def test_both_rule_sets_compile_for_every_shipped_model(every):
     from perfmodel.workload.models import list_models, load_model
 
-    for name in list_models():
+    for name in list_models()[::every]:
         model = load_model(name)
         estimator = estimator_of(make_job(model, seq_len=min(256, model.max_position_embeddings)))
         for rule_set in ("megatron", "megatron-sp"):

@@ -15,7 +15,7 @@ from perfmodel.parallel.results import append_measurement, read_measurements
 from perfmodel.workload.job import Precision
 from tests.execute.jobs import tiny, tiny_plan
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_a_run_measures_time_memory_and_traffic(groups, tmp_path):

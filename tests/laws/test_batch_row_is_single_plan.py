@@ -70,10 +70,25 @@ jobs = st.builds(
 )
 
 
+sweeps = given(job=jobs, profile=st.sampled_from(PROFILES), attention=st.sampled_from(AttentionKernel), shape=st.data())
+
+
 @pytest.mark.slow
-@given(job=jobs, profile=st.sampled_from(PROFILES), attention=st.sampled_from(AttentionKernel), shape=st.data())
-@settings(max_examples=40)
+@sweeps
+@settings(max_examples=15)
 def test_random_cells_of_random_sweeps(job, profile, attention, shape):
+    check_random_cells(job, profile, attention, shape)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@sweeps
+@settings(max_examples=60)
+def test_random_cells_of_further_sweeps(job, profile, attention, shape):
+    check_random_cells(job, profile, attention, shape)
+
+
+def check_random_cells(job, profile, attention, shape):
     node = shape.draw(st.sampled_from([1, 2, 4]), label="chips of a node")
     chips = node * shape.draw(st.sampled_from([1, 2, 4, 6]), label="nodes")
     topology = shape.draw(st.sampled_from([Topology.SWITCH, Topology.FULL_MESH, Topology.PCIE_TREE]))

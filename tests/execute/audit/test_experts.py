@@ -13,7 +13,7 @@ from perfmodel.execute.audit.audit import audit_plan
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.executable import counted_routing, not_modules_reason
 from perfmodel.workload.routing import routing_counts, routing_of
-from tests.execute.audit.test_audit import TINY, differing_rows, predicted
+from tests.execute.audit.test_audit import TINY, differing_rows, layers_of, num_counted_layers, predicted
 from tests.execute.jobs import BIASED, EXPERT_VARIANTS, LATENT_VARIANTS, SPARSE_VARIANTS, STATE_VARIANTS, tiny, tiny_plan
 from tests.marks import covering, mostly_nightly
 
@@ -80,10 +80,12 @@ QUICK = (
     "sparse indexer, ep over tp",
     "state-space layers, pp",
 )
+#: In `make test`: each value of each knob, each shape of model, and what was most often wrong.
+KEPT = {*covering(FORMS, together=1, cost=num_counted_layers), "once, recomputed"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_nightly((name for name in FORMS if name not in QUICK), {*covering(FORMS)}.difference(QUICK)))
+@pytest.mark.parametrize("name", mostly_nightly((name for name in FORMS if name not in QUICK), KEPT.difference(QUICK)))
 def test_each_plan_with_experts_audits_clean_on_each_stage(name, counting):
     check_audit(name, counting)
 
@@ -96,7 +98,7 @@ def test_plans_with_experts_audit_clean_on_each_stage(name, counting):
 def check_audit(name, counting):
     variant, knobs = FORMS[name]
     has_kinds = "kinds" in (EXPERT_VARIANTS | LATENT_VARIANTS | STATE_VARIANTS | SPARSE_VARIANTS | BIASED)[variant]
-    layers = {} if {"pp", "recompute"} & knobs.keys() or has_kinds else {"num_hidden_layers": 2}
+    layers = {} if has_kinds else layers_of(knobs)
     assert differing_rows(counting, tiny_plan(**{"model": tiny(variant, **layers), **knobs})) == []
 
 
@@ -122,10 +124,12 @@ COUNTED = {
     "once": ("shared experts", dict(num_chips=8, ep=4, cp=2, **ONCE)),
     "once, recomputed": ("shared experts", dict(num_chips=8, ep=4, recompute="full", **ONCE)),
 }
+#: In `make test`: each way to send tokens, with ranks of tp and cp, with biases and with recomputation.
+KEPT_COUNTED = {"ep over tp, cp and data", "biases", "gathered", "once, recomputed"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", mostly_nightly(COUNTED, KEPT_COUNTED))
 def test_tokens_sent_as_counts_say_audit_clean(name, counting):
     variant, knobs = COUNTED[name]
     plan = tiny_plan(model=tiny(variant, **({} if "pp" in knobs else {"num_hidden_layers": 2})), **knobs)
@@ -154,6 +158,7 @@ def test_counts_that_are_not_of_the_plan_are_refused():
         audit_plan(None, tiny_plan(8), (0,), routing=routing_counts([[2] * 8] * 2))
 
 
+@pytest.mark.usefixtures("audits_share_a_process")
 def test_the_audit_of_a_plan_that_holds_counts_sends_tokens_as_they_say():
     even = tiny_plan(4, model=tiny("mixtral", num_hidden_layers=2), ep=4, zero=1)
     counts = skewed(even)

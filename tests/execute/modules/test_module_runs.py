@@ -20,7 +20,7 @@ from tests.execute.modules.user_modules import MODULES
 from tests.execute.per_operator.plans import TWO, random_plan
 from tests.marks import mostly_nightly
 
-pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def reference(name: str) -> ModuleReference:

@@ -106,13 +106,14 @@ MORE_FORMS = [
 FEW_OPERATORS = "lora:2:o_proj+up_proj"
 
 
-@pytest.mark.dist
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant, knobs, train",
     [
         *((*form, "lora:4") for form in FORMS),
-        *(pytest.param(*form, "lora:4", marks=pytest.mark.slow) for form in MORE_FORMS),
-        *(pytest.param(*form, FEW_OPERATORS, marks=pytest.mark.slow) for form in FORMS),
+        *((*form, "lora:4") for form in MORE_FORMS[:3]),
+        *((*form, FEW_OPERATORS) for form in FORMS),
+        *(pytest.param(*form, "lora:4", marks=NIGHTLY) for form in MORE_FORMS[3:]),
         *(pytest.param(*form, FEW_OPERATORS, marks=NIGHTLY) for form in MORE_FORMS),
     ],
 )
@@ -124,7 +125,7 @@ def test_plans_of_every_form_equal_one_process(variant, knobs, train, groups):
     assert all("_lora_" in row.tensor for row in found.traffic if row.what in ("gradient", "sum"))
 
 
-@pytest.mark.dist
+@pytest.mark.slow
 def test_the_one_door_runs_them(groups):
     plan = adapted("lora:4", 4, tp=2, dp_shard=2, zero=3, micro_batch=2)
     assert run_plan(plan, steps=1, warmup=1, group=groups(4)).gradient_error < 1e-4

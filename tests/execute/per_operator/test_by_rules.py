@@ -24,6 +24,7 @@ from perfmodel.parallel.per_operator.by_rules import graph_of, interpreter_reaso
 from perfmodel.workload.graph import TensorRole
 from perfmodel.workload.job import Precision
 from tests.execute.jobs import VARIANTS, tiny, tiny_plan
+from tests.marks import NIGHTLY
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -62,7 +63,7 @@ def test_both_ways_compute_the_same(variant, attention):
         torch.testing.assert_close(gradient, ours[name].grad.reshape(gradient.shape), atol=1e-6 * largest, rtol=1e-4)
 
 
-#: Plans of every form, and the same forms put together otherwise.
+#: Plans of every form and schedule; MORE_FORMS are the same put together otherwise.
 FORMS = [
     ("llama", dict(tp=2, dp_shard=2, zero=3, micro_batch=2)),
     ("gpt2", dict(tp=2, dp_shard=2, zero=1, micro_batch=2, recompute="selective", attention="unfused", sequence_parallel=False)),
@@ -73,29 +74,31 @@ FORMS = [
     ("llama", dict(cp=2, tp=2, zero=3, micro_batch=4, order=("cp", "tp", "dp_replicate", "dp_shard", "pp"))),
     ("bloom", dict(cp=2, dp_replicate=2, zero=1, attention="unfused", rules="ulysses")),
 ]
+ONCE_MORE = [
+    ("llama", dict(pp=2, tp=2, micro_batch=4, schedule="gpipe")),
+    ("gemma2", dict(cp=2, tp=2, attention="unfused", recompute="selective")),
+]
 MORE_FORMS = [
     ("gpt2", dict(tp=2, dp_shard=2, zero=1, micro_batch=2)),
     ("llama", dict(dp_replicate=2, dp_shard=2, zero=1)),
-    ("llama", dict(pp=2, tp=2, micro_batch=4, schedule="gpipe")),
     ("gpt2", dict(pp=2, dp_shard=2, zero=1)),
     ("qwen3", dict(pp=2, tp=2, virtual_stages=2, recompute="full")),
     ("llama", dict(pp=4, micro_batch=4)),
-    ("gemma2", dict(cp=2, tp=2, attention="unfused", recompute="selective")),
     ("gemma2", dict(cp=4, zero=2)),
     ("bloom", dict(cp=2, tp=2)),
     ("gpt2", dict(cp=2, pp=2, zero=1)),
 ]
 
 
-@pytest.mark.dist
-@pytest.mark.parametrize("variant, knobs", [*FORMS, *(pytest.param(*form, marks=pytest.mark.slow) for form in MORE_FORMS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("variant, knobs", [*FORMS, *ONCE_MORE, *(pytest.param(*form, marks=NIGHTLY) for form in MORE_FORMS)])
 def test_megatrons_rules_equal_one_process(variant, knobs, groups):
     plan = tiny_plan(4, model=tiny(variant), **knobs)
     found = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
     assert max(found.gradient_error, found.loss_error) < 1e-9
 
 
-@pytest.mark.dist
+@pytest.mark.slow
 @pytest.mark.parametrize("knobs", [dict(dp_shard=2, zero=1), dict(dp_shard=2, zero=3, recompute="full"), dict(pp=2)])
 def test_bf16_keeps_float32_masters_and_sends_what_it_says(knobs, groups):
     """Weights are gathered in bf16, gradients reduced in float32; losses of four steps are those of one process."""
@@ -123,7 +126,7 @@ def test_what_bf16_would_round_away_adds_up_in_float32():
         assert (unit.master != masters).sum() > (unit.weights != weights).sum()
 
 
-@pytest.mark.dist
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16_MIXED])
 def test_one_door_runs_rules_of_ones_own(precision, groups):
     plan = tiny_plan(4, tp=2, dp_shard=2, zero=3, micro_batch=2, rules=MLP_ONLY, precision=precision)

@@ -24,10 +24,18 @@ QUICK = [name for name in TINY if name != "inception3"]
 
 
 @pytest.mark.parametrize("name", TINY)
-@pytest.mark.parametrize("axes, seed", [(TWO, 0), (FOUR, 1)], ids=["2", "4"])
-def test_random_plans_equal_one_process(name, axes, seed, groups):
+def test_random_plans_equal_one_process(name, groups):
+    check_random_plan(name, random_plan(tiny_network(name), TWO, 0), groups)
+
+
+#: In `make test` those of which `test_many_random_plans` draws none, one of each kind of operators.
+@pytest.mark.parametrize("name", mostly_nightly(TINY, ["alexnet", "rnnlm", "transformer", "vit-large", "densenet121"]))
+def test_random_plans_on_four_processes_equal_one(name, groups):
+    check_random_plan(name, random_plan(tiny_network(name), FOUR, 1), groups)
+
+
+def check_random_plan(name, plan, groups):
     network = tiny_network(name)
-    plan = random_plan(network, axes, seed)
     found = check_network_plan(network, plan, NetworkOptions(compares_outputs=True), group=groups(plan.num_chips))
     assert found.gradient_error < 1e-9
     assert found.output_error < 1e-9
