@@ -61,7 +61,7 @@ class Prediction:
     not_runnable    why the assumed framework cannot run the plan; empty if it can
     price_per_hour  of one chip; 0: not known   [USD/h]
     host_memory     what lies in the host's memory for each chip in place of its own: activations, weights, optimizer states   [byte]
-    small_loss      of a plan that does not fit: form of the loss that keeps few logits, which the framework can be asked for; "": none
+    small_loss      of a plan that does not fit for its logits: form of the loss that keeps few, which the framework has; "": none
     warnings        sentences about what this prediction stretches or leaves aside
     """
 

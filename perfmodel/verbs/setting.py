@@ -21,6 +21,7 @@ from perfmodel.parallel.context_forms import rules_of_form
 from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, Stated, framework_named, read_settings, settings_text, stated
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, recomputes_nothing_kept
+from perfmodel.parallel.prediction import LOSS_MOMENT
 from perfmodel.verbs.small_loss import small_loss
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
@@ -332,11 +333,12 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
         warnings.append(
             "MFU as PaLM counts it is above 100 %: it counts the full square of attention, of which causal attention computes half"
         )
+    at_loss = prediction.verdict is Verdict.DOES_NOT_FIT and prediction.memory_moment == LOSS_MOMENT
     return replace(
         prediction,
         plan=placed(prediction.plan, setting),
         calibration=setting.rests_on,
-        small_loss=small_loss(setting.estimator.profile) if prediction.verdict is Verdict.DOES_NOT_FIT else "",
+        small_loss=small_loss(setting.estimator.profile) if at_loss else "",
         warnings=tuple(dict.fromkeys(warnings)),
     )
 
