@@ -3,7 +3,8 @@
 PEFT compares a list of names with the end of a module's path and a string with the whole of it (`re.fullmatch`); NeMo Automodel's names
 may hold `*`. Here they are compared with the paths that transformers and Megatron-Core give to the linear operators of a layer.
 
-Sources: PEFT 0.21 tuners/tuners_utils.py (check_target_module_exists); Automodel nemo_automodel/components/_peft/module_matcher.py.
+Sources: PEFT 0.21 tuners/tuners_utils.py (check_target_module_exists) and utils/constants.py; Automodel
+nemo_automodel/components/_peft/module_matcher.py.
 """
 
 from __future__ import annotations
@@ -50,6 +51,16 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "out_proj": ("linear_attn.out_proj", "mixer.out_proj"),
     "in_proj": ("mixer.in_proj",),
 }
+#: model_type -> modules that PEFT attaches LoRA to where a configuration names none.
+_PEFT_DEFAULTS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llama", "llama4", "mistral", "mixtral", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("opt", "gptj", "stablelm"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("bloom", "gpt_neox", "falcon"), ("query_key_value",)),
+    "gpt2": ("c_attn",),
+    "mpt": ("Wqkv",),
+    "phi": ("q_proj", "v_proj", "fc1", "fc2"),
+    "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
+}
 _USUAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -72,6 +83,12 @@ def adapter_targets(modules: Any, model: Any = None) -> list[str] | None:
     return list(dict.fromkeys(found)) or targets
 
 
+def peft_targets(model: Any) -> list[str] | None:
+    """Return the modules that PEFT attaches LoRA to by default; None for models that it has no default for."""
+    found = _found(model)
+    return None if found is None else list(_PEFT_DEFAULTS.get(found.architecture, ())) or None
+
+
 def _names(modules: Any) -> list[str]:
     entries: Sequence[Any] = modules if isinstance(modules, list) else re.split(r"[,+\s]+", str(modules).strip("[] "))
     return [str(entry).strip("'\" ") for entry in entries if str(entry).strip("'\" ")]
@@ -79,11 +96,15 @@ def _names(modules: Any) -> list[str]:
 
 def _operators(model: Any) -> tuple[tuple[str, ...], int]:
     """Linear operators of a layer of a model, and its number of layers."""
+    found = _found(model)
+    return (_USUAL, 1) if found is None else (linear_operators(found), found.num_hidden_layers)
+
+
+def _found(model: Any) -> TransformerConfig | None:
     try:
-        found = model if isinstance(model, TransformerConfig) else load_model(str(model))
+        return model if isinstance(model, TransformerConfig) else load_model(str(model))
     except InputError:
-        return _USUAL, 1
-    return linear_operators(found), found.num_hidden_layers
+        return None
 
 
 def _matches(target: str, operator: str, num_layers: int, *, is_expression: bool) -> bool:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from perfmodel.configs.adapter_targets import adapter_targets
+from perfmodel.configs.adapter_targets import adapter_targets, peft_targets
 from perfmodel.configs.expressions import evaluate
 from perfmodel.configs.sources import ARGUMENT, PROGRAM, ConfigKeys, keys_text, read_source
 from perfmodel.configs.tables import FrameworkTable, KeyMeaning, load_tables, plain
@@ -347,6 +347,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "dense_layers": _dense_layers,
     "lower": lambda text: str(text).lower(),
     "adapter_targets": adapter_targets,
+    "peft_targets": peft_targets,
     "split": lambda text: str(text).strip("[]").replace("+", ",").split(",") if not isinstance(text, list) else text,
 }
 

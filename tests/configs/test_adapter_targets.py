@@ -2,7 +2,9 @@
 
 import pytest
 
-from perfmodel.configs.adapter_targets import adapter_targets
+from perfmodel.configs.adapter_targets import adapter_targets, peft_targets
+from perfmodel.parallel.request import Request
+from perfmodel.verbs.configs import start_from
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
@@ -37,3 +39,25 @@ def test_all_linear_modules_need_no_names(modules):
 @pytest.mark.parametrize("modules", [["visual.merger"], r"visual\.(merger|blocks)", "(unclosed"])
 def test_what_matches_nothing_is_left_to_the_job(modules):
     assert adapter_targets(modules, "llama-3-8b") == ([modules] if isinstance(modules, str) else modules)
+
+
+@pytest.mark.parametrize(
+    ("model", "targets"),
+    [
+        ("llama-3.1-8b", ["q_proj", "v_proj"]),
+        ("phi-2", ["q_proj", "v_proj", "up_proj", "down_proj"]),
+        ("pythia-1.4b", ["q_proj", "k_proj", "v_proj"]),
+        ("gpt2", ["q_proj", "k_proj", "v_proj"]),
+    ],
+)
+def test_trl_without_targets_takes_those_of_peft(tmp_path, model, targets):
+    path = tmp_path / "sft.yaml"
+    lines = [f"model_name_or_path: {model}", "per_device_train_batch_size: 1", "use_peft: true", "packing: true", "max_length: 1024"]
+    path.write_text("\n".join(lines))
+    plan = start_from(path, Request(cluster="dgx-h100", chips=8)).plan
+    assert list(plan.job.train.targets) == targets
+
+
+def test_a_model_without_a_default_of_peft_has_all():
+    assert peft_targets("qwen3-30b-a3b") is None
+    assert peft_targets("no-such-model") is None

@@ -53,7 +53,6 @@ OPTIMIZERS = {"adam": "adamw", "adamw_8bit": "adamw-8bit", "paged_adamw_8bit": "
 #: What the files leave to the user.
 MISSING = {
     "02-megatron-lm-moe": {"model": "qwen3-30b-a3b"},
-    "07-deepspeed-zero3-hf-auto": {"model": "mistral-7b"},
     "08-deepspeed-zero2-offload": {"model": "gpt3-1.3b", "seq_len": 2048},
 }
 
@@ -236,8 +235,8 @@ def test_megatron_without_a_global_batch_takes_one_micro_batch_a_step(tmp_path):
 @pytest.mark.parametrize(
     ("words", "train", "optimizer", "settings"),
     [
-        ("--use_peft --lora_r 8 --use_dora true", "dora:8", "adamw", {}),
-        ("--use_peft --lora_r 8 --use_dora true --load_in_4bit true", "qdora:8:all-linear:nf4", "adamw", {}),
+        ("--use_peft --lora_r 8 --use_dora true", "dora:8:q_proj+v_proj", "adamw", {}),
+        ("--use_peft --lora_r 8 --use_dora true --load_in_4bit true", "qdora:8:q_proj+v_proj:nf4", "adamw", {}),
         ("--optim galore_adamw --optim_args rank=64,update_proj_gap=100", "galore:64", "adamw", {}),
         ("--optim galore_adamw_8bit_layerwise", "galore:128", "adamw-8bit", {"optimizer_in_backward": True}),
     ],
