@@ -188,7 +188,7 @@ def _search_once(
     with_remedies: bool,
 ) -> tuple[SearchResult, bool]:
     """The result, and whether Ctrl-C came meanwhile: the search then ends with what it has."""
-    from perfmodel.verbs.searching import search_in
+    from perfmodel.verbs.searching import ALSO, search_in
 
     place = f"{setting.cluster.num_chips} chip{'s' * (setting.cluster.num_chips > 1)} of {short_name(setting.reference)}"
     with Progress(f"search on {place}") as progress, first_interrupt() as was_interrupted:
@@ -208,7 +208,7 @@ def _search_once(
             risk=risk,
             ties=ties,
             any_framework=any_framework,
-            also=("remedies", "beyond") if with_remedies else ("beyond",),
+            also=ALSO if with_remedies else ALSO[1:],
             progress=report,
         )
         return result, was_interrupted()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time as clock
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from perfmodel.cost.estimate import Estimator, evaluate_memory
@@ -50,7 +50,7 @@ def search_plans(
     risk: float | None = None,
     ties: float = 0.0,
     attention: AttentionKernel | None = None,
-    with_baselines: bool = True,
+    also: Collection[str] = ("baselines", "front"),
     likely: Sequence[Likely] = (),
     progress: Callable[[float], bool | None] | None = None,
     kept_tables: KeptTables | None = None,
@@ -61,6 +61,7 @@ def search_plans(
     ties   plans within this share of the best are as good: the likeliest to fit comes first, of these the simplest, then the smallest;
            0: the exact order
     kept_tables   for passes over other spaces of the job
+    also   baselines, front (of time and memory): predictions that take about a third of a search of thousands of plans
     likely what the framework may be: where there are ties, the best is that of the times expected over these, of the best `EXPECTED`
     """
     try:
@@ -90,7 +91,7 @@ def search_plans(
     )
     elapsed = clock.process_time() - begin
     known: tuple[Baseline, ...] = ()
-    if with_baselines:
+    if "baselines" in also:
         known = baselines(estimator, space, memory_headroom=memory_headroom, risk=risk, attention=state.attention)
     ranking = _ranking(state, objective, ties, at_most=_best_cost(known, objective))
     expectation = None
@@ -130,7 +131,7 @@ def search_plans(
             AlikePlans(place=place, prediction=prediction, alike=alike)
             for (place, _, alike), prediction in zip(kinds, predict(plan for _, plan, _ in kinds), strict=True)
         ),
-        pareto=predict(state.plan(int(i)) for i in state.front.ids),
+        pareto=predict(state.plan(int(i)) for i in state.front.ids) if "front" in also else (),
         least_memory=predict(state.plan(int(i)) for i in state.least.ids),
         baselines=known,
         num_tight=state.num_tight,

@@ -128,7 +128,7 @@ def demo_plans(estimator: Estimator) -> tuple[SearchResult, list[tuple[str, Pred
     found: SearchResult | None = None
     plans: list[tuple[str, Prediction]] = []
     for name, fixed in forms:
-        result = search_plans(estimator, Space(fixed=fixed), top=20, with_baselines=not fixed)
+        result = search_plans(estimator, Space(fixed=fixed), top=20, also=("front",) if fixed else ("baselines", "front"))
         found = found or result
         runnable = [prediction for prediction in result.plans if not executable_reason(prediction.plan, NUM_RANKS)]
         if not runnable:

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from perfmodel.planner.uniform.space import Space
     from perfmodel.verbs.training import AskedRun
 
+Also = Literal["remedies", "beyond", "baselines", "front"]
+#: What a search of a person answers besides the best plans.
+ALSO: tuple[Also, ...] = ("remedies", "beyond", "baselines", "front")
+
 
 def search_in(
     setting: Setting,
@@ -51,13 +55,14 @@ def search_in(
     risk: float | None = None,
     ties: float = TIES,
     any_framework: bool = False,
-    also: tuple[Literal["remedies", "beyond"], ...] = ("remedies", "beyond"),
+    also: tuple[Also, ...] = ALSO,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """Search a setting; see `find_plans`.
 
     run    the whole run, which some objectives are of
-    also   remedies: the smallest changes that fit, where no plan does; beyond: the best plan that the framework cannot run
+    also   remedies: the smallest changes that fit, where no plan does; beyond: the best plan that the framework cannot run; baselines and
+           front of `search_plans`
     """
     from perfmodel.frameworks.ensemble import likely_profiles
     from perfmodel.planner.beyond import beyond_framework
@@ -89,7 +94,8 @@ def search_in(
         from perfmodel.planner.search import search_plans
 
         likely = likely_profiles(setting.estimator.profile) if ties else ()
-        result = search_plans(setting.estimator, space, likely=likely, kept_tables=kept_tables, **asked)
+        wanted = {"baselines", *also} if ties else {*also}  # a baseline may be the best of the ties
+        result = search_plans(setting.estimator, space, likely=likely, kept_tables=kept_tables, also=wanted, **asked)
     if not (result.num_evaluated or result.interrupted):
         raise InputError(_why_empty(setting, knobs, result, any_framework=any_framework))
     if "beyond" in also and not (any_framework or result.interrupted or setting.cluster.pools):

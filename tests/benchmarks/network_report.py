@@ -96,7 +96,7 @@ def uniform_choice(calibration: Calibration) -> str:
     job = TrainingJob(model=config, global_batch=GPT_BATCH, seq_len=GPT_LENGTH, precision=Precision.FP32, optimizer=Optimizer.SGD)
     estimator = resolve_estimator(job, local_cluster(num_chips=CHIPS), calibration=calibration, profile=load_profile(CPU_PROFILE))
     fixed: dict[str, int | str | bool] = {"pp": 1, "cp": 1, "zero": 0, "recompute": "none", "sequence_parallel": False}
-    best = search_plans(estimator, Space(fixed=fixed), top=1, with_baselines=False).plans[0].plan
+    best = search_plans(estimator, Space(fixed=fixed), top=1, also=("front",)).plans[0].plan
     return EXPERT if best.layout.tp > 1 else DATA
 
 

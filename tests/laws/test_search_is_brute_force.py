@@ -43,7 +43,7 @@ def half_fits(request):
 
 def test_counts(half_fits):
     estimator, everything = half_fits
-    result = search_plans(estimator, with_baselines=False)
+    result = search_plans(estimator, also=("front",))
     feasible = sum(p.fits for p in everything)
     assert 0 < feasible < len(everything)
     assert (result.num_evaluated, result.num_feasible) == (len(everything), feasible)
@@ -53,7 +53,7 @@ def test_counts(half_fits):
 
 def test_the_best_by_time(half_fits):
     estimator, everything = half_fits
-    result = search_plans(estimator, top=10, with_baselines=False)
+    result = search_plans(estimator, top=10, also=("front",))
     times = sorted({(p.step_time, replace(p.plan, order=Space().orders[0])) for p in everything if p.fits}, key=lambda pair: pair[0])
     assert [p.step_time for p in result.plans] == [time for time, _ in times[:10]]
     assert all(p.fits and p in everything for p in result.plans)
@@ -62,7 +62,7 @@ def test_the_best_by_time(half_fits):
 
 def test_the_best_by_memory(half_fits):
     estimator, everything = half_fits
-    result = search_plans(estimator, objective="memory", top=1, with_baselines=False)
+    result = search_plans(estimator, objective="memory", top=1, also=("front",))
     least = min(everything, key=lambda p: p.memory["total"])
     assert result.plans[0].memory["total"] == least.memory["total"]
     assert result.least_memory[0] == least
@@ -70,13 +70,13 @@ def test_the_best_by_memory(half_fits):
 
 def test_chips_times_time_ranks_as_time(half_fits):
     estimator, _ = half_fits
-    by_time, by_both = (search_plans(estimator, objective=o, top=5, with_baselines=False).plans for o in ("time", "chip-time"))
+    by_time, by_both = (search_plans(estimator, objective=o, top=5, also=("front",)).plans for o in ("time", "chip-time"))
     assert by_time == by_both
 
 
 def test_the_front(half_fits):
     estimator, everything = half_fits
-    result = search_plans(estimator, with_baselines=False)
+    result = search_plans(estimator, also=("front",))
     assert [(p.step_time, p.memory["total"]) for p in result.pareto] == front(everything)
     assert len(result.pareto) > 2
 
@@ -85,7 +85,7 @@ def test_the_front(half_fits):
 def test_headroom_is_less_memory(half_fits, headroom):
     estimator, everything = half_fits
     capacity = estimator.machine.memory_usable * (1 - headroom)
-    result = search_plans(estimator, memory_headroom=headroom, with_baselines=False)
+    result = search_plans(estimator, memory_headroom=headroom, also=("front",))
     assert result.num_feasible == sum(p.memory["total"] <= capacity for p in everything)
     assert all(p.fits and p.memory["total"] <= capacity for p in result.plans)
 
@@ -93,7 +93,7 @@ def test_headroom_is_less_memory(half_fits, headroom):
 @pytest.mark.parametrize("risk", [0.4, 0.01])
 def test_a_risk_is_the_probability_of_not_fitting(half_fits, risk):
     estimator, everything = half_fits
-    result = search_plans(estimator, risk=risk, with_baselines=False)
+    result = search_plans(estimator, risk=risk, also=("front",))
     usable = estimator.machine.memory_usable
     assert result.num_feasible == sum(p.fits_probability >= 1 - risk and p.memory["total"] <= usable for p in everything)
     assert all(p.fits and p.fits_probability >= 1 - risk for p in result.plans)
@@ -104,7 +104,7 @@ def test_a_risk_is_the_probability_of_not_fitting(half_fits, risk):
 
 def test_what_is_rejected_for_weights_alone():
     """Where even the shards of weights and states are too large, no plan is rejected for its activations."""
-    result = search_plans(estimator_of(JOB, chips=4, chip=with_capacity(1e6)), with_baselines=False)
+    result = search_plans(estimator_of(JOB, chips=4, chip=with_capacity(1e6)), also=("front",))
     assert result.num_feasible == 0
     assert result.plans == result.pareto == ()
     assert list(result.rejected.values()) == [result.num_evaluated]
@@ -116,13 +116,13 @@ def test_weights_alone_are_without_what_the_framework_needs():
     profile = load_profile("generic").having(framework_bytes=6e9)
     estimator = estimator_of(JOB, chips=4, profile=profile)
     states = max(sum(p.memory[name] for name in ("weights", "gradients", "optimizer")) for p in all_predictions(estimator))
-    result = search_plans(estimator_of(JOB, chips=4, profile=profile, chip=with_capacity(states * 1.01)), with_baselines=False)
+    result = search_plans(estimator_of(JOB, chips=4, profile=profile, chip=with_capacity(states * 1.01)), also=("front",))
     assert estimator.profile.allocator.framework_bytes > states
     assert list(result.rejected) == [OUT_OF_MEMORY]
 
 
 def test_the_least_memory_is_told_where_nothing_fits():
-    result = search_plans(estimator_of(JOB, chips=4, chip=with_capacity(1e6)), with_baselines=False)
+    result = search_plans(estimator_of(JOB, chips=4, chip=with_capacity(1e6)), also=("front",))
     (least,) = result.least_memory
     assert not least.fits
     assert least.memory["total"] == min(p.memory["total"] for p in all_predictions(estimator_of(JOB, chips=4)))
@@ -131,7 +131,7 @@ def test_the_least_memory_is_told_where_nothing_fits():
 def test_more_memory_admits_more_plans_and_never_a_slower_best():
     best, feasible = float("inf"), 0
     for capacity in (0.2e9, 0.4e9, 0.8e9, 2e9, 1e12):
-        result = search_plans(estimator_of(JOB, chips=4, chip=with_capacity(capacity)), top=1, with_baselines=False)
+        result = search_plans(estimator_of(JOB, chips=4, chip=with_capacity(capacity)), top=1, also=("front",))
         assert result.num_feasible >= feasible
         feasible = result.num_feasible
         if result.plans:
@@ -145,6 +145,6 @@ def test_other_models(precision):
     job = make_job(make_model(**LLAMA_LIKE | {"num_hidden_layers": 6}), batch=6, seq_len=128, precision=precision)
     estimator = estimator_of(job, chips=6, node=2, profile="torch-gloo")
     everything = all_predictions(estimator)
-    result = search_plans(estimator, with_baselines=False)
+    result = search_plans(estimator, also=("front",))
     assert result.plans[0].step_time == min(p.step_time for p in everything)
     assert [(p.step_time, p.memory["total"]) for p in result.pareto] == front(everything)

@@ -128,7 +128,7 @@ SMALL = {
 @pytest.mark.slow
 def test_number_of_plans(job, chips):
     assert [" ".join(order) for order in SEARCHED_ORDERS] == ORDERS
-    result = search_plans(estimator_of(job, chips=chips), top=1, with_baselines=False)
+    result = search_plans(estimator_of(job, chips=chips), top=1, also=("front",))
     assert result.num_evaluated == count_plans(job, chips)
     assert sum(result.rejected.values()) + result.num_feasible == result.num_evaluated
 
@@ -142,13 +142,13 @@ def test_number_of_plans(job, chips):
 @pytest.mark.parametrize("job, chips", [SMALL[name] for name in ("gpt2, 16 chips", "grouped heads, tied", "odd sequence", "six heads")])
 def test_number_of_plans_with_rules_as_a_knob(names, job, chips):
     space = Space(rules=tuple(load_rule_set(name) for name in names))
-    result = search_plans(estimator_of(job, chips=chips), space, top=1, with_baselines=False)
+    result = search_plans(estimator_of(job, chips=chips), space, top=1, also=("front",))
     assert result.num_evaluated == count_plans(job, chips, rules=names)
 
 
 def test_unfused_attention_may_be_recomputed_alone():
     job, chips = SMALL["gpt2, 16 chips"]
-    unfused = search_plans(estimator_of(job, chips=chips), top=1, with_baselines=False, attention=AttentionKernel.UNFUSED)
+    unfused = search_plans(estimator_of(job, chips=chips), top=1, also=("front",), attention=AttentionKernel.UNFUSED)
     assert unfused.num_evaluated == count_plans(job, chips, unfused=True) == count_plans(job, chips) * 3 // 2
 
 
@@ -158,13 +158,13 @@ def test_number_of_plans_of_gpt3(chips, batch, plans):
     from perfmodel.workload.models import load_model
 
     job = make_job(load_model("gpt3-175b"), batch=batch, seq_len=2048)
-    result = search_plans(estimator_of(job, chips=chips, node=8), top=1, with_baselines=False)
+    result = search_plans(estimator_of(job, chips=chips, node=8), top=1, also=("front",))
     assert result.num_evaluated == count_plans(job, chips) == plans
 
 
 def test_number_of_layouts_left_out():
     job, chips = SMALL["24 chips, 12 layers"]
-    result = search_plans(estimator_of(job, chips=chips), top=1, with_baselines=False)
+    result = search_plans(estimator_of(job, chips=chips), top=1, also=("front",))
     model = job.model
 
     def admitted(pp, replicate, shard, cp, tp):

@@ -24,8 +24,8 @@ def plans(result):
 
 
 def test_the_plan_that_is_expected_to_be_fastest_comes_first(estimator):
-    plain = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, with_baselines=False)
-    found = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, with_baselines=False, likely=[SLOW])
+    plain = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, also=("front",))
+    found = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, also=("front",), likely=[SLOW])
     assert plain.plans[0].plan.zero >= 2, "or there are no gathers that may show"
     assert found.plans[0].plan.zero < 2
     assert plain.expectation is None
@@ -43,8 +43,8 @@ def test_the_plan_that_is_expected_to_be_fastest_comes_first(estimator):
 
 def test_a_plan_that_is_expected_to_be_as_fast_stays(estimator):
     same = Likely(weight=1.0, profile=load_profile("generic"))
-    plain = search_plans(estimator, SPACE, ties=0.01, with_baselines=False)
-    found = search_plans(estimator, SPACE, ties=0.01, with_baselines=False, likely=[same])
+    plain = search_plans(estimator, SPACE, ties=0.01, also=("front",))
+    found = search_plans(estimator, SPACE, ties=0.01, also=("front",), likely=[same])
     assert found.expectation is None
     assert plans(found) == plans(plain)
     assert search_object(found)["expectation"] is None
@@ -52,5 +52,5 @@ def test_a_plan_that_is_expected_to_be_as_fast_stays(estimator):
 
 def test_the_exact_order_and_memory_are_left_alone(estimator):
     for asked in (dict(ties=0.0), dict(ties=0.01, objective="memory")):
-        plain = search_plans(estimator, SPACE, with_baselines=False, **asked)
-        assert plans(search_plans(estimator, SPACE, with_baselines=False, likely=[SLOW], **asked)) == plans(plain)
+        plain = search_plans(estimator, SPACE, also=("front",), **asked)
+        assert plans(search_plans(estimator, SPACE, also=("front",), likely=[SLOW], **asked)) == plans(plain)

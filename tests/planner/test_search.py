@@ -85,7 +85,7 @@ def test_one_chip():
 
 def test_progress_rises_to_one():
     heard = []
-    search_plans(estimator_of(), with_baselines=False, progress=heard.append)
+    search_plans(estimator_of(), also=("front",), progress=heard.append)
     assert heard == sorted(heard)
     assert heard[-1] == 1.0
     assert len(heard) > 3
@@ -98,8 +98,8 @@ def test_a_search_that_is_told_to_end_keeps_the_best_so_far():
         calls.append(done)
         return len(calls) == 3
 
-    whole = search_plans(estimator_of(), with_baselines=False)
-    part = search_plans(estimator_of(), with_baselines=False, progress=stop)
+    whole = search_plans(estimator_of(), also=("front",))
+    part = search_plans(estimator_of(), also=("front",), progress=stop)
     assert part.interrupted
     assert not whole.interrupted
     assert 0 < part.num_evaluated < whole.num_evaluated
@@ -113,7 +113,7 @@ def test_an_interrupt_is_the_callers():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        search_plans(estimator_of(), with_baselines=False, progress=interrupt)
+        search_plans(estimator_of(), also=("front",), progress=interrupt)
 
 
 def test_an_empty_space():
@@ -138,10 +138,10 @@ def test_bad_input(changes, message):
 
 def test_a_search_does_not_depend_on_what_was_searched_before():
     estimator = estimator_of()
-    first = search_plans(estimator, with_baselines=False)
-    search_plans(estimator, Space(fixed={"recompute": "full"}), with_baselines=False)
-    again = search_plans(estimator, with_baselines=False)
-    fresh = search_plans(estimator_of(), with_baselines=False)
+    first = search_plans(estimator, also=("front",))
+    search_plans(estimator, Space(fixed={"recompute": "full"}), also=("front",))
+    again = search_plans(estimator, also=("front",))
+    fresh = search_plans(estimator_of(), also=("front",))
     for other in (again, fresh):
         assert replace(other, search_time=0.0) == replace(first, search_time=0.0)
 
@@ -150,9 +150,9 @@ def test_a_search_does_not_depend_on_what_was_searched_before():
 def test_the_size_of_blocks_changes_nothing(cells, monkeypatch):
     """Cells are evaluated in pieces that fit the caches; which, is nobody's business."""
     estimator = estimator_of(make_job(batch=4), chips=4, node=2)
-    base = search_plans(estimator, with_baselines=False)
+    base = search_plans(estimator, also=("front",))
     monkeypatch.setattr("perfmodel.planner.uniform.sweep.BLOCK_CELLS", cells)
-    other = search_plans(estimator, with_baselines=False)
+    other = search_plans(estimator, also=("front",))
     assert replace(other, search_time=0.0) == replace(base, search_time=0.0)
 
 
@@ -189,7 +189,7 @@ def test_a_plan_whose_rows_travel_once_to_each_place_is_among_those_that_explain
     model = make_model(**LLAMA_LIKE, num_hidden_layers=2, experts=Experts(num_experts=8, top_k=4, width=256))
     estimator = estimator_of(make_job(model, batch=8), chips=8, node=4)
     space = Space(fixed={"ep": 8, "dispatcher": "flex"}, orders=(DEFAULT_ORDER,))
-    best = search_plans(estimator, space, top=1, with_baselines=False).plans[0].plan
+    best = search_plans(estimator, space, top=1, also=("front",)).plans[0].plan
     (answer,) = explain(estimator, best, why_not={"ep": 8, "tp": best.layout.tp}, any_framework=True).why_not
     assert answer.prediction[0].plan.dispatcher is Dispatcher.FLEX
     assert answer.reason.endswith("the plan has that; no such plan is better")

@@ -35,8 +35,8 @@ def test_forms_of_parallelism():
 def test_the_simplest_of_the_ties_comes_first(objective, cost, ties):
     """Found among all plans one by one: of those within the tolerance the one with the fewest forms."""
     estimator = estimator_of(make_job(batch=8), chips=8)
-    exact = search_plans(estimator, objective=objective, top=10**6, with_baselines=False).plans
-    first, *others = search_plans(estimator, objective=objective, top=5, ties=ties, with_baselines=False).plans
+    exact = search_plans(estimator, objective=objective, top=10**6, also=("front",)).plans
+    first, *others = search_plans(estimator, objective=objective, top=5, ties=ties, also=("front",)).plans
     tied = [p for p in exact if cost(p) <= cost(exact[0]) * (1 + ties)]
     assert first in tied
     assert num_forms(first.plan) == min(num_forms(p.plan) for p in tied[:200])
