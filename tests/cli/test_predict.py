@@ -616,7 +616,7 @@ def test_a_table_names_the_plans_that_the_framework_cannot_run(call):
     words = "--model qwen2.5-7b --cluster dgx-h100 --chips 8 --gbs 8 --seq 8k --zero 3 --profile llama-factory --cp 1,2"
     notes = [note for note in " ".join(call("predict", *words.split())[1].split()).split("note: ") if note.startswith("not a plan")]
     assert [note.strip() for note in notes] == [
-        "not a plan for this framework: cp=2: llama-factory has no cp (dp_shard 4, cp 2, ZeRO 3, recompute none)"
+        "not a plan for this framework: cp=2: llama-factory has no cp (dp_shard 4, cp 2, ZeRO 3, recompute full)"
     ]
 
 
