@@ -240,7 +240,9 @@ def megatron_values(facts: Facts) -> dict[str, Any]:
         "num_moe_experts": facts.get("experts.num_experts"),
     }
     if facts["zero"]:
-        values |= {"use_distributed_optimizer": facts["optimizer"] != "muon", "overlap_grad_reduce": True}  # dist_muon shards by itself
+        values["overlap_grad_reduce"] = True
+        if facts["optimizer"] != "muon":  # dist_muon shards by itself
+            values["use_distributed_optimizer"] = True
     if facts["sequence_parallel"]:
         values["sequence_parallel"] = True
     if "experts.num_experts" in facts:
