@@ -158,7 +158,7 @@ def test_a_faster_link_or_chip_is_never_slower(profile, knobs):
     faster=st.floats(1.0, 100.0),
     which=st.sampled_from(["links", "latency", "peak", "memory"]),
 )
-@settings(max_examples=30)
+@settings(max_examples=80)
 def test_faster_by_any_factor_is_never_slower(knobs, profile, faster, which):
     chip = CHIP
     if which == "peak":
