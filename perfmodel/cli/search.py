@@ -208,7 +208,7 @@ def _search_once(
             risk=risk,
             ties=ties,
             any_framework=any_framework,
-            also=ALSO if with_remedies else ALSO[1:],
+            also=tuple(each for each in ALSO if with_remedies or each != "remedies"),
             progress=report,
         )
         return result, was_interrupted()

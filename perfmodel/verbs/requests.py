@@ -23,6 +23,7 @@ from perfmodel.parallel.request import Request
 from perfmodel.verbs.overrides import Change, changes, overridden
 from perfmodel.verbs.setting import (
     Setting,
+    default_recompute,
     find_cluster,
     make_job,
     make_setting,
@@ -207,14 +208,14 @@ def check_names(requests: Iterable[Request]) -> None:
 
 def _answer(request: Request, knobs: Knobs, plan: Plan | None, made: dict[tuple[int, ...], Setting]) -> Answer:
     setting = _setting(request, plan, made)
+    notes = setting.notes
     if plan is None:
         wanted = plan_in(setting, knobs)
+        if default := default_recompute(setting, knobs):
+            notes = (*notes, f"recompute={default}: not given, so the default of {setting.profile}")
     else:
         wanted = overridden(plan, setting, knobs)
-    default = setting.estimator.profile.runs.default_recompute
-    if default and plan is None and not (knobs.recompute or knobs.recompute_modules):
-        setting = replace(setting, notes=(*setting.notes, f"recompute={default}: not given, so the default of {setting.profile}"))
-    setting = replace(setting, notes=(*setting.notes, *_notes_on(knobs, wanted)))
+    setting = replace(setting, notes=(*notes, *_notes_on(knobs, wanted)))
     prediction = predict_in(setting, wanted, memory_headroom=request.memory_headroom, risk=request.risk)
     given = {*knobs.given(), *request.described()} | ({"recompute"} if knobs.recompute_modules else set())
     return Answer(setting=setting, prediction=prediction, changes=changes(plan, prediction.plan, given) if plan is not None else ())

@@ -270,8 +270,8 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
     default of the trainer.
     """
     given = {"attention": setting.estimator.profile.kernels.default_attention} | with_context_form(knobs.planned(), setting)
-    default = setting.estimator.profile.runs.default_recompute
-    given = ({"recompute": default} if default else {}) | given
+    if default := default_recompute(setting, knobs):
+        given["recompute"] = default
     check_expert_knobs(given, setting.job)
     plan = make_plan(
         setting.job,
@@ -286,6 +286,12 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
     from perfmodel.cost.mixed import balanced_plan, mixed_estimator
 
     return balanced_plan(mixed_estimator(setting.estimator), plan)
+
+
+def default_recompute(setting: Setting, knobs: Knobs) -> str:
+    """Return the documented default of the trainer for recomputation; empty where it has none, or the knobs state their own."""
+    is_stated = knobs.recompute or knobs.recompute_modules
+    return "" if is_stated else setting.estimator.profile.runs.default_recompute
 
 
 def with_context_form(given: dict[str, Any], setting: Setting, **before: int) -> dict[str, Any]:

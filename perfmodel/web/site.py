@@ -22,6 +22,8 @@ _PACKAGE = Path(__file__).parents[1]
 _DISTRIBUTIONS = ("PyYAML", "typer", "shellingham", "annotated-doc")
 #: Packages of perfmodel that need torch or processes.
 _LEFT_OUT = ("execute", "calibrate", "fitting", "validation")
+#: What is not pure Python, from Pyodide; pydantic is for pasted plan files.
+_COMPILED = ("numpy", "pydantic")
 _LOCK, _RUNTIME = "pyodide-lock.json", "pyodide"
 
 
@@ -41,7 +43,7 @@ def write_site(folder: str | Path, pyodide: str) -> list[Path]:
             shutil.copyfile(file, target / _RUNTIME / file.name)
     except OSError as error:
         raise bad_field("static", folder, f"cannot be written ({error.strerror})", "choose another folder") from None
-    worker = Template(part_text("static_worker.js")).substitute(runtime=f"{runtime}/")
+    worker = Template(part_text("static_worker.js")).substitute(runtime=f"{runtime}/", packages=json.dumps(_COMPILED))
     files: Mapping[str, str | bytes] = {"perfmodel.zip": _archive(), "worker.js": worker, "index.html": page(is_static=True)[0]}
     for name, content in files.items():
         write_atomically(target / name, content)
@@ -59,7 +61,7 @@ def _runtime_files(folder: Path) -> Iterator[Path]:
     for file in sorted(folder.iterdir()):
         if file.name.startswith(("pyodide", "python_stdlib")) and file.suffix in (".mjs", ".js", ".wasm", ".zip", ".json"):
             yield file
-    wanted = ["numpy", "pydantic"]
+    wanted = [*_COMPILED]
     for name in wanted:
         of = packages.get(name, {})
         wanted += [each for each in of.get("depends", ()) if each not in wanted]
@@ -78,12 +80,11 @@ def _archive() -> bytes:
 
 
 def _archived() -> Iterator[tuple[str, Path]]:
-    data = ("hardware_specs", "strategies")
     for path in _PACKAGE.rglob("*"):
         name = path.relative_to(_PACKAGE)
         if path.is_file() and path.suffix != ".pyc" and name.parts[0] not in (*_LEFT_OUT, "_data"):
             yield f"perfmodel/{name.as_posix()}", path
-    for each in data:
+    for each in ("hardware_specs", "strategies"):
         folder = resource_dir(each)
         yield from ((f"perfmodel/_data/{each}/{path.relative_to(folder).as_posix()}", path) for path in folder.rglob("*") if path.is_file())
     for each in (*_DISTRIBUTIONS, "perfmodel"):

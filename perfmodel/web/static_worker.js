@@ -1,6 +1,6 @@
 // perfmodel in a worker of the static page, run by Pyodide.
 const runtime = new URL("$runtime", import.meta.url).href;
-const PACKAGES = ["numpy", "pydantic"]; // what is not pure Python; pydantic is for pasted plan files
+const PACKAGES = $packages;
 const start = async () => {
   const {loadPyodide} = await import(`$${runtime}pyodide.mjs`);
   const [python, archive, lock] = await Promise.all([

@@ -8,6 +8,7 @@ same sizes, such as those tuned to follow instructions. They are resolved offlin
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from perfmodel.foundation.errors import InputError, suggest
@@ -23,6 +24,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w.-]{1,95}", re.ASCII)
 _PACKED = re.compile(r"(?:-(?:hf|unsloth|bnb|gptq|awq|nvfp4|mxfp4|fp8|bf16|fp16|nf4|int4|int8|4bit|8bit|dequantized|dynamic))+$")
 
 
+@cache
 def _hub_ids() -> dict[str, str]:
     """Hub id in lower case -> name of the shipped model."""
     found = {}
