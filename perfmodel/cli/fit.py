@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,19 +18,19 @@ from perfmodel.report.document import Block, Document, Facts, Notes, Text
 from perfmodel.verbs.fitting import ASKED, KNOBS
 
 if TYPE_CHECKING:
-    from perfmodel.fitting.result import FittedProfile
+    from perfmodel.fitting.result import FittedMemory, FittedProfile
 
 
 @command(asked=ASKED, knobs=KNOBS, output=options.PLAIN_OUTPUT)
 def fit(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUNS...", help="Measured runs: CSV, JSON lines, logs of training frameworks, torch profiler traces."),
+        typer.Argument(metavar="RUNS...", help="Measured runs: CSV, JSON lines, training logs, torch profiler traces, memory snapshots."),
     ],
     *,
     plan: Annotated[
         list[str] | None,
-        typer.Option("--plan", metavar="PLAN.yaml", help="Of logs and traces: the plan that they ran; one for all, or one for each."),
+        typer.Option("--plan", metavar="PLAN.yaml", help="Of logs, traces, snapshots: the plan that ran; one for all, or one for each."),
     ] = None,
     save: Annotated[Path | None, typer.Option("--save", metavar="MINE.yaml", help="Write the profile; every verb takes it.")] = None,
     asked: Request,
@@ -68,20 +68,30 @@ def _object(found: FittedProfile, save: Path | None) -> dict[str, Any]:
         "runs": [run_object(run) for run in found.runs],
         "outliers": [run.id for run in found.outliers],
         "next_run": next(map(run_object, found.next_runs), None),
+        "memory": None if found.memory is None else _memory_object(found.memory, run_object),
         "notes": found.notes,
         "saved": save,
     }
 
 
+def _memory_object(of: FittedMemory, run_object: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    errors = {name: getattr(of, name) for name in ("error_before", "error_after", "error_left_out")}
+    return {**errors, "habit": asdict(of.habit), "runs": [run_object(run) for run in of.runs]}
+
+
 def _blocks(found: FittedProfile, save: Path | None) -> Iterator[Block]:
-    from perfmodel.fitting.tables import habits_table, headline, runs_table
+    from perfmodel.fitting.tables import habits_table, headline, peaks_table, runs_table
     from perfmodel.report.table import percent
 
-    several = "s" if len(found.runs) > 1 else ""
-    error = f"mean error {percent(found.error_before)} before, {percent(found.error_after)} after"
-    yield Facts(f"fitted to {len(found.runs)} run{several}: {error}", [("base", found.base), *headline(found)])
+    count, of = (len(found.runs), found) if found.runs else (len(found.memory.runs), found.memory) if found.memory else (0, found)
+    what = "" if found.runs else "the peak memory of "
+    error = f"mean error {percent(of.error_before)} before, {percent(of.error_after)} after"
+    yield Facts(f"fitted to {what}{count} run{'s' * (count > 1)}: {error}", [("base", found.base), *headline(found)])
     yield habits_table(found)
-    yield runs_table(found)
+    if found.runs:
+        yield runs_table(found)
+    if found.memory is not None:
+        yield peaks_table(found.memory)
     yield Notes(found.notes)
     if save is not None:
         yield Text(f"profile: {save}\nuse it with: perfmodel predict ... --profile {save}", apart=True)

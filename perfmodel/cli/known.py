@@ -398,8 +398,10 @@ def _profile_facts(name: str, value: object) -> list[tuple[str, str]]:
     from perfmodel.frameworks.runnable import ANYTHING, Runs
 
     if isinstance(value, FittedTo):
-        runs = f"{value.num_runs} runs of your own, {value.date}, starting from {value.base}; off by {value.left_out_error:.1%} left out"
-        return [("fitted to", runs)] if value.num_runs else []
+        from_base = f"of your own, {value.date}, starting from {value.base}"
+        times = [f"{value.num_runs} runs {from_base}; off by {value.left_out_error:.1%} left out"] if value.num_runs else []
+        peaks = [f"{value.num_memory_runs} peaks of memory {from_base}"] if value.num_memory_runs else []
+        return [("" if index else "fitted to", text) for index, text in enumerate(times + peaks)]
     if not isinstance(value, Runs):
         return [(name.replace("_", " "), _profile_value(name, value))]
     if value == ANYTHING:

@@ -34,7 +34,7 @@ def trace(
             "--out",
             metavar="FILE",
             help="Where the trace goes: FILE.json or FILE.json.gz (default trace.json.gz); else a folder, one file a rank. With "
-            "--measured: FILE.jsonl, the measured step as a run for `perfmodel fit`.",
+            "--measured: FILE.jsonl, the measured step or peak of memory as a run for `perfmodel fit`.",
         ),
     ] = None,
     ranks: Annotated[
@@ -81,15 +81,13 @@ def trace(
             raise InputError(f"--measured {snapshots[0]}: is a memory snapshot among traces; give traces and snapshots in two calls")
         if snapshots and steps is not None:
             raise InputError("--steps: is for traces; leave it out with memory snapshots")
-        if snapshots and out is not None:
-            raise InputError(f"--out {out}: a memory snapshot has no step time, which `perfmodel fit` needs; leave it out")
+        said = "peak" if snapshots else "step"
+        read = [*read, f"{out}: the measured {said} as a run; `perfmodel fit {out}` fits a profile to it"] if out is not None else read
         if snapshots:
-            peaks = compare_memory(snapshots, found)
+            peaks = compare_memory(snapshots, found, out=out)
             show(Document(content=lambda: memory_object(peaks), blocks=lambda: memory_blocks(peaks, found, read)), output)
             return
         comparison = compare_trace(measured, found, out=out, steps=steps)
-        if out is not None:
-            read = [*read, f"{out}: the measured step as a run; `perfmodel fit {out}` fits a profile to it"]
         show(Document(content=lambda: comparison_object(comparison), blocks=lambda: comparison_blocks(comparison, found, read)), output)
         return
     if steps is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 from perfmodel.fitting.base import base_of
 from perfmodel.fitting.columns import Row
 from perfmodel.fitting.faults import check_one_framework, check_times
-from perfmodel.fitting.fit import OwnFit, OwnRun, fit_own
+from perfmodel.fitting.fit import OwnRun, fit_own
+from perfmodel.fitting.memory import fit_memory
 from perfmodel.fitting.next_run import next_run
-from perfmodel.fitting.plan import has_time, run_of_row
+from perfmodel.fitting.plan import has_memory, has_time, run_of_row
 from perfmodel.fitting.read import RunFile
-from perfmodel.fitting.result import FittedProfile, result_of
+from perfmodel.fitting.result import FittedProfile, result_of, with_memory
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.framework_ref import passed_over, passed_over_line
@@ -41,26 +43,32 @@ def fit_rows(
     bare = [row.place for each in files for row in each.rows if each.needs_plan and "plan" not in row.values]
     if bare and not defaults.keys() & {"model", "chips", "cluster"}:
         remedy = "say what it ran: --plan PLAN.yaml (`perfmodel predict ... --save` writes one), or --model, --cluster and the rest"
-        raise InputError(f"{bare[0]}: gives step times only; {remedy}")
+        raise InputError(f"{bare[0]}: gives measurements only; {remedy}")
     rows = [row if row.values.get("plan") else row.over(defaults) for each in files for row in each.rows]
-    timed = [row for row in rows if has_time(row)]
-    if not timed:
-        raise InputError("runs: none has a step time; give step_time, tokens_per_s, tokens_per_s_per_chip or samples_per_s")
+    told = [row for row in rows if has_time(row) or has_memory(row)]
+    if not told:
+        names = "step_time, tokens_per_s, tokens_per_s_per_chip, samples_per_s or peak_memory"
+        raise InputError(f"runs: none has a step time or a peak of memory; give {names}")
     wanted = profile.name if profile is not None else ""
-    read = [run_of_row(row, profile=wanted, calibration=calibration) for row in timed]
+    read = [run_of_row(row, profile=wanted, calibration=calibration) for row in told]
     runs = _once(read)
     check_one_framework(runs)
-    fit = fit_own(runs, base_of(runs, profile), check=check_times)
+    base = base_of(runs, profile)
+    timed = [run for run in runs if not math.isnan(run.measured)]
+    filled = [run for run in runs if not math.isnan(run.memory)]
+    fit, memory = fit_own(timed, base, check=check_times), fit_memory(filled, base)
     copies = _copies_line(len(read) - len(runs))
-    notes = (*copies, *_notes(files, rows, timed, runs, fit))
-    return result_of(fit, runs, name=name, next_runs=next_run(fit, runs), notes=notes)
+    notes = (*copies, *_notes(files, rows, told, runs))
+    found = result_of(fit, timed, name=name, next_runs=next_run(fit, timed), notes=notes)
+    return found if memory is None else with_memory(found, memory, filled)
 
 
 def _once(runs: Sequence[OwnRun]) -> list[OwnRun]:
     """Each run once: a copy says nothing new, and each would be predicted by the other."""
     found: dict[Any, OwnRun] = {}
     for run in runs:
-        found.setdefault((run.planned.plan, run.profile, tuple(sorted(map(str, run.settings.items()))), run.measured), run)
+        settings = tuple(sorted(map(str, run.settings.items())))
+        found.setdefault((run.planned.plan, run.profile, settings, str(run.measured), str(run.memory)), run)
     return list(found.values())
 
 
@@ -68,7 +76,7 @@ def _copies_line(number: int) -> tuple[str, ...]:
     if not number:
         return ()
     is_one = number == 1
-    return (f"{number} row{' is a copy' if is_one else 's are copies'} of another run (same plan, same step time); each run counts once",)
+    return (f"{number} row{' is a copy' if is_one else 's are copies'} of another run (same plan, same figures); each run counts once",)
 
 
 def _with_plans(files: Sequence[RunFile], plans: Sequence[Plan]) -> Sequence[RunFile]:
@@ -84,7 +92,7 @@ def _with_plans(files: Sequence[RunFile], plans: Sequence[Plan]) -> Sequence[Run
     return [each.planned(of[id(each)]) if id(each) in of else each for each in files]
 
 
-def _notes(files: Sequence[RunFile], rows: Sequence[Row], timed: Sequence[Row], runs: Sequence[OwnRun], fit: OwnFit) -> Iterator[str]:
+def _notes(files: Sequence[RunFile], rows: Sequence[Row], told: Sequence[Row], runs: Sequence[OwnRun]) -> Iterator[str]:
     """Notes on how the runs were read."""
     unread = list(dict.fromkeys(column for each in files for column in each.unread))
     if unread:
@@ -92,8 +100,8 @@ def _notes(files: Sequence[RunFile], rows: Sequence[Row], timed: Sequence[Row], 
     unknown = list(dict.fromkeys(name for run in runs for name in passed_over(run.settings)))
     if unknown:
         yield passed_over_line(unknown)
-    if len(timed) < len(rows):
-        yield f"{len(rows) - len(timed)} of {len(rows)} rows have no step time and are left out"
+    if len(told) < len(rows):
+        yield f"{len(rows) - len(told)} of {len(rows)} rows have neither a step time nor a peak of memory and are left out"
     for each in files:
         yield from each.notes
     assumed = Counter(name for run in runs for name in run.assumed)

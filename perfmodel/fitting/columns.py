@@ -56,18 +56,29 @@ _CALLED: Mapping[str, str] = {
     "tokens_per_s": "tokens_per_second tokens_per_sec tok_s throughput_tokens",
     "tokens_per_s_per_chip": "tokens_per_second_per_chip tokens_per_s_per_gpu tokens_per_sec_per_gpu tokens_per_second_per_gpu tps tgs",
     "samples_per_s": "samples_per_second samples_per_sec train_samples_per_second",
+    "peak_memory": "peak_reserved max_reserved max_memory_reserved peak_memory_reserved",
+    "peak_memory_gib": "peak_reserved_gib max_reserved_gib max_memory_reserved_gib memory_max_reserved_gib memory_max_memory_reserved_gib",
+    "peak_allocated": "max_allocated max_memory_allocated peak_memory_allocated",
+    "peak_allocated_gib": "max_allocated_gib max_memory_allocated_gib memory_max_allocated_gib memory_max_memory_allocated_gib",
     "measured": "",
     "outcome": "",
 }  # fmt: skip
-#: What describes a run and is neither an input nor a measurement of time.
+#: What describes a run and is neither an input nor a measurement.
 _BESIDE = frozenset(
     (
-        *("id", "source", "source_ref", "notes", "note", "comment", "inferred", "tier", "suspect", "date", "peak_memory"),
-        *("peak_memory_gib", "memory", "loss", "mfu", "hfu", "tflops", "kind", "ep"),
+        *("id", "source", "source_ref", "notes", "note", "comment", "inferred", "tier", "suspect", "date"),
+        *("memory", "loss", "mfu", "hfu", "tflops", "kind", "ep"),
     )
 )
 _NAMES = {other: name for name, others in _CALLED.items() for other in (name, *others.split())}
 MEASURED = ("step_time", "step_time_ms", "step_times", "tokens_per_s", "tokens_per_s_per_chip", "samples_per_s")
+#: Peaks of a run's memory -> what they count.
+MEMORIES: Mapping[str, str] = {
+    "peak_memory": "reserved",
+    "peak_memory_gib": "reserved",
+    "peak_allocated": "allocated",
+    "peak_allocated_gib": "allocated",
+}
 
 
 def name_of(column: str) -> str:
@@ -79,7 +90,7 @@ def name_of(column: str) -> str:
 
 
 def is_beside(column: str) -> bool:
-    """Whether a column is known to mean nothing for the time of a step."""
+    """Whether a column is known to mean nothing for a fit."""
     return _plain(column) in _BESIDE
 
 
@@ -129,6 +140,10 @@ class Row:
             return None
         return positive(value, name)
 
+
+GIB = 1024.0**3
+_FEWEST_BYTES = 1e6
+"""A smaller peak is no number of bytes: it is of GiB or MiB."""
 
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
 _DECIMAL_COMMA = re.compile(r"\d+,\d+")
@@ -204,3 +219,15 @@ def time_of(value: object, name: str) -> float:
         if found > 0:
             return found
     return positive(value, name, is_time=True)
+
+
+def size_of(value: object, name: str) -> float:
+    """A peak of memory: `42.8 GiB`, a number of GiB under a name that says so, else of bytes as torch counts them. [byte]"""
+    if name.endswith("_gib"):
+        return positive(value, name) * GIB
+    if isinstance(value, str) and not re.fullmatch(r"\s*[\d.,]+\s*", value):
+        return parse_quantity(value.strip(), QuantityKind.BYTES, field=name)
+    size = positive(value, name)
+    if size < _FEWEST_BYTES:
+        raise bad_field(name, shown(value), "needs its unit", f"write {size:g} GiB, or name the column {name}_gib")
+    return size

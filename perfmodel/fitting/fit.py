@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,9 @@ class OwnRun:
 
     id        what to call it: its name in the file, else the file and its line
     profile   the profile that it is predicted with, by name
-    measured  median of the steps after warm-up  [s]
+    measured  median of the steps after warm-up; nan: only its memory was measured  [s]
+    memory    peak of the fullest rank; nan: not measured  [byte]
+    memory_kind  what that counts: reserved (held by the allocator) or allocated (in tensors); "": as its framework reports it
     assumed   inputs that nobody said
     """
 
@@ -57,8 +59,39 @@ class OwnRun:
     planned: PlannedCase
     measured: float
     profile: str = ""
+    memory: float = math.nan
+    memory_kind: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
+
+
+class LogFigures(Protocol):
+    """Predicted and measured figures of runs, as logarithms, and how the predicted ones move with constants of the profile.
+
+    start   the constants of the base, by name
+    """
+
+    @property
+    def base(self) -> ExecutionProfile: ...
+    @property
+    def habits(self) -> Sequence[Habit]: ...
+    @property
+    def constants(self) -> tuple[Constant, ...]: ...
+    @property
+    def start(self) -> dict[str, float]: ...
+    @property
+    def log_measured(self) -> Array: ...
+
+    def at(self, values: Mapping[str, float], chosen: Sequence[int] | None = None) -> Array:
+        """log(predicted) of all runs, or of some."""
+        ...
+
+    def slopes(self, values: Mapping[str, float], chosen: Sequence[int] | None = None, wanted: Mask | None = None) -> Array:
+        """Derivative of each run's log(predicted) by each constant, per standard deviation of its prior  [runs, constants].
+
+        wanted   constants; 0 for the others
+        """
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,17 +118,16 @@ class LogTimes:
         """The habits of the base."""
         return {constant.name: constant.prior for constant in self.constants}
 
+    @property
+    def log_measured(self) -> Array:
+        return np.log([run.measured for run in self.runs])
+
     def at(self, values: Mapping[str, float], chosen: Sequence[int] | None = None) -> Array:
-        """log(predicted time) of all runs, or of some."""
         chosen = range(len(self.runs)) if chosen is None else chosen
         below, above, share = self._between(values, chosen)
         return np.log(np.maximum(below + (above - below) * share, below * 0.1))
 
     def slopes(self, values: Mapping[str, float], chosen: Sequence[int] | None = None, wanted: Mask | None = None) -> Array:
-        """Derivative of each run's log(predicted time) by each constant, per standard deviation of its prior  [runs, constants].
-
-        wanted   constants; 0 for the others
-        """
         chosen = range(len(self.runs)) if chosen is None else chosen
         below, above, share = self._between(values, chosen)
         near, here = (_TRAFFIC[0], below) if share < 0.5 else (_TRAFFIC[1], above)
@@ -192,42 +224,42 @@ def fit_own(runs: Sequence[OwnRun], base: ExecutionProfile, *, check: Check = la
     """Habits of one framework from its runs, `base` where these say nothing. check: sees the errors of the base before the fit."""
     is_measured = any(calibration_of_run(run.planned.hardware).provenance is not Provenance.SPEC_SHEET for run in runs)
     log_times = LogTimes(runs=runs, base=base, habits=habits_of(measured=is_measured))
-    check(runs, log_times.at(log_times.start) - np.log([run.measured for run in runs]))
+    check(runs, log_times.at(log_times.start) - log_times.log_measured)
     return fit_some(log_times, range(len(runs)))
 
 
 def mean_error(log_errors: Array) -> float:
-    """Mean of |predicted / measured - 1|."""
-    return float(np.abs(np.expm1(log_errors)).mean())
+    """Mean of |predicted / measured - 1|; nan without a run."""
+    return float(np.abs(np.expm1(log_errors)).mean()) if len(log_errors) else math.nan
 
 
-def fit_some(log_times: LogTimes, chosen: Sequence[int]) -> OwnFit:
-    """The same from some of the runs."""
-    noise = noise_of(len(chosen))
-    log_measured = np.log([log_times.runs[index].measured for index in chosen])
-    values, known = most_likely(log_times, log_measured, chosen, noise=noise)
-    after = log_times.at(values, chosen) - log_measured
+def fit_some(figures: LogFigures, chosen: Sequence[int], *, noise: float | None = None) -> OwnFit:
+    """The same from some of the runs. noise: |log(predicted / measured)| with the best constants; None: that of step times."""
+    noise = noise or noise_of(len(chosen))
+    log_measured = figures.log_measured[list(chosen)]
+    values, known = most_likely(figures, log_measured, chosen, noise=noise)
+    after = figures.at(values, chosen) - log_measured
     left_out = _left_out(after, known, noise)
     return OwnFit(
-        base=log_times.base,
-        habits=tuple(log_times.habits),
-        constants=log_times.constants,
+        base=figures.base,
+        habits=tuple(figures.habits),
+        constants=figures.constants,
         values=values,
         posterior=known,
         noise=_scatter(left_out, known),
-        before=log_times.at(log_times.start, chosen) - log_measured,
+        before=figures.at(figures.start, chosen) - log_measured,
         after=after,
         left_out=left_out,
     )
 
 
-def most_likely(log_times: LogTimes, log_measured: Array, chosen: Sequence[int], *, noise: float) -> tuple[dict[str, float], Posterior]:
+def most_likely(figures: LogFigures, log_measured: Array, chosen: Sequence[int], *, noise: float) -> tuple[dict[str, float], Posterior]:
     """The values for which the chosen runs and the priors are likeliest together, and what is then known of them.
 
     Minimises  sum_i 2 t^2 (sqrt(1 + (e_i / t s)^2) - 1) + sum_j z_j^2  by Gauss-Newton steps within the bounds, halved while they lead up:
     e_i  log(predicted / measured) of run i;  s  noise;  t  TOLERANCE;  z_j  spreads of constant j from its prior.
     """
-    constants = log_times.constants
+    constants = figures.constants
     lowest = np.array([constant.spreads(constant.lower) for constant in constants])
     highest = np.array([constant.spreads(constant.upper) for constant in constants])
 
@@ -235,12 +267,12 @@ def most_likely(log_times: LogTimes, log_measured: Array, chosen: Sequence[int],
         return {constant.name: constant.value(float(x)) for constant, x in zip(constants, z, strict=True)}
 
     def errors(z: Array) -> Array:
-        return log_times.at(values(z), chosen) - log_measured
+        return figures.at(values(z), chosen) - log_measured
 
     z = np.clip(np.zeros(len(constants)), lowest, highest)
     here, moves = errors(z), np.ones(len(constants), dtype=bool)
     for _ in range(_ROUNDS):
-        slopes = log_times.slopes(values(z), chosen, moves)
+        slopes = figures.slopes(values(z), chosen, moves)
         moves = np.abs(slopes).max(axis=0, initial=0.0) > _HARDLY * noise  # what moves nothing now is looked at again in the end
         step, was = _straight_ahead(slopes, here, z, (lowest, highest), noise), _loss(here, z, noise)
         for _ in range(_HALVINGS):
@@ -254,7 +286,7 @@ def most_likely(log_times: LogTimes, log_measured: Array, chosen: Sequence[int],
         z, here = moved, there
         if was - _loss(here, z, noise) < max(_NEARLY, _NEARLY_SHARE * was):
             break
-    slopes = np.where(moves, slopes, log_times.slopes(values(z), chosen, ~moves))
+    slopes = np.where(moves, slopes, figures.slopes(values(z), chosen, ~moves))
     weights = _weights(here, noise)
     information = np.eye(len(z)) + slopes.T @ (slopes * weights[:, None]) / noise**2
     covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Step times from what training frameworks print. A log gives times only: what it ran must be said beside it.
+"""Step times and peaks of memory from what training frameworks print. A log gives times only: what it ran must be said beside it.
 
 Formats, each as its own code writes it: torchtitan `components/metrics.py`; Megatron-LM `training/training.py` (`training_log`); nanotron
 `trainer.py`; DeepSpeed `utils/timer.py` (`ThroughputTimer`) and `runtime/pipe/engine.py`; Hugging Face Transformers `trainer.py`
@@ -98,13 +98,30 @@ _TOGETHER = ({"Megatron-LM", "DeepSpeed", "DeepSpeed's pipeline"}, {"HF Trainer"
 """Formats that one run may print side by side: Megatron-DeepSpeed, and the Trainer on DeepSpeed."""
 
 
-_MAY_BE_STEP = re.compile(b"|".join(re.escape(each.has.encode()) for each in FORMATS))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFormat:
+    """How a framework prints the peak of a rank. pattern: groups `reserved` or `allocated`, in `unit` bytes."""
+
+    has: str
+    pattern: re.Pattern[str]
+    unit: int
+
+
+#: torchtitan `components/metrics.py`; Megatron-LM `training/utils.py` (`report_memory`: MB are MiB); nanotron `logging`; DeepSpeed
+#: `utils/timer.py` (GB are GiB).
+MEMORY_FORMATS = (
+    MemoryFormat(has="memory:", pattern=re.compile(r"\bmemory:\s*(?P<reserved>[\d.]+)GiB\("), unit=2**30),
+    MemoryFormat(has="max reserved:", pattern=re.compile(r"\| max reserved: (?P<reserved>[\d.]+)"), unit=2**20),
+    MemoryFormat(has="Peak reserved:", pattern=re.compile(r"Peak reserved: (?P<reserved>[\d.]+)MiB"), unit=2**20),
+    MemoryFormat(has="MaxMemAllocated=", pattern=re.compile(r"MaxMemAllocated=(?P<allocated>[\d.]+)GB"), unit=2**30),
+)
+_MAY_BE_STEP = re.compile(b"|".join(re.escape(each.has.encode()) for each in (*FORMATS, *MEMORY_FORMATS)))
 _MOST_LINES = 5_000_000
 
 
 def row_of_log(lines: Iterable[bytes], name: str) -> tuple[Row, str] | None:
     """The run of a log and what should be known of it; None for a text without a step that is known."""
-    found = _steps(lines, name)
+    found, peaks = _steps(lines, name)
     if not found:
         return None
     kinds = set(found)
@@ -113,7 +130,7 @@ def row_of_log(lines: Iterable[bytes], name: str) -> tuple[Row, str] | None:
     kind = next(kind for kind in _KINDS if kind in found)
     log = found[kind]
     steps = [median(values) for _, values in sorted(log.steps.items())]
-    values: dict[str, Any] = {"id": name, "logged_unit": log.unit, "logged_steps": steps}
+    values: dict[str, Any] = {"id": name, "logged_unit": log.unit, "logged_steps": steps, **peaks}
     framework = "DeepSpeed" if {"Megatron-LM", "DeepSpeed"} <= kinds else next(each.framework for each in FORMATS if each.name == kind)
     if framework:
         values["framework"] = framework
@@ -134,10 +151,16 @@ class _Steps:
     steps: dict[int, list[float]] = field(default_factory=dict)
 
 
-def _steps(lines: Iterable[bytes], name: str) -> dict[str, _Steps]:
-    """By format."""
+def _steps(lines: Iterable[bytes], name: str) -> tuple[dict[str, _Steps], dict[str, float]]:
+    """Steps by format, and the largest peaks of memory by the column that they are. [byte]"""
     found: dict[str, _Steps] = {}
+    peaks: dict[str, float] = {}
     for line in _lines(lines, name):
+        for form in MEMORY_FORMATS:
+            match = form.pattern.search(line) if form.has in line else None
+            for kind, size in match.groupdict().items() if match is not None else ():
+                column = {"reserved": "peak_memory", "allocated": "peak_allocated"}[kind]
+                peaks[column] = max(peaks.get(column, 0.0), float(size.rstrip(".") or 0) * form.unit)
         for each in FORMATS:
             match = each.pattern.search(line) if each.has in line else None
             if match is None:
@@ -148,11 +171,11 @@ def _steps(lines: Iterable[bytes], name: str) -> dict[str, _Steps]:
                 log = found.setdefault(each.name, _Steps(unit=unit))
                 log.steps.setdefault(int(match["step"] or 0), []).append(value)
                 log.batch = int(groups.get("batch") or log.batch)
-    return found
+    return found, {column: size for column, size in peaks.items() if size > 0}
 
 
 def _lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
-    """Lines that may print a step, as a terminal shows them: a progress bar writes over itself."""
+    """Lines that may print a step or a peak of memory, as a terminal shows them: a progress bar writes over itself."""
     for number, line in enumerate(lines):
         if number == _MOST_LINES:
             raise InputError(f"{name}: has more than {_MOST_LINES:,} lines; give those of the first few hundred steps")

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from perfmodel.fitting.columns import MEASURED, Row, flag_of, positive, settings_of, time_of
+from perfmodel.fitting.columns import MEASURED, MEMORIES, Row, flag_of, positive, settings_of, size_of, time_of
 from perfmodel.fitting.fit import OwnRun
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown
 from perfmodel.foundation.values import choice_of
@@ -58,6 +58,12 @@ def has_time(row: Row) -> bool:
     )
 
 
+def has_memory(row: Row) -> bool:
+    measured = row.values.get("measured")
+    inner = measured if isinstance(measured, Mapping) else {}
+    return any(row.values.get(name) is not None or inner.get(name) is not None for name in MEMORIES)
+
+
 def _run(row: Row, profile: str, calibration: str) -> OwnRun:
     framework = row.text("framework") or profile
     settings = _stated(row.text("framework")) | settings_of(row.values)
@@ -73,11 +79,14 @@ def _run(row: Row, profile: str, calibration: str) -> OwnRun:
         planned = _planned(row, framework, settings, calibration)
     _check_logged(row, planned.plan)
     identity = row.values.get("id")
+    memory, memory_kind = _memory(row)
     return OwnRun(
         id=one_line(identity, 80) if isinstance(identity, (str, int)) else row.place,
         planned=planned,
-        measured=_step_time(row, planned.plan),
-        profile=framework_of(framework).profile,
+        measured=_step_time(row, planned.plan) if has_time(row) else math.nan,
+        memory=memory,
+        memory_kind=memory_kind,
+        profile=planned.framework.profile,
         settings=settings,
         assumed=planned.assumed,
     )
@@ -339,6 +348,18 @@ def _step_time(row: Row, plan: Plan) -> float:
         if values.get(name) is not None:
             return amount / positive(values[name], name)
     raise InputError("step_time: is missing; give it, or tokens_per_s, tokens_per_s_per_chip or samples_per_s")
+
+
+def _memory(row: Row) -> tuple[float, str]:
+    """The measured peak, and what it counts ("": what a published run's framework reports); the allocator's, if both are given. [byte]"""
+    measured = row.values.get("measured")
+    inner = measured if isinstance(measured, Mapping) else {}
+    for name, kind in MEMORIES.items():
+        if row.values.get(name) is not None:
+            return size_of(row.values[name], name), kind
+        if inner.get(name) is not None:
+            return size_of(inner[name], name), ""
+    return math.nan, ""
 
 
 def _times(value: object) -> list[float]:

@@ -1,4 +1,4 @@
-"""Files of measured runs, of whatever kind, as rows: tables (CSV), JSON lines, logs of training frameworks, profiler traces.
+"""Files of measured runs as rows: tables (CSV), JSON lines, logs of training frameworks, profiler traces, memory snapshots.
 
 Which kind a file is its beginning tells, whatever its name.
 """
@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, cast
 
 from perfmodel.fitting.columns import Row, is_beside, name_of
 from perfmodel.fitting.logs import row_of_log
+from perfmodel.fitting.memory_snapshot import is_snapshot, read_snapshot
 from perfmodel.fitting.trace import is_trace, row_of_trace
 from perfmodel.foundation.errors import InputError, one_line, shown
 from perfmodel.foundation.files import open_input
@@ -57,6 +58,10 @@ class RunFile:
 def read_rows(path: str | Path) -> RunFile:
     """The runs of a file."""
     check_path(path, "runs")
+    if is_snapshot(path):
+        memories = read_snapshot(path)
+        row = Row(place=Path(path).name, values={"id": Path(path).name, "peak_memory": float(max(each.most_reserved for each in memories))})
+        return RunFile(rows=(row,), needs_plan=True)
     try:
         with _opened(path) as stream:
             return _rows(_Content(stream=stream, path=path), Path(path).name)

@@ -55,6 +55,30 @@ class FittedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FittedPeak:
+    """Peaks of memory in bytes. kind: reserved (held by the allocator) or allocated (in tensors). left_out: by the other runs alone."""
+
+    id: str
+    plan: Plan
+    kind: str
+    measured: float
+    before: float
+    after: float
+    left_out: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedMemory:
+    """What measured peaks of memory say of the allocator. Errors are those of `FittedProfile`, of peaks."""
+
+    habit: FittedHabit
+    runs: tuple[FittedPeak, ...]
+    error_before: float
+    error_after: float
+    error_left_out: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NextRun:
     """The plan whose step would tell most. spread: |log(measured / predicted)| of plans near the runs, before and after it is measured."""
 
@@ -67,7 +91,10 @@ class NextRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedProfile:
-    """A profile of one's own. Errors are means of |predicted / measured - 1|: with the base, as fitted, and each run by the others."""
+    """A profile of one's own. Errors are means of |predicted / measured - 1|: with the base, as fitted, and each run by the others.
+
+    memory   of the peaks that were measured; None: none was
+    """
 
     profile: ExecutionProfile
     base: str
@@ -79,6 +106,7 @@ class FittedProfile:
     noise: float
     next_runs: tuple[NextRun, ...]
     notes: tuple[str, ...]
+    memory: FittedMemory | None = None
 
     @property
     def outliers(self) -> tuple[FittedRun, ...]:
@@ -99,6 +127,35 @@ def result_of(fit: OwnFit, runs: Sequence[OwnRun], *, name: str, next_runs: tupl
         next_runs=next_runs,
         notes=notes,
     )
+
+
+def with_memory(found: FittedProfile, fit: OwnFit, runs: Sequence[OwnRun]) -> FittedProfile:
+    """The profile with what `fit_memory` made of the runs' peaks."""
+    (habit,) = (_habit(fit, index, habit) for index, habit in enumerate(fit.habits))
+    share = round(1.0 - float(fit.posterior.covariance[0, 0]), 4)
+    fitted = replace(found.profile.fitted, num_memory_runs=len(runs), memory_known=share)
+    peaks = tuple(
+        FittedPeak(
+            id=run.id,
+            plan=run.planned.plan,
+            kind=run.memory_kind or run.planned.framework.memory_kind,
+            measured=run.memory,
+            before=run.memory * math.exp(fit.before[i]),
+            after=run.memory * math.exp(fit.after[i]),
+            left_out=run.memory * math.exp(fit.left_out[i]),
+        )
+        for i, run in enumerate(runs)
+    )
+    memory = FittedMemory(
+        habit=habit,
+        runs=peaks,
+        error_before=mean_error(fit.before),
+        error_after=mean_error(fit.after),
+        error_left_out=mean_error(fit.left_out),
+    )
+    date, colon, rest = found.profile.source.partition(": ")
+    source = f"{date}{colon}peaks of memory of {len(runs)} run{'s' * (len(runs) > 1)}, {rest}"
+    return replace(found, profile=replace(found.profile.having(**fit.values), source=source, fitted=fitted), memory=memory)
 
 
 def _habit(fit: OwnFit, index: int, habit: Habit) -> FittedHabit:
@@ -155,7 +212,7 @@ def _profile(fit: OwnFit, runs: Sequence[OwnRun], name: str) -> ExecutionProfile
         date=today,
         num_runs=len(runs),
         noise=round(fit.noise, 4),
-        left_out_error=round(mean_error(fit.left_out), 4),
+        left_out_error=round(mean_error(fit.left_out), 4) if runs else 0.0,
         models=tuple(sorted({shape_of(run.planned.plan.job.transformer) for run in runs})),
         chips=tuple(sorted({run.planned.hardware.chip for run in runs})),
         features=tuple(sorted({name for run in runs for name in features_of(run.planned.plan, run.planned.hardware.chip).named()})),
@@ -171,8 +228,6 @@ def _profile(fit: OwnFit, runs: Sequence[OwnRun], name: str) -> ExecutionProfile
         ),
         covariance=tuple(tuple(round(float(value), 5) for value in row) for row in covariance),
     )
-    told = f"{len(runs)} run{'s' if len(runs) > 1 else ''} of your own"
-    source = (
-        f"`perfmodel fit`, {today}: {told} on {', '.join(fitted.chips)}; what they do not determine is {fit.base.name}. {fit.base.source}"
-    )
+    told = f"{len(runs)} run{'s' if len(runs) > 1 else ''} of your own on {', '.join(fitted.chips)}; " if runs else ""
+    source = f"`perfmodel fit`, {today}: {told}what they do not determine is {fit.base.name}. {fit.base.source}"
     return replace(fit.profile, name=name, source=source, fitted=fitted)

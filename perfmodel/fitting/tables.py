@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfmodel.fitting.result import FittedHabit, FittedProfile, NextRun
+from perfmodel.fitting.result import FittedHabit, FittedMemory, FittedProfile, NextRun
 from perfmodel.foundation.units import format_step, format_time
 from perfmodel.report.predictions import degrees_line
-from perfmodel.report.table import Table, percent, times_like
+from perfmodel.report.table import Table, bytes_like, percent, times_like
 
 _MOST_SHOWN = 20
 """Runs of a table; `--json` has all."""
@@ -15,6 +15,9 @@ _MOST_SHOWN = 20
 
 def headline(found: FittedProfile) -> list[tuple[str, str]]:
     """The few lines that answer most questions: (name, value)."""
+    memory = _memory_lines(found.memory) if found.memory else []
+    if not found.runs:
+        return memory
     left_out = (
         f"{percent(found.error_left_out)}: mean error of each run by a fit to the others"
         if len(found.runs) > 1
@@ -27,7 +30,13 @@ def headline(found: FittedProfile) -> list[tuple[str, str]]:
     for index, run in enumerate(found.outliers):
         lines.append(("outlier" if not index else "", f"{run.id}: {run.outlier} (counts {run.weight:.2f} of a run)"))
     lines += [("next run", text) for each in found.next_runs for text in _next_lines(each)]
-    return lines
+    return lines + memory
+
+
+def _memory_lines(memory: FittedMemory) -> list[tuple[str, str]]:
+    left_out = f", {percent(memory.error_left_out)} of each run by a fit to the others" if len(memory.runs) > 1 else ""
+    error = f"mean error {percent(memory.error_before)} before, {percent(memory.error_after)} after{left_out}"
+    return [("peak memory", f"of {len(memory.runs)} run{'s' * (len(memory.runs) > 1)}: {error}")]
 
 
 def _next_lines(each: NextRun) -> Iterator[str]:
@@ -35,11 +44,27 @@ def _next_lines(each: NextRun) -> Iterator[str]:
     yield f"{each.differs} ({degrees_line(each.plan)}; about {format_step(each.step_time)}) is the most informative: {near}"
 
 
+def peaks_table(memory: FittedMemory) -> Table:
+    """Measured peaks of memory and their predictions, those that the others explain least first."""
+    ordered = sorted(memory.runs, key=lambda run: -abs(run.left_out / run.measured - 1.0))
+    text = bytes_like(max(run.measured for run in memory.runs))
+    return Table(
+        title=f"Peak memory: measured, and predicted before the fit, after it, and by a fit to the other runs{_of_many(len(ordered))}",
+        headers=("run", "counts", "measured", "before", "fitted", "left out", "error left out"),
+        rows=tuple(
+            (run.id, run.kind, *map(text, (run.measured, run.before, run.after, run.left_out)), f"{run.left_out / run.measured - 1.0:+.1%}")
+            for run in ordered[:_MOST_SHOWN]
+        ),
+        right=("measured", "before", "fitted", "left out", "error left out"),
+    )
+
+
 def habits_table(found: FittedProfile) -> Table:
+    habits = [*(found.habits if found.runs else ()), *([found.memory.habit] if found.memory else [])]
     return Table(
         title="Fitted parameters, with one standard deviation",
         headers=("parameter", "value", "+-", "before", "+-", "determined"),
-        rows=tuple(_habit_row(habit) for habit in found.habits),
+        rows=tuple(map(_habit_row, habits)),
         right=("value", "+-", "before"),
         fold=("parameter",),
     )

@@ -20,7 +20,7 @@ from perfmodel.frameworks.options import bounds_of
 from perfmodel.frameworks.profile import GENERIC, ExecutionProfile, list_profiles, load_profile
 from perfmodel.frameworks.runnable import Runs
 from perfmodel.frameworks.settings import with_settings
-from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
+from perfmodel.parallel.framework_ref import FrameworkRef
 
 Array = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def likely_profiles(profile: ExecutionProfile) -> tuple[Likely, ...]:
     deviation around a fitted profile; none for a named framework."""
     if profile.fitted.num_runs:
         return tuple(_about(profile))
-    return tuple(_known(profile)) if framework_named(profile.name) == GENERIC else ()
+    return tuple(_known(profile)) if profile.known_as == GENERIC else ()
 
 
 def known_families(*, without: Iterable[str] = ()) -> dict[str, list[ExecutionProfile]]:

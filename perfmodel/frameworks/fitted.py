@@ -31,13 +31,15 @@ class FittedTo:
 
     base            the profile that the fit started from
     date            of the fit
-    num_runs        runs of the fit
+    num_runs        runs with a step time
     noise           |log(measured / predicted)| of a further run with the best of constants
     left_out_error  mean of |predicted / measured - 1| of each run by the others
     models, chips   of the runs: shapes (`residuals.shape_of`) and names
     features        of the runs that few published ones have, `8-bit products` among them (`residuals.RunFeatures.named`)
     constants       that the runs moved
     covariance      of the constants, in spreads of their priors
+    num_memory_runs, memory_known   runs with a measured peak of memory, and the share of the prior's variance that they removed of what
+                    the allocator holds over tensors
     """
 
     base: str = ""
@@ -50,6 +52,8 @@ class FittedTo:
     features: tuple[str, ...] = ()
     constants: tuple[FittedConstant, ...] = ()
     covariance: tuple[tuple[float, ...], ...] = ()
+    num_memory_runs: int = 0
+    memory_known: float = 0.0
 
     def __post_init__(self) -> None:
         n = len(self.constants)

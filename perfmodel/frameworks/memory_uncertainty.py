@@ -5,6 +5,7 @@ Only two numbers of each kind ship (`strategies/memory_doubts.yaml`, written by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -13,15 +14,28 @@ from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import MemoryDoubt
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.profile import GENERIC, ExecutionProfile
-from perfmodel.parallel.framework_ref import framework_named
 
 KNOWN, UNKNOWN = "known", "unknown"
 
 
 def memory_doubt(profile: ExecutionProfile) -> MemoryDoubt:
-    """Memory uncertainty of a framework. A profile fitted to step times has that of the profile it started from."""
-    name = framework_named(profile.fitted.base or profile.name)
-    return load_memory_doubts()[UNKNOWN if name == GENERIC else KNOWN]
+    """Memory uncertainty of a framework.
+
+    A fitted profile has that of the profile it started from. Measured peaks bring that of an unknown framework to that of a known one, as
+    far as they determine what the allocator holds (`memory_known`).
+    """
+    known, unknown = (load_memory_doubts()[kind] for kind in (KNOWN, UNKNOWN))
+    if profile.known_as != GENERIC:
+        return known
+    share = profile.fitted.memory_known
+    if not share:
+        return unknown
+    return MemoryDoubt(
+        centre=unknown.centre + (known.centre - unknown.centre) * share,
+        scale=math.sqrt(unknown.scale**2 + (known.scale**2 - unknown.scale**2) * share),
+        of_stranger=share < 0.5,
+        rests_on=f"{profile.fitted.num_memory_runs} measured peaks of your own; {unknown.rests_on}",
+    )
 
 
 @lru_cache(maxsize=8)

@@ -101,6 +101,11 @@ class ExecutionProfile(Grouped):
         return self.timing.exposed_scatter_fraction if zero in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS) else 0.0
 
     @property
+    def known_as(self) -> str:
+        """The framework whose published runs say how far predictions are off: its own name, or that of the one that a fit started from."""
+        return framework_named(self.fitted.base or self.name)
+
+    @property
     def has_host_floor(self) -> bool:
         return max(self.timing.host_launch_time, self.timing.host_layer_time_per_tp_across_nodes) > 0
 

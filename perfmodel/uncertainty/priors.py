@@ -206,6 +206,9 @@ HABITS: Sequence[Habit] = (
     ),
 )
 
+#: Not among them: it moves memory and no time. Known allocators hold 1 to 1.23 times what comes and goes (torchtitan 1.23, nanotron 1.13).
+RESERVE = Habit(fields=("reserve_factor",), spread=0.15, lower=1.0, upper=3.0, says="memory held by the allocator, over that of tensors")
+
 
 def habits_of(*, measured: bool) -> tuple[Habit, ...]:
     """measured: something is known of the kernels of the runs' machine."""

@@ -40,8 +40,9 @@ def fit_runs(
 ) -> FittedProfile:
     """An execution profile of one's own, from one to a hundred measured runs of one training loop, and the account of it.
 
-    runs      files (CSV, JSON lines, logs of training frameworks, torch profiler traces), or mappings of what a row says
-    plan      of logs and traces, which give times only: one for all of them, or one for each
+    runs      files (CSV, JSON lines, logs of training frameworks, torch profiler traces, memory snapshots), or mappings of
+              what a row says
+    plan      of logs, traces and snapshots, which give measurements only: one for all of them, or one for each
     profile   the one that the fit starts from; None: that of the framework that the runs name, else one between all that are known
     save      where to write the profile; every verb takes it as `profile=`
 

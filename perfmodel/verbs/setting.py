@@ -387,7 +387,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
     from perfmodel.uncertainty.sensitivity import fitted_slopes
 
     estimator, residuals = setting.estimator, load_residuals()
-    chip, fitted, family = setting.cluster.chip.name, estimator.profile.fitted, framework_named(estimator.profile.name)
+    chip, fitted, family = setting.cluster.chip.name, estimator.profile.fitted, estimator.profile.known_as
     calibrated = is_calibrated(estimator.machine)
     if fitted.num_runs:
         slopes, model = fitted_slopes(estimator, plan), shape_of(plan.job.transformer)
@@ -425,7 +425,7 @@ def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
         rule = "is for language models: no run of another network was held against its prediction"
         raise bad_field("trust", plan.job.model.name, rule, "leave it out")
     residuals, profile = load_residuals(), setting.estimator.profile
-    family = framework_named(profile.name)
+    family = profile.known_as
     return trust_account(
         setting.estimator,
         plan,

@@ -83,31 +83,42 @@ def compare_trace(
     groups = {name: (predicted[name], sum(each.groups[name] for each in measured) / len(measured)) for name in GROUPS}
     comparison = TraceComparison(traces=measured, groups=groups, has_plan=found is not None)
     if out is not None and found is not None:
-        names = ", ".join(Path(each.name).name for each in measured)
-        run = {"id": names, "framework": str(found.framework), "plan": plan_to_dict(found), "step_time": comparison.measured}
-        write_atomically(Path(out), json.dumps(run) + "\n")
+        _write_run(Path(out), ", ".join(Path(each.name).name for each in measured), found, step_time=comparison.measured)
     return comparison
 
 
-def compare_memory(snapshots: str | Path | Sequence[str | Path], plan: Plan | Name | None = None) -> MemoryComparison:
+def compare_memory(
+    snapshots: str | Path | Sequence[str | Path], plan: Plan | Name | None = None, *, out: str | Path | None = None
+) -> MemoryComparison:
     """Measured peaks of memory, and the code that allocated them, next to the predicted memory of their plan.
 
     snapshots   files that torch wrote (`torch.cuda.memory._dump_snapshot`); nothing in them is executed
     plan        the plan that ran; without one only the measured peaks
+    out         where the measured peak goes as a run that `fit_runs` reads: .jsonl
     """
+    if out is not None:
+        _check_run_file(Path(out), has_plan=plan is not None)
     files = [snapshots] if isinstance(snapshots, (str, Path)) else list(snapshots)
     if not files:
         raise InputError("snapshots: are missing; give files that torch.cuda.memory._dump_snapshot wrote")
     found = None if plan is None else load_plan(plan)
     memories = sorted(chain.from_iterable(map(read_snapshot, files)), key=lambda each: -each.allocated)
     predicted = {} if found is None else predict_in(setting_of_plan(found), found).memory
+    if out is not None and found is not None:
+        names = dict.fromkeys(Path(each.name).name for each in memories)
+        _write_run(Path(out), ", ".join(names), found, peak_memory=max(each.most_reserved for each in memories))
     return MemoryComparison(memories=tuple(memories), predicted=predicted)
+
+
+def _write_run(out: Path, name: str, plan: Plan, **measured: float) -> None:
+    """A line of JSON that `fit_runs` reads."""
+    write_atomically(out, json.dumps({"id": name, "framework": str(plan.framework), "plan": plan_to_dict(plan), **measured}) + "\n")
 
 
 def _check_run_file(out: Path, *, has_plan: bool) -> None:
     """Nothing is read before it is known that the run can be written."""
     if out.suffix != ".jsonl":
-        raise bad_field("out", out, "must end in .jsonl with measured traces", "write runs.jsonl")
+        raise bad_field("out", out, "must end in .jsonl with what was measured", "write runs.jsonl")
     if not has_plan:
         raise bad_field("out", out, "needs the plan that ran", "give it with --plan")
     check_can_be_written(out, "out")

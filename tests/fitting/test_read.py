@@ -137,7 +137,7 @@ def test_a_plan_file_says_what_a_log_ran(tmp_path):
 @pytest.mark.parametrize(
     ("content", "job", "says"),
     [
-        (log(torchtitan), {}, "gives step times only; say what it ran"),
+        (log(torchtitan), {}, "gives measurements only; say what it ran"),
         (log(torchtitan) + log(nanotron), JOB, "a profile is of one framework: give a log of one"),
         (log(megatron), {**JOB, "global_batch": 128}, "global_batch=128: must be 64, as the run itself wrote"),
         (trace([STEP], ranks=8), JOB, "chips=16: must be 8, as the run itself wrote"),

@@ -1,0 +1,73 @@
+"""The fit of what the allocator holds to measured peaks of memory: the same estimate as of step times, of one constant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.assemble import PlanColumns, plan_columns
+from perfmodel.cost.estimate import Estimator
+from perfmodel.fitting.fit import Mask, OwnFit, OwnRun, fit_some, moved_constant
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.uncertainty.priors import RESERVE, Constant, Habit
+from perfmodel.validation.step_times import estimator_of
+from perfmodel.validation.validate import memory_figure
+
+Array = NDArray[np.float64]
+
+NOISE = 0.10
+"""|log(predicted / measured)| of a run with the best factor: peaks of 14 sources of published runs (tests/golden) scatter by .08 to .15."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LogMemories:
+    """log(predicted peak) of runs at values of the allocator's factor, as `LogTimes` has their step times.
+
+    A figure of tensors alone (`allocated`) does not move with the factor: it is compared, and tells nothing of it.
+    """
+
+    runs: Sequence[OwnRun]
+    base: ExecutionProfile
+    habits: Sequence[Habit] = (RESERVE,)
+    constants: tuple[Constant, ...] = ()
+    _columns: dict[int, tuple[Estimator, PlanColumns]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.constants = self.constants or tuple(habit.constant(self.base) for habit in self.habits)
+
+    @property
+    def start(self) -> dict[str, float]:
+        return {constant.name: constant.prior for constant in self.constants}
+
+    @property
+    def log_measured(self) -> Array:
+        return np.log([run.memory for run in self.runs])
+
+    def at(self, values: Mapping[str, float], chosen: Sequence[int] | None = None) -> Array:
+        chosen = range(len(self.runs)) if chosen is None else chosen
+        return np.log([self._figure(index, values[RESERVE.name]) for index in chosen])
+
+    def slopes(self, values: Mapping[str, float], chosen: Sequence[int] | None = None, wanted: Mask | None = None) -> Array:
+        moved, taken = moved_constant(self.constants[0], values[RESERVE.name])
+        return np.asarray((self.at({RESERVE.name: moved}, chosen) - self.at(values, chosen)) / taken)[:, None]
+
+    def _figure(self, index: int, factor: float) -> float:
+        """What the framework would report. [byte]"""
+        run = self.runs[index]
+        if index not in self._columns:
+            estimator = estimator_of(run, self.base)
+            self._columns[index] = estimator, plan_columns(estimator, [run.planned.plan])
+        estimator, columns = self._columns[index]
+        estimator = replace(estimator, profile=estimator.profile.having(reserve_factor=factor))
+        planned = run.planned
+        if run.memory_kind:
+            planned = replace(planned, framework=replace(planned.framework, memory_kind=run.memory_kind, memory_rank="fullest"))
+        return memory_figure(estimator, planned, columns.of(estimator))
+
+
+def fit_memory(runs: Sequence[OwnRun], base: ExecutionProfile) -> OwnFit | None:
+    """The allocator's factor from runs whose peak was measured; None without such a run."""
+    return fit_some(LogMemories(runs=runs, base=base), range(len(runs)), noise=NOISE) if runs else None
