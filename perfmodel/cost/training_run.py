@@ -133,14 +133,17 @@ class RunTotals:
     cost: Column
 
 
-def checkpoint_bytes(job: TrainingJob) -> float:
+def checkpoint_bytes(job: TrainingJob, *, stores_master: bool = False) -> float:
     """Return the size of a checkpoint that training can continue from: trained weights, master copy, optimizer state. [byte]
 
     N (p + m + s): parameters, their master copy where it is one, the optimizer's states with projections of gradients. 14 byte with
     AdamW in bf16-mixed.
+
+    stores_master  the master copy is the stored weight (FSDP2), p is no part of it: 12 byte
     """
     policy, trained = job.policy, num_trained_parameters(job.transformer, job.train)
-    copies = itemsize(policy.parameter) + (itemsize(policy.master) if policy.has_master_copy else 0.0)
+    master = itemsize(policy.master) if policy.has_master_copy else 0.0
+    copies = master if stores_master and master else itemsize(policy.parameter) + master
     low = projection_of(job.transformer, job.train) if job.train.method is Method.GALORE else NO_PROJECTION
     states = low.state * job.optimizer.state_bytes(itemsize(policy.optimizer_state)) + low.matrix * itemsize(policy.gradient)
     return trained * (copies + states)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet, present_axes
 from perfmodel.parallel.assignment import cuts_as
+from perfmodel.parallel.context_forms import CONTEXT_FORMS
 from perfmodel.parallel.layout import USUAL_DISPATCHERS, ZERO_STAGES, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.offloads import OFFLOADS
 from perfmodel.parallel.plan import Plan
@@ -27,6 +28,7 @@ class Runs:
     zero_in_pipeline     those beside a pipeline
     zero_of_replicas     those that may shard over a part of the data ranks, the rest being replicas (HSDP)
     axes                 of tp, cp, pp
+    context_forms        forms of context parallelism that it has where they are stated, in addition to its axes
     schedules            of a pipeline
     recompute            kinds of recomputation
     sequence_parallel    with tp
@@ -61,6 +63,7 @@ class Runs:
     zero_beside_axes: tuple[int, ...] = ZERO_STAGES
     offloads: tuple[str, ...] = ()
     default_recompute: str = ""
+    context_forms: tuple[str, ...] = ()
 
     def cuts_alike(self, rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> bool:
         """Whether one of its rule sets cuts this model alike where only these fine axes have more than one rank."""
@@ -114,6 +117,7 @@ RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
     "sharded_bases": tuple(BASE_FORMATS),
     "axes_of_bases": AXES,
     "zero_beside_axes": ZERO_STAGES,
+    "context_forms": CONTEXT_FORMS,
     "offloads": (*OFFLOADS, "optimizer,parameters"),
 }
 
@@ -127,6 +131,7 @@ MAY_BE_LEFT_OUT = (
     "zero_beside_axes",
     "offloads",
     "default_recompute",
+    "context_forms",
 )
 
 

@@ -225,13 +225,14 @@ def _switch(field: str) -> Callable[[ExecutionProfile, object], ExecutionProfile
 
 
 def _context_form(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """With a framework that can run it."""
+    """With the rules of that form; a framework without context parallelism has those of `context_forms` only."""
     if value not in CONTEXT_FORMS:
         return profile
     chunks = profile.communication.context_chunks if value == ULYSSES else "contiguous" if value == RING else "head_tail"
     runs = profile.runs
     rules = (*runs.rules, *ULYSSES_RULES) if value == ULYSSES and runs.rules else runs.rules
-    runs = replace(runs, rules=tuple(dict.fromkeys(rules)), axes=tuple(dict.fromkeys((*runs.axes, "cp"))))
+    axes = (*runs.axes, "cp") if value in runs.context_forms else runs.axes
+    runs = replace(runs, rules=tuple(dict.fromkeys(rules)), axes=tuple(dict.fromkeys(axes)))
     return profile.having(context_form=value, context_chunks=chunks, runs=runs)
 
 

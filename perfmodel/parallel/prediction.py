@@ -183,7 +183,7 @@ def summary(prediction: Prediction) -> list[tuple[str, str]]:
 def notes(prediction: Prediction) -> list[str]:
     """Notes on a prediction."""
     unable = [f"not a plan for this framework: {prediction.not_runnable}"] if prediction.not_runnable else []
-    return [*prediction.warnings, *unable, *_logits_note(prediction), *paging_note(prediction)]
+    return [*prediction.warnings, *unable, *logits_note(prediction), *paging_note(prediction)]
 
 
 #: The moment of the peak at which logits are there (`cost/memory/moments.py`).
@@ -195,7 +195,7 @@ _SMALL_LOSSES = {
 _FEW_LOGITS = 0.02  # share of the memory; gradients of the last layer may put the peak there too
 
 
-def _logits_note(prediction: Prediction) -> list[str]:
+def logits_note(prediction: Prediction) -> list[str]:
     """That the vocabulary is why a plan does not fit, where its peak is the loss: small models have as many logits as large ones."""
     job, plan = prediction.plan.job, prediction.plan
     at_loss = prediction.verdict is Verdict.DOES_NOT_FIT and prediction.memory_moment == LOSS_MOMENT

@@ -21,6 +21,7 @@ from perfmodel.parallel.prediction import (
     Prediction,
     batch_text,
     layers_row,
+    logits_note,
     probability_cell,
     routed_text,
     trained_text,
@@ -332,7 +333,7 @@ def settings_table(
     varied: Sequence[str] = (),
     of_run: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Table:
-    """One line for each combination; of model, batch and the like only what differs.
+    """One line for each combination; of cluster, chips, model, batch and the like only what differs.
 
     intervals   none, or one for each prediction
     varied      knobs of which several values were given: those that the degrees do not show have a column
@@ -355,9 +356,7 @@ def settings_table(
             cost = (f"{taken:,.1f}", format_count(hours), f"{price:,.0f}" if price else "-")
         rows.append(
             (
-                short_name(each.plan.cluster),
-                f"{each.plan.num_chips:,}",
-                *(_JOB_COLUMNS[name](each) for name in varying),
+                *(_COLUMNS[name](each) for name in varying),
                 *(_KNOB_COLUMNS[name](each.plan) for name in knobs),
                 *(cells[place] for cells in of_run.values()),
                 step(each.step_time),
@@ -375,7 +374,7 @@ def settings_table(
         )
     return Table(
         title="",
-        headers=("cluster", "chips", *varying, *map(words, knobs), *of_run, "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU",
+        headers=(*varying, *map(words, knobs), *of_run, "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU",
                  "memory", "fits", PROBABILITY, *days, "plan", "based on"),
         rows=tuple(rows),
         fold=("plan", "based on"),
@@ -392,7 +391,9 @@ _KNOB_COLUMNS: Mapping[str, Callable[[Plan], str]] = {
     "virtual_stages": lambda plan: f"{plan.virtual_stages}",
 }
 
-_JOB_COLUMNS: Mapping[str, Callable[[Prediction], str]] = {
+_COLUMNS: Mapping[str, Callable[[Prediction], str]] = {
+    "cluster": lambda each: short_name(each.plan.cluster),
+    "chips": lambda each: f"{each.plan.num_chips:,}",
     "model": lambda each: each.plan.job.model.name,
     "batch": lambda each: f"{each.plan.job.global_batch:,}",
     "seq": lambda each: f"{each.plan.job.seq_len:,}",
@@ -410,7 +411,7 @@ def _routing_cell(routing: Routing) -> str:
 
 
 def _varying(predictions: Sequence[Prediction]) -> list[str]:
-    return [name for name, value in _JOB_COLUMNS.items() if len({value(each) for each in predictions}) > 1]
+    return [name for name, value in _COLUMNS.items() if len({value(each) for each in predictions}) > 1]
 
 
 def settings_title(predictions: Sequence[Prediction]) -> str:
@@ -425,8 +426,17 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
         **({} if job.train == FULL_TRAINING else {"train": str(job.train) if "model" in varying else trained_text(job).removeprefix(", ")}),
         **({} if job.routing == BALANCED else {"routing": routed_text(job).removeprefix(", ")}),
         "framework": f"{short_name(predictions[0].plan.profile)} as the framework",
+        **_places(predictions[0].plan, varying),
     }
     return ", ".join(text for name, text in shared.items() if name not in varying)
+
+
+def _places(plan: Plan, varying: Sequence[str]) -> dict[str, str]:
+    """Where all rows run, as far as they share it."""
+    count, cluster = f"{plan.num_chips:,} chip{'s' * (plan.num_chips > 1)}", short_name(plan.cluster)
+    if "cluster" in varying or "chips" in varying:
+        return {"chips": count, "cluster": cluster}
+    return {"chips": f"{count} of {cluster}"}
 
 
 def convention_lines(predictions: Sequence[Prediction]) -> list[str]:
@@ -438,7 +448,9 @@ def convention_lines(predictions: Sequence[Prediction]) -> list[str]:
         if each.not_runnable:
             unable.setdefault(each.not_runnable, {})[short_plan_text(each.plan)] = None
     marked = [f"not a plan for this framework: {reason} ({'; '.join(plans)})" for reason, plans in unable.items()]
-    return [counted, *marked, *dict.fromkeys(text for each in predictions for text in each.warnings)]
+    several = len({each.plan.job.model.name for each in predictions}) > 1
+    logits = [f"{each.plan.job.model.name}: {text}" if several else text for each in predictions for text in logits_note(each)]
+    return [counted, *marked, *dict.fromkeys([*logits, *(text for each in predictions for text in each.warnings)])]
 
 
 PLAN_HEADERS = ("tp", "sp", "cp", "pp", "schedule", "dp", "zero", "micro", "recompute")

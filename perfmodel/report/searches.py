@@ -331,7 +331,7 @@ def search_notes(result: SearchResult) -> list[str]:
     """Notes on the tables, the most important first."""
     table = plans_table(result)
     legend = "; ".join(f"{header}: {meaning}" for header, meaning in PLAN_LEGEND.items() if header in table.headers)
-    return [line for line in (*marked_lines(result), any_framework_line(result), ties_line(result), legend) if line]
+    return [line for line in (*marked_lines(result), any_framework_line(result), ties_line(result), legend if result.plans else "") if line]
 
 
 def search_details(result: SearchResult) -> list[str]:

@@ -6,9 +6,10 @@ from typing import Any
 
 from perfmodel.foundation.units import format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
+from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.planner.serving.result import RankedPlan, ServingObjective, ServingSearchResult
 from perfmodel.report.serving import energy_facts, lengths_line, load_text, serving_object, short_plan
-from perfmodel.report.table import Table, percent
+from perfmodel.report.table import Table, percent, rate
 from perfmodel.workload.serving import ServingJob
 
 #: Points of the front that are printed.
@@ -47,7 +48,7 @@ def plans_table(found: ServingSearchResult) -> Table:
     return Table(
         title="Plans, best first",
         headers=_HEADERS,
-        rows=tuple((str(place), *_row(ranked)) for place, ranked in enumerate(found.plans, 1)),
+        rows=tuple((str(place), *_row(ranked, found)) for place, ranked in enumerate(found.plans, 1)),
         right=_RIGHT,
         fold=("plan",),
         optional=("USD/M", "weights"),
@@ -64,9 +65,16 @@ _HEADERS = ("", "plan", "weights", "in flight", "tok/s/chip", "tok/s/user", "TTF
 _RIGHT = ("", "in flight", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
 
 
-def _row(ranked: RankedPlan) -> tuple[str, ...]:
+def _plan_text(plan: ServingPlan, found: ServingSearchResult) -> str:
+    """A plan for a column, with the tokens of its largest batch where the shown plans differ in them."""
+    baselines = [ranked.plan for each in found.baselines for ranked in each.found[:1]]
+    budgets = {each.max_tokens for each in (*(ranked.plan for ranked in found.plans), *baselines, *(point.plan for point in found.pareto))}
+    return short_plan(plan) + (f", {plan.max_tokens:,} tokens" if len(budgets) > 1 and plan.max_tokens else "")
+
+
+def _row(ranked: RankedPlan, found: ServingSearchResult) -> tuple[str, ...]:
     return (
-        short_plan(ranked.plan) + (f", {ranked.idle_chips} idle" if ranked.idle_chips else ""),
+        _plan_text(ranked.plan, found) + (f", {ranked.idle_chips} idle" if ranked.idle_chips else ""),
         ranked.prediction.job.quantization.name,
         *_figures(ranked),
     )
@@ -77,7 +85,7 @@ def _figures(ranked: RankedPlan) -> tuple[str, ...]:
     at_once = prediction.job.concurrency
     return (
         f"{at_once:,}" if at_once is not None else "",
-        f"{ranked.tokens_per_second_per_chip:,.0f}",
+        rate(ranked.tokens_per_second_per_chip),
         f"{prediction.tokens_per_second_per_user:,.1f}",
         format_time(prediction.ttft.mean) if prediction.ttft.mean < float("inf") else "endless",
         format_time(prediction.tpot.mean),
@@ -115,7 +123,7 @@ def baselines_table(found: ServingSearchResult) -> Table:
             rows.append((each.name, "none", *("",) * 6))
             continue
         ranked = each.found[0]
-        plan, fits = short_plan(ranked.plan), ranked.prediction.fits
+        plan, fits = _plan_text(ranked.plan, found), ranked.prediction.fits
         rows.append((each.name, plan, *_figures(ranked)) if fits else (each.name, f"{plan}: does not fit", *("",) * 6))
     headers = ("baseline", "plan", *_HEADERS[3:])
     return Table(
@@ -129,13 +137,14 @@ def front_table(found: ServingSearchResult) -> Table:
     step = max(-(-len(points) // _SHOWN), 1)
     shown = [*points[::step], *([points[-1]] if points and (len(points) - 1) % step else [])]
     return Table(
-        title=f"Pareto front of throughput and speed: {len(points)} plans and loads" + (f" (one in {step})" if step > 1 else ""),
+        title=f"Pareto front of throughput and speed by formulas: {len(points)} loads"
+        + (f" (one in {step})" if step > 1 else ""),
         headers=("tok/s/user", "tok/s/chip", "plan", "weights", "in flight", "TTFT", "TPOT", "limits"),
         rows=tuple(
             (
                 f"{each.tokens_per_second_per_user:,.1f}",
-                f"{each.tokens_per_second_per_chip:,.0f}",
-                short_plan(each.plan),
+                rate(each.tokens_per_second_per_chip),
+                _plan_text(each.plan, found),
                 each.quantization,
                 f"{each.concurrency:,}",
                 format_time(each.ttft),
@@ -162,7 +171,7 @@ def best_line(found: ServingSearchResult) -> str:
     prediction = best.prediction
     in_flight, cost = prediction.job.concurrency, best.cost_per_million
     figures = [
-        f"{best.tokens_per_second_per_chip:,.0f} output tokens/s a chip",
+        f"{rate(best.tokens_per_second_per_chip)} output tokens/s a chip",
         *([f"{in_flight:,} {'request' if in_flight == 1 else 'requests'} in flight"] if in_flight is not None else []),
         f"TTFT {format_time(prediction.ttft.mean)}",
         f"TPOT {format_time(prediction.tpot.mean)}",

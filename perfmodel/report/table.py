@@ -61,6 +61,11 @@ def _like(reference: float, scale: float, unit: str) -> Callable[[float], str]:
     return text
 
 
+def rate(per_second: float) -> str:
+    """A rate with a digit behind the point where it has only one before it."""
+    return f"{per_second:,.0f}" if per_second >= 9.95 else f"{per_second:,.1f}"
+
+
 def words(name: str) -> str:
     """A part or class of memory as people write it."""
     return name.replace("_", " ")

@@ -21,8 +21,9 @@ def run_facts(run: TrainingRun) -> Facts:
     title, basis = f"The whole run, {format_count(run.tokens)} tokens", "`perfmodel assumptions`; --assume NAME=VALUE replaces one"
     checkpoint = (
         "checkpoint",
-        f"{format_bytes(run.checkpoint_bytes)} every {_long(run.checkpoint_interval)}; training stands still for "
-        f"{format_time(run.checkpoint_stall)}, written in {_long(run.checkpoint_write)}",
+        f"{format_bytes(run.checkpoint_bytes)} every {_long(run.checkpoint_interval)}; training pauses for "
+        f"{format_time(run.checkpoint_stall)} while each chip copies its part to the host; written behind it in "
+        f"{_long(run.checkpoint_write)} ({run.checkpoint_bytes / max(run.checkpoint_write, 1e-9) / 1e9:,.0f} GB/s of storage)",
     )
     if not math.isfinite(run.wall_days):
         never = f"{run.days:,.1f} days of steps, but the run never ends: it loses more to failures than it trains between two of them"

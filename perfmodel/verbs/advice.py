@@ -22,6 +22,7 @@ from perfmodel.verbs.configs import Start, overridden_plan, start_from
 from perfmodel.verbs.exporting import facts_in
 from perfmodel.verbs.requests import read_risk
 from perfmodel.verbs.searching import remedies_in, search_in
+from perfmodel.verbs.settable import faster_attention
 from perfmodel.verbs.setting import Name, Setting, placed, predict_in, setting_of_plan, told
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _helpful(setting: Setting, own: Prediction, table: FrameworkTable | None, ru
         for pair in pairs
         if all(pair.prediction.step_time < time * (1 - LEAST_GAIN) for knobs, time in least.items() if knobs <= pair.changes.items())
     ]
-    found = [*single, *better, *_with_settings(own, single[:MOST_IN_PAIRS], table, rule)]
+    found = [*single, *better, *_with_settings(setting, own, single[:MOST_IN_PAIRS], table, rule)]
     return tuple(sorted(found, key=lambda change: change.prediction.step_time))
 
 
@@ -204,13 +205,16 @@ def _faster(setting: Setting, own: Prediction, alternatives: Sequence[Alternativ
 
 
 def _with_settings(
-    own: Prediction, single: Sequence[AdvisedChange], table: FrameworkTable | None, rule: Mapping[str, Any]
+    setting: Setting, own: Prediction, single: Sequence[AdvisedChange], table: FrameworkTable | None, rule: Mapping[str, Any]
 ) -> Iterator[AdvisedChange]:
     """Settings that the framework has an option for, alone and with one of the changed knobs, and offloads that are not needed."""
     memory = {name: value for name, value in rule.items() if name != "any_framework"}
     stated = own.plan.framework.settings
+    kernel = faster_attention(setting.estimator.profile, setting.estimator.machine)
     tried = {
-        name: value for name, value in SETTINGS_TO_TRY.items() if table is not None and table.can_set(name, value) and name not in stated
+        name: value
+        for name, value in {**SETTINGS_TO_TRY, **({"attention_kernel": kernel} if kernel else {})}.items()
+        if table is not None and table.can_set(name, value) and name not in stated
     }
     for name, value in {**tried, **{name: False for name in OFFLOADS.values() if stated.get(name)}}.items():
         try:

@@ -23,8 +23,8 @@ from perfmodel.parallel.prediction import LOSS_MOMENT
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.rows import prediction_row
 from perfmodel.verbs.requests import read_risk
+from perfmodel.verbs.settable import small_loss
 from perfmodel.verbs.setting import Setting, make_job, make_setting, told
-from perfmodel.verbs.small_loss import small_loss
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.training import FULL_TRAINING
 

@@ -18,13 +18,13 @@ from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.planner.ties import TIES
+from perfmodel.verbs.settable import small_loss
 from perfmodel.verbs.setting import (
     Setting,
     make_setting,
     plan_in,
     told,
 )
-from perfmodel.verbs.small_loss import small_loss
 from perfmodel.verbs.training import check_objective, with_run_values
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, Stated, fr
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, recomputes_nothing_kept
 from perfmodel.parallel.prediction import LOSS_MOMENT
-from perfmodel.verbs.small_loss import small_loss
+from perfmodel.verbs.settable import attention_note, small_loss
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
@@ -339,6 +339,10 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
         warnings.append(
             "MFU as PaLM counts it is above 100 %: it counts the full square of attention, of which causal attention computes half"
         )
+    if isinstance(job.model, TransformerConfig) and (
+        kernel := attention_note(prediction, setting.estimator.profile, setting.estimator.machine)
+    ):
+        warnings.append(kernel)
     at_loss = prediction.verdict is Verdict.DOES_NOT_FIT and prediction.memory_moment == LOSS_MOMENT
     return replace(
         prediction,

@@ -51,9 +51,13 @@ def run_in(setting: Setting, prediction: Prediction, asked: AskedRun) -> Trainin
     return training_run(
         tokens=asked.tokens,
         days=training_time(prediction, asked.tokens)[0],
-        checkpoint_bytes=checkpoint_bytes(prediction.plan.job),
+        checkpoint_bytes=_checkpoint_bytes(setting),
         **_costs(setting, prediction, asked),
     )
+
+
+def _checkpoint_bytes(setting: Setting) -> float:
+    return checkpoint_bytes(setting.job, stores_master=setting.estimator.profile.state.stores_master_weights)
 
 
 def _costs(setting: Setting, prediction: Prediction, asked: AskedRun) -> dict[str, Any]:
@@ -71,7 +75,7 @@ def objective_values(objective: Objective, setting: Setting, plans: Sequence[Pre
     if not plans:
         return ()
     job, costs = setting.job, _costs(setting, plans[0], asked)
-    share = training_run(tokens=asked.tokens, days=1.0, checkpoint_bytes=checkpoint_bytes(job), **costs).goodput  # of every plan
+    share = training_run(tokens=asked.tokens, days=1.0, checkpoint_bytes=_checkpoint_bytes(setting), **costs).goodput  # of every plan
     steps = np.array([each.step_time for each in plans])
     days = training_days(steps, tokens=asked.tokens, tokens_per_step=job.tokens_per_step)
     totals = run_totals(days, goodput=share, **costs)

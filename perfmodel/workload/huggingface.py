@@ -75,7 +75,8 @@ def _left_out(data: Mapping[str, Any]) -> str:
     return " and ".join(found)
 
 
-_TOWERS: Mapping[str, str] = {"vision_config": "its vision tower", "audio_config": "its audio tower"}
+VISION_TOWER = "its vision tower"
+_TOWERS: Mapping[str, str] = {"vision_config": VISION_TOWER, "audio_config": "its audio tower"}
 
 
 # --- the file -----------------------------------------------------------------------------------------------------

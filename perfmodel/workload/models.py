@@ -2,19 +2,21 @@
 
 `_hub_ids` of a config are the ids of the Hugging Face hub that it stands for: the one that it was read from, then further releases of the
 same sizes, such as those tuned to follow instructions. They are resolved offline. Copies under another owner or with packed weights
-(`unsloth/Qwen3-8B-bnb-4bit`) have the sizes of the id whose name they bear.
+(`unsloth/Qwen3-8B-bnb-4bit`) have the sizes of the id whose name they bear. `_vision_hub_ids` are those of vision-language models whose
+language model has these sizes: their tower is left out.
 """
 
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.foundation.values import check_path
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.huggingface import read_config
+from perfmodel.workload.huggingface import VISION_TOWER, read_config
 
 _FOLDER = Path(__file__).parent / "models"
 
@@ -25,11 +27,11 @@ _PACKED = re.compile(r"(?:-(?:hf|unsloth|bnb|gptq|awq|nvfp4|mxfp4|fp8|bf16|fp16|
 
 
 @cache
-def _hub_ids() -> dict[str, str]:
-    """Hub id in lower case -> name of the shipped model."""
+def _hub_ids(key: str) -> dict[str, str]:
+    """Hub id in lower case -> name of the shipped model. key: `_hub_ids` or `_vision_hub_ids`."""
     found = {}
     for path in _FOLDER.glob("*.json"):
-        for hub_id in json.loads(path.read_text(encoding="utf-8")).get("_hub_ids", ()):
+        for hub_id in json.loads(path.read_text(encoding="utf-8")).get(key, ()):
             found[hub_id.lower()] = path.stem
     return found
 
@@ -60,10 +62,11 @@ def load_model(name_or_path: str | Path) -> TransformerConfig:
     except (OSError, ValueError) as error:  # a name that no file system takes
         if isinstance(error, InputError):
             raise
-    by_id = _hub_ids() if _HUB_ID.fullmatch(text) else {}
-    found = by_id.get(text.lower()) or _copied(text, by_id)
-    if found:
-        return read_config(_FOLDER / f"{found}.json", name=found)
+    by_id = _hub_ids("_hub_ids") if _HUB_ID.fullmatch(text) else {}
+    for ids, left_out in ((by_id, ""), (_hub_ids("_vision_hub_ids") if by_id else {}, VISION_TOWER)):
+        found = ids.get(text.lower()) or _copied(text, ids)
+        if found:
+            return replace(read_config(_FOLDER / f"{found}.json", name=found), left_out=left_out)
     shown = text if len(text) <= 80 else text[:77] + "..."
     if text.endswith(".json") or text.startswith((".", "/", "~")):
         raise InputError(f"model={shown}: there is no such file; give a config.json, its folder, or the name of a shipped model")

@@ -123,7 +123,10 @@ class Training:
             if name not in known and name not in groups:
                 rule = f"{name}: is no linear operator of a layer of {model}"
                 options = f"{', '.join((*known, *sorted(groups)))}"
-                raise bad_field("train", str(self), rule, f"use {options} (+ joins several), or leave them out for all")
+                remedy = f"use {options} (+ joins several), or leave them out for all"
+                if name in BASE_FORMATS:
+                    remedy = f"write {self.method}:{self.rank}:{ALL_LINEAR}:{name} for a base in {name}"
+                raise bad_field("train", str(self), rule, remedy)
 
 
 FULL_TRAINING = Training()
@@ -140,7 +143,7 @@ def training_of(value: object, field: str = "train") -> Training:
     if match is None:
         if text in [*Method]:
             raise bad_field(field, text, "has no rank", f"write {text}:16")
-        raise bad_field(field, text or shown(value), "not known", f"write {_EXAMPLES}")
+        raise bad_field(field, text or shown(value), "not known", f"write {_EXAMPLES}; a comma parts several values, + joins operators")
     method, rank, count, targets, base = match.groups()
     named = () if targets in (None, "", ALL_LINEAR) else tuple(targets.split("+"))
     return Training(method=Method(method), rank=int(rank), targets=named, num_adapters=int(count or 1), base=base or "")

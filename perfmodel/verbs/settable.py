@@ -1,0 +1,73 @@
+"""Settings that would help a plan, of those that a framework's configuration can ask for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perfmodel.parallel.framework_ref import FrameworkRef
+from perfmodel.parallel.loss_forms import CHUNKED_LOSS, FUSED_LOSS
+
+if TYPE_CHECKING:
+    from perfmodel.cost.machine import Machine
+    from perfmodel.frameworks.profile import ExecutionProfile
+    from perfmodel.parallel.prediction import Prediction
+
+_MOSTLY = 0.5
+"""Share of attention in the FLOP of a step from which its kernel is worth a note."""
+
+
+def small_loss(profile: ExecutionProfile) -> str:
+    """Return a form of the loss that keeps few logits; empty where the framework has none, or has such a loss already.
+
+    A framework whose configuration is not read, and the mean of the known ones, may have a loss in chunks.
+    """
+    forms = (CHUNKED_LOSS, FUSED_LOSS)
+    if FrameworkRef.parse(profile.name).settings.get("loss") or profile.kernels.loss_form in forms:
+        return ""
+    return settable(profile, "loss", forms, unknown=CHUNKED_LOSS)
+
+
+def settable(profile: ExecutionProfile, name: str, values: tuple[str, ...], *, unknown: str = "") -> str:
+    """Return the first of these values that all configurations of a framework can ask for; empty where there is none.
+
+    The configurations of the profile, or else of the nearest framework that it is based on; `unknown` where none is read.
+    """
+    from perfmodel.configs.tables import load_tables
+    from perfmodel.frameworks.shipped import with_bases
+
+    for base in with_bases(FrameworkRef.parse(profile.name).name):
+        tables = [table for table in load_tables().values() if table.profile == base]
+        if tables:
+            return next((value for value in values if all(table.can_set(name, value) for table in tables)), "")
+    return unknown
+
+
+def faster_attention(profile: ExecutionProfile, machine: Machine) -> str:
+    """Return a newer kernel of fused attention that the chip has and the framework can be asked for; empty where there is none.
+
+    Of chips on which several generations were measured over long sequences (`Calibration.long_attention`).
+    """
+    own, rates = profile.kernels.attention_kernel, machine.long_attention
+    if own not in rates or "attention_kernel" in FrameworkRef.parse(profile.name).settings:
+        return ""
+    faster = tuple(kernel for kernel in ("flash3", "cudnn") if kernel in rates and rates[kernel] > rates[own])
+    return settable(profile, "attention_kernel", faster, unknown=faster[0] if faster else "")
+
+
+def attention_note(prediction: Prediction, profile: ExecutionProfile, machine: Machine) -> str:
+    """That a newer kernel would run attention faster, where attention is most of the FLOP; empty elsewhere.
+
+    Its share follows from the two conventions of MFU: PaLM's counts the whole square of scores, the causal one half of it.
+    """
+    share = (prediction.mfu_palm - prediction.mfu_causal) / prediction.mfu_causal if prediction.mfu_causal else 0.0
+    if share < _MOSTLY or prediction.plan.attention != "flash":
+        return ""
+    kernel = faster_attention(profile, machine)
+    if not kernel:
+        return ""
+    own = profile.kernels.attention_kernel
+    ratio = machine.long_attention[kernel][0] / machine.long_attention[own][0]
+    return (
+        f"attention is most of the FLOP and runs as {own}, the default of {FrameworkRef.parse(profile.name).name}: "
+        f"{kernel} is up to {ratio:.1f} times as fast on this chip (--setting attention_kernel={kernel})"
+    )
