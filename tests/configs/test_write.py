@@ -20,6 +20,7 @@ from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.exporting import _compared, export_plan, write_export
 from perfmodel.workload.models import hub_id_of
 from tests.configs.drawn_plans import FRAMEWORKS, draw_plan
+from tests.configs.launch_schemas import check
 from tests.marks import mostly_nightly
 
 
@@ -53,6 +54,20 @@ def check_round_trips(framework, folder, count, seed):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_exported_plan_is_read_back(framework, tmp_path):
     check_round_trips(framework, tmp_path, count=8, seed=1)
+
+
+def test_nanotron_takes_what_is_written_for_it():
+    """The registry has nanotron 0.4 of 2024: its strict reader of 2026 is a schema made from its dataclasses."""
+    rng, taken = random.Random(7), 0
+    for _ in range(60):
+        plan = draw_plan("nanotron", rng)
+        facts = facts_of_plan(plan, chips_per_node=8, model_id=hub_id_of(plan.job.model.name))
+        with contextlib.suppress(InputError):
+            exported = write_config(facts, table_named("nanotron"), prediction=None)
+            (config,) = (text for name, text in exported.files.items() if name.endswith((".yaml", ".yml")))
+            check(yaml.safe_load(config), "nanotron")
+            taken += 1
+    assert taken >= 30
 
 
 @pytest.mark.slow

@@ -439,5 +439,5 @@ def test_maxtext_has_every_model_that_the_table_names(tmp_path: Path) -> None:
 
 
 def test_every_exported_framework_has_a_parser_or_a_reason() -> None:
-    without = {"nanotron"}  # docs/configs.md says what it is checked against
+    without = {"nanotron"}  # its schema is checked in tests/configs/test_write.py
     assert {name for name, table in load_tables().items() if table.outputs} == {*FRAMEWORKS, *without}
