@@ -206,8 +206,9 @@ def run(arguments: list[str]) -> int:
         import typer
         from typer.exceptions import TyperException
 
-        from perfmodel.cli.complaints import ErrorCode, complain
+        from perfmodel.cli.complaints import complain
         from perfmodel.cli.streams import OutputError, abandon_output
+        from perfmodel.foundation.error_objects import ErrorCode
         from perfmodel.foundation.errors import InputError, PerfModelError, presentable, shortened
     except KeyboardInterrupt:
         return _interrupted()
@@ -321,7 +322,8 @@ def _interrupted() -> int:
 
 def _report(sentence: str, *, was_stopped: bool = False) -> None:
     """An error outside of any verb."""
-    from perfmodel.cli.complaints import ErrorCode, complain
+    from perfmodel.cli.complaints import complain
+    from perfmodel.foundation.error_objects import ErrorCode
 
     complain(sentence, code=ErrorCode.INTERRUPTED if was_stopped else ErrorCode.FAILED, as_json=wants_json(sys.argv))
 

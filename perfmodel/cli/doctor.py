@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Output, show, to_plain
+from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command
+from perfmodel.foundation.plain import to_plain
 from perfmodel.report.document import Block, Document, Facts, Text
 
 

@@ -9,8 +9,9 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.known import Sources, listed
-from perfmodel.cli.output import Output, show, to_plain
+from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command
+from perfmodel.foundation.plain import to_plain
 from perfmodel.report.document import Block, Document, Facts
 
 if TYPE_CHECKING:

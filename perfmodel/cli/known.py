@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Output, show, to_plain
+from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.plain import to_plain
 from perfmodel.report.document import Block, Document, Facts, Text
 from perfmodel.report.table import Table, percent
 

@@ -16,43 +16,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.foundation.plain import SCHEMA_VERSION, to_plain
 from perfmodel.report.document import Command, Facts, Notes, Text
 
 if TYPE_CHECKING:
     from perfmodel.report.document import Block, Document
 
-SCHEMA_VERSION = 1
 _WIDEST, _NARROWEST = 100, 80  # columns of a page
 _FOLDED_WIDTH, _LEAST_FOLDED = 24, 12  # of a column that may break into lines: before others are left out, and at least
 _COLUMN_GAP = 2
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mun]?s|(?:[KMGT]i?)?B|TFLOP/s|USD|chips?|tokens(?:/s)?)(?!\w))")
-
-
-def to_plain(value: object) -> Any:
-    """`value` as JSON has it: records and mappings become objects, sequences arrays, numpy numbers plain ones; nan and inf become null."""
-    if value is None or isinstance(value, (bool, str)):
-        return str(value) if isinstance(value, enum.StrEnum) else value
-    if isinstance(value, enum.Enum):
-        return to_plain(value.value)
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Path):
-        return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(to_plain(key)): to_plain(entry) for key, entry in value.items()}
-    if hasattr(value, "tolist"):
-        return to_plain(value.tolist())
-    if isinstance(value, Iterable):
-        return [to_plain(entry) for entry in value]
-    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def print_json(content: Mapping[str, Any]) -> None:

@@ -68,6 +68,7 @@ def predict(
     """
     from perfmodel.parallel.rows import table_rows
     from perfmodel.verbs.configs import start_from
+    from perfmodel.verbs.objects import one_object, remedies_of, shown_intervals
     from perfmodel.verbs.requests import make_requests, predict_requests, varied_knobs
 
     output = files.check(output)
@@ -101,7 +102,11 @@ def predict(
     confidences = shown_intervals(answers, interval=interval)
     runs = _runs(answers, asked_run)
     if is_one:
-        remedies = remedies_of(answers[0], requests[0]) if output.form is not Form.CSV else ()
+        remedies: tuple[FittingChange, ...] = ()
+        if not predictions[0].fits and output.form is not Form.CSV:
+            with Progress("looking for what would fit") as progress:
+                progress.share(0.0)
+                remedies = remedies_of(answers[0], requests[0])
         content = partial(one_object, answers[0], runs=runs, tokens=num_tokens, confidences=confidences, remedies=remedies)
         blocks = partial(_one_blocks, answers[0], runs=runs, confidences=confidences, remedies=remedies, output=output)
     else:
@@ -117,19 +122,6 @@ def predict(
     )
     files.write_csv(document)
     show(document, output)
-
-
-def shown_intervals(answers: Sequence[Answer], *, interval: bool) -> list[Confidence]:
-    """The interval of every answer where it is asked for, or where the kernels of a chip were not measured."""
-    from perfmodel.verbs.setting import confidence_in, interval_in, need_intervals
-    from perfmodel.workload.config import TransformerConfig
-
-    if interval:
-        return [confidence_in(each.setting, each.prediction.plan) for each in answers]
-    settings = [each.setting for each in answers if isinstance(each.prediction.plan.job.model, TransformerConfig)]
-    if len(settings) < len(answers) or not need_intervals(settings):
-        return []
-    return [(interval_in(each.setting, each.prediction.plan), ()) for each in answers]
 
 
 def _runs(answers: Sequence[Answer], asked: AskedRun | None) -> list[TrainingRun]:
@@ -148,42 +140,6 @@ def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path 
         from perfmodel.report.figures import plot_predictions
 
         plot_predictions(predictions, plot)
-
-
-def remedies_of(answer: Answer, request: Request) -> tuple[FittingChange, ...]:
-    """The smallest changes with which a plan that does not fit would; none of a network."""
-    from perfmodel.verbs.searching import remedies_in
-    from perfmodel.workload.config import TransformerConfig
-
-    plan = answer.prediction.plan
-    if answer.prediction.fits or not isinstance(plan.job.model, TransformerConfig) or plan.job.routing.counts is not None:
-        return ()
-    with Progress("looking for what would fit") as progress:
-        progress.share(0.0)
-        return remedies_in(answer.setting, plan, memory_headroom=request.memory_headroom, risk=request.risk)
-
-
-def one_object(
-    answer: Answer,
-    *,
-    runs: Sequence[TrainingRun],
-    tokens: float,
-    confidences: Sequence[Confidence],
-    remedies: tuple[FittingChange, ...],
-) -> dict[str, Any]:
-    from perfmodel.report.predictions import confidence_object, prediction_object
-    from perfmodel.report.remedies import remedies_objects
-
-    prediction, content = answer.prediction, prediction_object(answer.prediction, tokens=tokens)
-    for run in runs:
-        content["run"] = run.to_dict()
-    for interval, named in confidences:
-        content |= confidence_object(prediction, interval, named)
-    if answer.changes:
-        content["overridden"] = {each.knob: {"plan": each.before, "now": each.after, "follows": each.follows} for each in answer.changes}
-    if not prediction.fits:
-        content["remedies"] = remedies_objects(remedies)
-    return content
 
 
 def _one_blocks(

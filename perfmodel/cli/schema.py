@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Output, show, to_plain
+from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import bad_field, one_line, suggest
+from perfmodel.foundation.plain import to_plain
 from perfmodel.report.document import Block, Document
 from perfmodel.report.table import Table
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.complaints import ErrorCode, complain
+from perfmodel.cli.complaints import complain
 from perfmodel.cli.output import Form, Output, Progress, first_interrupt, show
 from perfmodel.cli.words import command, flag, largest_of
+from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, word
 from perfmodel.hardware.chip_cluster import short_name
@@ -92,6 +93,7 @@ def search(
     from perfmodel.foundation.values import whole
     from perfmodel.parallel.prediction import NotPredicted, first_reasons
     from perfmodel.verbs.configs import start_from
+    from perfmodel.verbs.objects import searches_object
     from perfmodel.verbs.requests import check_names, make_requests, setting_of_request
     from perfmodel.verbs.searching import check_frameworks
 
@@ -240,26 +242,6 @@ def _rows(found: list[tuple[Setting, SearchResult]], *, tokens: float, interval:
 
     for setting, result in found:
         yield from search_rows(result, tokens=tokens, interval_of=partial(interval_in, setting) if interval else None)
-
-
-def searches_object(
-    found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, run: AskedRun | None, interval: bool
-) -> dict[str, Any]:
-    from perfmodel.report.predictions import confidence_object
-    from perfmodel.report.searches import search_object
-    from perfmodel.verbs.setting import interval_in, need_intervals
-    from perfmodel.verbs.training import run_in
-
-    objects = [search_object(result, tokens=run.tokens if run else 0.0) for _, result in found]
-    for place, (setting, result) in zip(objects, found, strict=True):
-        place |= setting.described()
-        if run is not None and result.plans:
-            place["run"] = run_in(setting, result.plans[0], run).to_dict()
-        if interval or need_intervals([setting]):
-            for content, each in zip(place["plans"], result.plans, strict=True):
-                content |= confidence_object(each, interval_in(setting, each.plan), ())
-    not_searched = [{**each.asked, "reason": each.reason} for each in failures]
-    return {"searches": objects, "not_searched": not_searched} if len(found) + len(failures) > 1 else objects[0]
 
 
 def _blocks(

@@ -8,9 +8,10 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from perfmodel.cli import options
-from perfmodel.cli.complaints import ErrorCode, complain
+from perfmodel.cli.complaints import complain
 from perfmodel.cli.output import Form, Output, Progress, first_interrupt, show
 from perfmodel.cli.words import flag
+from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import InputError
 from perfmodel.report.document import Block, Document, Notes, Text
 

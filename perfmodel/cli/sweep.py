@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.complaints import ErrorCode, complain
+from perfmodel.cli.complaints import complain
 from perfmodel.cli.output import Form, Output, Progress, show
 from perfmodel.cli.words import command
+from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import one_line
 from perfmodel.report.document import Block, Command, Document, Facts, Notes, Text
 

@@ -137,8 +137,7 @@ def front_table(found: ServingSearchResult) -> Table:
     step = max(-(-len(points) // _SHOWN), 1)
     shown = [*points[::step], *([points[-1]] if points and (len(points) - 1) % step else [])]
     return Table(
-        title=f"Pareto front of throughput and speed by formulas: {len(points)} loads"
-        + (f" (one in {step})" if step > 1 else ""),
+        title=f"Pareto front of throughput and speed by formulas: {len(points)} loads" + (f" (one in {step})" if step > 1 else ""),
         headers=("tok/s/user", "tok/s/chip", "plan", "weights", "in flight", "TTFT", "TPOT", "limits"),
         rows=tuple(
             (

@@ -15,12 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli.complaints import ErrorCode, error_object
-from perfmodel.cli.output import SCHEMA_VERSION, to_plain
-from perfmodel.cli.predict import one_object, remedies_of, shown_intervals
-from perfmodel.cli.search import searches_object
+from perfmodel.foundation.error_objects import ErrorCode, error_object
 from perfmodel.foundation.errors import InputError, PerfModelError, bad_field, one_line, presentable, shown, suggest
 from perfmodel.foundation.files import parse_yaml
+from perfmodel.foundation.plain import SCHEMA_VERSION, to_plain
 from perfmodel.foundation.values import is_path, said_yes_or_no, whole
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.knobs import Knobs, choices_of
@@ -28,6 +26,7 @@ from perfmodel.parallel.recompute_modules import MODULES
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.api import explain_plan
 from perfmodel.verbs.configs import Start, start_from
+from perfmodel.verbs.objects import one_object, remedies_of, searches_object, shown_intervals
 from perfmodel.verbs.requests import Answer, make_requests, predict_requests, setting_of_request
 from perfmodel.verbs.searching import search_in
 from perfmodel.workload.huggingface import read_config

@@ -190,6 +190,6 @@ def _encoded(content: object) -> bytes:
 
 
 def _error(sentence: str) -> dict[str, Any]:
-    from perfmodel.cli.complaints import ErrorCode, error_object
+    from perfmodel.foundation.error_objects import ErrorCode, error_object
 
     return error_object(sentence, ErrorCode.BAD_INPUT)

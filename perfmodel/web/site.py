@@ -19,7 +19,7 @@ from perfmodel.web.page import page, part_text
 
 _PACKAGE = Path(__file__).parents[1]
 #: What perfmodel imports besides numpy to answer the page; PyYAML without its compiled part.
-_DISTRIBUTIONS = ("PyYAML", "typer", "shellingham", "annotated-doc")
+_DISTRIBUTIONS = ("PyYAML",)
 #: Packages of perfmodel that need torch or processes.
 _LEFT_OUT = ("execute", "calibrate", "fitting", "validation")
 #: What is not pure Python, from Pyodide; pydantic is for pasted plan files.

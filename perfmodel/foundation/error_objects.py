@@ -1,0 +1,75 @@
+"""Errors as objects for programs: a code, the field and value at fault, and suggestions, from the one sentence of an error."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+
+class ErrorCode(StrEnum):
+    """The kind of an error, for programs.
+
+    BAD_INPUT       a value breaks a rule (exit code 2)            MISSING    a value that is needed was not given (2)
+    UNKNOWN_NAME    no model, cluster, profile ... of this name (2)    UNKNOWN_OPTION   no such flag (2)
+    NOTHING_FITS    a search found no plan that fits (2)           FAILED     a run or a check failed (1)
+    NOTHING_MEETS   no cluster meets the deadline and the budget (2)
+    INTERRUPTED     Ctrl-C, or a signal (130 and more)
+    """
+
+    BAD_INPUT = "bad_input"
+    MISSING = "missing"
+    UNKNOWN_NAME = "unknown_name"
+    UNKNOWN_OPTION = "unknown_option"
+    NOTHING_FITS = "nothing_fits"
+    NOTHING_MEETS = "nothing_meets"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+#: `tp=6: must divide ...` or `--tokens: is missing ...`; a file and a line may come first.
+_NAMED = re.compile(r"(?:^|: )(?P<field>--?[a-z][\w-]*|[a-z][\w.-]*)(?:=(?P<value>.*?))?: ")
+_OPTION = re.compile(r"No such (?:option|command):? '?(?P<field>[\w-]+)")
+_NAMES = re.compile(r"; (?:did you mean|use one of|use) (?P<names>.+?)(?: and \d+ more)?\??(?:;|$| \()")
+_POSSIBLE = re.compile(r"\((?:Possible options:|here it is) (?P<names>[^)]+)\)")
+_MISSING = re.compile(r"([\w-]+): is missing; (give [^;]+)")
+_NAME = re.compile(r"'([^']+)'|([\w.+/-]+)")
+_LONGEST_NAME = 40
+
+
+def error_object(sentence: str, code: ErrorCode) -> dict[str, str | list[str] | None]:
+    """Return the fields of an error: `field` and `value` are null where the sentence is about none, `suggestions` may be empty."""
+    named = _NAMED.search(sentence) or _OPTION.match(sentence)
+    if code is ErrorCode.BAD_INPUT:
+        code = _refined(sentence)
+    return {
+        "code": str(code),
+        "field": named["field"].lstrip("-").replace("-", "_") if named else None,
+        "value": named.groupdict().get("value") if named else None,
+        "message": sentence,
+        "suggestions": suggestions_of(sentence),
+    }
+
+
+def suggestions_of(sentence: str) -> list[str]:
+    """Return the names or values that a sentence offers in place of the given one; else its remedy as it is."""
+    missing = _MISSING.findall(sentence)
+    if missing:
+        return [f"{name}: {remedy}" for name, remedy in missing]
+    found = _POSSIBLE.search(sentence) or _NAMES.search(sentence)
+    if found is not None:
+        words = re.split(r", | or ", found["names"])
+        names = [name[1] or name[2] for word in words if (name := _NAME.fullmatch(word.strip())) is not None]
+        if len(names) == len(words) and all(len(name) <= _LONGEST_NAME for name in names):
+            return names
+    _, semicolon, remedy = sentence.partition("; see perfmodel")[0].rpartition("; ")
+    return [remedy] if semicolon else []
+
+
+def _refined(sentence: str) -> ErrorCode:
+    if sentence.startswith("No such "):
+        return ErrorCode.UNKNOWN_OPTION
+    if ": is missing" in sentence or sentence.startswith("Missing "):
+        return ErrorCode.MISSING
+    if any(words in sentence for words in (": unknown", ": not known", ": is not known", "has this name", "is not a knob")):
+        return ErrorCode.UNKNOWN_NAME
+    return ErrorCode.BAD_INPUT

@@ -1,0 +1,36 @@
+"""Results as JSON has them."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+"""Of the objects that `--json` prints."""
+
+
+def to_plain(value: object) -> Any:
+    """`value` as JSON has it: records and mappings become objects, sequences arrays, numpy numbers plain ones; nan and inf become null."""
+    if value is None or isinstance(value, (bool, str)):
+        return str(value) if isinstance(value, enum.StrEnum) else value
+    if isinstance(value, enum.Enum):
+        return to_plain(value.value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(to_plain(key)): to_plain(entry) for key, entry in value.items()}
+    if hasattr(value, "tolist"):
+        return to_plain(value.tolist())
+    if isinstance(value, Iterable):
+        return [to_plain(entry) for entry in value]
+    raise TypeError(f"{type(value).__name__} has no JSON form")

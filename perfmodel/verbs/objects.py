@@ -1,0 +1,80 @@
+"""Answers of `predict` and `search` as the objects that `--json` prints, on the command line and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.parallel.request import Request
+from perfmodel.report.predictions import confidence_object, prediction_object
+from perfmodel.report.remedies import remedies_objects
+from perfmodel.verbs.setting import confidence_in, interval_in, need_intervals
+from perfmodel.workload.config import TransformerConfig
+
+if TYPE_CHECKING:
+    from perfmodel.cost.training_run import TrainingRun
+    from perfmodel.parallel.prediction import NotPredicted
+    from perfmodel.planner.result import FittingChange, SearchResult
+    from perfmodel.verbs.requests import Answer
+    from perfmodel.verbs.setting import Confidence, Setting
+    from perfmodel.verbs.training import AskedRun
+
+
+def shown_intervals(answers: Sequence[Answer], *, interval: bool) -> list[Confidence]:
+    """The interval of every answer where it is asked for, or where the kernels of a chip were not measured."""
+    if interval:
+        return [confidence_in(each.setting, each.prediction.plan) for each in answers]
+    settings = [each.setting for each in answers if isinstance(each.prediction.plan.job.model, TransformerConfig)]
+    if len(settings) < len(answers) or not need_intervals(settings):
+        return []
+    return [(interval_in(each.setting, each.prediction.plan), ()) for each in answers]
+
+
+def remedies_of(answer: Answer, request: Request) -> tuple[FittingChange, ...]:
+    """The smallest changes with which a plan that does not fit would; none of a network."""
+    from perfmodel.verbs.searching import remedies_in
+
+    plan = answer.prediction.plan
+    if answer.prediction.fits or not isinstance(plan.job.model, TransformerConfig) or plan.job.routing.counts is not None:
+        return ()
+    return remedies_in(answer.setting, plan, memory_headroom=request.memory_headroom, risk=request.risk)
+
+
+def one_object(
+    answer: Answer,
+    *,
+    runs: Sequence[TrainingRun],
+    tokens: float,
+    confidences: Sequence[Confidence],
+    remedies: tuple[FittingChange, ...],
+) -> dict[str, Any]:
+    """Return the object of one prediction. runs: the whole run, none or one; confidences: its interval, none or one."""
+    prediction, content = answer.prediction, prediction_object(answer.prediction, tokens=tokens)
+    for run in runs:
+        content["run"] = run.to_dict()
+    for interval, named in confidences:
+        content |= confidence_object(prediction, interval, named)
+    if answer.changes:
+        content["overridden"] = {each.knob: {"plan": each.before, "now": each.after, "follows": each.follows} for each in answer.changes}
+    if not prediction.fits:
+        content["remedies"] = remedies_objects(remedies)
+    return content
+
+
+def searches_object(
+    found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, run: AskedRun | None, interval: bool
+) -> dict[str, Any]:
+    """Return the object of one search, or of several settings. failures: combinations that could not be searched."""
+    from perfmodel.report.searches import search_object
+    from perfmodel.verbs.training import run_in
+
+    objects = [search_object(result, tokens=run.tokens if run else 0.0) for _, result in found]
+    for place, (setting, result) in zip(objects, found, strict=True):
+        place |= setting.described()
+        if run is not None and result.plans:
+            place["run"] = run_in(setting, result.plans[0], run).to_dict()
+        if interval or need_intervals([setting]):
+            for content, each in zip(place["plans"], result.plans, strict=True):
+                content |= confidence_object(each, interval_in(setting, each.plan), ())
+    not_searched = [{**each.asked, "reason": each.reason} for each in failures]
+    return {"searches": objects, "not_searched": not_searched} if len(found) + len(failures) > 1 else objects[0]
