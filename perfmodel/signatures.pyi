@@ -828,8 +828,9 @@ def fit_runs(
 ) -> FittedProfile:
     """An execution profile of one's own, from one to a hundred measured runs of one training loop, and the account of it.
 
-    runs      files (CSV, JSON lines, logs of training frameworks, torch profiler traces), or mappings of what a row says
-    plan      of logs and traces, which give times only: one for all of them, or one for each
+    runs      files (CSV, JSON lines, logs of training frameworks, torch profiler traces, memory snapshots), or mappings of
+              what a row says
+    plan      of logs, traces and snapshots, which give measurements only: one for all of them, or one for each
     profile   the one that the fit starts from; None: that of the framework that the runs name, else one between all that are known
     save      where to write the profile; every verb takes it as `profile=`
 
@@ -1650,11 +1651,14 @@ def import_graph(
 def compare_memory(
     snapshots: str | Path | Sequence[str | Path],
     plan: Plan | str | Path | None = None,
+    *,
+    out: str | Path | None = None,
 ) -> MemoryComparison:
     """Measured peaks of memory, and the code that allocated them, next to the predicted memory of their plan.
 
     snapshots   files that torch wrote (`torch.cuda.memory._dump_snapshot`); nothing in them is executed
     plan        the plan that ran; without one only the measured peaks
+    out         where the measured peak goes as a run that `fit_runs` reads: .jsonl
     """
 
 def compare_trace(

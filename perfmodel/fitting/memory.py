@@ -55,7 +55,7 @@ class LogMemories:
         return np.asarray((self.at({RESERVE.name: moved}, chosen) - self.at(values, chosen)) / taken)[:, None]
 
     def _figure(self, index: int, factor: float) -> float:
-        """What the framework would report. [byte]"""
+        """The peak that the framework would report. [byte]"""
         run = self.runs[index]
         if index not in self._columns:
             estimator = estimator_of(run, self.base)

@@ -69,7 +69,7 @@ class FittedPeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedMemory:
-    """What measured peaks of memory say of the allocator. Errors are those of `FittedProfile`, of peaks."""
+    """The allocator as measured peaks of memory tell it. Errors are those of `FittedProfile`, of peaks."""
 
     habit: FittedHabit
     runs: tuple[FittedPeak, ...]

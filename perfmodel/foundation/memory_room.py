@@ -39,6 +39,10 @@ for it.
 """
 
 
+MOST_HOST_MEMORY = 2e12 / 8
+"""Memory of the host for each chip that is taken for there: servers with eight chips have 2 TB (DGX H100 user guide). [byte]"""
+
+
 class Verdict(StrEnum):
     FITS = "fits"
     TIGHT = "tight"

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from perfmodel.cost.estimate import Estimator
+from perfmodel.foundation.memory_room import MOST_HOST_MEMORY
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets
 from perfmodel.parallel.framework_ref import FrameworkRef
-from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.offloads import OFFLOADS
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
@@ -74,6 +75,13 @@ class Asked:
 
     def best(self, space: Space, attention: AttentionKernel, recompute_operators: tuple[str, ...] | None = None) -> Prediction | None:
         """Return the fastest plan of the space that fits."""
+        found = self._fastest(space, attention, recompute_operators)
+        if found is not None and found.host_memory > MOST_HOST_MEMORY and "recompute" not in space.fixed:
+            fixed = {**space.fixed, "recompute": str(Recompute.FULL)}
+            found = self._fastest(replace(space, fixed=fixed), attention, recompute_operators)
+        return found
+
+    def _fastest(self, space: Space, attention: AttentionKernel, recompute_operators: tuple[str, ...] | None) -> Prediction | None:
         found = best_plan(
             self.estimator,
             self.space(space),
@@ -88,7 +96,9 @@ class Asked:
         return self.estimator.predict(plan, memory_headroom=self.memory_headroom, risk=self.risk)
 
     def accepts(self, prediction: Prediction) -> bool:
-        """Whether a plan fits and the framework can run it."""
+        """Whether a plan fits, in the host's memory too, and the framework can run it."""
+        if prediction.host_memory > MOST_HOST_MEMORY:
+            return False
         return prediction.fits and prediction.plan.zero >= self.least_zero and (self.any_framework or not prediction.not_runnable)
 
 

@@ -66,10 +66,10 @@ _RIGHT = ("", "in flight", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
 
 
 def _plan_text(plan: ServingPlan, found: ServingSearchResult) -> str:
-    """A plan for a column, with the tokens of its largest batch where the shown plans differ in them."""
+    """A plan for a column, with its limit of batched tokens where the shown plans differ in it."""
     baselines = [ranked.plan for each in found.baselines for ranked in each.found[:1]]
     budgets = {each.max_tokens for each in (*(ranked.plan for ranked in found.plans), *baselines, *(point.plan for point in found.pareto))}
-    return short_plan(plan) + (f", {plan.max_tokens:,} tokens" if len(budgets) > 1 and plan.max_tokens else "")
+    return short_plan(plan) + (f", {plan.max_tokens:,} batched tokens" if len(budgets) > 1 and plan.max_tokens else "")
 
 
 def _row(ranked: RankedPlan, found: ServingSearchResult) -> tuple[str, ...]:

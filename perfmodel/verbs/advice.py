@@ -214,7 +214,7 @@ def _with_settings(
     tried = {
         name: value
         for name, value in {**SETTINGS_TO_TRY, **({"attention_kernel": kernel} if kernel else {})}.items()
-        if table is not None and table.can_set(name, value) and name not in stated
+        if table is not None and table.can_set(name, value) and (name not in stated or name == "attention_kernel")
     }
     for name, value in {**tried, **{name: False for name in OFFLOADS.values() if stated.get(name)}}.items():
         try:

@@ -48,7 +48,7 @@ def faster_attention(profile: ExecutionProfile, machine: Machine) -> str:
     Of chips on which several generations were measured over long sequences (`Calibration.long_attention`).
     """
     own, rates = profile.kernels.attention_kernel, machine.long_attention
-    if own not in rates or "attention_kernel" in FrameworkRef.parse(profile.name).settings:
+    if own not in rates:
         return ""
     faster = tuple(kernel for kernel in ("flash3", "cudnn") if kernel in rates and rates[kernel] > rates[own])
     return settable(profile, "attention_kernel", faster, unknown=faster[0] if faster else "")
@@ -62,7 +62,7 @@ def attention_note(prediction: Prediction, profile: ExecutionProfile, machine: M
     share = (prediction.mfu_palm - prediction.mfu_causal) / prediction.mfu_causal if prediction.mfu_causal else 0.0
     if share < _MOSTLY or prediction.plan.attention != "flash":
         return ""
-    kernel = faster_attention(profile, machine)
+    kernel = "" if "attention_kernel" in prediction.plan.framework.settings else faster_attention(profile, machine)
     if not kernel:
         return ""
     own = profile.kernels.attention_kernel

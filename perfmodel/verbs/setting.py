@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.memory_room import Verdict, check_headroom
+from perfmodel.foundation.memory_room import MOST_HOST_MEMORY, Verdict, check_headroom
 from perfmodel.foundation.units import format_bytes
 from perfmodel.foundation.values import check_name, choice_of, is_path, whole
 from perfmodel.frameworks.releases import unlike_recipe
@@ -332,7 +332,8 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
 
         warnings.append(placement_text(mixed_estimator(setting.estimator), prediction.plan))
     if prediction.host_memory:
-        warnings.append(f"{format_bytes(prediction.host_memory)} for each chip lie in the host's memory")
+        excess = ": more than a server with 2 TB has for each of eight" if prediction.host_memory > MOST_HOST_MEMORY else ""
+        warnings.append(f"{format_bytes(prediction.host_memory)} for each chip lie in the host's memory{excess}")
     if recomputes_nothing_kept(prediction.plan):
         warnings.append("recompute=selective saves next to nothing with flash attention, which keeps no scores: it costs time")
     if prediction.mfu_palm > 1.0:

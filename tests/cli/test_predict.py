@@ -70,8 +70,8 @@ def test_adapters_are_named_and_counted(call, call_json):
     shown = joined(call("predict", *JOB, "--train", "qlora:16")[1])
     assert "adamw, qlora:16 (41.9M of 8.07B parameters trained)" in shown
     table = call("predict", *JOB, "--train", "full,lora:16")[1]
-    assert " train " in table
-    assert " lora:16 " in table
+    rows = [line.split() for line in table.splitlines() if line]
+    assert [row[0] for row in rows if row[0] in ("train", "full", "lora:16")] == ["train", "full", "lora:16"]
 
 
 def test_the_rest_goes_to_dp_shard_under_zero(call_json):
@@ -335,9 +335,9 @@ def test_several_values_of_anything_are_one_table(call, call_json):
         (8192, "torchtitan"),
     ]
     out = call("predict", *with_flags(JOB, *flags))[1]
-    header = next(line for line in out.splitlines() if line.startswith("cluster"))
-    assert header.split()[:4] == ["cluster", "chips", "seq", "framework"]
-    assert out.startswith("llama-3-8b (8.03B parameters), 512 sequences a step, bf16-mixed, adamw\n")
+    header = next(line for line in out.splitlines() if line.strip().startswith("seq"))
+    assert header.split()[:2] == ["seq", "framework"]
+    assert out.startswith("llama-3-8b (8.03B parameters), 512 sequences a step, bf16-mixed, adamw, 64 chips of dgx-h100\n")
     assert {each["plan"]["job"]["model"]["name"] for each in call_json("predict", *JOB, "--model", "llama-3-70b")["predictions"]} == {
         "llama-3-8b",
         "llama-3-70b",
