@@ -67,9 +67,13 @@ _RIGHT = ("", "in flight", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
 
 def _plan_text(plan: ServingPlan, found: ServingSearchResult) -> str:
     """A plan for a column, with its limit of batched tokens where the shown plans differ in it."""
+    return short_plan(plan) + (f", {plan.max_tokens:,} batched" if plan.max_tokens and _budgets_differ(found) else "")
+
+
+def _budgets_differ(found: ServingSearchResult) -> bool:
     baselines = [ranked.plan for each in found.baselines for ranked in each.found[:1]]
     budgets = {each.max_tokens for each in (*(ranked.plan for ranked in found.plans), *baselines, *(point.plan for point in found.pareto))}
-    return short_plan(plan) + (f", {plan.max_tokens:,} batched tokens" if len(budgets) > 1 and plan.max_tokens else "")
+    return len(budgets) > 1
 
 
 def _row(ranked: RankedPlan, found: ServingSearchResult) -> tuple[str, ...]:
@@ -182,7 +186,9 @@ def best_line(found: ServingSearchResult) -> str:
 def search_notes(found: ServingSearchResult) -> list[str]:
     again = found.best.plan.pools
     fits = [] if found.num_feasible else ["no aggregated plan meets the limits; those below are disaggregated"]
-    return [*fits, *([f"`perfmodel serve --workers {again.text}` predicts this plan by itself"] if again is not None else [])]
+    batched = "batched: most tokens of a step (max_num_batched_tokens of vLLM); the engine's default where none is named"
+    pools = f"`perfmodel serve --workers {again.text}` predicts this plan by itself" if again is not None else ""
+    return [text for text in (*fits, batched if _budgets_differ(found) else "", pools) if text]
 
 
 def ranked_object(ranked: RankedPlan) -> dict[str, Any]:
