@@ -624,3 +624,11 @@ def test_the_title_of_several_models_counts_the_trained_parameters_of_none(call)
     words = "--model qwen2.5-0.5b,llama-3.2-1b --chip a100-sxm-80gb --chips 1 --gbs 1 --seq 1k --train lora:16"
     out = call("predict", *words.split())[1]
     assert out.startswith("1 sequence a step, 1,024 tokens a sequence, bf16-mixed, adamw, lora:16, generic as the framework")
+
+
+def test_a_table_says_why_models_do_not_fit_and_where_all_of_them_run(call):
+    job = "--chip h100-nvl-94gb --chips 1 --gbs 1 --seq 128k --train lora:16 --profile hf-trainer"
+    out = joined(call("predict", "--model", "qwen2.5-0.5b,llama-3.2-1b", *job.split())[1])
+    assert "hf-trainer as the framework, 1 chip of h100-nvl-94gb" in out
+    assert "qwen2.5-0.5b: memory peaks at the loss: 131,072 tokens by a vocabulary of 151,936" in out
+    assert "tokens/s/chip" in out

@@ -173,3 +173,22 @@ def test_the_note_on_logits_names_a_loss_that_the_framework_has(profile, form, c
     note = " ".join(call("predict", *given.split())[1].split()).partition("peaks at the loss")[2]
     assert "32 GiB of logits" in note
     assert note.endswith(f"(--setting loss={form})" if form else "copies aside")
+
+
+def test_no_remedy_puts_more_into_the_hosts_memory_than_servers_have(call, call_json):
+    """Activations of 64k tokens without recomputation are 284 GiB a chip: they would fit nowhere."""
+    given = "--model qwen3-8b --cluster dgx-h100 --chips 8 --gbs 32 --seq 64k --train lora:16:q_proj+v_proj --profile hf-trainer"
+    found = call_json("predict", *given.split(), "--recompute", "full")
+    assert found["remedies"]
+    assert all("offload" not in each["changes"] for each in found["remedies"])
+    held = call_json("predict", *given.split(), "--setting", "loss=fused", "--offload", "activations")
+    assert held["host_memory"] > 250e9
+    assert any("more than a server with 2 TB has for each of eight" in note for note in held["warnings"])
+
+
+def test_a_search_in_vain_offers_the_offload_that_the_trainer_has(call):
+    """trl PR 6846: Qwen3-8B at a million tokens on one node."""
+    given = "--model qwen3-8b --cluster dgx-h100 --chips 8 --gbs 1 --seq 1M --profile hf-trainer --setting loss=chunked"
+    code, _, error = call("search", *given.split())
+    assert code == 2
+    assert "--offload activations would fit" in error

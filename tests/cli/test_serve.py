@@ -602,3 +602,10 @@ def test_energy_and_carbon_of_a_million_tokens_follow_the_constants(call, call_j
     code, _, error = call("serve", *load, "--assume", "pew=1")
     assert code == 2
     assert "assume=pew: is no assumption; did you mean 'pue'" in error
+
+
+def test_a_search_names_batched_tokens_where_its_plans_differ_in_them(call):
+    load = "--model llama-2-70b --chip rtx-a6000-48gb --chips 4 --input-len 1k --output-len 256 --concurrency 16 --engine vllm"
+    out = call("serve", "--search", *load.split())[1]
+    assert "tp 4, 1,024 batched" in out
+    assert "batched: most tokens of a step" in joined(out)

@@ -1,6 +1,7 @@
 """Every shipped model loads, says where it is from and has no key that nobody checked."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,15 @@ def test_the_source_of_a_config_from_the_hub_names_its_first_id():
 def test_an_unknown_hub_id_asks_for_its_config():
     with pytest.raises(InputError, match=r"no shipped model has this hub id; give its config.json; did you mean 'llama-3.1-8b'"):
         models.load_model("meta-llama/Llama-3.1-8B-Vision")
+
+
+VISION_IDS = {hub_id: path.stem for path in FILES for hub_id in json.loads(path.read_text(encoding="utf-8")).get("_vision_hub_ids", ())}
+
+
+def test_a_vision_language_model_by_its_hub_id_is_its_language_model():
+    assert len({hub_id.lower() for hub_id in VISION_IDS}) == len(VISION_IDS) > 20
+    assert not {hub_id.lower() for hub_id in VISION_IDS} & {hub_id.lower() for hub_id in HUB_IDS}
+    for hub_id, name in VISION_IDS.items():
+        found = models.load_model(hub_id)
+        assert found == replace(models.load_model(name), left_out="its vision tower")
+    assert models.load_model("unsloth/Qwen2.5-VL-7B-Instruct-bnb-4bit").left_out

@@ -144,3 +144,31 @@ def test_the_vocabulary_is_named_where_the_loss_does_not_fit():
     assert "--setting loss=chunked" in note
     assert not any("vocabulary" in each for each in notes(chunked))
     assert chunked.memory["total"] < 0.2 * whole.memory["total"]
+
+
+def test_unsloth_keeps_few_logits_and_sends_checkpoints_to_the_host():
+    """unsloth issue 1291 with the code of today: both models train on 128k tokens."""
+    job = {"cluster": "h100-nvl-94gb", "chips": 1, "global_batch": 1, "seq_len": "128k", "train": "lora:16", "profile": "unsloth"}
+    small, large = (perfmodel.predict(model=name, **job) for name in ("qwen2.5-0.5b", "llama-3.2-1b"))
+    assert small.fits
+    assert large.fits
+    assert small.memory["activations"] < 0.1 * 2**30 < small.host_memory
+    whole = perfmodel.predict(model="qwen2.5-0.5b", **job, settings={"loss": "whole"})
+    assert not whole.fits
+    assert not any("attention is most" in each for each in notes(perfmodel.predict(model="qwen2.5-0.5b", **{**job, "seq_len": "1k"})))
+
+
+def test_a_newer_attention_kernel_is_named_where_attention_is_most_of_the_work():
+    job = {"model": "qwen3-8b", "chips": 8, "global_batch": 8, "seq_len": "256k", "cp": 8, "zero": 3, "recompute": "full"}
+
+    def named(**more):
+        found = perfmodel.predict(**{**job, "cluster": "dgx-h100", "profile": "hf-trainer", **more})
+        return [each for each in notes(found) if "attention is most of the FLOP" in each]
+
+    (note,) = named()
+    assert "runs as flash2, the default of hf-trainer" in note
+    assert "--setting attention_kernel=flash3" in note
+    assert not named(seq_len="4k")
+    assert not named(cluster="dgx-a100"), "an A100 has no newer kernel"
+    assert not named(profile="megatron"), "Megatron-LM runs it already"
+    assert not named(settings={"attention_kernel": "flash2"}), "whoever states a kernel knows it"

@@ -78,6 +78,7 @@ def test_a_checkpoint_holds_fourteen_bytes_of_a_parameter_with_adamw_in_bf16_mix
     job = make_job()
     assert checkpoint_bytes(job) == 14 * job.transformer.num_parameters
     assert checkpoint_bytes(replace(job, precision=perfmodel.Precision.FP32)) == 12 * job.transformer.num_parameters
+    assert checkpoint_bytes(job, stores_master=True) == 12 * job.transformer.num_parameters
 
 
 def test_what_is_not_known_is_not_made_up():

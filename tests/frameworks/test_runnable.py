@@ -166,3 +166,13 @@ def test_which_quantised_bases_can_be_sharded_is_the_frameworks(profile, train, 
     assert found.endswith(reason) if reason else found == ""
     stages = runnable_space(Space(), load_profile(profile), job).runs.zero
     assert (zero in stages) is (reason == "")
+
+
+@pytest.mark.parametrize(
+    ("profile", "has_context"),
+    [("llama-factory", False), ("unsloth", False), ("deepspeed", True), ("internevo", True), ("hf-trainer", True)],
+)
+def test_a_stated_context_form_is_run_by_frameworks_that_have_it(profile, has_context):
+    runs = load_profile(f"{profile}+cp_form=ulysses").runs
+    assert ("cp" in runs.axes) is has_context
+    assert "cp" not in load_profile("deepspeed+cp_form=zigzag").runs.axes
