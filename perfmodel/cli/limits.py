@@ -107,6 +107,7 @@ def _blocks(found: Limits) -> Iterator[Block]:
     from perfmodel.foundation.units import format_bytes, format_count
     from perfmodel.parallel.prediction import trained_text
     from perfmodel.report.predictions import room_words
+    from perfmodel.verbs.setting import tower_note
 
     setting = found.setting
     job, machine = setting.job, setting.estimator.machine
@@ -120,7 +121,8 @@ def _blocks(found: Limits) -> Iterator[Block]:
     )
     yield Text(f"{format_bytes(machine.memory_usable)} of a chip usable, {room_words(found.memory_headroom, found.risk)}")
     yield _table(found)
-    yield Notes([f"{_WORDS[each.name]}: {each.reason}" for each in found])
+    tower = tower_note(job.transformer)
+    yield Notes([*(f"{_WORDS[each.name]}: {each.reason}" for each in found), *([tower] if tower else [])])
 
 
 def _table(found: Limits) -> Table:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Assumptions that are shares of a whole, above 0 and at most 1.
 _SHARES = ("spares_confidence", "power_utilization")
+#: Times beyond published values at which a number is taken for one in another unit.
+_FARTHEST = 1e4
 #: Words of `with_given` in addition to the names of constants.
 LOCATION, PRICE = "location", "price"
 
@@ -69,7 +71,7 @@ class Assumptions:
                     raise InputError(f"assume={name}: {place or 'nothing'} is no cluster and no chip{suggest(place, priced)}")
                 prices[place] = _positive(value, word)
             elif name in constants:
-                constants[name] = _replaced(constants[name], _positive(value, word))
+                constants[name] = _replaced(constants[name], _in_unit(value, constants[name], word))
             else:
                 known = (*constants, LOCATION, PRICE)
                 raise InputError(f"assume={name}: is no assumption{suggest(name, known)}")
@@ -114,6 +116,18 @@ def _read(name: str, entry: Mapping[str, Any]) -> Assumption:
 
 def _replaced(constant: Assumption, value: float, source: str = "given by the user") -> Assumption:
     return replace(constant, value=value, low=value, high=value, provenance="given", source=source)
+
+
+def _in_unit(value: float | str, constant: Assumption, field: str) -> float:
+    """A number in the unit of the constant, which may follow it. A bare number of another magnitude was meant in another unit."""
+    text = value.strip().removesuffix(constant.unit).strip() if isinstance(value, str) and constant.unit else value
+    found = _positive(text, field)
+    if not constant.low / _FARTHEST <= found <= constant.high * _FARTHEST:
+        rule = f"is in {constant.unit}, and published values are {constant.low:g} to {constant.high:g}"
+        raise bad_field(
+            field, value, rule, f"write {field.removeprefix('assume ')}={constant.value:g}" + (f"{constant.unit}" if constant.unit else "")
+        )
+    return found
 
 
 def _positive(value: float | str, field: str) -> float:

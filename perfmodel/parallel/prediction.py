@@ -12,7 +12,7 @@ from perfmodel.foundation.memory_room import Verdict
 from perfmodel.foundation.text import columns_text, flop_rate_text, html_table
 from perfmodel.foundation.units import format_bytes, format_count, format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.loss_forms import CHUNKED_LOSS, FUSED_LOSS
+from perfmodel.parallel.loss_forms import CHUNKED_LOSS, FUSED_LOSS, WHOLE_LOSS
 from perfmodel.parallel.plan import Plan, expert_words
 from perfmodel.parallel.rows import table_rows
 from perfmodel.workload.job import TrainingJob
@@ -199,7 +199,7 @@ def logits_note(prediction: Prediction) -> list[str]:
     """That the vocabulary is why a plan does not fit, where its peak is the loss: small models have as many logits as large ones."""
     job, plan = prediction.plan.job, prediction.plan
     at_loss = prediction.verdict is Verdict.DOES_NOT_FIT and prediction.memory_moment == LOSS_MOMENT
-    if not at_loss or isinstance(job.model, NetworkModel) or plan.framework.settings.get("loss"):
+    if not at_loss or isinstance(job.model, NetworkModel) or plan.framework.settings.get("loss", WHOLE_LOSS) != WHOLE_LOSS:
         return []
     vocabulary, tokens = job.transformer.vocab_size, plan.micro_batch * job.seq_len / plan.layout.cp
     half = tokens * vocabulary / plan.layout.tp * 2.0

@@ -450,7 +450,7 @@ def convention_lines(predictions: Sequence[Prediction]) -> list[str]:
     marked = [f"not a plan for this framework: {reason} ({'; '.join(plans)})" for reason, plans in unable.items()]
     several = len({each.plan.job.model.name for each in predictions}) > 1
     logits = [f"{each.plan.job.model.name}: {text}" if several else text for each in predictions for text in logits_note(each)]
-    return [counted, *marked, *dict.fromkeys([*logits, *(text for each in predictions for text in each.warnings)])]
+    return [*marked, *dict.fromkeys([*logits, *(text for each in predictions for text in each.warnings)]), counted]
 
 
 PLAN_HEADERS = ("tp", "sp", "cp", "pp", "schedule", "dp", "zero", "micro", "recompute")

@@ -12,6 +12,8 @@ from perfmodel.report.table import percent
 if TYPE_CHECKING:
     from perfmodel.cost.training_run import TrainingRun
 
+#: Below it a run is told in hours.
+_FEW_DAYS = 3.0
 JOULES_OF_A_KILOWATT_HOUR, JOULES_OF_A_MEGAWATT_HOUR, _KILOGRAMS_OF_A_TONNE = 3.6e6, 3.6e9, 1e3
 
 
@@ -23,15 +25,15 @@ def run_facts(run: TrainingRun) -> Facts:
         "checkpoint",
         f"{format_bytes(run.checkpoint_bytes)} every {_long(run.checkpoint_interval)}; training pauses for "
         f"{format_time(run.checkpoint_stall)} while each chip copies its part to the host; written behind it in "
-        f"{_long(run.checkpoint_write)} ({run.checkpoint_bytes / max(run.checkpoint_write, 1e-9) / 1e9:,.0f} GB/s of storage)",
+        f"{_long(run.checkpoint_write)} ({run.checkpoint_bytes / max(run.checkpoint_write, 1e-9) / 1e9:,.3g} GB/s of storage)",
     )
     if not math.isfinite(run.wall_days):
-        never = f"{run.days:,.1f} days of steps, but the run never ends: it loses more to failures than it trains between two of them"
+        never = f"{_span(run.days)} of steps, but the run never ends: it loses more to failures than it trains between two of them"
         return Facts(title, [("time", never), ("failures", failures), checkpoint, ("based on", basis)])
     lines = [
         (
             "time",
-            f"{run.days:,.1f} days of steps, {run.wall_days:,.1f} days with failures and checkpoints (goodput {percent(run.goodput)})",
+            f"{_span(run.days)} of steps, {_span(run.wall_days)} with failures and checkpoints (goodput {percent(run.goodput)})",
         ),
         ("chips", f"{format_count(run.chip_hours)} chip-hours; {_counted(run.spare_nodes, 'spare node')} for a week of failures"),
         ("failures", f"{run.failures:,.0f} expected, {failures}"),
@@ -60,3 +62,7 @@ def _long(seconds: float) -> str:
 def _amount(value: float) -> str:
     """Whole numbers from 10 on, two digits below."""
     return f"{value:,.0f}" if value >= 10.0 or value == 0.0 else f"{value:.2g}"
+
+
+def _span(days: float) -> str:
+    return f"{days:,.1f} days" if days >= _FEW_DAYS else f"{days * 24:,.1f} hours"

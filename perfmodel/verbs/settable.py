@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perfmodel.parallel.framework_ref import FrameworkRef
-from perfmodel.parallel.loss_forms import CHUNKED_LOSS, FUSED_LOSS
+from perfmodel.parallel.loss_forms import CHUNKED_LOSS, FUSED_LOSS, WHOLE_LOSS
 
 if TYPE_CHECKING:
     from perfmodel.cost.machine import Machine
@@ -22,9 +22,17 @@ def small_loss(profile: ExecutionProfile) -> str:
     A framework whose configuration is not read, and the mean of the known ones, may have a loss in chunks.
     """
     forms = (CHUNKED_LOSS, FUSED_LOSS)
-    if FrameworkRef.parse(profile.name).settings.get("loss") or profile.kernels.loss_form in forms:
+    if FrameworkRef.parse(profile.name).settings.get("loss", WHOLE_LOSS) != WHOLE_LOSS or profile.kernels.loss_form in forms:
         return ""
     return settable(profile, "loss", forms, unknown=CHUNKED_LOSS)
+
+
+def default_loss(profile: ExecutionProfile) -> str:
+    """Return the form of the loss that a framework has by default where that keeps few logits; empty elsewhere, and where one is stated."""
+    ref = FrameworkRef.parse(profile.name)
+    return (
+        "" if "loss" in ref.settings or profile.kernels.loss_form == WHOLE_LOSS or "loss" in profile.unknown else profile.kernels.loss_form
+    )
 
 
 def settable(profile: ExecutionProfile, name: str, values: tuple[str, ...], *, unknown: str = "") -> str:

@@ -22,7 +22,7 @@ from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, Stated, fr
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, recomputes_nothing_kept
 from perfmodel.parallel.prediction import LOSS_MOMENT
-from perfmodel.verbs.settable import attention_note, small_loss
+from perfmodel.verbs.settable import attention_note, default_loss, small_loss
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
@@ -319,6 +319,8 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
     """The prediction with the names that its setting goes by, and with what a person should know beside it."""
     job = prediction.plan.job
     warnings = [*prediction.warnings, *setting.notes, *(_beyond_model(job, job.model) if isinstance(job.model, TransformerConfig) else ())]
+    if loss := default_loss(setting.estimator.profile):
+        warnings.append(f"loss={loss}: not given, so the default of {setting.profile} (--setting loss=whole keeps all logits)")
     unlike = unlike_recipe(setting.estimator.profile, prediction.plan, setting.cluster.chip.name)
     if unlike:
         warnings.append(unlike)
@@ -361,9 +363,16 @@ def _beyond_model(job: TrainingJob, model: TransformerConfig) -> Iterator[str]:
             f"seq_len={job.seq_len} is beyond the {model.max_position_embeddings} positions of {model.name} "
             "(max_position_embeddings): time and memory are predicted as if it took them"
         )
-    if model.left_out:
-        counted = f"only the {model.num_parameters:,} parameters of its language model are counted"
-        yield f"{model.name}: {model.left_out} is left out; {counted}"
+    if note := tower_note(model):
+        yield note
+
+
+def tower_note(model: TransformerConfig) -> str:
+    """That a part of the model is not predicted; empty where all of it is."""
+    if not model.left_out:
+        return ""
+    counted = f"only the {model.num_parameters:,} parameters of its language model are counted"
+    return f"{model.name}: {model.left_out} is left out; {counted}"
 
 
 def need_intervals(settings: Iterable[Setting]) -> bool:
