@@ -68,7 +68,7 @@ def test_adapters_are_named_and_counted(call, call_json):
     assert found["plan"]["job"]["train"] == "lora:16:q_proj+v_proj"
     assert found["num_parameters"] - found["num_trained_parameters"] == call_json("predict", *JOB)["num_parameters"]
     shown = joined(call("predict", *JOB, "--train", "qlora:16")[1])
-    assert "adamw, qlora:16 (41.9M of 8.07B parameters trained)" in shown
+    assert "adamw, qlora:16 (11.3M of 1.25B parameters trained)" in shown
     table = call("predict", *JOB, "--train", "full,lora:16")[1]
     assert " train " in table
     assert " lora:16 " in table

@@ -296,7 +296,7 @@ def test_the_framework_and_what_numbers_rest_on_are_said_first(call):
 def test_plans_and_baselines_as_csv(call):
     import csv
 
-    code, out, _ = call("search", *SMALL_KNOWN, "--top", "2", "--csv", "-")
+    code, out, _ = call("search", *SMALL, "--top", "2", "--csv", "-")
     rows = list(csv.DictReader(out.splitlines()))
     assert code == 0
     assert [row["place"] for row in rows][2:] == ["data parallel", "FSDP", "Megatron rule of thumb"]
