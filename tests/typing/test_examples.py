@@ -26,7 +26,9 @@ REVEALED = {
 }
 
 #: Half of mypy's time is torch, of which no signature of the package has a type.
-NOT_READ = "[mypy]\n[mypy-torch.*,scipy.*,matplotlib.*,psutil.*,joblib.*,distributed.*]\nignore_missing_imports = true\nfollow_imports = skip\n"
+NOT_READ = (
+    "[mypy]\n[mypy-torch.*,scipy.*,matplotlib.*,psutil.*,joblib.*,distributed.*]\nignore_missing_imports = true\nfollow_imports = skip\n"
+)
 
 
 def programs(page):
