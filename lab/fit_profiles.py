@@ -5,6 +5,7 @@ Nothing here knows of frameworks: a fit takes a function from constants to log(p
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,9 +48,14 @@ def fit_constants(
     def values(z: Array) -> dict[str, float]:
         return {constant.name: constant.value(float(x)) for constant, x in zip(constants, z, strict=True)}
 
+    @cache
+    def errors_at(z: tuple[float, ...]) -> Array:
+        """Return the errors of the runs, evaluated once at each point: a Jacobian starts where the step before it ended."""
+        return np.asarray(log_errors(values(np.array(z))))
+
     def residuals(z: Array) -> Array:
         """Pseudo-Huber losses as squares, so that the priors keep theirs."""
-        errors = np.asarray(log_errors(values(z))) / NOISE
+        errors = errors_at(tuple(z)) / NOISE
         return np.concatenate([np.sign(errors) * np.sqrt(2.0 * (np.sqrt(1.0 + errors * errors) - 1.0)), z])
 
     def jacobian(z: Array) -> Array:
@@ -71,6 +77,6 @@ def fit_constants(
         best = least_squares(residuals, start, jac=jacobian, bounds=(lowest, highest), max_nfev=max_rounds, xtol=1e-3, ftol=1e-3)
         z, open_ = best.x, np.sqrt(np.diag(np.linalg.inv(best.jac.T @ best.jac)))
     found = values(z)
-    errors = np.abs(np.expm1(np.asarray(log_errors(found)))) if num_runs else np.array([np.nan])
+    errors = np.abs(np.expm1(errors_at(tuple(z)))) if num_runs else np.array([np.nan])
     spreads = {each.name: each.spread_of(found[each.name]) * float(open_[i]) for i, each in enumerate(constants)}
     return FittedConstants(values=found, num_runs=num_runs, mean_error=float(errors.mean()), spreads=spreads)

@@ -36,15 +36,18 @@ def _arguments(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def covering(forms: Mapping[str, Any], *, together: int = 2, cost: Callable[[Any], float] = lambda form: 1.0) -> list[str]:
+def covering(
+    forms: Mapping[str, Any], *, together: int = 2, cost: Callable[[Any], float] = lambda form: 1.0, beside: Iterable[str] = ()
+) -> list[str]:
     """Return names of few forms that show each value of each knob, each pair of knobs, and each model, as all forms do.
 
     A form is a mapping of knobs, alone or in a tuple with the names of models. Greedy: the form that adds most for its cost comes next.
 
     together    knobs that are shown together: 2, pairs; 1, none
+    beside      forms that are shown anyway
     """
     features = {name: _features(form, together) for name, form in forms.items()}
-    missing = set().union(*features.values())
+    missing = set().union(*features.values()).difference(*(features[name] for name in beside))
     found: list[str] = []
     while missing:
         best = max(features, key=lambda name: len(features[name] & missing) / cost(forms[name]))

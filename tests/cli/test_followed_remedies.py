@@ -9,7 +9,7 @@ from perfmodel.frameworks.profile import list_profiles
 from perfmodel.workload.models import list_models
 from tests.marks import NIGHTLY
 
-JOB = {"--model": "llama-3-8b", "--cluster": "dgx-h100", "--chips": "64", "--global-batch": "512", "--seq-len": "4k"}
+JOB = {"--model": "llama-3.2-1b", "--cluster": "dgx-h100", "--chips": "64", "--global-batch": "512", "--seq-len": "4k"}
 
 
 def misspelt(name: str) -> str:

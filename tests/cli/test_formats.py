@@ -15,7 +15,7 @@ SERVED = ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--chips", "1", "--i
 REPORTS = {
     "predict": ["predict", *JOB, "--tp", "2"],
     "predict, several": ["predict", *JOB, "--tp", "1,2"],
-    "search": ["search", *JOB, "--tp", "2"],
+    "search": ["search", *JOB, "--tp", "2", "--profile", "megatron"],
     "explain": ["explain", "fsdp"],
     "compare": ["compare", "ddp", "fsdp"],
     "serve": ["serve", *SERVED, "--concurrency", "8"],

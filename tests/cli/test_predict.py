@@ -68,7 +68,7 @@ def test_adapters_are_named_and_counted(call, call_json):
     assert found["plan"]["job"]["train"] == "lora:16:q_proj+v_proj"
     assert found["num_parameters"] - found["num_trained_parameters"] == call_json("predict", *JOB)["num_parameters"]
     shown = joined(call("predict", *JOB, "--train", "qlora:16")[1])
-    assert "adamw, qlora:16 (41.9M of 8.07B parameters trained)" in shown
+    assert "adamw, qlora:16 (11.3M of 1.25B parameters trained)" in shown
     table = call("predict", *JOB, "--train", "full,lora:16")[1]
     rows = [line.split() for line in table.splitlines() if line]
     assert [row[0] for row in rows if row[0] in ("train", "full", "lora:16")] == ["train", "full", "lora:16"]
@@ -220,11 +220,12 @@ def test_replicas_that_leave_chips_idle_are_refused(call, call_json):
 
 
 def test_a_sequence_beyond_the_positions_of_the_model_is_noted(call, call_json):
-    long = [*JOB[:-1], "16384", "--tp", "8"]
+    job = with_flags(JOB, "--model", "llama-3-8b")
+    long = with_flags(job, "--seq-len", "16384", "--tp", "8")
     (warning,) = call_json("predict", *long)["warnings"]
     assert "seq_len=16384 is beyond the 8192 positions of llama-3-8b" in warning
     assert warning in joined(call("predict", *long)[1])
-    assert call_json("predict", *JOB, "--tp", "8")["warnings"] == []
+    assert call_json("predict", *job, "--tp", "8")["warnings"] == []
 
 
 def test_flags_beside_a_plan_override_it_and_are_named(call, call_json, tmp_path):
@@ -286,7 +287,7 @@ def test_dp_and_fsdp_are_the_degrees_that_people_mean(flags, layout, call, call_
 
 def test_flags_as_people_type_them(call_json):
     known = call_json("predict", *JOB, "--tp", 2, "--micro-batch", 2, "--tokens", "15T")
-    typed = ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--nodes", "8", "--batch-tokens", "4M", "--seq", "8k", "--mbs", "2"]
+    typed = ["--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--nodes", "8", "--batch-tokens", "4M", "--seq", "8k", "--mbs", "2"]
     assert call_json("predict", *typed, "--tp", 2, "--tokens", "15t") == known
     assert (
         call_json("predict", *with_flags(JOB, "--chips", ""), "--gpus", "64", "--gbs", "512", "--tp", 2, "--mbs", 2, "--tokens", "15T")
@@ -337,10 +338,10 @@ def test_several_values_of_anything_are_one_table(call, call_json):
     out = call("predict", *with_flags(JOB, *flags))[1]
     header = next(line for line in out.splitlines() if line.strip().startswith("seq"))
     assert header.split()[:2] == ["seq", "framework"]
-    assert out.startswith("llama-3-8b (8.03B parameters), 512 sequences a step, bf16-mixed, adamw, 64 chips of dgx-h100\n")
-    assert {each["plan"]["job"]["model"]["name"] for each in call_json("predict", *JOB, "--model", "llama-3-70b")["predictions"]} == {
-        "llama-3-8b",
-        "llama-3-70b",
+    assert out.startswith("llama-3.2-1b (1.24B parameters), 512 sequences a step, bf16-mixed, adamw, 64 chips of dgx-h100\n")
+    assert {each["plan"]["job"]["model"]["name"] for each in call_json("predict", *JOB, "--model", "llama-3.2-3b")["predictions"]} == {
+        "llama-3.2-1b",
+        "llama-3.2-3b",
     }
 
 
@@ -353,7 +354,7 @@ def test_several_values_of_knobs_are_one_table(call, call_json):
     assert {name: single[name] for name in found["predictions"][0]} in found["predictions"]
     out = call("predict", *JOB, *flags)[1]
     assert "micro batch  recompute" in out
-    job = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
+    job = dict(model="llama-3.2-1b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
     assert len(perfmodel.predict(**job, tp=[1, 2], recompute="full")) == 2
 
 

@@ -26,7 +26,7 @@ BAD = {
     "precision": (["--precision", "fp4"], "precision=fp4"),
     "optimizer": (["--optimizer", "lbfgs"], "optimizer=lbfgs"),
     "training": (["--train", "lora"], "train=lora: has no rank; write lora:16"),
-    "adapters": (["--train", "lora:16:query"], "query: is no linear operator of a layer of llama-3-8b; use q_proj, k_proj"),
+    "adapters": (["--train", "lora:16:query"], "query: is no linear operator of a layer of llama-3.2-1b; use q_proj, k_proj"),
     "attention": (["--attention", "none"], "attention=none"),
     "profile": (["--profile", "none"], "profile=none"),
     "profile of another trainer": (["--profile", "MaxText"], "profile=MaxText: not known; its profile is xla"),
@@ -135,7 +135,7 @@ def test_any_flags_give_a_prediction_or_a_sentence(capfd, flags):
 @pytest.mark.parametrize(
     "line, words",
     [
-        ("recompute_operators: [foo]", "recompute_operators=foo: no operator of a layer of llama-3-8b"),
+        ("recompute_operators: [foo]", "recompute_operators=foo: no operator of a layer of llama-3.2-1b"),
         ("recompute_operators: [lm_head]", "recompute_operators=lm_head: no operator of a layer"),
         ("kind: banana", "kind='banana': must be plan"),
     ],
@@ -167,7 +167,7 @@ def test_a_knob_of_experts_is_refused_for_a_model_without_experts(verb, knob, ca
         flags = ("--why-not", f"{knob}={value}") if verb == "explain" else (f"--{knob}", value)
         code, out, err = call(verb.split()[0], "plan.yaml", *flags)
     assert (code, out) == (2, "")
-    assert err == f"perfmodel: {knob}={value}: llama-3-8b has no experts; leave out {knob}\n"
+    assert err == f"perfmodel: {knob}={value}: llama-3.2-1b has no experts; leave out {knob}\n"
 
 
 def test_a_risk_is_a_probability_that_float64_can_tell_from_certainty(call):

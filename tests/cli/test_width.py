@@ -9,19 +9,19 @@ import pytest
 
 from perfmodel.cli.output import print_command, print_table
 from perfmodel.report.document import MOST_NOTES
-from tests.cli.conftest import JOB
+from tests.cli.conftest import JOB, with_flags
 from tests.marks import mostly_nightly
 
 SERVED = ["--model", "llama-3.3-70b", "--cluster", "dgx-h100", "--chips", "8", "--input-len", "1k", "--output-len", "1k"]
 EXPERTS = ["--model", "deepseek-v3", "--cluster", "dgx-h100", "--chips", "2048", "--global-batch", "15360", "--seq-len", "4k"]
 REPORTS = {
     "predict": ["predict", *JOB, "--tp", "2", "--zero", "1", "--profile", "megatron"],
-    "predict, does not fit": ["predict", *JOB, "--interval"],
+    "predict, does not fit": ["predict", *with_flags(JOB, "--model", "llama-3-8b"), "--interval"],
     "predict, experts": ["predict", *EXPERTS, "--ep", "64", "--pp", "16", "--zero", "1", "--profile", "megatron"],
     "predict, several": ["predict", *JOB[:2], *JOB[4:], "--cluster", "dgx-h100,dgx-b200,dgx-a100", "--chips", "64,128", "--tokens", "15T"],
     "search": ["search", *JOB],
     "search, framework": ["search", *JOB, "--profile", "megatron", "--tokens", "15T"],
-    "search, several": ["search", *JOB[:2], *JOB[4:], "--cluster", "dgx-h100,dgx-a100"],
+    "search, several": ["search", *JOB[:2], *JOB[4:], "--cluster", "dgx-h100,dgx-a100", "--profile", "megatron"],
     "explain": ["explain", "llama-3.1-405b", "--why-not", "tp=16"],
     "explain, trust": ["explain", "fsdp", "--trust"],
     "compare": ["compare", "ddp", "fsdp", "llama-3.1-405b", "megatron-22b", "megatron-175b", "megatron-530b", "megatron-1t"],
@@ -42,9 +42,12 @@ REPORTS = {
 }
 
 
-#: The examples of the pages (tests/test_documents.py) have 100 columns in `make test`.
-@pytest.mark.parametrize("columns", mostly_nightly([80, 100, 200], [80, 200]))
-@pytest.mark.parametrize("name", REPORTS)
+#: The examples of the pages (tests/test_documents.py) have 100 columns in `make test`; no report is wider than that.
+PAGES = [(name, columns) for columns in (80, 100, 200) for name in REPORTS]
+KEPT = [(name, 80) for name in REPORTS] + [(name, 200) for name in ("predict", "search, framework", "serve", "models")]
+
+
+@pytest.mark.parametrize("name, columns", mostly_nightly(PAGES, KEPT))
 def test_no_line_is_wider_than_the_page(name, columns, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     _, out, _ = call(*REPORTS[name])
@@ -54,7 +57,10 @@ def test_no_line_is_wider_than_the_page(name, columns, call, monkeypatch):
 
 
 def test_verbose_adds_notes_and_wide_adds_columns(call):
-    short, verbose, wide = (call("search", *JOB, *flags)[1] for flags in ((), ("--verbose",), ("--wide",)))
+    short, verbose, wide = (
+        call("search", *with_flags(JOB, "--model", "llama-3-8b"), "--profile", "megatron", *flags)[1]
+        for flags in ((), ("--verbose",), ("--wide",))
+    )
     assert re.search(r"^\d+ more notes: --verbose$", short, re.MULTILINE)
     assert len(re.findall("^note: ", verbose, re.MULTILINE)) > len(re.findall("^note: ", short, re.MULTILINE))
     assert "Rejected plans" in verbose

@@ -10,6 +10,7 @@ from lab.left_out.fits import FITS
 from lab.left_out.memories import MEMORY_FITS
 from perfmodel.frameworks.profile import GENERIC, list_profiles
 from perfmodel.frameworks.shipped import FittedNumber, fitted_numbers
+from tests.marks import NIGHTLY
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = GOLDEN / "published_training.jsonl.gz"
@@ -31,12 +32,22 @@ def test_the_files_hold_what_is_fitted_and_nothing_else():
     assert {name: set(fitted_numbers(name)) for name in constants_by_profile()} == constants_by_profile()
 
 
+def kept(fits, names):
+    return {name: fit for name, fit in fits.items() if name in names}
+
+
 @pytest.mark.slow
-def test_the_shipped_numbers_are_what_the_command_writes():
-    found = fitted_profiles(CASES)
-    for name, numbers in found.items():
+@pytest.mark.parametrize(
+    "frameworks", [("composer-fsdp", "megatron-2020", "torchtitan"), pytest.param((*FITS, *MEMORY_FITS), id="all", marks=NIGHTLY)]
+)
+def test_the_shipped_numbers_are_what_the_command_writes(frameworks, monkeypatch):
+    monkeypatch.setattr("lab.left_out.fits.FITS", kept(FITS, frameworks))
+    monkeypatch.setattr("lab.fitted.MEMORY_FITS", kept(MEMORY_FITS, frameworks))
+    for name, numbers in fitted_profiles(CASES).items():
+        if name not in frameworks:
+            continue
         shipped = fitted_numbers(name)
-        assert set(numbers) == set(shipped)
+        assert set(numbers) <= set(shipped)
         for constant, number in numbers.items():
             assert number.value == pytest.approx(shipped[constant].value, rel=0.02, abs=0.02 * number.spread), (name, constant)
             assert replace(number, value=0, spread=0, date="") == replace(shipped[constant], value=0, spread=0, date="")

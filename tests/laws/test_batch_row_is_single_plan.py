@@ -22,16 +22,17 @@ from tests.marks import mostly_slow
 
 
 def assert_cells_equal_single_plans(estimator, state, ids):
-    """Step time and memory of these ids, as the sweep has them and as a single prediction has them."""
+    """Step time and memory of these ids, as the sweep has them and as a single prediction has them, whose verdicts a few plans show."""
     times = dict(zip(state.best_time.ids.tolist(), state.best_time.values.tolist(), strict=True))
     memory = dict(zip(state.best_memory.ids.tolist(), state.best_memory.values.tolist(), strict=True))
-    for plan_id in ids:
+    for place, plan_id in enumerate(ids):
         plan = state.plan(plan_id)
         row = evaluate_plan(estimator, plan)
         assert times[plan_id] == row.step_time, plan
         assert memory[plan_id] == max(row.memory_row.total), plan
-        prediction = estimator.predict(plan)
-        assert (prediction.step_time, prediction.memory["total"]) == (times[plan_id], memory[plan_id])
+        if place % 8 == 0:
+            prediction = estimator.predict(plan)
+            assert (prediction.step_time, prediction.memory["total"]) == (times[plan_id], memory[plan_id])
 
 
 models = st.builds(
@@ -150,7 +151,7 @@ def test_every_cell_of_a_small_sweep(profile):
     estimator = estimator_of(make_job(make_model(num_hidden_layers=9), batch=4), chips=4, node=2, profile=profile)
     state = sweep_all(estimator, Space(orders=(DEFAULT_ORDER, ("dp_shard", "pp", "tp", "cp", "dp_replicate"))))
     assert state.num_evaluated == len(state.best_time.ids) > 500
-    assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist())
+    assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist()[:: 1 if profile == PROFILES[0] else 7])
 
 
 @pytest.mark.slow

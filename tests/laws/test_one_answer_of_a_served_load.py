@@ -77,7 +77,7 @@ def test_a_few_random_rates_have_one_answer():
 
 
 #: Of random loads: how many are drawn in `make test`, and in `make test-all`.
-numbers = pytest.mark.parametrize("number", mostly_nightly([60, 200], [60]))
+numbers = pytest.mark.parametrize("number", mostly_nightly([40, 200], [40]))
 
 
 @pytest.mark.slow
@@ -87,7 +87,8 @@ def test_many_random_loads_have_one_answer(number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", mostly_nightly([20, 60], [20]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [20, 60])
 def test_random_rates_and_loads_of_disaggregated_plans_have_one_answer(number):
     assert np.all(shares_within(number, 4, of=1, share=0.1, at_rate=True) >= (0.95, 0.95, 0.95))
     assert np.all(shares_within(10, 5, of=1, share=0.1, kind="disaggregated", at_rate=True) >= 0.9)

@@ -76,6 +76,6 @@ def test_what_is_recommended_for_a_framework_can_be_run_by_it(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", one_in(16, range(6, 200)))
+@pytest.mark.parametrize("seed", one_in(32, range(6, 200)))
 def test_what_is_recommended_for_a_framework_can_be_run_by_it_for_many_jobs(seed):
     check(seed)

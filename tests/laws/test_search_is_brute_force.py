@@ -10,7 +10,9 @@ from perfmodel.planner.search import OUT_OF_MEMORY, TIGHT, search_plans
 from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.job import Precision
 from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
+from tests.marks import mostly_nightly
 
+ACCUMULATING = "generic+fp32_gradient_accumulation"
 JOB = make_job(make_model(num_hidden_layers=4, vocab_size=30000), batch=4)
 
 
@@ -32,7 +34,7 @@ def front(predictions):
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["megatron", "torch-fsdp2", "nanotron", "generic+fp32_gradient_accumulation"])
+@pytest.fixture(scope="module", params=mostly_nightly(["megatron", "torch-fsdp2", "nanotron", ACCUMULATING], ["torch-fsdp2", ACCUMULATING]))
 def half_fits(request):
     """An estimator whose chip holds half of all plans, and all of them predicted."""
     needed = sweep_all(estimator_of(JOB, chips=4, node=2, profile=request.param)).best_memory.values

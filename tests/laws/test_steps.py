@@ -25,7 +25,7 @@ from tests.cost.jobs import CHIP, LLAMA_LIKE, PROFILES, estimator_of, make_job, 
 from tests.cost.machines import make_tier
 from tests.fuzz.topologies import FILE_NOTES, random_cluster
 from tests.hardware.domains import scale_up_size
-from tests.marks import mostly_slow, one_in
+from tests.marks import mostly_nightly, one_in
 
 COMMUNICATION = (
     "tensor_parallel_communication",
@@ -77,11 +77,14 @@ def test_sums_of_norm_gradients_over_tp_come_with_every_microbatch():
     assert more(16, sequence_parallel=False) == 0.0
 
 
+#: The first job with every profile, the others with every other one.
+SHOWN = [(job, profile) for job, profiles in zip(JOBS, (PROFILES, PROFILES[::2], PROFILES[1::2]), strict=True) for profile in profiles]
+
+
 @plans
-@pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("job", mostly_slow(JOBS.values()), ids=JOBS)
+@pytest.mark.parametrize("job, profile", mostly_nightly([(job, profile) for job in JOBS for profile in PROFILES], SHOWN))
 def test_parts_add_up_exactly(job, profile, knobs):
-    prediction = predict(estimator_of(job, profile=profile), **knobs)
+    prediction = predict(estimator_of(JOBS[job], profile=profile), **knobs)
     assert sum(prediction.parts.values()) == prediction.step_time
     assert all(part >= 0.0 for part in prediction.parts.values()), prediction.parts
     classes = {name: value for name, value in prediction.memory.items() if name != "total"}

@@ -13,7 +13,7 @@ from perfmodel.planner.ties import kind_of, num_forms, shared_places
 from perfmodel.planner.uniform.space import Space
 from tests.cost.jobs import CHIP, estimator_of, make_job, make_model, predict
 from tests.cost.machines import make_tier
-from tests.marks import mostly_slow
+from tests.marks import mostly_nightly
 
 
 def test_places_are_shared_with_the_best_of_a_tie():
@@ -31,10 +31,10 @@ def test_forms_of_parallelism():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective, cost", [("time", lambda p: p.step_time), ("memory", lambda p: p.memory["total"])])
-@pytest.mark.parametrize("ties", mostly_slow([0.05, 0.005]))
+@pytest.mark.parametrize("ties", mostly_nightly([0.05, 0.005], [0.05]))
 def test_the_simplest_of_the_ties_comes_first(objective, cost, ties):
     """Found among all plans one by one: of those within the tolerance the one with the fewest forms."""
-    estimator = estimator_of(make_job(batch=8), chips=8)
+    estimator = estimator_of(make_job(batch=8), chips=4)
     exact = search_plans(estimator, objective=objective, top=10**6, also=("front",)).plans
     first, *others = search_plans(estimator, objective=objective, top=5, ties=ties, also=("front",)).plans
     tied = [p for p in exact if cost(p) <= cost(exact[0]) * (1 + ties)]

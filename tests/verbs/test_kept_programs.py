@@ -41,7 +41,7 @@ def figures(found):
 
 def test_predictions_are_those_of_a_fresh_process():
     drawn = random.Random(7)
-    calls = [JOB | {name: drawn.choice(values) for name, values in VALUES.items()} for _ in range(40)]
+    calls = [JOB | {name: drawn.choice(values) for name, values in VALUES.items()} for _ in range(16)]
     shared = [figures(perfmodel.predict(**call)) for call in [*calls, *calls]]
     for call, *both in zip(calls, shared, shared[len(calls) :], strict=False):
         forget()

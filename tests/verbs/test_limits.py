@@ -141,7 +141,7 @@ def test_few_single_plans_are_tried(monkeypatch):
 
 
 def test_a_loss_in_chunks_is_named_where_it_moves_a_limit():
-    job = {"model": "qwen3-8b", "cluster": "dgx-h100", "seq_len": "1M"}
+    job = {"model": "qwen3-8b", "cluster": "dgx-h100", "seq_len": "1M", "profile": "torchtitan"}
     chips = perfmodel.find_limits(**job).chips
     chunked = perfmodel.find_limits(**job, settings={"loss": "chunked"}).chips
     assert chips.reason.endswith(f"; --setting loss=chunked makes it {chunked.value}")

@@ -186,13 +186,13 @@ def test_every_control_has_a_name_and_the_keyboard_reaches_it(show):
     assert page.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 400, 1300])
-def test_nothing_is_wider_than_the_window(show, width, scheme):
+def test_nothing_is_wider_than_the_window(show):
     page = show(JOB)
-    page.resize(width, 800)
-    page.prefer(scheme)
     page.wait("document.querySelector('#plans table')")
-    assert page.value("document.documentElement.scrollWidth") <= width
-    dark = page.value("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
-    assert dark == (scheme == "dark")
+    for width in (360, 400, 1300):
+        page.resize(width, 800)
+        for scheme in ("light", "dark"):
+            page.prefer(scheme)
+            assert page.value("document.documentElement.scrollWidth") <= width, (width, scheme)
+            dark = page.value("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+            assert dark == (scheme == "dark"), (width, scheme)

@@ -142,12 +142,11 @@ def differing_rows(counting, plan):
 
 QUICK = ("cp",)
 #: In `make test`: each value of each knob, each schedule, and each other shape of model in a form of its own.
-KEPT = {
-    *covering(FORMS, together=1, cost=num_counted_layers),
-    *("pp gpipe", "pp interleaved", "tp sp", "cp unfused", "ZeRO-3"),
-    *("gpt2, tp", "qwen3, cp", "falcon, tp sp", "neox, pp cp tp dp_shard", "gemma2, ZeRO-1", "bloom, cp"),
-    *(name for name in PLANS if name.startswith(("norms", "gated attention, cp", "layers without"))),
-}
+SHAPES = {"gpt2, tp", "qwen3, cp", "falcon, tp sp", "neox, pp cp tp dp_shard", "gemma2, ZeRO-1", "bloom, cp"}
+SHAPES |= {"norms after branches, tp", "gated attention, cp", "layers without positions"}
+KEPT = SHAPES | {"pp interleaved"}
+SHOWN = {form for form in FORMS for name in (*KEPT, *QUICK) if name == form or name.endswith(f", {form}")}
+KEPT |= set(covering(FORMS, together=1, cost=num_counted_layers, beside=SHOWN))
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
 """PaSE's search on imported graphs: equal to its search on the same layers written by hand, and sound where torch's graphs differ."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from torch import nn
@@ -11,6 +14,8 @@ from perfmodel.planner.pase.layer import LayerKind, graph_of, layer
 from perfmodel.planner.pase.search import run_pase
 from perfmodel.workload.imported.graph import ImportedKind
 from tests.execute.per_operator.networks import LanguageLSTM, OddProducts, SmallAlexNet, SmallResNet, WithFourier
+
+LLAMA = Path(perfmodel.__file__).parent / "workload" / "models" / "llama-3-8b.json"
 
 
 def chain(*layers):
@@ -111,11 +116,13 @@ def test_data_parallelism_uses_no_more_devices_than_there_are_samples():
 
 
 @pytest.mark.slow
-def test_shared_heads_are_split_no_further_than_they_are_many():
-    graph = perfmodel.import_graph("perfmodel.execute.importer.import_graph:shipped('llama-3-8b')", "int64[2,128]")
+def test_shared_heads_are_split_no_further_than_they_are_many(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(LLAMA.read_text(encoding="utf-8")) | {"num_hidden_layers": 4}))
+    graph = perfmodel.import_graph(f"perfmodel.execute.importer.import_graph:shipped('{config}')", "int64[2,128]")
     found = search_imported(graph, 16)
     parts = [parts for vertex, parts in zip(graph.vertices, found.parts, strict=True) if vertex.kind is ImportedKind.ATTENTION]
-    assert len(parts) == 32
+    assert len(parts) == 4
     assert all(8 % each["h"] == 0 for each in parts)
     assert found.times_data_parallel > 1
 

@@ -18,6 +18,7 @@ from perfmodel.planner.serving.space import ServingSpace, layouts
 from perfmodel.workload.models import load_model
 from perfmodel.workload.quantization import quantization_named
 from perfmodel.workload.serving import Speculation
+from tests.marks import NIGHTLY
 from tests.planner.serving.serving_searches import searched, serving_job
 
 
@@ -100,7 +101,7 @@ def test_limits_of_the_99th_percentile_are_narrower():
 def test_a_plan_stays_below_each_limit_by_the_headroom():
     """Which is to ask for limits so much lower with none; what only just breaks it says so."""
     job = serving_job()
-    for share in (0.0, LIMIT_HEADROOM, 0.1):
+    for share in (LIMIT_HEADROOM, 0.1):
         found = searched(job, limits=ServingLimits(ttft=0.3, tpot=0.02, headroom=share))
         lower = searched(job, limits=ServingLimits(ttft=0.3 * (1 - share), tpot=0.02 * (1 - share), headroom=0.0))
         assert [plan.prediction for plan in found.plans] == [plan.prediction for plan in lower.plans]
@@ -234,7 +235,7 @@ def test_every_engine_has_room_for_a_small_model(engine):
     assert searched(serving_job(concurrency=1), engine=engine, chips=1).best.prediction.fits
 
 
-@pytest.mark.parametrize("load", [{}, {"rate": 4.0}], ids=["any load", "rate"])
+@pytest.mark.parametrize("load", [{}, pytest.param({"rate": 4.0}, marks=NIGHTLY)], ids=["any load", "rate"])
 def test_rows_that_are_timed_in_blocks_are_those_of_one_block(monkeypatch, load):
     job = serving_job("mixtral-8x7b", "fp8", **load)
     words = {"space": ServingSpace(batches=(1, 16), max_tokens=(2048,)), "limits": ServingLimits(tpot=0.1)}

@@ -59,12 +59,13 @@ def test_plans_that_are_chosen_for_a_rate_keep_their_limits_in_the_simulation():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_95_percent_of_plans_that_are_chosen_for_a_rate_keep_their_limits_in_a_simulation_of_other_draws():
     assert kept_shares(20, seed=4, at_rate=True) >= 0.95
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", mostly_nightly([20, 100], [20]))
+@pytest.mark.parametrize("jobs", mostly_nightly([10, 20, 100], [10]))
 def test_95_percent_of_chosen_plans_keep_their_limits_in_a_simulation_of_other_draws(jobs):
     assert kept_shares(jobs, seed=2) >= 0.95
 

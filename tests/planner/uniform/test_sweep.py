@@ -15,6 +15,7 @@ from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.models import load_model
 from perfmodel.workload.training import training_of
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model
+from tests.marks import mostly_nightly
 
 DENSE = make_job(make_model(num_hidden_layers=2), batch=8)
 JOBS = {
@@ -55,7 +56,7 @@ def test_what_need_not_be_timed_would_not_be_kept(monkeypatch):
     assert sum(skipped) > 0
 
 
-@pytest.mark.parametrize("profile", ["generic", "torchtitan", "deepspeed"])
+@pytest.mark.parametrize("profile", mostly_nightly(["generic", "torchtitan", "deepspeed"], ["torchtitan"]))
 def test_pipelines_side_by_side_are_as_each_by_itself(profile, monkeypatch):
     """Layers of several kinds, whose stages differ between almost all schedules: at most two groups, and what one by one gives."""
     job = make_job(load_model("nemotron-h-8b"), batch=16, seq_len=2048)
@@ -79,10 +80,16 @@ def test_pipelines_side_by_side_are_as_each_by_itself(profile, monkeypatch):
     assert best() == together
 
 
+FRAMEWORKS = [("megatron", 2, 8), ("torchtitan", 2, 8), ("hf-trainer", 2, 8), ("deepspeed", 6, 24)]
+
+
 @pytest.mark.parametrize(
-    ("profile", "layers", "batch"), [("megatron", 2, 8), ("torchtitan", 2, 8), ("hf-trainer", 2, 8), ("deepspeed", 6, 24)]
+    ("profile", "layers", "batch", "only"),
+    mostly_nightly(
+        [(*each, only) for each in FRAMEWORKS for only in ("time", "memory")],
+        [*((*each, "time") for each in FRAMEWORKS), (*FRAMEWORKS[0], "memory")],
+    ),
 )
-@pytest.mark.parametrize("only", ["time", "memory"])
 def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, layers, batch, only):
     job = make_job(make_model(num_hidden_layers=layers), batch=batch)
     estimator = estimator_of(job, chips=8, profile=profile)
