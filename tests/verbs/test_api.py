@@ -274,7 +274,7 @@ def test_a_utilisation_above_the_peak_says_what_it_counts():
     setting = make_setting(make_job("gpt2", global_batch=8, seq_len=1024), "dgx-h100", chips=8)
     prediction = perfmodel.predict(model="gpt2", cluster="dgx-h100", chips=8, global_batch=8, seq_len=1024)
     assert told(prediction, setting).warnings == ()
-    (warning,) = told(dataclasses.replace(prediction, mfu_palm=1.1), setting).warnings
+    (warning,) = told(dataclasses.replace(prediction, mfu_palm=1.1, mfu_causal=1.0), setting).warnings
     assert "full square of attention" in warning
 
 
