@@ -147,6 +147,7 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     program = estimator.programs.program_of(first)
     grid, dealt = _placed(estimator, plans)
     once = _once(estimator, grid, is_assigned=first.assignment is not None)
+    seq_len = estimator.job.seq_len
     micro_batch = _column(plan.micro_batch for plan in plans)
     parameters = estimator.programs.parameter_program(
         program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1
@@ -154,7 +155,11 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     return PlanColumns(
         program=program,
         grid=grid,
-        micro=once(program, (*once.microbatch, first.micro_batch), lambda: microbatch_cost(program, machine, grid, micro_batch)),
+        micro=once(
+            program,
+            (*once.microbatch, first.micro_batch, seq_len),
+            lambda: microbatch_cost(program, machine, grid, micro_batch, float(seq_len)),
+        ),
         stages=once(
             program,
             ("stages", dealt[0], first.layout.pp),

@@ -139,8 +139,7 @@ def with_kept_programs(estimator: Estimator) -> Estimator:
     programs = estimator.programs
     if programs.network_at is not None:
         return estimator  # the graphs come from a function: equal jobs may have others
-    one_sequence = replace(estimator.job, global_batch=1)
-    compiled = compiled_for(one_sequence, programs.profile.compiled, programs.any_operand_order)
+    compiled = compiled_for(programs.trained, programs.profile.compiled, programs.any_operand_order)
     return replace(estimator, programs=replace(programs, compiled=compiled))
 
 
@@ -282,7 +281,9 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     model = job.transformer
     if not model.is_plain:
         written = estimator.programs.graph(AttentionKernel.FLASH, rank_rows=EVEN)  # whose scores are told apart
-        whole, causal = estimator.once(written, ("flops",), lambda: (written.square_flops, written.flops))
+        whole, causal = estimator.once(
+            written, ("flops", job.seq_len), lambda: [written.flops_of_length(job.seq_len, causal=causal) for causal in (False, True)]
+        )
         return 3.0 * whole / job.seq_len, 3.0 * causal / job.seq_len
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up
     counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)

@@ -31,6 +31,11 @@ class Tiled:
     shares: Mapping[str, float] = field(default_factory=dict)
 
 
+def tiles_by_length(profile: ExecutionProfile) -> bool:
+    """Whether the share of a tensor that lives at once is another for each length of a sequence."""
+    return profile.kernels.tiles_mlp or profile.kernels.loss_form == CHUNKED_LOSS
+
+
 def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionProfile) -> Tiled:
     """Operators that this profile runs in tiles."""
     found, shares = dict[str, Operator](), dict[str, float]()

@@ -21,13 +21,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from fractions import Fraction
 from math import inf, prod
 from typing import Any
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.causal import CausalMask
+from perfmodel.workload.causal import CausalWindow
 from perfmodel.workload.quantization import WeightPart
 
 #: (size, dim that cuts it) for each factor of a number of elements; "" where nothing cuts it: a window, a gate, a joined dim.
@@ -35,6 +36,9 @@ Extent = tuple[tuple[int, str], ...]
 
 #: Of a token's id or place: int64, as torch's embeddings and losses take it.
 INDEX_BYTES = 8.0
+
+#: Of works without dims that count tokens.
+NO_LENGTHS: Mapping[str, int] = {}
 
 Setting = int | float | str | bool | tuple[int, ...]
 
@@ -143,7 +147,7 @@ class FusedAttention:
     keys: Extent
     head_dim: int
     value_head_dim: int = 0
-    mask: CausalMask | None = None
+    mask: CausalWindow | None = None
 
     @property
     def width(self) -> float:
@@ -152,13 +156,16 @@ class FusedAttention:
 
     @property
     def causal_fraction(self) -> float:
-        """The share of the scores that is computed."""
-        return 1.0 if self.mask is None else self.mask.fraction
+        """The share of the scores that is computed, of a graph for one length."""
+        return self.computed_fraction(count_of(self.keys))
 
-    @property
-    def visible_fraction(self) -> float:
-        """Share of the keys that a query may see, before it or not."""
-        return 1.0 if self.mask is None else self.mask.visible
+    def computed_fraction(self, num_keys: float, *, causal: bool = True) -> float:
+        """The share of the scores that is computed of a sequence of so many keys; else (not `causal`) those that windows let queries see,
+        before them or not."""
+        if self.mask is None:
+            return 1.0
+        mask = self.mask.over(num_keys)
+        return float(mask.fraction if causal else mask.visible)
 
     def extents(self) -> Iterator[Extent]:
         yield from (self.batch, self.heads, self.kv_heads, self.queries, self.keys)
@@ -262,6 +269,7 @@ class Operator:
 
     logical     the names that rule sets know dims by: they belong to the operator, not to the tensor (R16); else a dim's own
     per_sample  dims that count sequences: their size is the (micro)batch, and 1 in `dims`
+    per_token   dims that count tokens of a sequence: their size is its length times that in `dims`
     stretched   dims of size 1 of which each shard holds a whole copy (the weight form of grouped-query attention)
     """
 
@@ -288,11 +296,12 @@ class Operator:
     group: str = ""
     logical: Mapping[str, str] = field(default_factory=dict)
     per_sample: tuple[str, ...] = ()
+    per_token: tuple[str, ...] = ()
     stretched: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, size in self.dims.items():
-            if isinstance(size, float) and 0 < size < inf:  # rows that an expert has on average
+            if isinstance(size, float | Fraction) and 0 < size < inf:  # rows that an expert has on average, a part of a token
                 continue
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise InputError(f"operator {self.name}: dim {name}={size}: must be a whole number of at least 1; correct the shape")
@@ -303,7 +312,7 @@ class Operator:
                     raise InputError(f"operator {self.name}: operand {operand.tensor} has dim {dim!r}: not a dim of the operator; add it")
             if len(set(named)) != len(named):
                 raise InputError(f"operator {self.name}: operand {operand.tensor} has dims={operand.dims}: each may occur once; rename one")
-        for dim in (*self.sums, *self.whole, *self.padded, *self.logical, *self.per_sample, *self.stretched):
+        for dim in (*self.sums, *self.whole, *self.padded, *self.logical, *self.per_sample, *self.per_token, *self.stretched):
             if dim not in self.dims:
                 raise InputError(f"operator {self.name}: dim {dim!r}: not a dim of the operator; add it")
         for dim in self.sums:
@@ -367,28 +376,30 @@ class Operator:
     @property
     def flops(self) -> float:
         """Products of the forward pass, a multiply-add as 2; fused attention with its causal share. [FLOP]"""
-        return sum(map(flops_of, self.forward))
+        return self.flops_of_length(1)
 
-    @property
-    def square_flops(self) -> float:
-        """The same with all the scores of fused attention, as far as windows let queries see. [FLOP]"""
-        return sum(flops_of(work, causal=False) for work in self.forward)
+    def flops_of_length(self, seq_len: int, *, causal: bool = True) -> float:
+        """The same of a sequence of so many tokens; else (not `causal`) with all the scores of fused attention, as far as windows let
+        queries see. [FLOP]"""
+        lengths = dict.fromkeys(self.per_token, seq_len)
+        return sum(flops_of(work, lengths, causal=causal) for work in self.forward)
 
 
-def flops_of(work: Work, *, causal: bool = True) -> float:
-    """FLOPs of products, a multiply-add counted as 2. [FLOP]"""
+def flops_of(work: Work, lengths: Mapping[str, int] = NO_LENGTHS, *, causal: bool = True) -> float:
+    """FLOPs of products, a multiply-add counted as 2; `lengths`: of the dims that count tokens. [FLOP]"""
     match work:
         case Product():
-            return 2.0 * work.repeats * count_of(work.batch) * count_of(work.m) * count_of(work.n) * count_of(work.k)
+            return 2.0 * work.repeats * prod(count_of(extent, lengths) for extent in (work.batch, work.m, work.n, work.k))
         case FusedAttention():
-            scores = count_of(work.batch) * count_of(work.heads) * count_of(work.queries) * count_of(work.keys)
-            return 4.0 * scores * work.width * (work.causal_fraction if causal else work.visible_fraction)
+            num_keys = count_of(work.keys, lengths)
+            scores = prod(count_of(extent, lengths) for extent in (work.batch, work.heads, work.queries)) * num_keys
+            return 4.0 * scores * work.width * work.computed_fraction(num_keys, causal=causal)
     return 0.0
 
 
-def count_of(extent: Extent) -> float:
-    """Its elements, of a decoder's those of one sequence."""
-    return float(prod(size for size, _ in extent))
+def count_of(extent: Extent, lengths: Mapping[str, int] = NO_LENGTHS) -> float:
+    """Its elements, of a decoder's those of one sequence; `lengths`: of the dims that count tokens."""
+    return float(prod(size * lengths.get(dim, 1) for size, dim in extent))
 
 
 # --- graphs ---------------------------------------------------------------------------------------------------------
@@ -680,7 +691,7 @@ class Graph:
         """FLOPs of one forward pass. [FLOP]"""
         return sum(self.count(operator.layer) * operator.flops for operator in self.operators)
 
-    @property
-    def square_flops(self) -> float:
-        """The same where every query of fused attention is multiplied with all keys, in layers with a window with as many. [FLOP]"""
-        return sum(self.count(operator.layer) * operator.square_flops for operator in self.operators)
+    def flops_of_length(self, seq_len: int, *, causal: bool = True) -> float:
+        """The same of a sequence of so many tokens, where the graph is of one token; else (not `causal`) where every query of fused
+        attention is multiplied with all keys, in layers with a window with as many. [FLOP]"""
+        return sum(self.count(operator.layer) * operator.flops_of_length(seq_len, causal=causal) for operator in self.operators)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from fractions import Fraction
 from functools import cached_property
 from math import ceil, prod
 from typing import NamedTuple
@@ -34,17 +35,23 @@ from perfmodel.parallel.algebra.sharding import (
 from perfmodel.workload.graph import NO_CASTS, Extent, Graph, Operand, Operator, Pass, Tensor, TensorRole, WeightCasts
 
 
+ONE_TOKEN = Fraction(1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """A number of elements (or bytes) on one chip as a formula of the mesh and the microbatch.
+    """A number of elements (or bytes) on one chip as a formula of the mesh, the microbatch and the length of a sequence.
 
-    base * |batch_dim| * ceil(padded_size / |padded_axes|) / |axes| * |times|
+    base * |batch_dim| * seq_len ** length_power / parts * ceil(padded_size / |padded_axes|) / |axes| * |times|
 
     batch_dim   dim whose size is a quantity of the plan (samples of a microbatch) or of a step (its tokens, its sequences); "": none
+    parts       that a token is divided into (experts, chunks), apart from `base`: whole numbers stay whole
     """
 
     base: float
     batch_dim: str = ""
+    length_power: int = 0
+    parts: int = 1
     axes: frozenset[str] = frozenset()
     padded_size: float = 1.0
     padded_axes: frozenset[str] = frozenset()
@@ -66,6 +73,8 @@ class Amount:
         return Amount(
             base=base,
             batch_dim=self.batch_dim,
+            length_power=self.length_power,
+            parts=self.parts,
             axes=self.axes,
             padded_size=self.padded_size,
             padded_axes=self.padded_axes,
@@ -264,9 +273,14 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
     """
     base, batch_dim, cutting, uneven = scale, "", set[str](), ""
     padded_size, padded_axes = 1.0, frozenset[str]()
+    length_power, share = 0, ONE_TOKEN
     for size, name in extent:
         if name in operator.per_sample:
             batch_dim = name
+        if name in operator.per_token:
+            length_power += 1
+        if isinstance(size, Fraction):
+            share, size = share * size, 1
         if name in operator.stretched:
             continue
         of_dim = sharding.get(name, ())
@@ -276,7 +290,15 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
             base *= size
             if of_dim:
                 cutting.update(of_dim)
-    return Amount(base=base, batch_dim=batch_dim, axes=frozenset(cutting), padded_size=padded_size, padded_axes=padded_axes)
+    return Amount(
+        base=base * share.numerator,
+        batch_dim=batch_dim,
+        length_power=length_power,
+        parts=share.denominator,
+        axes=frozenset(cutting),
+        padded_size=padded_size,
+        padded_axes=padded_axes,
+    )
 
 
 def tensor_amount(operator: Operator, operand: Operand, tensor: Tensor, cuts: Sequence[tuple[str, ...]]) -> Amount:
