@@ -29,7 +29,7 @@ from perfmodel.cost.memory.plan import (
 )
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.program import PHASES
-from perfmodel.cost.programs import Programs, compiled_for
+from perfmodel.cost.programs import Programs
 from perfmodel.cost.stages import rank_runs, stage_sums, total_pass
 from perfmodel.cost.step import (
     beat_of,
@@ -91,9 +91,9 @@ class Estimator:
         value: _Value = self._made[key][1]
         return value
 
-    def for_batch(self, global_batch: int) -> Estimator:
-        """Return the estimator of the job with that many sequences in a step, which no kept cost of a microbatch depends on."""
-        other = replace(self, job=replace(self.job, global_batch=global_batch))
+    def for_job(self, job: TrainingJob) -> Estimator:
+        """Return the estimator of a job that differs in its batch and its sequence length alone, with all costs that are kept."""
+        other = replace(self, job=job, programs=self.programs.for_job(job))
         other._made = self._made
         return other
 
@@ -139,8 +139,7 @@ def with_kept_programs(estimator: Estimator) -> Estimator:
     programs = estimator.programs
     if programs.network_at is not None:
         return estimator  # the graphs come from a function: equal jobs may have others
-    compiled = compiled_for(programs.trained, programs.profile.compiled, programs.any_operand_order)
-    return replace(estimator, programs=replace(programs, compiled=compiled))
+    return replace(estimator, programs=programs.kept())
 
 
 def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:

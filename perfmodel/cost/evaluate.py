@@ -61,9 +61,7 @@ class RowTimes:
     between_nodes: Array | None
 
 
-def amount_values(
-    amounts: Amounts, grid: LayoutGrid, microbatch: Array | float = 1.0, seq_len: Array | float = 1.0
-) -> tuple[Array, Array]:
+def amount_values(amounts: Amounts, grid: LayoutGrid, microbatch: Array | float = 1.0, seq_len: Array | float = 1.0) -> tuple[Array, Array]:
     """[amounts, columns] values of every amount, and [masks, columns] sizes of every group of axes.
 
     seq_len   tokens of a sequence; of amounts of a network, which has its sizes in itself, none

@@ -76,9 +76,7 @@ def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[A
     return columns
 
 
-def microbatch_cost(
-    program: Program, machine: Machine, grid: LayoutGrid, microbatch: Array, seq_len: Array | float = 1.0
-) -> MicrobatchCost:
+def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microbatch: Array, seq_len: Array | float) -> MicrobatchCost:
     """Evaluate `program` on every row of the grid, with that row's microbatch (sequences for one data-parallel rank) and the tokens of a
     sequence; a network has its sizes in itself."""
     amount, sizes = amount_values(program.amounts, grid, microbatch, seq_len)
@@ -103,9 +101,7 @@ def microbatch_cost(
         between_nodes=times.between_nodes,
         waits=counted_launches(program.rows, sizes),
         beside=None if program.beside is None else _work(program.beside, machine, grid, microbatch, seq_len),
-        weight_gradients=None
-        if program.weight_gradients is None
-        else _work(program.weight_gradients, machine, grid, microbatch, seq_len),
+        weight_gradients=None if program.weight_gradients is None else _work(program.weight_gradients, machine, grid, microbatch, seq_len),
     )
 
 

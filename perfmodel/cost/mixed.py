@@ -50,6 +50,7 @@ from perfmodel.foundation.memory_room import MemoryRule, Verdict, memory_rule
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.stage_cuts import layers_of_stages
+from perfmodel.workload.job import TrainingJob
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -62,10 +63,10 @@ class MixedEstimator(Estimator):
     pools: tuple[Estimator, ...]
     joined: tuple[Estimator, ...]
 
-    def for_batch(self, global_batch: int) -> MixedEstimator:
-        """Return the estimator of the job with that many sequences in a step."""
-        pools, joined = (tuple(each.for_batch(global_batch) for each in of) for of in (self.pools, self.joined))
-        return replace(self, job=replace(self.job, global_batch=global_batch), pools=pools, joined=joined)
+    def for_job(self, job: TrainingJob) -> MixedEstimator:
+        """Return the estimator of a job that differs in its batch and its sequence length alone."""
+        pools, joined = (tuple(each.for_job(job) for each in of) for of in (self.pools, self.joined))
+        return replace(self, job=job, programs=self.programs.for_job(job), pools=pools, joined=joined)
 
     def predict_machines(
         self, plan: Plan, number: int, *, memory_headroom: float | None = None, risk: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
@@ -81,6 +81,15 @@ class Programs:
     rank_rows: RankRows | None = None
     compiled: Compiled = field(default_factory=Compiled)
 
+    def for_job(self, job: TrainingJob) -> Programs:
+        """Return the programs of a job that differs in its batch and its sequence length alone."""
+        other = replace(self, job=job)
+        return other if job.seq_len == self.job.seq_len or other.trained == self.trained else other.kept()
+
+    def kept(self) -> Programs:
+        """Return these programs with those that equal jobs compiled before."""
+        return replace(self, compiled=compiled_for(self.trained, self.profile.compiled, self.any_operand_order))
+
     def program(
         self,
         rules: RuleSet | str,
@@ -151,7 +160,7 @@ class Programs:
 
     @property
     def trained(self) -> tuple[Any, ...]:
-        """What programs depend on of a job of a decoder: neither its batch nor, where one program serves several, its sequence length."""
+        """Fields of a decoder's job that programs depend on: neither its batch nor, where one program serves all, its length."""
         job = self.job
         return job.model, self.graph_length, job.precision, job.optimizer, job.train, job.routing
 

@@ -1,7 +1,8 @@
 """Rows: what takes time on a chip, one row for each piece of an operator's work and each collective of activations, with symbolic sizes.
 
-Every size is an *amount*: base * |batch dim| * seq_len ** power / parts * ceil(padded / |padded axes|) / |axes|. Nothing here knows what the axes are: of a layout
-of plans, of a free mesh, or of one operator's configurations, whose axes are its dims. `cost/evaluate.py` prices rows on columns.
+Every size is an *amount*: base * |batch dim| * seq_len ** power / parts * ceil(padded / |padded axes|) / |axes|. Nothing here knows what
+the axes are: of a layout of plans, of a free mesh, or of one operator's configurations, whose axes are its dims. `cost/evaluate.py` prices
+rows on columns.
 """
 
 from __future__ import annotations

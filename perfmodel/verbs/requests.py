@@ -13,7 +13,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.memory_room import check_risk
-from perfmodel.foundation.values import check_name, is_path, optional_share, several, share
+from perfmodel.foundation.values import check_name, is_path, optional_share, several, share, whole
 from perfmodel.foundation.words import words_of
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
@@ -221,20 +221,26 @@ def _answer(request: Request, knobs: Knobs, plan: Plan | None, made: dict[tuple[
     return Answer(setting=setting, prediction=prediction, changes=changes(plan, prediction.plan, given) if plan is not None else ())
 
 
+#: What of a request says how many sequences a step has, and how long they are.
+_SEQUENCES = ("global_batch", "batch_tokens", "seq_len")
+
+
 def _setting(request: Request, plan: Plan | None, made: dict[tuple[int, ...], Setting]) -> Setting:
-    """Return `setting_of_request`, made once for requests that differ in nothing but the number of sequences.
+    """Return `setting_of_request`, made once for requests that differ in nothing but the number of sequences and their length.
 
     made   settings of former requests of one call, whose values are the same objects
     """
-    given = {name: getattr(request, name) for name in words_of(Request)}
-    batch = given.pop("global_batch")
-    key = tuple(map(id, given.values()))
+    key = tuple(id(getattr(request, name)) for name in words_of(Request) if name not in _SEQUENCES)
     known = made.get(key)
     if known is None or known.estimator.profile.release:  # recipes of a release differ with the batch
-        made[key] = known = setting_of_request(request, plan=plan)
-    if batch in (None, known.job.global_batch):
+        made[key] = setting = setting_of_request(request, plan=plan)
+        return setting
+    seq_len = known.job.seq_len if request.seq_len is None else whole(request.seq_len, "seq_len")
+    batch = request.global_batch if request.batch_tokens is None else _sequences(request.batch_tokens, seq_len)
+    global_batch = known.job.global_batch if batch is None else whole(batch, "global_batch")
+    if (global_batch, seq_len) == (known.job.global_batch, known.job.seq_len):
         return known
-    return replace(known, estimator=known.estimator.for_batch(batch))
+    return replace(known, estimator=known.estimator.for_job(replace(known.job, global_batch=global_batch, seq_len=seq_len)))
 
 
 def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting:

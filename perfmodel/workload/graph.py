@@ -376,9 +376,9 @@ class Operator:
     @property
     def flops(self) -> float:
         """Products of the forward pass, a multiply-add as 2; fused attention with its causal share. [FLOP]"""
-        return self.flops_of_length(1)
+        return self.flops_of_length()
 
-    def flops_of_length(self, seq_len: int, *, causal: bool = True) -> float:
+    def flops_of_length(self, seq_len: int = 1, *, causal: bool = True) -> float:
         """The same of a sequence of so many tokens; else (not `causal`) with all the scores of fused attention, as far as windows let
         queries see. [FLOP]"""
         lengths = dict.fromkeys(self.per_token, seq_len)
@@ -691,7 +691,7 @@ class Graph:
         """FLOPs of one forward pass. [FLOP]"""
         return sum(self.count(operator.layer) * operator.flops for operator in self.operators)
 
-    def flops_of_length(self, seq_len: int, *, causal: bool = True) -> float:
+    def flops_of_length(self, seq_len: int = 1, *, causal: bool = True) -> float:
         """The same of a sequence of so many tokens, where the graph is of one token; else (not `causal`) where every query of fused
         attention is multiplied with all keys, in layers with a window with as many. [FLOP]"""
         return sum(self.count(operator.layer) * operator.flops_of_length(seq_len, causal=causal) for operator in self.operators)

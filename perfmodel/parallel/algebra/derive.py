@@ -35,9 +35,6 @@ from perfmodel.parallel.algebra.sharding import (
 from perfmodel.workload.graph import NO_CASTS, Extent, Graph, Operand, Operator, Pass, Tensor, TensorRole, WeightCasts
 
 
-ONE_TOKEN = Fraction(1)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
     """A number of elements (or bytes) on one chip as a formula of the mesh, the microbatch and the length of a sequence.
@@ -261,6 +258,9 @@ class ShardedGraph:
         return Layout(cuts=self.needed[op.name, i].cuts, partial=parameter.gradient_axes)
 
 
+_ONE = Fraction(1)
+
+
 def amount_of(operator: Operator, sharding: Sharding, dims: tuple[str, ...], *, scale: float = 1.0) -> Amount:
     """Local elements over `dims` under the sharding."""
     return extent_amount(operator, sharding, operator.extent(dims), scale=scale)
@@ -273,7 +273,7 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
     """
     base, batch_dim, cutting, uneven = scale, "", set[str](), ""
     padded_size, padded_axes = 1.0, frozenset[str]()
-    length_power, share = 0, ONE_TOKEN
+    length_power, share = 0, _ONE
     for size, name in extent:
         if name in operator.per_sample:
             batch_dim = name

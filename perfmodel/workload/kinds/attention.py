@@ -86,9 +86,7 @@ def attention(
         keys=extent(dims, keys),
         head_dim=head_dim,
         value_head_dim=value_head_dim,
-        mask=None
-        if causal is None
-        else CausalWindow(window=causal.window, windowed_fraction=causal.windowed, is_chunked=causal.chunked),
+        mask=None if causal is None else CausalWindow(window=causal.window, windowed_fraction=causal.windowed, is_chunked=causal.chunked),
     )
     return Operator(
         name=name,
