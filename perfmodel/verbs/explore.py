@@ -240,7 +240,7 @@ class SystemPredictor:
         cluster = as_columns([system.cluster for system in systems])
         estimator = fresh_estimator(setting.job, cluster, calibration, profile)
         rule = {"memory_headroom": asked.memory_headroom, "risk": asked.risk}
-        return [told(each, setting) for each in estimator.predict_machines(plan, len(systems), **rule)]
+        return [told(each, setting) for each in estimator.predict_columns([plan] * len(systems), **rule)]
 
     def _serve(self, asked: ServingRequest, held: Plan | ServingPlan | None) -> ServingPrediction:
         from perfmodel.cost.serving.simulated import predict_served
