@@ -99,7 +99,7 @@ class Estimator:
         return other
 
     def shared_by_columns(self, plan: Plan) -> tuple[Any, ...]:
-        """What plans of estimators of one job agree in where `predict_columns` takes them together."""
+        """Return the fields in which plans of a job agree that `predict_columns` takes together."""
         of_plan = tuple(getattr(plan, each.name) for each in fields(plan) if each.name != "job")
         of_job = tuple(getattr(plan.job, each.name) for each in fields(plan.job) if each.name != "seq_len")
         return id(self.machine), id(self.programs.compiled), *of_plan, *of_job
@@ -303,9 +303,8 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     model = job.transformer
     if not model.is_plain:
         written = estimator.programs.graph(AttentionKernel.FLASH, rank_rows=EVEN)  # whose scores are told apart
-        whole, causal = estimator.once(
-            written, ("flops", job.seq_len), lambda: [written.flops_of_length(job.seq_len, causal=causal) for causal in (False, True)]
-        )
+        flops = estimator.once(written, ("flops",), lambda: written.flops_by_length)
+        whole, causal = (sum(each.at(job.seq_len, causal=causal) for each in flops) for causal in (False, True))
         return 3.0 * whole / job.seq_len, 3.0 * causal / job.seq_len
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up
     counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)

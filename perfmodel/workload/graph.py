@@ -18,7 +18,7 @@ The last makes the gradient of a weight partial on the axes of the batch: data p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -26,6 +26,7 @@ from math import inf, prod
 from typing import Any
 
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.columns import Column
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.causal import CausalWindow
@@ -36,9 +37,6 @@ Extent = tuple[tuple[int, str], ...]
 
 #: Of a token's id or place: int64, as torch's embeddings and losses take it.
 INDEX_BYTES = 8.0
-
-#: Of works without dims that count tokens.
-NO_LENGTHS: Mapping[str, int] = {}
 
 Setting = int | float | str | bool | tuple[int, ...]
 
@@ -157,15 +155,7 @@ class FusedAttention:
     @property
     def causal_fraction(self) -> float:
         """The share of the scores that is computed, of a graph for one length."""
-        return self.computed_fraction(count_of(self.keys))
-
-    def computed_fraction(self, num_keys: float, *, causal: bool = True) -> float:
-        """The share of the scores that is computed of a sequence of so many keys; else (not `causal`) those that windows let queries see,
-        before them or not."""
-        if self.mask is None:
-            return 1.0
-        mask = self.mask.over(num_keys)
-        return float(mask.fraction if causal else mask.visible)
+        return 1.0 if self.mask is None else float(self.mask.over(count_of(self.keys)).fraction)
 
     def extents(self) -> Iterator[Extent]:
         yield from (self.batch, self.heads, self.kv_heads, self.queries, self.keys)
@@ -376,30 +366,62 @@ class Operator:
     @property
     def flops(self) -> float:
         """Products of the forward pass, a multiply-add as 2; fused attention with its causal share. [FLOP]"""
-        return self.flops_of_length()
+        return float(sum(each.at(1) for each in self.flops_by_length))
 
-    def flops_of_length(self, seq_len: int = 1, *, causal: bool = True) -> float:
-        """The same of a sequence of so many tokens; else (not `causal`) with all the scores of fused attention, as far as windows let
-        queries see. [FLOP]"""
-        lengths = dict.fromkeys(self.per_token, seq_len)
-        return sum(flops_of(work, lengths, causal=causal) for work in self.forward)
+    @property
+    def flops_by_length(self) -> tuple[ByLength, ...]:
+        """The same for each work, of sequences of any length. [FLOP]"""
+        return tuple(flops_of(work, self.per_token) for work in self.forward)
 
 
-def flops_of(work: Work, lengths: Mapping[str, int] = NO_LENGTHS, *, causal: bool = True) -> float:
-    """FLOPs of products, a multiply-add counted as 2; `lengths`: of the dims that count tokens. [FLOP]"""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByLength:
+    """A quantity of a sequence as a formula of its length.
+
+    base * seq_len ** power, times the share of the scores that is computed under a mask over `keys` (base, power)
+    """
+
+    base: float = 0.0
+    power: int = 0
+    mask: CausalWindow | None = None
+    keys: tuple[float, int] = (1.0, 0)
+
+    def at(self, seq_len: Column, *, causal: bool = True) -> Any:
+        """For sequences of so many tokens; else (not `causal`) with all scores that windows let queries see."""
+        value = self.base * seq_len**self.power
+        if self.mask is None:
+            return value
+        base, power = self.keys
+        mask = self.mask.over(base * seq_len**power)
+        return value * (mask.fraction if causal else mask.visible)
+
+    def times(self, factor: float) -> ByLength:
+        return replace(self, base=self.base * factor)
+
+
+def flops_of(work: Work, per_token: Container[str] = ()) -> ByLength:
+    """FLOPs of products, a multiply-add counted as 2; per_token: the dims that count tokens. [FLOP]"""
     match work:
         case Product():
-            return 2.0 * work.repeats * prod(count_of(extent, lengths) for extent in (work.batch, work.m, work.n, work.k))
+            base = 2.0 * work.repeats * count_of(work.batch) * count_of(work.m) * count_of(work.n) * count_of(work.k)
+            power = sum(length_power(extent, per_token) for extent in (work.batch, work.m, work.n, work.k))
+            return ByLength(base=base, power=power)
         case FusedAttention():
-            num_keys = count_of(work.keys, lengths)
-            scores = prod(count_of(extent, lengths) for extent in (work.batch, work.heads, work.queries)) * num_keys
-            return 4.0 * scores * work.width * work.computed_fraction(num_keys, causal=causal)
-    return 0.0
+            scores = count_of(work.batch) * count_of(work.heads) * count_of(work.queries) * count_of(work.keys)
+            power = sum(length_power(extent, per_token) for extent in (work.batch, work.heads, work.queries, work.keys))
+            keys = count_of(work.keys), length_power(work.keys, per_token)
+            return ByLength(base=4.0 * scores * work.width, power=power, mask=work.mask, keys=keys)
+    return ByLength()
 
 
-def count_of(extent: Extent, lengths: Mapping[str, int] = NO_LENGTHS) -> float:
-    """Its elements, of a decoder's those of one sequence; `lengths`: of the dims that count tokens."""
-    return float(prod(size * lengths.get(dim, 1) for size, dim in extent))
+def count_of(extent: Extent) -> float:
+    """Its elements, of a decoder's those of one sequence, or of one token."""
+    return float(prod(size for size, _ in extent))
+
+
+def length_power(extent: Extent, per_token: Container[str]) -> int:
+    """Power of the sequence length that it is proportional to; per_token: the dims that count tokens."""
+    return sum(dim in per_token for _, dim in extent)
 
 
 # --- graphs ---------------------------------------------------------------------------------------------------------
@@ -691,7 +713,7 @@ class Graph:
         """FLOPs of one forward pass. [FLOP]"""
         return sum(self.count(operator.layer) * operator.flops for operator in self.operators)
 
-    def flops_of_length(self, seq_len: int = 1, *, causal: bool = True) -> float:
-        """The same of a sequence of so many tokens, where the graph is of one token; else (not `causal`) where every query of fused
-        attention is multiplied with all keys, in layers with a window with as many. [FLOP]"""
-        return sum(self.count(operator.layer) * operator.flops_of_length(seq_len, causal=causal) for operator in self.operators)
+    @property
+    def flops_by_length(self) -> tuple[ByLength, ...]:
+        """The same, of sequences of any length where the graph is of one token. [FLOP]"""
+        return tuple(each.times(self.count(op.layer)) for op in self.operators for each in op.flops_by_length if each.base)

@@ -156,7 +156,7 @@ class MemoryRow:
 
     @cached_property
     def peaks(self) -> tuple[Peak, ...]:
-        """Of each rank."""
+        """The peak of each rank."""
         return tuple(map(peak_of, self.ranks, self.kept))
 
     def needs(self, plan: Plan, doubt: MemoryDoubt, column: int = 0) -> tuple[RankNeed, ...]:
@@ -298,7 +298,7 @@ def entry(value: Column, column: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peak:
-    """What may be the peak of a rank, and which of it is, by column.
+    """Moments that may be the peak of a rank, and which is, by column.
 
     cases   moment, what runs then, gradients that wait and activations that are gone
     """

@@ -67,7 +67,7 @@ def test_flops_of_a_model_are_those_of_its_graph():
     """What is counted by parameters and what the graph says are one number where both can be asked."""
     estimator = estimator_of(make_job(make_model(**LLAMA_LIKE)), chips=4)
     prediction = predict(estimator, dp_shard=4)
-    counted = 3.0 * estimator.programs.graph("flash").flops_of_length(estimator.job.seq_len)
+    counted = 3.0 * sum(each.at(estimator.job.seq_len) for each in estimator.programs.graph("flash").flops_by_length)
     per_token = prediction.mfu_causal * prediction.peak_flop_rate / prediction.tokens_per_second_per_chip
     vectors = 6.0 * (8 * 2 + 1) * 512  # weights of norms are counted as parameters alone
     assert counted / estimator.job.seq_len == pytest.approx(per_token - vectors, rel=1e-12)
