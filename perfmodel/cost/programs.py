@@ -15,7 +15,7 @@ from perfmodel.cost.step import Bytes
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.frameworks.tiles import tiles_by_length
+from perfmodel.frameworks.tiles import needs_length
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
@@ -167,7 +167,8 @@ class Programs:
     @property
     def graph_length(self) -> int:
         """Tokens of a sequence that graphs are written for; 0: of one, for any length."""
-        return self.job.seq_len if tiles_by_length(self.profile) else graph_length(self.job.transformer, self.job.seq_len)
+        seq_len = self.job.seq_len
+        return seq_len if needs_length(self.profile, seq_len) else graph_length(self.job.transformer, seq_len)
 
     def graph(
         self, attention: AttentionKernel, dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL, *, rank_rows: RankRows | None = None

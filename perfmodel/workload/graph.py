@@ -454,6 +454,7 @@ class Tensor:
     bias_of    of a bias: the product to whose output it is added
     part       of a parameter: what formats of weights tell apart (`quantization.py`)
     is_stored  lies in memory; else it is only between operators of one kernel
+    tokens_at_once   of a sequence, that lie in memory together, in a graph of one token; 0: all
     copies     of each row, where only one for each place travels between chips; None: all of them do
     exchanged  of an all-to-all of it: what the busiest chip sends or receives, over what a chip holds
     is_counted how much of it goes where is known on the chips alone: the host waits for that before it sends any
@@ -473,6 +474,7 @@ class Tensor:
     bias_of: str = ""
     part: WeightPart = "other"
     is_stored: bool = True
+    tokens_at_once: int = 0
     is_set: bool = False
     copies: Copies | None = None
     exchanged: float = 1.0

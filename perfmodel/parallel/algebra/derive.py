@@ -65,6 +65,10 @@ class Amount:
     def scaled(self, factor: float) -> Amount:
         return self.of_base(self.base * factor)
 
+    def at_once(self, tokens: int) -> Amount:
+        """Return the same of so many tokens in place of all of a sequence."""
+        return replace(self, base=self.base * tokens, length_power=self.length_power - 1)
+
     def of_base(self, base: float) -> Amount:
         """Return the same formula with another base; `replace` takes ten times as long."""
         return Amount(
@@ -249,8 +253,9 @@ class ShardedGraph:
             op, dims = maker, maker.output.dims
         elif maker is not None and maker is not op and not (is_expanded and op.is_product):
             dims = tuple(name for name, made in zip(dims, maker.output.dims, strict=True) if made not in maker.stretched)
-        scale = self.graph.tensors[operand.tensor].itemsize if itemsize is None else itemsize
-        return amount_of(op, self.shardings[op.name], dims, scale=scale)
+        tensor = self.graph.tensors[operand.tensor]
+        amount = amount_of(op, self.shardings[op.name], dims, scale=tensor.itemsize if itemsize is None else itemsize)
+        return amount.at_once(tensor.tokens_at_once) if tensor.tokens_at_once else amount
 
     def layout_of(self, parameter: ParameterLayout) -> Layout:
         """As all its readers need it; partial where the sum of their gradients is."""
