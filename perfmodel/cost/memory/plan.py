@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.cost.memory.chip import (
     MEMORY,
@@ -141,7 +139,7 @@ def rank_holding(of: Holding, rank: int, live: LiveLayers, *, of_live: Stages | 
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryRow:
     """One plan's memory: of the ranks that `Stages` tells apart. Numbers, or columns of several machines or sequence lengths.
 
@@ -153,11 +151,13 @@ class MemoryRow:
     kept: list[Kept]
     ranks: tuple[RankHolding, ...]
     total: tuple[Any, ...]
+    _peaks: dict[int, Peak] = field(default_factory=dict, repr=False)
 
-    @cached_property
-    def peaks(self) -> tuple[Peak, ...]:
-        """The peak of each rank."""
-        return tuple(map(peak_of, self.ranks, self.kept))
+    def peak(self, rank: int) -> Peak:
+        """The peak of a rank, found once."""
+        if rank not in self._peaks:
+            self._peaks[rank] = peak_of(self.ranks[rank], self.kept[rank])
+        return self._peaks[rank]
 
     def needs(self, plan: Plan, doubt: MemoryDoubt, column: int = 0) -> tuple[RankNeed, ...]:
         """Memory needs of the ranks, by which the plan fits or not."""
@@ -304,11 +304,12 @@ class Peak:
     """
 
     cases: list[tuple[Moment, At, Any, Any]]
-    largest: NDArray[np.intp]
+    largest: Sequence[int]
 
 
 def peak_of(rank: RankHolding, kept: Kept) -> Peak:
-    cases, totals = [], []
+    cases: list[tuple[Moment, At, Any, Any]] = []
+    totals: list[Column] = []
     for moment in rank.moments:
         at = moment.at if moment.at in kept else At.BLOCKS
         activations, received = kept[at]
@@ -316,7 +317,13 @@ def peak_of(rank: RankHolding, kept: Kept) -> Peak:
             waits, gone = (x / rank.factor for x in each)
             cases.append((moment, at, waits, gone))
             totals.append((activations + received) + moment.total + (waits - gone))
-    return Peak(cases=cases, largest=np.argmax(np.array(np.broadcast_arrays(*map(np.atleast_1d, totals))), axis=0))
+    columns = max(map(np.size, totals))
+    if columns == 1:
+        return Peak(cases=cases, largest=[int(np.argmax([scalar(total) for total in totals]))])
+    table = np.empty((len(totals), columns))
+    for number, total in enumerate(totals):
+        table[number] = total
+    return Peak(cases=cases, largest=table.argmax(axis=0).tolist())
 
 
 def memory_by_class(rank: RankHolding, kept: Kept, peak: Peak | None = None, column: int = 0) -> tuple[str, dict[str, float]]:
@@ -362,7 +369,7 @@ def fullest_by_class(row: MemoryRow, column: int) -> tuple[dict[str, float], flo
     """Bytes of the fullest chip by class, their sum, and when in the step that is."""
     totals = [entry(total, column) for total in row.total]
     rank = int(np.argmax(totals))
-    moment, values = memory_by_class(row.ranks[rank], row.kept[rank], row.peaks[rank], column)
+    moment, values = memory_by_class(row.ranks[rank], row.kept[rank], row.peak(rank), column)
     values["framework"] = entry(row.of.outside, column)
     held = totals[rank] - sum(values.values())
     values["allocator"] = held if held > 1e-12 * totals[rank] else 0.0
