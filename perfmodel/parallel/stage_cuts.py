@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.parallel.layout import AttentionKernel, even_stage_layers
+from perfmodel.workload.by_length import ByLength
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import (
-    ByLength,
     CacheAttention,
     FusedAttention,
     Graph,

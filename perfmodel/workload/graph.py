@@ -26,9 +26,9 @@ from math import inf, prod
 from typing import Any
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.foundation.columns import Column
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.by_length import ByLength
 from perfmodel.workload.causal import CausalWindow
 from perfmodel.workload.quantization import WeightPart
 
@@ -151,11 +151,6 @@ class FusedAttention:
     def width(self) -> float:
         """Mean of the entries over which its two products sum, and which they write, of a head."""
         return 0.5 * (self.head_dim + (self.value_head_dim or self.head_dim))
-
-    @property
-    def causal_fraction(self) -> float:
-        """The share of the scores that is computed, of a graph for one length."""
-        return 1.0 if self.mask is None else float(self.mask.over(count_of(self.keys)).fraction)
 
     def extents(self) -> Iterator[Extent]:
         yield from (self.batch, self.heads, self.kv_heads, self.queries, self.keys)
@@ -372,31 +367,6 @@ class Operator:
     def flops_by_length(self) -> tuple[ByLength, ...]:
         """The same for each work, of sequences of any length. [FLOP]"""
         return tuple(flops_of(work, self.per_token) for work in self.forward)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByLength:
-    """A quantity of a sequence as a formula of its length.
-
-    base * seq_len ** power, times the share of the scores that is computed under a mask over `keys` (base, power)
-    """
-
-    base: float = 0.0
-    power: int = 0
-    mask: CausalWindow | None = None
-    keys: tuple[float, int] = (1.0, 0)
-
-    def at(self, seq_len: Column, *, causal: bool = True) -> Any:
-        """For sequences of so many tokens; else (not `causal`) with all scores that windows let queries see."""
-        value = self.base * seq_len**self.power
-        if self.mask is None:
-            return value
-        base, power = self.keys
-        mask = self.mask.over(base * seq_len**power)
-        return value * (mask.fraction if causal else mask.visible)
-
-    def times(self, factor: float) -> ByLength:
-        return replace(self, base=self.base * factor)
 
 
 def flops_of(work: Work, per_token: Container[str] = ()) -> ByLength:

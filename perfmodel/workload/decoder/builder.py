@@ -111,13 +111,18 @@ def dim_of(word: str) -> str:
     return word.partition("_")[0]
 
 
+_MOST_PARTS = 10_000
+"""Denominator of a stated skew or capacity, so that whole numbers of rows come out whole."""
+
+
 def rows_of_expert(seq_len: int, experts: Experts, rank_rows: RankRows) -> int:
     """Rows that an expert has of a sequence on average, or where its length is a quantity, the share of them that each token is."""
     if seq_len:
         return size_of(seq_len * experts.top_k * rank_rows.computed / experts.num_experts)
-    if rank_rows.computed != int(rank_rows.computed):
+    computed = Fraction(rank_rows.computed).limit_denominator(_MOST_PARTS)
+    if float(computed) != rank_rows.computed:  # of counted rows: a mean that is no whole number of them anyway
         return size_of(experts.top_k * rank_rows.computed / experts.num_experts)
-    return cast("int", Fraction(experts.top_k * int(rank_rows.computed), experts.num_experts))
+    return cast("int", computed * Fraction(experts.top_k, experts.num_experts))
 
 
 def size_of(value: float) -> int:
