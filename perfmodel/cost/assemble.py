@@ -103,6 +103,7 @@ def step_constant(profile: ExecutionProfile, machine: Machine) -> float:
 class PlanColumns:
     """Common terms of the step time and the memory of plans, one entry a plan.
 
+    seq_lens       each a column of the microbatch's cost, of one plan
     stage_layers   blocks of the first plan's virtual stages
     is_scattered   whether what stages hand on is cut over tp
     """
@@ -110,6 +111,7 @@ class PlanColumns:
     program: Program
     grid: LayoutGrid
     micro: MicrobatchCost
+    seq_lens: tuple[int, ...]
     stages: Stages
     stage_layers: tuple[int, ...]
     is_scattered: bool
@@ -137,16 +139,19 @@ class StepColumns:
         return self.pipeline + self.beside.total
 
 
-def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
+def plan_columns(estimator: Estimator, plans: Sequence[Plan], seq_lens: Sequence[int] = ()) -> PlanColumns:
     """Columns of plans of the estimator's job that differ only in degrees, micro-batch and stages.
 
     They share rules, attention, what is recomputed, ZeRO stage, schedule, order, and whether they are pipelined.
+
+    seq_lens   of one plan: sequence lengths, each a column, that the estimator's programs serve; none: that of the job
     """
     profile, machine, first = estimator.profile, estimator.machine, plans[0]
     check_equal_chips(estimator.cluster)
     program = estimator.programs.program_of(first)
     grid, dealt = _placed(estimator, plans)
     once = _once(estimator, grid, is_assigned=first.assignment is not None)
+    lengths = tuple(seq_lens) or (estimator.job.seq_len,)
     micro_batch = _column(plan.micro_batch for plan in plans)
     parameters = estimator.programs.parameter_program(
         program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1
@@ -154,7 +159,12 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     return PlanColumns(
         program=program,
         grid=grid,
-        micro=once(program, (*once.microbatch, first.micro_batch), lambda: microbatch_cost(program, machine, grid, micro_batch)),
+        micro=once(
+            program,
+            (*once.microbatch, first.micro_batch, *lengths),
+            lambda: microbatch_cost(program, machine, grid, micro_batch, _column(lengths)),
+        ),
+        seq_lens=lengths,
         stages=once(
             program,
             ("stages", dealt[0], first.layout.pp),

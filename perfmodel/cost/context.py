@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.options import HEAD_TAIL
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.workload.causal import CausalMask
+from perfmodel.workload.causal import CausalWindow
 
 Array = NDArray[np.float64]
 
@@ -22,17 +24,16 @@ class AttentionHabits:
     shared_rate_fraction   rate of its kernel there over that where they do not
     """
 
-    mask: CausalMask | None
+    mask: CausalWindow | None
     is_head_tail: bool
     shared_rate_fraction: float
 
-    @property
-    def fraction(self) -> float:
+    def fraction(self, num_keys: Column) -> Any:
         """Share of the whole square that is computed."""
-        return 1.0 if self.mask is None else self.mask.fraction
+        return 1.0 if self.mask is None else self.mask.over(num_keys).fraction
 
 
-def attention_habits(mask: CausalMask | None, profile: ExecutionProfile) -> AttentionHabits:
+def attention_habits(mask: CausalWindow | None, profile: ExecutionProfile) -> AttentionHabits:
     return AttentionHabits(
         mask=mask,
         is_head_tail=profile.communication.context_chunks == HEAD_TAIL,
@@ -53,6 +54,6 @@ def attention_share(habits: AttentionHabits, num_chunks: Array, num_keys: Array)
     A kernel that reaches less of its rate where queries are shared is one that computes more of them at its own. What it does beside
     (blocks are sent, partial results merged) grows with the length of a block, its scores with the square: long blocks hide it.
     """
-    seen = 1.0 if habits.mask is None else habits.mask.seen_by_slowest(num_chunks, head_tail=habits.is_head_tail)
+    seen = 1.0 if habits.mask is None else habits.mask.over(num_keys).seen_by_slowest(num_chunks, head_tail=habits.is_head_tail)
     beside = (1.0 / habits.shared_rate_fraction - 1.0) * np.minimum(1.0, SHARED_BLOCK * num_chunks / num_keys)
     return np.asarray(np.where(num_chunks > 1.0, seen * (1.0 + beside), seen))

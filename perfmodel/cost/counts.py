@@ -131,7 +131,7 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int],
     )
     counts = RankCounts()
     times = _times(estimator, program.regions, plan, place["pp"])
-    values, _ = amount_values(program.amounts, grid, np.array([float(plan.micro_batch)]))
+    values, _ = amount_values(program.amounts, grid, np.array([float(plan.micro_batch)]), float(plan.job.seq_len))
     amount = values[:, 0]
     _count_flops(counts, program, plan, place, amount, times, [number * plan.etp for number in received])
     mesh = folded_mesh(plan)

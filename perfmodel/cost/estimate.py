@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,8 +29,8 @@ from perfmodel.cost.memory.plan import (
 )
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.program import PHASES
-from perfmodel.cost.programs import Programs, compiled_for
-from perfmodel.cost.stages import rank_runs, stage_sums, total_pass
+from perfmodel.cost.programs import Programs
+from perfmodel.cost.stages import rank_runs, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import (
     beat_of,
     element_bytes,
@@ -42,6 +42,7 @@ from perfmodel.cost.step import (
     shown_communication,
     shown_exchanges,
 )
+from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.memory_room import MemoryRule, fit_probability, memory_rule
 from perfmodel.frameworks.memory_uncertainty import memory_doubt
@@ -91,11 +92,17 @@ class Estimator:
         value: _Value = self._made[key][1]
         return value
 
-    def for_batch(self, global_batch: int) -> Estimator:
-        """Return the estimator of the job with that many sequences in a step, which no kept cost of a microbatch depends on."""
-        other = replace(self, job=replace(self.job, global_batch=global_batch))
+    def for_job(self, job: TrainingJob) -> Estimator:
+        """Return the estimator of a job that differs in its batch and its sequence length alone, with all costs that are kept."""
+        other = replace(self, job=job, programs=self.programs.for_job(job))
         other._made = self._made
         return other
+
+    def shared_by_columns(self, plan: Plan) -> tuple[Any, ...]:
+        """Return the fields in which plans of a job agree that `predict_columns` takes together."""
+        of_plan = tuple(getattr(plan, each.name) for each in fields(plan) if each.name != "job")
+        of_job = tuple(getattr(plan.job, each.name) for each in fields(plan.job) if each.name != "seq_len")
+        return id(self.machine), id(self.programs.compiled), *of_plan, *of_job
 
     def predict(self, plan: Plan, *, memory_headroom: float | None = None, risk: float | None = None) -> Prediction:
         """The plan's step, with every part named.
@@ -103,13 +110,18 @@ class Estimator:
         memory_headroom   share of the usable memory that a plan that fits leaves free
         risk              in its place, the probability that a plan that fits does not
         """
-        return self.predict_machines(plan, 1, memory_headroom=memory_headroom, risk=risk)[0]
+        return self.predict_columns([plan], memory_headroom=memory_headroom, risk=risk)[0]
 
-    def predict_machines(
-        self, plan: Plan, number: int, *, memory_headroom: float | None = None, risk: float | None = None
+    def predict_columns(
+        self, plans: Sequence[Plan], *, memory_headroom: float | None = None, risk: float | None = None
     ) -> list[Prediction]:
-        """`predict` on each of so many machines: the columns of an estimator whose cluster has some (`foundation.columns.as_columns`)."""
-        return _predictions(self, plan, evaluate_plan(self, plan), memory_rule(memory_headroom, risk), number)
+        """`predict` of plans that differ in their sequence length alone, each a column; its programs must serve all of them.
+
+        Or of one plan for each machine of an estimator whose cluster has columns (`foundation.columns.as_columns`).
+        """
+        lengths = [plan.job.seq_len for plan in plans]
+        row = evaluate_plan(self, plans[0], lengths if len(set(lengths)) > 1 else ())
+        return _predictions(self, plans, row, memory_rule(memory_headroom, risk))
 
 
 def make_estimator(
@@ -139,9 +151,7 @@ def with_kept_programs(estimator: Estimator) -> Estimator:
     programs = estimator.programs
     if programs.network_at is not None:
         return estimator  # the graphs come from a function: equal jobs may have others
-    one_sequence = replace(estimator.job, global_batch=1)
-    compiled = compiled_for(one_sequence, programs.profile.compiled, programs.any_operand_order)
-    return replace(estimator, programs=replace(programs, compiled=compiled))
+    return replace(estimator, programs=programs.kept())
 
 
 def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
@@ -175,7 +185,7 @@ def with_long_attention(profile: ExecutionProfile, machine: Machine) -> Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanRow:
-    """One plan evaluated: the terms of its step as arrays of one, and its memory."""
+    """One plan evaluated: the terms of its step as columns, and its memory."""
 
     columns: StepColumns
     memory_row: MemoryRow
@@ -185,14 +195,15 @@ class PlanRow:
         return float(self.columns.step_time[0])
 
 
-def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
-    columns = plan_columns(estimator, [plan])
+def evaluate_plan(estimator: Estimator, plan: Plan, seq_lens: Sequence[int] = ()) -> PlanRow:
+    """seq_lens: as `plan_columns` has them."""
+    columns = plan_columns(estimator, [plan], seq_lens)
     return PlanRow(columns=step_columns(estimator, [plan], columns), memory_row=_memory_row(estimator, plan, columns))
 
 
-def evaluate_memory(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None) -> MemoryRow:
+def evaluate_memory(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None, *, seq_lens: Sequence[int] = ()) -> MemoryRow:
     """Its memory alone, as `evaluate_plan` has it; of `plan_columns`, which are made where they are not given."""
-    return _memory_row(estimator, plan, columns or plan_columns(estimator, [plan]))
+    return _memory_row(estimator, plan, columns or plan_columns(estimator, [plan], seq_lens))
 
 
 def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> MemoryRow:
@@ -201,49 +212,58 @@ def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> Memor
     return memory_row(plan, columns, estimator.once(micro, ("activations", plan.recompute), make), estimator=estimator)
 
 
-def _predictions(estimator: Estimator, plan: Plan, row: PlanRow, rule: MemoryRule, number: int) -> list[Prediction]:
-    machine, tokens = estimator.machine, plan.job.tokens_per_step
+def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule: MemoryRule) -> list[Prediction]:
+    machine, first, number = estimator.machine, plans[0], len(plans)
     counted = machine.low or machine  # what most FLOP are computed in
-    palm, causal = model_flops(estimator, plan)
     time, peak = scalar(row.columns.step_time), counted.peak_flop_rate
-    scale = tokens / (time * plan.num_chips * peak)
-    parts = step_parts(estimator, plan, row.columns, number)
+    tokens = _column_of(plan.job.tokens_per_step for plan in plans)
+    by_length = {plan.job.seq_len: plan for plan in plans}
+    flops = {length: model_flops(estimator, plan) for length, plan in by_length.items()}
+    reasons = {length: estimator.profile.not_runnable_reason(plan) for length, plan in by_length.items()}
+    palm, causal = (_column_of(values) for values in zip(*(flops[plan.job.seq_len] for plan in plans), strict=True))
+    scale = tokens / (time * first.num_chips * peak)
+    parts = step_parts(estimator, first, row.columns, number)
     capacities, usable = entries(machine.memory_capacity, number), entries(machine.memory_usable, number)
-    # what is the same on all machines, and what is not
+    # what is the same in all columns, and what is not
     shared: dict[str, Any] = {
-        "plan": plan,
         "peak_dtype": str(counted.dtype),
         "rests_on": rests_on(machine, parts[0]),
-        "not_runnable": estimator.profile.not_runnable_reason(plan),
-        "host_memory": host_memory(estimator, plan, row.memory_row),
         "price_per_hour": estimator.cluster.chip.price_per_hour,
     }
     columns = {
         "step_time": time,
-        "tokens_per_second_per_chip": tokens / time / plan.num_chips,
+        "tokens_per_second_per_chip": tokens / time / first.num_chips,
         "mfu_palm": palm * scale,
         "mfu_causal": causal * scale,
-        "hfu": executed_flops(estimator, plan, row) / (time * plan.num_chips * peak),
+        "hfu": executed_flops(estimator, first, row) / (time * first.num_chips * peak),
         "peak_flop_rate": peak,
+        "host_memory": host_memory(estimator, first, row),
     }
     values = zip(*(entries(each, number) for each in columns.values()), strict=True)
     held = zip(*(entries(each, number) for each in (row.memory_row.of.outside, *row.memory_row.total)), strict=True)
     memories: dict[tuple[float, ...], dict[str, Any]] = {}
     found = []
-    for i, (value, key) in enumerate(zip(values, held, strict=True)):
-        key = (*key, usable[i])
+    for i, (plan, value, key) in enumerate(zip(plans, values, held, strict=True)):
+        key = (*key, usable[i], plan.job.seq_len)
         if key not in memories:
-            memories[key] = memory_fields(estimator, plan, row.memory_row.of_machine(i), rule, usable[i])
+            memories[key] = memory_fields(estimator, plan, row.memory_row, rule, usable[i], i)
         named = dict(zip(columns, value, strict=True))
-        found.append(Prediction(**shared, **named, **memories[key], parts=parts[i], memory_capacity=capacities[i]))
+        fields = {**shared, **named, **memories[key], "not_runnable": reasons[plan.job.seq_len]}
+        found.append(Prediction(plan=plan, **fields, parts=parts[i], memory_capacity=capacities[i]))
     return found
 
 
-def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: float) -> dict[str, Any]:
-    """The fields of a prediction that follow from the memory of the plan and what is usable."""
-    memory, _, moment = fullest_by_class(row)
+def _column_of(values: Iterable[float]) -> Column:
+    """A number where all values are the same."""
+    found = [float(value) for value in values]
+    return found[0] if all(value == found[0] for value in found) else np.array(found)
+
+
+def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: float, column: int = 0) -> dict[str, Any]:
+    """The fields of a prediction that follow from the memory of the plan, one of the columns, and what is usable."""
+    memory, _, moment = fullest_by_class(row, column)
     doubt = memory_doubt(estimator.profile)
-    ranks = row.needs(plan, doubt)
+    ranks = row.needs(plan, doubt, column)
     return {
         "memory": memory,
         "memory_moment": moment,
@@ -255,19 +275,20 @@ def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: Memory
     }
 
 
-def host_memory(estimator: Estimator, plan: Plan, row: MemoryRow) -> float:
+def host_memory(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
     """Bytes that the fullest chip would hold itself if nothing lay in the host's memory: what is kept, weights and optimizer states."""
     profile = on_chip(estimator.profile)
     if profile == estimator.profile:
         return 0.0
     sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile, estimator.programs.sizes.projection)
     programs = replace(estimator.programs, profile=profile, sizes=sizes)
-    alone = evaluate_memory(replace(estimator, profile=profile, programs=programs), plan)
+    alone = evaluate_memory(replace(estimator, profile=profile, programs=programs), plan, seq_lens=row.columns.plans.seq_lens)
 
-    def staying(of: MemoryRow, rank: int) -> float:
+    def staying(of: MemoryRow, rank: int) -> Any:
         return scalar(sum(of.ranks[rank].static)) + scalar(of.kept[rank][At.BLOCKS][0])
 
-    return max(0.0, *(staying(alone, rank) - staying(row, rank) for rank in range(len(row.ranks))))
+    held = row.memory_row
+    return scalar(slowest_stage((0.0, *(staying(alone, rank) - staying(held, rank) for rank in range(len(held.ranks))))))
 
 
 def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
@@ -282,7 +303,8 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     model = job.transformer
     if not model.is_plain:
         written = estimator.programs.graph(AttentionKernel.FLASH, rank_rows=EVEN)  # whose scores are told apart
-        whole, causal = estimator.once(written, ("flops",), lambda: (written.square_flops, written.flops))
+        flops = estimator.once(written, ("flops",), lambda: written.flops_by_length)
+        whole, causal = (sum(each.at(job.seq_len, causal=causal) for each in flops) for causal in (False, True))
         return 3.0 * whole / job.seq_len, 3.0 * causal / job.seq_len
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up
     counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
@@ -298,10 +320,11 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     return dense + attention * mask.visible, dense + attention * mask.fraction
 
 
-def executed_flops(estimator: Estimator, plan: Plan, row: PlanRow) -> float:
+def executed_flops(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
     """FLOP of all chips in one step, with what is recomputed."""
-    flops = row.columns.plans.micro.flops[:, 0].tolist()
-    total = 0.0
+    executed = row.columns.plans.micro.flops
+    flops: list[Any] = executed[:, 0].tolist() if executed.shape[1] == 1 else list(executed)
+    total: Column = 0.0
     for region, it in enumerate(row.columns.plans.program.regions):
         by_phase = {phase: flops[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
         once = sum(by_phase.values())

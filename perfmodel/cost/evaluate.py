@@ -61,16 +61,31 @@ class RowTimes:
     between_nodes: Array | None
 
 
-def amount_values(amounts: Amounts, grid: LayoutGrid, microbatch: Array | float = 1.0) -> tuple[Array, Array]:
-    """[amounts, columns] values of every amount, and [masks, columns] sizes of every group of axes."""
+def amount_values(amounts: Amounts, grid: LayoutGrid, microbatch: Array | float = 1.0, seq_len: Array | float = 1.0) -> tuple[Array, Array]:
+    """[amounts, columns] values of every amount, and [masks, columns] sizes of every group of axes.
+
+    seq_len   tokens of a sequence; of amounts of a network, which has its sizes in itself, none
+    """
     sizes = np.array([grid.size(mask) for mask in amounts.masks])
-    return values_of_sizes(amounts, sizes, np.where(amounts.batch[:, None] > 0, microbatch, 1.0)), sizes
+    batch = np.where(amounts.batch[:, None] > 0, microbatch, 1.0)
+    return values_of_sizes(amounts, sizes, batch * _powers(seq_len, amounts.length_power)), sizes
 
 
-def values_of_sizes(amounts: Amounts, sizes: Array, batch: Array) -> Array:
-    """[amounts, columns] values where the sizes of the groups, [masks, columns], and of the batch dims, [amounts, columns], are known."""
+def _powers(seq_len: Array | float, powers: NDArray[np.int64]) -> Array:
+    """[amounts, columns] powers of the length. Multiplied, not taken by `**`: whole numbers stay whole."""
+    length = np.atleast_1d(np.asarray(seq_len, dtype=np.float64))
+    found = [np.ones_like(length)]
+    for _ in range(int(powers.max(initial=0))):
+        found.append(found[-1] * length)
+    return np.array(found)[powers]
+
+
+def values_of_sizes(amounts: Amounts, sizes: Array, counted: Array) -> Array:
+    """[amounts, columns] values where the sizes of the groups, [masks, columns], and what is counted, samples and tokens of each amount,
+    [amounts, columns], are known."""
     padded = np.ceil(amounts.padded_size / sizes[amounts.padded_axes])
-    values = amounts.base * batch * padded / sizes[amounts.axes]
+    divisor = sizes[amounts.axes] if amounts.parts is None else sizes[amounts.axes] * amounts.parts
+    values = amounts.base * counted * padded / divisor
     return values if amounts.times is None else values * sizes[amounts.times]
 
 
@@ -319,7 +334,7 @@ def product_flops(rows: TimedRows, amount: Array) -> Array:
         calls = 10.0 if at["backward"][row] else 4.0  # five products backward (one of them recomputes the scores), two forward
         width = (backward_width if at["backward"][row] else forward_width)(at["head_dim"][row], at["value_head_dim"][row])
         habits = rows.attention_habits[at["habits"][row]]
-        total[segment] = total[segment] + calls * square * width * habits.fraction
+        total[segment] = total[segment] + calls * square * width * habits.fraction(amount[at["keys"][row]])
     return total
 
 

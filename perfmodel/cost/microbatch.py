@@ -76,9 +76,10 @@ def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[A
     return columns
 
 
-def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microbatch: Array) -> MicrobatchCost:
-    """Evaluate `program` on every row of the grid, with that row's microbatch (sequences for one data-parallel rank)."""
-    amount, sizes = amount_values(program.amounts, grid, microbatch)
+def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microbatch: Array, seq_len: Array | float) -> MicrobatchCost:
+    """Evaluate `program` on every row of the grid, with that row's microbatch (sequences for one data-parallel rank) and the tokens of a
+    sequence; a network has its sizes in itself."""
+    amount, sizes = amount_values(program.amounts, grid, microbatch, seq_len)
     times = row_times(program.rows, machine, members_inside(program.rows, grid), amount, sizes)
     saved = by_segment(amount[program.saved.columns["amount"]], program.saved, len(program.regions) * len(SAVED), amount.shape[1])
     return MicrobatchCost(
@@ -99,13 +100,13 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         crosses_nodes=pipeline_crosses_nodes(grid),
         between_nodes=times.between_nodes,
         waits=counted_launches(program.rows, sizes),
-        beside=None if program.beside is None else _work(program.beside, machine, grid, microbatch),
-        weight_gradients=None if program.weight_gradients is None else _work(program.weight_gradients, machine, grid, microbatch),
+        beside=None if program.beside is None else _work(program.beside, machine, grid, microbatch, seq_len),
+        weight_gradients=None if program.weight_gradients is None else _work(program.weight_gradients, machine, grid, microbatch, seq_len),
     )
 
 
-def _work(rows: TimedRows, machine: Machine, grid: LayoutGrid, microbatch: Array) -> Array:
-    amount, sizes = amount_values(rows.amounts, grid, microbatch)
+def _work(rows: TimedRows, machine: Machine, grid: LayoutGrid, microbatch: Array, seq_len: Array | float) -> Array:
+    amount, sizes = amount_values(rows.amounts, grid, microbatch, seq_len)
     times = row_times(rows, machine, members_inside(rows, grid), amount, sizes)
     return (times.matmul + times.attention) + times.streaming
 

@@ -50,6 +50,7 @@ from perfmodel.foundation.memory_room import MemoryRule, Verdict, memory_rule
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.stage_cuts import layers_of_stages
+from perfmodel.workload.job import TrainingJob
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -62,16 +63,16 @@ class MixedEstimator(Estimator):
     pools: tuple[Estimator, ...]
     joined: tuple[Estimator, ...]
 
-    def for_batch(self, global_batch: int) -> MixedEstimator:
-        """Return the estimator of the job with that many sequences in a step."""
-        pools, joined = (tuple(each.for_batch(global_batch) for each in of) for of in (self.pools, self.joined))
-        return replace(self, job=replace(self.job, global_batch=global_batch), pools=pools, joined=joined)
+    def for_job(self, job: TrainingJob) -> MixedEstimator:
+        """Return the estimator of a job that differs in its batch and its sequence length alone."""
+        pools, joined = (tuple(each.for_job(job) for each in of) for of in (self.pools, self.joined))
+        return replace(self, job=job, programs=self.programs.for_job(job), pools=pools, joined=joined)
 
-    def predict_machines(
-        self, plan: Plan, number: int, *, memory_headroom: float | None = None, risk: float | None = None
+    def predict_columns(
+        self, plans: Sequence[Plan], *, memory_headroom: float | None = None, risk: float | None = None
     ) -> list[Prediction]:
-        """`predict`; as often as there are machines."""
-        return [_prediction(self, plan, memory_rule(memory_headroom, risk))] * number
+        """`predict` of each."""
+        return [_prediction(self, plan, memory_rule(memory_headroom, risk)) for plan in plans]
 
 
 def mixed_estimator(estimator: Estimator) -> MixedEstimator:
@@ -129,14 +130,14 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
         tokens_per_second_per_chip=per_second,
         mfu_palm=palm * per_second / peak,
         mfu_causal=causal * per_second / peak,
-        hfu=executed_flops(estimator, plan, columns) / (time * plan.num_chips * peak),
+        hfu=scalar(executed_flops(estimator, plan, columns)) / (time * plan.num_chips * peak),
         peak_flop_rate=peak,
         peak_dtype=str((machine.low or machine).dtype),
         memory_capacity=host.machine.memory_capacity,
         rests_on=rests_on(machine, parts),
         not_runnable=estimator.profile.not_runnable_reason(plan),
         price_per_hour=estimator.cluster.mean_chip(lambda chip: chip.price_per_hour),
-        host_memory=host_memory(host, plan, held),
+        host_memory=scalar(host_memory(host, plan, columns)),
         **fields[fullest],
     )
 

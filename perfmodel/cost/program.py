@@ -23,7 +23,7 @@ from perfmodel.cost.stages import inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.rewrites import with_habits
-from perfmodel.frameworks.tiles import logit_share
+from perfmodel.frameworks.tiles import logit_share, tokens_at_once
 from perfmodel.parallel.algebra.derive import Amount, ExchangePosition, ParameterLayout, ShardedGraph, Traffic, amount_of
 from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
 from perfmodel.parallel.layout import Recompute
@@ -129,7 +129,9 @@ def compile_program(
     logits = NOTHING
     if graph.loss:
         loss = graph.operator(graph.loss)
-        logits = amount_of(loss, shardings[loss.name], loss.inputs[0].dims).scaled(logit_share(derivation.graph, profile))
+        logits = amount_of(loss, shardings[loss.name], loss.inputs[0].dims)
+        tokens = tokens_at_once(loss, profile)
+        logits = logits.at_once(tokens) if tokens else logits.scaled(logit_share(derivation.graph, profile))
     softmaxes = tuple(
         (it.forward[op.name], it.backward(op), amount(matrices))
         for op in graph.operators

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,6 +15,7 @@ from perfmodel.cost.step import Bytes
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.tiles import needs_length
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
@@ -27,7 +28,7 @@ from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.low_precision import with_recipe
 from perfmodel.workload.routing import RankRows
-from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.transformer import build_graph, graph_length
 
 _MOST_COMPILED = 16
 """Jobs whose graphs and programs are kept for later estimators, in addition to those that an estimator still holds."""
@@ -49,13 +50,14 @@ _HELD: WeakValueDictionary[tuple[Any, ...], Compiled] = WeakValueDictionary()
 
 
 @lru_cache(maxsize=_MOST_COMPILED)
-def compiled_for(job: TrainingJob, compiled: tuple[Any, ...], any_operand_order: bool) -> Compiled:
+def compiled_for(trained: tuple[Any, ...], compiled: tuple[Any, ...], any_operand_order: bool) -> Compiled:
     """Return the programs that estimators of equal jobs share. The batch of a step is no part of them: a program is of one microbatch.
 
+    trained             of the job (`Programs.trained`)
     compiled            of the profile (`ExecutionProfile.compiled`)
     any_operand_order   the chip takes 8-bit operands in either order, which decides whether the graph has transposed copies
     """
-    return _HELD.setdefault((job, compiled, any_operand_order), Compiled())
+    return _HELD.setdefault((trained, compiled, any_operand_order), Compiled())
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -78,6 +80,15 @@ class Programs:
     recomputes: tuple[Recompute, ...] = tuple(Recompute)
     rank_rows: RankRows | None = None
     compiled: Compiled = field(default_factory=Compiled)
+
+    def for_job(self, job: TrainingJob) -> Programs:
+        """Return the programs of a job that differs in its batch and its sequence length alone."""
+        other = replace(self, job=job)
+        return other if job.seq_len == self.job.seq_len or other.trained == self.trained else other.kept()
+
+    def kept(self) -> Programs:
+        """Return these programs with those that equal jobs compiled before."""
+        return replace(self, compiled=compiled_for(self.trained, self.profile.compiled, self.any_operand_order))
 
     def program(
         self,
@@ -147,17 +158,29 @@ class Programs:
             self.compiled.graphs[batch] = self.network_at(batch)
         return self.compiled.graphs[batch]
 
+    @property
+    def trained(self) -> tuple[Any, ...]:
+        """Fields of a decoder's job that programs depend on: neither its batch nor, where one program serves all, its length."""
+        job = self.job
+        return job.model, self.graph_length, job.precision, job.optimizer, job.train, job.routing
+
+    @property
+    def graph_length(self) -> int:
+        """Tokens of a sequence that graphs are written for; 0: of one, for any length."""
+        seq_len = self.job.seq_len
+        return seq_len if needs_length(self.profile, seq_len) else graph_length(self.job.transformer, seq_len)
+
     def graph(
         self, attention: AttentionKernel, dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL, *, rank_rows: RankRows | None = None
     ) -> Graph:
-        """rank_rows: None: of the rank that is looked at."""
+        """Graph of sequences of `graph_length`. rank_rows: None: of the rank that is looked at."""
         rank_rows = rank_rows or self.rank_rows or self.job.routing.rows
         key = (attention, dispatcher, rank_rows)
         if key not in self.compiled.graphs:
             policy = self.job.policy
             graph = build_graph(
                 self.job.transformer,
-                seq_len=self.job.seq_len,
+                seq_len=self.graph_length,
                 attention=str(attention),
                 dropout=self.profile.kernels.dropout,
                 activation_bytes=itemsize(policy.compute),

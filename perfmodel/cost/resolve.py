@@ -9,9 +9,10 @@ profile      `torch-gloo` for the processes of a CPU, `megatron-rocm` for AMD's 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from perfmodel.cost.estimate import Estimator, make_estimator, with_kept_programs
 from perfmodel.cost.machine import resolve_machine
@@ -87,8 +88,18 @@ def resolve_estimator(
         return _mixed_estimator(job, cluster, calibration, profile, network_at)
     if network_at is not None:  # a function may give equal jobs other graphs
         return _make_estimator(job, cluster, calibration, profile, network_at)
-    one_sequence = job if profile.release else replace(job, global_batch=1)  # recipes of a release differ with the batch
-    return kept_estimator(one_sequence, cluster, calibration, profile).for_batch(job.global_batch)
+    depends_on: tuple[Any, ...] = (job.model, job.precision, job.optimizer, job.train, job.routing)
+    if profile.release:  # whose recipes differ with the batch
+        depends_on += (job.global_batch, job.seq_len)
+    return kept_estimator(_KeptJob(depends_on, job), cluster, calibration, profile).for_job(job)
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptJob:
+    """A job as the key of the estimator that serves it, and others that agree in what an estimator depends on."""
+
+    depends_on: tuple[Any, ...]
+    job: TrainingJob = field(compare=False)
 
 
 def _mixed_estimator(
@@ -120,9 +131,9 @@ def _calibration_like(given: Calibration, chip: Chip) -> Calibration:
 
 
 @lru_cache(maxsize=_MOST_ESTIMATORS)
-def kept_estimator(job: TrainingJob, cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
+def kept_estimator(kept: _KeptJob, cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
     """Return the estimator of equal arguments, made once; files are read before, so an edited one gives others."""
-    return fresh_estimator(job, cluster, calibration, profile)
+    return fresh_estimator(kept.job, cluster, calibration, profile)
 
 
 def fresh_estimator(job: TrainingJob, cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Estimator:

@@ -1,7 +1,8 @@
 """Rows: what takes time on a chip, one row for each piece of an operator's work and each collective of activations, with symbolic sizes.
 
-Every size is an *amount*: base * |batch dim| * ceil(padded / |padded axes|) / |axes|. Nothing here knows what the axes are: of a layout
-of plans, of a free mesh, or of one operator's configurations, whose axes are its dims. `cost/evaluate.py` prices rows on columns.
+Every size is an *amount*: base * |batch dim| * seq_len ** power / parts * ceil(padded / |padded axes|) / |axes|. Nothing here knows what
+the axes are: of a layout of plans, of a free mesh, or of one operator's configurations, whose axes are its dims. `cost/evaluate.py` prices
+rows on columns.
 """
 
 from __future__ import annotations
@@ -49,12 +50,16 @@ _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys")
 class Amounts:
     """[amounts, 1] arrays; axes as indices into `masks`, batch into `batch_dims` (0: none).
 
-    times   axes that multiply; None where none does
+    length_power   of the length of a sequence
+    parts          that a token is divided into; None where no amount divides it
+    times          axes that multiply; None where none does
     """
 
     base: NDArray[np.float64]
     batch: NDArray[np.int64]
     batch_dims: tuple[str, ...]
+    length_power: NDArray[np.int64]
+    parts: NDArray[np.float64] | None
     axes: NDArray[np.int64]
     padded_size: NDArray[np.float64]
     padded_axes: NDArray[np.int64]
@@ -354,10 +359,13 @@ class RowCompiler:
         axes = np.array([self.mask(a.axes) for a in amounts], dtype=np.int64)
         times = [self.mask(a.times) for a in amounts]
         padded_axes = np.array([self.mask(a.padded_axes) for a in amounts], dtype=np.int64)
+        parts = np.array([float(a.parts) for a in amounts])[:, None]
         return Amounts(
             base=np.array([a.base for a in amounts])[:, None],
             batch=np.array([batch_dims.index(a.batch_dim) for a in amounts], dtype=np.int64),
             batch_dims=batch_dims,
+            length_power=np.array([a.length_power for a in amounts], dtype=np.int64),
+            parts=parts if (parts > 1.0).any() else None,
             axes=axes,
             padded_size=np.array([a.padded_size for a in amounts])[:, None],
             padded_axes=padded_axes,

@@ -347,7 +347,7 @@ def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> lis
     graph, rows, machine, grid = program.derivation.graph, program.rows, estimator.machine, columns.plans.grid
     place = {op.name: i for i, op in enumerate(graph.operators)}
     makers = {op.output.tensor: i for i, op in enumerate(graph.operators)}
-    amount, sizes = amount_values(rows.amounts, grid, np.array([float(plan.micro_batch)]))
+    amount, sizes = amount_values(rows.amounts, grid, np.array([float(plan.micro_batch)]), float(plan.job.seq_len))
     found: list[dict[str, list[tuple[float, _Piece]]]] = [{phase: [] for phase in PHASES} for _ in program.regions]
     named_axes = plan.assignment is None or plan.assignment.has_named_axes
     for kind, each, times in work_times(rows, machine, amount, sizes):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.frameworks.tiles import NO_TILES, tiled
+from perfmodel.frameworks.tiles import tiled
 from perfmodel.parallel.algebra.derive import ShardedGraph
 from perfmodel.parallel.algebra.parameters import with_gathered_bias_gradients
 from perfmodel.parallel.context_forms import RINGS
@@ -115,8 +115,9 @@ def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Ope
     if internal:
         joined = {name: _without(op, internal, graph) for name, op in joined.items()}
     tensors = {name: replace(tensor, is_stored=False) if name in internal else tensor for name, tensor in graph.tensors.items()}
-    shares = tiled(graph, operators, profile).shares if _has_tiles(profile) else NO_TILES
-    tensors |= {name: replace(tensors[name], itemsize=tensors[name].itemsize * share) for name, share in shares.items()}
+    if _has_tiles(profile):
+        tiles = tiled(graph, operators, profile)
+        tensors |= {name: tiles.share_of(tensors[name]) for name in tiles.shares}
     return replace(graph, operators=tuple(joined.values()), tensors=tensors)
 
 

@@ -12,7 +12,7 @@ from math import ceil, log2, prod
 
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.loss_forms import CHUNKED_LOSS, UPCAST_LOSS, UPCAST_SHARE, WHOLE_LOSS
-from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Work, count_of
+from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, Work, count_of
 
 CHUNK_TOKENS = 256
 """Tokens of a chunk of the loss (TRL 1.13, `SFTConfig.loss_type="chunked_nll"`)."""
@@ -20,31 +20,44 @@ CHUNK_TOKENS = 256
 FEED_FORWARD = "ffn"
 """The dim of a dense feed-forward, as rule sets know it."""
 
-NO_TILES: Mapping[str, float] = {}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiled:
-    """Operators that run piece by piece, as they then are, and the share of their tensors that lives at once, by name."""
+    """Operators that run piece by piece, as they then are, and the share of their tensors that lives at once, by name.
+
+    tokens_at_once   of the tensors of the loss, in its place
+    """
 
     operators: Mapping[str, Operator] = field(default_factory=dict)
     shares: Mapping[str, float] = field(default_factory=dict)
+    tokens_at_once: Mapping[str, int] = field(default_factory=dict)
+
+    def share_of(self, tensor: Tensor) -> Tensor:
+        """Return the tensor as far as it lives at once."""
+        share, tokens = self.shares.get(tensor.name, 1.0), self.tokens_at_once.get(tensor.name, 0)
+        return replace(tensor, itemsize=tensor.itemsize * share, tokens_at_once=tokens)
+
+
+def needs_length(profile: ExecutionProfile, seq_len: int) -> bool:
+    """Whether what lives at once of tensors follows from the length by steps, so that a graph of one token does not serve."""
+    return profile.kernels.tiles_mlp or (profile.kernels.loss_form == CHUNKED_LOSS and seq_len < CHUNK_TOKENS)
 
 
 def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionProfile) -> Tiled:
     """Operators that this profile runs in tiles."""
-    found, shares = dict[str, Operator](), dict[str, float]()
+    found, shares, tokens = dict[str, Operator](), dict[str, float](), dict[str, int]()
     if profile.kernels.loss_form not in (WHOLE_LOSS, UPCAST_LOSS):
         for op in graph.operators:
             if op.kind == "cross_entropy" and op.backward:
                 _tile_loss(graph, operators, op, profile.kernels.loss_form, found, shares)
+                tokens |= dict.fromkeys(shares, tokens_at_once(op, profile))
     if profile.kernels.tiles_mlp:
         _tile_feed_forwards(graph, operators, found, shares)
-    return Tiled(operators=found, shares=shares)
+    return Tiled(operators=found, shares=shares, tokens_at_once=tokens)
 
 
 def logit_share(graph: Graph, profile: ExecutionProfile) -> float:
-    """The share of the logits that lies in memory at once."""
+    """The share of the logits that lies in memory at once, where `tokens_at_once` gives no number."""
     loss = next((op for op in graph.operators if op.name == graph.loss), None)
     if profile.kernels.loss_form == WHOLE_LOSS or loss is None:
         return 1.0
@@ -53,13 +66,18 @@ def logit_share(graph: Graph, profile: ExecutionProfile) -> float:
     return _loss_share(graph, loss, profile.kernels.loss_form)
 
 
+def tokens_at_once(loss: Operator, profile: ExecutionProfile) -> int:
+    """Tokens whose logits lie in memory at once, of a graph of one token; 0: `logit_share` of them."""
+    return CHUNK_TOKENS if profile.kernels.loss_form == CHUNKED_LOSS and loss.per_token else 0
+
+
 def _loss_share(graph: Graph, loss: Operator, form: str) -> float:
     """Share of the logits that lives at a time: one chunk of tokens, or for a fused loss a piece as large as the hidden states.
 
     Source: Liger-Kernel 0.6, `ops/fused_linear_cross_entropy.py`: the number of chunks is the power of two from ceil(V / H) on.
     """
     if form == CHUNKED_LOSS:
-        return min(1.0, CHUNK_TOKENS / prod(loss.dims[dim] for dim in loss.output.dims if dim))
+        return 1.0 if loss.per_token else min(1.0, CHUNK_TOKENS / prod(loss.dims[dim] for dim in loss.output.dims if dim))
     vocabulary = prod(loss.dims[dim] for dim in str(loss.settings["over"]).split())
     maker = _maker(graph, loss)
     depth = next((count_of(work.k) for work in maker.forward if isinstance(work, Product)), 1.0) if maker is not None else 1.0

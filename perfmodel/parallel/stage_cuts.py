@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.parallel.layout import AttentionKernel, even_stage_layers
+from perfmodel.workload.by_length import ByLength
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import (
     CacheAttention,
@@ -22,11 +23,12 @@ from perfmodel.workload.graph import (
     Work,
     count_of,
     flops_of,
+    length_power,
 )
 from perfmodel.workload.job import PRECISION_POLICIES, Precision, TrainingJob
 from perfmodel.workload.layer_specs import layer_order
 from perfmodel.workload.low_precision import with_recipe
-from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.transformer import build_graph, graph_length
 
 Array = NDArray[np.float64]
 
@@ -131,27 +133,41 @@ def layers_of_stages(held: Sequence[int], virtual_stages: int) -> tuple[int, ...
     return tuple(layers // virtual_stages + (turn < layers % virtual_stages) for turn in range(virtual_stages) for layers in held)
 
 
-@lru_cache(maxsize=64)
 def _costs(model: TransformerConfig, seq_len: int, precision: Precision) -> Mapping[str, float]:
     """Cost of a sequence in each region, forward and backward. [FLOP in 16 bits]"""
+    by_length = _costs_by_length(model, graph_length(model, seq_len), precision)
+    return {region: sum(each.at(seq_len) for each in costs) for region, costs in by_length.items()}
+
+
+@lru_cache(maxsize=64)
+def _costs_by_length(model: TransformerConfig, length: int, precision: Precision) -> Mapping[str, list[ByLength]]:
+    """Costs in each region, of sequences that `build_graph` has this graph of."""
     graph = build_graph(
-        model, seq_len=seq_len, attention=AttentionKernel.FLASH, dropout=False, activation_bytes=2.0, parameter_bytes=2.0
+        model, seq_len=length, attention=AttentionKernel.FLASH, dropout=False, activation_bytes=2.0, parameter_bytes=2.0
     )  # fmt: skip
     recipe, low = PRECISION_POLICIES[precision].recipe, 1.0
     if recipe is not None:
         graph, low = with_recipe(graph, recipe), itemsize(recipe.product) / itemsize(Dtype.BF16)
-    costs = dict.fromkeys((region.name for region in graph.regions), 0.0)
+    costs: dict[str, list[ByLength]] = {region.name: [] for region in graph.regions}
     for op in graph.operators:
-        costs[op.layer] += sum(_cost(work, op, graph, low) for work in op.forward)
-        costs[op.layer] += sum(_cost(work, op, graph, low, attention=BACKWARD_ATTENTION) for work in op.backward)
+        for work in op.forward:
+            costs[op.layer] += _cost(work, op, graph, low)
+        for work in op.backward:
+            costs[op.layer] += _cost(work, op, graph, low, attention=BACKWARD_ATTENTION)
     return costs
 
 
-def _cost(work: Work, op: Operator, graph: Graph, low: float, attention: float = 1.0) -> float:
+def _cost(work: Work, op: Operator, graph: Graph, low: float, attention: float = 1.0) -> list[ByLength]:
     match work:
         case Product():
-            return flops_of(work) * (low if work.is_low else 1.0)
+            return [flops_of(work, op.per_token).times(low if work.is_low else 1.0)]
         case FusedAttention() | CacheAttention() | RoutedExperts():
-            return flops_of(work) * attention
+            return [flops_of(work, op.per_token).times(attention)]
         case Stream():
-            return FLOP_PER_BYTE * work.repeats * sum(count_of(data.extent) * graph.itemsize(op, data) for data in work.accesses)
+            return [
+                ByLength(
+                    base=FLOP_PER_BYTE * work.repeats * count_of(data.extent) * graph.itemsize(op, data),
+                    power=length_power(data.extent, op.per_token),
+                )
+                for data in work.accesses
+            ]

@@ -100,7 +100,8 @@ class Prober:
         key = (seq_len, chips)
         if key not in self.estimators:
             self.estimators[key] = self.make(seq_len, chips)
-        return self.estimators[key].for_batch(global_batch)
+        kept = self.estimators[key]
+        return kept.for_job(replace(kept.job, global_batch=global_batch))
 
     def probe(self, question: Question, guide: Plan | None = None) -> Sweep:
         """The plans with these knobs beside those that were given: all that fit, and the one that needs the least. A pass is kept.

@@ -96,10 +96,10 @@ def explore(
     found: dict[int, Point] = {}
     combinations = [dict(zip([axis.name for axis in axes], values, strict=True)) for values in product(*(axis.values for axis in axes))]
     known = axes_of(system)
-    # the quantities of hardware whose values may be columns of one evaluation: those of a fixed plan of training
+    # values that may be columns of one evaluation, of a fixed plan of training: quantities of hardware, else sequence lengths
     is_single = search or system.is_service
-    columns = set() if is_single else {name for name, field in hardware_axes(system).items() if field.kind}
-    for numbers in _blocks(combinations, columns):
+    columns = set() if is_single else {axis.name for axis in axes if (field := hardware_axes(system).get(axis.name)) and field.kind}
+    for numbers in _blocks(combinations, columns if columns or is_single else {"job.seq_len"}):
         block = _points(case, system, known, [combinations[number] for number in numbers], shares=shares)
         found |= dict(zip(numbers, block, strict=True))
         if progress is not None:
@@ -224,11 +224,14 @@ class SystemPredictor:
         return result.plans[0]
 
     def predict_columns(self, systems: Sequence[System]) -> Sequence[Prediction | ServingPrediction]:
-        """`predict` with the knobs' plan of training systems that differ in floats of their clusters, as columns. Raises InputError."""
+        """`predict` with the knobs' plan of training systems that differ in floats of their clusters, or in their sequence length, as
+        columns. Raises InputError."""
         from perfmodel.cost.resolve import fresh_estimator
         from perfmodel.verbs.requests import setting_of_request
         from perfmodel.verbs.setting import constants_of, plan_in, told
 
+        if any(system.asked != systems[0].asked for system in systems):
+            return self._predict_lengths(systems)
         asked = _placed(systems[0])
         assert isinstance(asked, Request)
         setting = setting_of_request(asked)
@@ -240,7 +243,17 @@ class SystemPredictor:
         cluster = as_columns([system.cluster for system in systems])
         estimator = fresh_estimator(setting.job, cluster, calibration, profile)
         rule = {"memory_headroom": asked.memory_headroom, "risk": asked.risk}
-        return [told(each, setting) for each in estimator.predict_machines(plan, len(systems), **rule)]
+        return [told(each, setting) for each in estimator.predict_columns([plan] * len(systems), **rule)]
+
+    def _predict_lengths(self, systems: Sequence[System]) -> Sequence[Prediction]:
+        from perfmodel.verbs.requests import predict_requests
+
+        first = systems[0]
+        requests = [_placed(replace(system, cluster=first.cluster, model=first.model)) for system in systems]
+        answers, failures = predict_requests([each for each in requests if isinstance(each, Request)], [first.knobs])
+        if failures:
+            raise InputError(failures[0].reason)
+        return [answer.prediction for answer in answers]
 
     def _serve(self, asked: ServingRequest, held: Plan | ServingPlan | None) -> ServingPrediction:
         from perfmodel.cost.serving.simulated import predict_served

@@ -5,7 +5,7 @@ The verbs take single values, lists, and texts such as `64,128`; the command lin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.memory_room import check_risk
-from perfmodel.foundation.values import check_name, is_path, optional_share, several, share
+from perfmodel.foundation.values import check_name, is_path, optional_share, several, share, whole
 from perfmodel.foundation.words import words_of
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
@@ -28,7 +28,7 @@ from perfmodel.verbs.setting import (
     make_job,
     make_setting,
     plan_in,
-    predict_in,
+    predict_in_columns,
     setting_of_plan,
 )
 from perfmodel.workload.config import TransformerConfig
@@ -167,25 +167,38 @@ def predict_requests(
 
     An unknown name is refused: it is no line of a table. A combination that cannot be, such as too many chips, is one.
     """
-    answers, failures = [], []
     if len(requests) > 1:
         check_names(requests)
         if plan is not None:  # one framework for all rows
             own = plan.framework.name
             requests = [each if each.profile is not None else replace(each, profile=own) for each in requests]
-    varied = varied_knobs(knobs)
     made: dict[tuple[int, ...], Setting] = {}
-    for request, chosen in product(requests, knobs):
+    cases = list(product(requests, knobs))
+    placed: dict[int, _Placed] = {}
+    refused: dict[int, InputError] = {}
+    for place, (request, chosen) in enumerate(cases):
         try:
-            answers.append(_answer(request, chosen, plan, made))
+            placed[place] = _placed(request, chosen, plan, made)
         except InputError as error:
-            if len(requests) * len(knobs) == 1:
-                raise
-            asked = request.described() | {name: getattr(chosen, name) for name in varied}
-            failures.append(NotPredicted(asked=asked, reason=str(error)))
-    if not answers:
+            refused[place] = error
+    predictions: dict[int, Prediction] = {}
+    for together in _in_columns(placed):
+        for place, found in zip(together, _predicted([placed[place] for place in together]), strict=True):
+            if isinstance(found, InputError):
+                refused[place] = found
+            else:
+                predictions[place] = found
+    if refused and len(cases) == 1:
+        raise refused[0]
+    varied = varied_knobs(knobs)
+    failures = []
+    for place in sorted(refused):
+        request, chosen = cases[place]
+        asked = request.described() | {name: getattr(chosen, name) for name in varied}
+        failures.append(NotPredicted(asked=asked, reason=str(refused[place])))
+    if not predictions:
         raise InputError(first_reasons(failures))
-    return answers, failures
+    return [_answer(placed[place], predictions[place], plan) for place in sorted(predictions)], failures
 
 
 def varied_knobs(knobs: Sequence[Knobs]) -> list[str]:
@@ -206,7 +219,17 @@ def check_names(requests: Iterable[Request]) -> None:
                 load(name)  # type: ignore[operator]
 
 
-def _answer(request: Request, knobs: Knobs, plan: Plan | None, made: dict[tuple[int, ...], Setting]) -> Answer:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Placed:
+    """A plan that a request and a set of knobs describe, in its setting."""
+
+    request: Request
+    knobs: Knobs
+    setting: Setting
+    plan: Plan
+
+
+def _placed(request: Request, knobs: Knobs, plan: Plan | None, made: dict[tuple[int, ...], Setting]) -> _Placed:
     setting = _setting(request, plan, made)
     notes = setting.notes
     if plan is None:
@@ -216,25 +239,59 @@ def _answer(request: Request, knobs: Knobs, plan: Plan | None, made: dict[tuple[
     else:
         wanted = overridden(plan, setting, knobs)
     setting = replace(setting, notes=(*notes, *_notes_on(knobs, wanted)))
-    prediction = predict_in(setting, wanted, memory_headroom=request.memory_headroom, risk=request.risk)
+    return _Placed(request=request, knobs=knobs, setting=setting, plan=wanted)
+
+
+_MOST_COLUMNS = 512
+"""Sequence lengths that are evaluated together, a few MB of arrays."""
+
+
+def _in_columns(placed: Mapping[int, _Placed]) -> Iterator[list[int]]:
+    """Places of plans that are predicted together: those that differ in their sequence length alone."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for place, each in placed.items():
+        rule = each.request.memory_headroom, each.request.risk
+        alike.setdefault((*rule, *each.setting.estimator.shared_by_columns(each.plan)), []).append(place)
+    for places in alike.values():
+        yield from (places[begin : begin + _MOST_COLUMNS] for begin in range(0, len(places), _MOST_COLUMNS))
+
+
+def _predicted(together: Sequence[_Placed]) -> list[Prediction | InputError]:
+    """Predictions of plans that are columns of one evaluation, or why there are none."""
+    asked = together[0].request
+    try:
+        placed = [(each.setting, each.plan) for each in together]
+        return list(predict_in_columns(placed, memory_headroom=asked.memory_headroom, risk=asked.risk))
+    except InputError as error:
+        return [error] if len(together) == 1 else [found for each in together for found in _predicted([each])]
+
+
+def _answer(placed: _Placed, prediction: Prediction, plan: Plan | None) -> Answer:
+    knobs, request = placed.knobs, placed.request
     given = {*knobs.given(), *request.described()} | ({"recompute"} if knobs.recompute_modules else set())
-    return Answer(setting=setting, prediction=prediction, changes=changes(plan, prediction.plan, given) if plan is not None else ())
+    return Answer(setting=placed.setting, prediction=prediction, changes=changes(plan, prediction.plan, given) if plan is not None else ())
+
+
+#: What of a request says how many sequences a step has, and how long they are.
+_SEQUENCES = ("global_batch", "batch_tokens", "seq_len")
 
 
 def _setting(request: Request, plan: Plan | None, made: dict[tuple[int, ...], Setting]) -> Setting:
-    """Return `setting_of_request`, made once for requests that differ in nothing but the number of sequences.
+    """Return `setting_of_request`, made once for requests that differ in nothing but the number of sequences and their length.
 
     made   settings of former requests of one call, whose values are the same objects
     """
-    given = {name: getattr(request, name) for name in words_of(Request)}
-    batch = given.pop("global_batch")
-    key = tuple(map(id, given.values()))
+    key = tuple(id(getattr(request, name)) for name in words_of(Request) if name not in _SEQUENCES)
     known = made.get(key)
     if known is None or known.estimator.profile.release:  # recipes of a release differ with the batch
-        made[key] = known = setting_of_request(request, plan=plan)
-    if batch in (None, known.job.global_batch):
+        made[key] = setting = setting_of_request(request, plan=plan)
+        return setting
+    seq_len = known.job.seq_len if request.seq_len is None else whole(request.seq_len, "seq_len")
+    batch = request.global_batch if request.batch_tokens is None else _sequences(request.batch_tokens, seq_len)
+    global_batch = known.job.global_batch if batch is None else whole(batch, "global_batch")
+    if (global_batch, seq_len) == (known.job.global_batch, known.job.seq_len):
         return known
-    return replace(known, estimator=known.estimator.for_batch(batch))
+    return replace(known, estimator=known.estimator.for_job(replace(known.job, global_batch=global_batch, seq_len=seq_len)))
 
 
 def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -311,8 +311,17 @@ def placed(plan: Plan, setting: Setting) -> Plan:
 
 
 def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float | None = None, risk: float | None = None) -> Prediction:
+    return predict_in_columns([(setting, plan)], memory_headroom=memory_headroom, risk=risk)[0]
+
+
+def predict_in_columns(
+    placed: Sequence[tuple[Setting, Plan]], *, memory_headroom: float | None = None, risk: float | None = None
+) -> list[Prediction]:
+    """Return the predictions of plans that differ in their sequence length alone, each in its setting."""
     check_headroom(memory_headroom)
-    return told(setting.estimator.predict(plan, memory_headroom=memory_headroom, risk=risk), setting)
+    estimator = placed[0][0].estimator
+    found = estimator.predict_columns([plan for _, plan in placed], memory_headroom=memory_headroom, risk=risk)
+    return [told(prediction, setting) for prediction, (setting, _) in zip(found, placed, strict=True)]
 
 
 def told(prediction: Prediction, setting: Setting) -> Prediction:

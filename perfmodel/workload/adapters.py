@@ -235,6 +235,7 @@ class _Adapter:
             group=like.group,
             logical={dim: name for dim, name in like.logical.items() if dim in operator.dims},
             per_sample=among(like.per_sample),
+            per_token=among(like.per_token),
             stretched=among(like.stretched),
             padded=among(like.padded),
             whole=(*among(like.whole), *among((_RANK,))),

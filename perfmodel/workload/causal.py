@@ -14,22 +14,22 @@ from perfmodel.foundation.columns import Column
 class CausalMask:
     """A query sees the keys before it, in some layers only the last few of them, or those of its own chunk.
 
-    window_fraction     W  keys that a query of those layers sees at most, over the sequence; 1: all before it
+    window_fraction     W  keys that a query of those layers sees at most, over the sequence; 1: all before it. A column of several lengths
     windowed_fraction      share of the layers with that window
     is_chunked             windows do not slide: the sequence is cut into chunks of W, which do not see one another
     """
 
-    window_fraction: float = 1.0
+    window_fraction: Column = 1.0
     windowed_fraction: float = 0.0
     is_chunked: bool = False
 
     @property
-    def fraction(self) -> float:
+    def fraction(self) -> Any:
         """Share of the whole square that is computed: 1/2, or W - W^2 / 2 in layers with a window, W / 2 in those with chunks."""
-        return float(self.seen(0.0, 1.0))
+        return self.seen(0.0, 1.0)
 
     @property
-    def visible(self) -> float:
+    def visible(self) -> Any:
         """Share of all keys that lie within what a query may see, before it or not: 1, or W in layers with a window."""
         return self.windowed_fraction * self.window_fraction + (1.0 - self.windowed_fraction)
 
@@ -62,26 +62,38 @@ class CausalMask:
 ALL_BEFORE = CausalMask()
 
 
-def windowed_mask(keys: int, window: int, share: float = 1.0, *, chunked: bool = False) -> CausalMask:
-    """Mask of a sequence of so many keys; in that share of the layers a query sees the last `window` of them (0: all before it), or with
-    `chunked` those of its chunk."""
-    if not 0 < window < keys:
-        return ALL_BEFORE
-    return CausalMask(window_fraction=window / keys, windowed_fraction=share, is_chunked=chunked)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalWindow:
+    """Keys that a causal query sees, whatever the length of the sequence.
+
+    window        the last so many, in that share of the layers; 0: all before it
+    is_chunked    the window does not slide: those of the query's own chunk of so many
+    """
+
+    window: int = 0
+    windowed_fraction: float = 1.0
+    is_chunked: bool = False
+
+    def over(self, num_keys: Column) -> CausalMask:
+        """Return the mask of a sequence of so many keys, or of sequences of several lengths."""
+        if not self.window:
+            return ALL_BEFORE
+        fraction = np.minimum(self.window / num_keys, 1.0)
+        return CausalMask(window_fraction=fraction, windowed_fraction=self.windowed_fraction, is_chunked=self.is_chunked)
 
 
-def _mean_of_least(start: Column, stop: Column, limit: float) -> Any:
+def _mean_of_least(start: Column, stop: Column, limit: Column) -> Any:
     """Mean of min(x, limit) over [start, stop]."""
     low, high = np.minimum(start, limit), np.minimum(stop, limit)
     return (0.5 * (high - low) * (high + low) + limit * ((stop - high) - (start - low))) / (stop - start)
 
 
-def _mean_in_chunks(start: Column, stop: Column, chunk: float) -> Any:
+def _mean_in_chunks(start: Column, stop: Column, chunk: Column) -> Any:
     """Mean of x mod chunk over [start, stop]."""
     return (_area_in_chunks(stop, chunk) - _area_in_chunks(start, chunk)) / (stop - start)
 
 
-def _area_in_chunks(stop: Column, chunk: float) -> Any:
+def _area_in_chunks(stop: Column, chunk: Column) -> Any:
     """The integral of x mod chunk over [0, stop]: whole chunks, and what is left."""
     whole = np.floor(stop / chunk)
     rest = stop - whole * chunk

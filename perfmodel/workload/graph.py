@@ -18,16 +18,18 @@ The last makes the gradient of a weight partial on the axes of the batch: data p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from fractions import Fraction
 from math import inf, prod
 from typing import Any
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.causal import CausalMask
+from perfmodel.workload.by_length import ByLength
+from perfmodel.workload.causal import CausalWindow
 from perfmodel.workload.quantization import WeightPart
 
 #: (size, dim that cuts it) for each factor of a number of elements; "" where nothing cuts it: a window, a gate, a joined dim.
@@ -143,22 +145,12 @@ class FusedAttention:
     keys: Extent
     head_dim: int
     value_head_dim: int = 0
-    mask: CausalMask | None = None
+    mask: CausalWindow | None = None
 
     @property
     def width(self) -> float:
         """Mean of the entries over which its two products sum, and which they write, of a head."""
         return 0.5 * (self.head_dim + (self.value_head_dim or self.head_dim))
-
-    @property
-    def causal_fraction(self) -> float:
-        """The share of the scores that is computed."""
-        return 1.0 if self.mask is None else self.mask.fraction
-
-    @property
-    def visible_fraction(self) -> float:
-        """Share of the keys that a query may see, before it or not."""
-        return 1.0 if self.mask is None else self.mask.visible
 
     def extents(self) -> Iterator[Extent]:
         yield from (self.batch, self.heads, self.kv_heads, self.queries, self.keys)
@@ -262,6 +254,7 @@ class Operator:
 
     logical     the names that rule sets know dims by: they belong to the operator, not to the tensor (R16); else a dim's own
     per_sample  dims that count sequences: their size is the (micro)batch, and 1 in `dims`
+    per_token   dims that count tokens of a sequence: their size is its length times that in `dims`
     stretched   dims of size 1 of which each shard holds a whole copy (the weight form of grouped-query attention)
     """
 
@@ -288,11 +281,12 @@ class Operator:
     group: str = ""
     logical: Mapping[str, str] = field(default_factory=dict)
     per_sample: tuple[str, ...] = ()
+    per_token: tuple[str, ...] = ()
     stretched: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, size in self.dims.items():
-            if isinstance(size, float) and 0 < size < inf:  # rows that an expert has on average
+            if isinstance(size, float | Fraction) and 0 < size < inf:  # rows that an expert has on average, a part of a token
                 continue
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise InputError(f"operator {self.name}: dim {name}={size}: must be a whole number of at least 1; correct the shape")
@@ -303,7 +297,7 @@ class Operator:
                     raise InputError(f"operator {self.name}: operand {operand.tensor} has dim {dim!r}: not a dim of the operator; add it")
             if len(set(named)) != len(named):
                 raise InputError(f"operator {self.name}: operand {operand.tensor} has dims={operand.dims}: each may occur once; rename one")
-        for dim in (*self.sums, *self.whole, *self.padded, *self.logical, *self.per_sample, *self.stretched):
+        for dim in (*self.sums, *self.whole, *self.padded, *self.logical, *self.per_sample, *self.per_token, *self.stretched):
             if dim not in self.dims:
                 raise InputError(f"operator {self.name}: dim {dim!r}: not a dim of the operator; add it")
         for dim in self.sums:
@@ -367,28 +361,37 @@ class Operator:
     @property
     def flops(self) -> float:
         """Products of the forward pass, a multiply-add as 2; fused attention with its causal share. [FLOP]"""
-        return sum(map(flops_of, self.forward))
+        return float(sum(each.at(1) for each in self.flops_by_length))
 
     @property
-    def square_flops(self) -> float:
-        """The same with all the scores of fused attention, as far as windows let queries see. [FLOP]"""
-        return sum(flops_of(work, causal=False) for work in self.forward)
+    def flops_by_length(self) -> tuple[ByLength, ...]:
+        """The same for each work, of sequences of any length. [FLOP]"""
+        return tuple(flops_of(work, self.per_token) for work in self.forward)
 
 
-def flops_of(work: Work, *, causal: bool = True) -> float:
-    """FLOPs of products, a multiply-add counted as 2. [FLOP]"""
+def flops_of(work: Work, per_token: Container[str] = ()) -> ByLength:
+    """FLOPs of products, a multiply-add counted as 2; per_token: the dims that count tokens. [FLOP]"""
     match work:
         case Product():
-            return 2.0 * work.repeats * count_of(work.batch) * count_of(work.m) * count_of(work.n) * count_of(work.k)
+            base = 2.0 * work.repeats * count_of(work.batch) * count_of(work.m) * count_of(work.n) * count_of(work.k)
+            power = sum(length_power(extent, per_token) for extent in (work.batch, work.m, work.n, work.k))
+            return ByLength(base=base, power=power)
         case FusedAttention():
             scores = count_of(work.batch) * count_of(work.heads) * count_of(work.queries) * count_of(work.keys)
-            return 4.0 * scores * work.width * (work.causal_fraction if causal else work.visible_fraction)
-    return 0.0
+            power = sum(length_power(extent, per_token) for extent in (work.batch, work.heads, work.queries, work.keys))
+            keys = count_of(work.keys), length_power(work.keys, per_token)
+            return ByLength(base=4.0 * scores * work.width, power=power, mask=work.mask, keys=keys)
+    return ByLength()
 
 
 def count_of(extent: Extent) -> float:
-    """Its elements, of a decoder's those of one sequence."""
+    """Its elements, of a decoder's those of one sequence, or of one token."""
     return float(prod(size for size, _ in extent))
+
+
+def length_power(extent: Extent, per_token: Container[str]) -> int:
+    """Power of the sequence length that it is proportional to; per_token: the dims that count tokens."""
+    return sum(dim in per_token for _, dim in extent)
 
 
 # --- graphs ---------------------------------------------------------------------------------------------------------
@@ -421,6 +424,7 @@ class Tensor:
     bias_of    of a bias: the product to whose output it is added
     part       of a parameter: what formats of weights tell apart (`quantization.py`)
     is_stored  lies in memory; else it is only between operators of one kernel
+    tokens_at_once   of a sequence, that lie in memory together, in a graph of one token; 0: all
     copies     of each row, where only one for each place travels between chips; None: all of them do
     exchanged  of an all-to-all of it: what the busiest chip sends or receives, over what a chip holds
     is_counted how much of it goes where is known on the chips alone: the host waits for that before it sends any
@@ -440,6 +444,7 @@ class Tensor:
     bias_of: str = ""
     part: WeightPart = "other"
     is_stored: bool = True
+    tokens_at_once: int = 0
     is_set: bool = False
     copies: Copies | None = None
     exchanged: float = 1.0
@@ -681,6 +686,6 @@ class Graph:
         return sum(self.count(operator.layer) * operator.flops for operator in self.operators)
 
     @property
-    def square_flops(self) -> float:
-        """The same where every query of fused attention is multiplied with all keys, in layers with a window with as many. [FLOP]"""
-        return sum(self.count(operator.layer) * operator.square_flops for operator in self.operators)
+    def flops_by_length(self) -> tuple[ByLength, ...]:
+        """The same, of sequences of any length where the graph is of one token. [FLOP]"""
+        return tuple(each.times(self.count(op.layer)) for op in self.operators for each in op.flops_by_length if each.base)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from perfmodel.workload.causal import CausalMask, windowed_mask
+from perfmodel.workload.causal import CausalMask, CausalWindow
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.decoder.builder import LOGICAL, PADDED, PER_SAMPLE, STRETCHED, DecoderBuilder, dim_of, sizes_of
 from perfmodel.workload.decoder.head import write_further_tokens, write_loss
@@ -27,7 +27,21 @@ def logical_sizes(model: TransformerConfig, seq_len: int) -> Mapping[str, int]:
 
 def causal_mask(model: TransformerConfig, seq_len: int) -> CausalMask:
     window = model.sliding_window or model.attention_chunk
-    return windowed_mask(seq_len, window, model.sliding_layer_fraction, chunked=bool(model.attention_chunk))
+    of = CausalWindow(window=window, windowed_fraction=model.sliding_layer_fraction, is_chunked=bool(model.attention_chunk))
+    return of.over(seq_len)
+
+
+def graph_length(model: TransformerConfig, seq_len: int) -> int:
+    """Return the `seq_len` of `build_graph` for sequences of that length: 0 where the graph of one token stands for them.
+
+    That is where the length is whole chunks of what runs in chunks, and where as many keys as a sparse indexer chooses are there.
+    """
+    chunks = [each.chunk_size for each in (model.mamba, model.delta) if each is not None]
+    if model.latent is not None and model.latent.index_heads:
+        if seq_len < model.latent.index_top:
+            return seq_len
+        chunks.append(2)  # half of the square of scores
+    return seq_len if any(seq_len % chunk for chunk in chunks) else 0
 
 
 def build_graph(
@@ -46,6 +60,7 @@ def build_graph(
 ) -> Graph:
     """The forward graph of `model`.
 
+    seq_len         0: a quantity of the plan, as the batch; sizes are those of one token (`Operator.per_token`, `graph_length`)
     attention       "flash" or "unfused"
     dropout         dropout operators run (where the model has any)
     *_bytes         size of an element of activations and of weights as computed with

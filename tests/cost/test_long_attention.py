@@ -12,7 +12,7 @@ from perfmodel.cost.estimate import with_rates_of
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.reader import calibrations_for, load_calibration, load_cluster
-from perfmodel.workload.causal import CausalMask
+from perfmodel.workload.causal import CausalWindow
 
 LONG = {"cluster": "dgx-h100", "chips": 8, "global_batch": 1, "seq_len": "1M", "cp": 8, "zero": 3, "recompute": "full"}
 
@@ -80,7 +80,7 @@ def test_a_stated_kernel_is_not_slowed_by_what_a_frameworks_older_release_reache
 
 
 def test_long_blocks_hide_what_ranks_that_share_queries_do_beside():
-    habits = AttentionHabits(mask=CausalMask(), is_head_tail=True, shared_rate_fraction=0.5)
+    habits = AttentionHabits(mask=CausalWindow(), is_head_tail=True, shared_rate_fraction=0.5)
     ranks = np.array([8.0])
     shares = [float(attention_share(habits, ranks, times * SHARED_BLOCK * ranks)[0]) for times in (0.5, 1.0, 4.0)]
     assert shares == pytest.approx([1.0, 1.0, 0.5 * 1.25])

@@ -17,6 +17,7 @@ from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model
 
 ESTIMATOR = estimator_of(make_job(make_model(**LLAMA_LIKE)), chips=64)
+SEQ_LEN = float(ESTIMATOR.job.seq_len)
 FIELDS = ("matmul", "attention", "streaming", "communication", "saved", "boundary", "logits", "peaks", "crosses_nodes")
 
 
@@ -45,9 +46,10 @@ rows = st.fixed_dictionaries(
 @settings(max_examples=30)
 def test_a_column_alone_and_among_others(columns, attention):
     program = program_of(attention=attention)
-    together = microbatch_cost(program, ESTIMATOR.machine, grid_of(*(row for row, _ in columns)), np.array([float(b) for _, b in columns]))
+    batches = np.array([float(b) for _, b in columns])
+    together = microbatch_cost(program, ESTIMATOR.machine, grid_of(*(row for row, _ in columns)), batches, SEQ_LEN)
     for i, (row, b) in enumerate(columns):
-        alone = microbatch_cost(program, ESTIMATOR.machine, grid_of(row), np.array([float(b)]))
+        alone = microbatch_cost(program, ESTIMATOR.machine, grid_of(row), np.array([float(b)]), SEQ_LEN)
         for field in FIELDS:
             assert np.array_equal(getattr(together, field)[..., i], getattr(alone, field)[..., 0]), field
 
@@ -55,7 +57,7 @@ def test_a_column_alone_and_among_others(columns, attention):
 def test_bytes_grow_with_the_microbatch_and_shrink_with_the_axes():
     program = program_of()
     cost = microbatch_cost(
-        program, ESTIMATOR.machine, grid_of({}, {}, {"tp": 4}, {"cp": 4}, {"tp": 2, "cp": 2}), np.array([1.0, 3.0, 1.0, 1.0, 1.0])
+        program, ESTIMATOR.machine, grid_of({}, {}, {"tp": 4}, {"cp": 4}, {"tp": 2, "cp": 2}), np.array([1.0, 3.0, 1.0, 1.0, 1.0]), SEQ_LEN
     )
     assert np.array_equal(cost.saved[:, 1], 3 * cost.saved[:, 0])
     assert cost.boundary.tolist() == [cost.boundary[0] * x for x in (1, 3, 1 / 4, 1 / 4, 1 / 4)]
@@ -70,13 +72,13 @@ def test_amounts_of_padded_vocabulary():
     grid = make_grid(
         {axis: [6 if axis == "tp" else 1] for axis in DEFAULT_ORDER}, [DEFAULT_ORDER], tier_sizes=(4, 4096), num_key_value_heads=6
     )
-    amount, _ = amount_values(program.amounts, grid, np.array([2.0]))
+    amount, _ = amount_values(program.amounts, grid, np.array([2.0]), 256.0)
     assert amount[program.logits, 0] == 2 * 256 * 167
 
 
 @pytest.mark.parametrize("rule_set", ["megatron", "megatron-sp"])
 def test_one_rank_sends_nothing(rule_set):
-    cost = microbatch_cost(program_of(rule_set), ESTIMATOR.machine, grid_of({}, {"dp_shard": 8}, {"pp": 4}), np.ones(3))
+    cost = microbatch_cost(program_of(rule_set), ESTIMATOR.machine, grid_of({}, {"dp_shard": 8}, {"pp": 4}), np.ones(3), SEQ_LEN)
     assert not cost.communication.any()
 
 
@@ -96,7 +98,7 @@ def test_what_the_slowest_of_four_context_ranks_computes(rule_set, changes, slow
     job, profile = make_job(model, seq_len=2**17), ESTIMATOR.profile.having(**changes)
     estimator = replace(ESTIMATOR, programs=replace(ESTIMATOR.programs, job=job, profile=profile, compiled=Compiled()))
     program = estimator.programs.program(rule_set, AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS)
-    cost = microbatch_cost(program, ESTIMATOR.machine, grid_of({}, {"cp": 4}, kv_heads=8), np.array([4.0, 4.0]))
+    cost = microbatch_cost(program, ESTIMATOR.machine, grid_of({}, {"cp": 4}, kv_heads=8), np.array([4.0, 4.0]), 2.0**17)
     one, four = cost.attention.sum(axis=0)
     assert four / one * 4 == pytest.approx(slowest, rel=0.01)
 
@@ -118,9 +120,9 @@ def test_each_attention_has_a_mask_and_a_head_of_its_own():
     )
     assert program.rows.attention.columns["habits"].tolist() == [0, 1, 0, 1]
     grid = grid_of({"cp": 2})
-    costs = [microbatch_cost(each, ESTIMATOR.machine, grid, np.array([1.0])) for each in (program_of(), program)]
+    costs = [microbatch_cost(each, ESTIMATOR.machine, grid, np.array([1.0]), SEQ_LEN) for each in (program_of(), program)]
     before, after = (cost.flops.sum() for cost in costs)
-    (columns, sizes) = program_of().rows.attention.columns, amount_values(program_of().amounts, grid, np.array([1.0]))[0]
+    columns, sizes = program_of().rows.attention.columns, amount_values(program_of().amounts, grid, np.array([1.0]), SEQ_LEN)[0]
     square = np.prod([sizes[columns[name][0], 0] for name in ("batch", "heads", "queries", "keys")])
     assert after - before == 14.0 * square * whole.head_dim
     times = [cost.attention.sum() for cost in costs]

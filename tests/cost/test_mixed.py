@@ -113,7 +113,7 @@ def test_what_needs_equal_chips_says_so():
 
 def test_other_batches_of_a_mix_are_predicted_alike():
     found = setting("16@dgx-h100+16@dgx-a100")
-    twice = found.estimator.for_batch(128)
+    twice = found.estimator.for_job(replace(found.job, global_batch=128))
     other = make_setting(replace(found.job, global_batch=128), "16@dgx-h100+16@dgx-a100", profile="megatron")
     plan = plan_on(other, pp=2, tp=2)
     assert twice.predict(plan).step_time == other.estimator.predict(plan).step_time

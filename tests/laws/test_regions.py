@@ -97,7 +97,7 @@ class Priced:
             num_key_value_heads=8,
         )
         tp = grid.degree["tp"]
-        micro = microbatch_cost(self.program, estimator.machine, grid, np.array([2.0]))
+        micro = microbatch_cost(self.program, estimator.machine, grid, np.array([2.0]), 1.0)
         self.times = region_times(micro, self.profile, recompute, tp)
         self.kept = activation_terms(micro, recompute, self.profile, tp)
         compiled = compile_parameters(
@@ -177,7 +177,7 @@ def test_a_network_with_shardings_of_its_own_goes_the_same_road() -> None:
     program = compile_program(derivation, profile, recompute_operators=(), attention_kernel="flash")
     assert [region.name for region in program.regions] == ["conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8"]
     grid, one = assigned_grid(plan, 1, machine.tier_sizes), np.ones(1)
-    micro = microbatch_cost(program, machine, grid, one)
+    micro = microbatch_cost(program, machine, grid, one, 1.0)
     assert micro.boundary.tolist() == [0.0]
     times, kept = region_times(micro, profile, Recompute.NONE, one), activation_terms(micro, Recompute.NONE, profile, one)
     assert all(float(time[0]) > 0.0 for time in (*times.forward, *times.backward))

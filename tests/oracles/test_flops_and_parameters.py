@@ -29,7 +29,7 @@ def flops(name, seq_len, attention, *, tp=1, cp=1, micro_batch=2.0):
         tier_sizes=(4, 4096),
         num_key_value_heads=job.model.num_key_value_heads,
     )
-    return microbatch_cost(program, estimator.machine, grid, np.array([micro_batch])).flops[:, 0].reshape(3, len(PHASES))
+    return microbatch_cost(program, estimator.machine, grid, np.array([micro_batch]), float(seq_len)).flops[:, 0].reshape(3, len(PHASES))
 
 
 def passes(name, *arguments, **options):

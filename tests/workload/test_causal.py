@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.workload.causal import CausalMask
+from perfmodel.workload.causal import CausalMask, CausalWindow
 
 S = 96
 
@@ -47,3 +47,12 @@ def test_without_a_window():
 def test_layers_with_and_without_a_window():
     mask = CausalMask(window_fraction=0.25, windowed_fraction=0.5)
     assert mask.fraction == 0.5 * (0.25 - 0.25**2 / 2) + 0.5 * 0.5
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_masks_of_several_lengths_are_those_of_each(is_chunked):
+    window = CausalWindow(window=24, windowed_fraction=0.75, is_chunked=is_chunked)
+    lengths = np.array([12.0, 24.0, 96.0, 100.0])
+    together = window.over(lengths).seen_by_slowest(np.array([4.0]), head_tail=False)
+    assert together.tolist() == [window.over(length).seen_by_slowest(4.0, head_tail=False) for length in lengths]
+    assert window.over(12.0).fraction == pytest.approx(0.5, rel=1e-15)

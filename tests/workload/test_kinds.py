@@ -322,7 +322,7 @@ def test_attention_has_torchs_flops_and_its_causal_share():
 def test_a_window_leaves_the_share_of_scores_that_it_shows():
     s, w = 400, 50
     seen = sum(min(i + 0.5, w) for i in range(s))  # half of the diagonal's square, as in the half of a full triangle
-    shares = [heads(causal=Causal(window=window), queries=s, keys=s).forward[0].causal_fraction for window in (w, 0, s)]
+    shares = [heads(causal=Causal(window=window), queries=s, keys=s).forward[0].mask.over(s).fraction for window in (w, 0, s)]
     assert shares == [pytest.approx(seen / s**2, rel=1e-3), 0.5, 0.5]
     assert heads(causal=Causal(window=2)).settings["window"] == 2
 

@@ -442,7 +442,7 @@ def test_layers_with_a_window_compute_fewer_scores():
     attentions = [op for op in network.operators if op.kind == "attention"]
     window = 4096 / 8192 - 0.5 * (4096 / 8192) ** 2
     # work is the average of the layers, as in a uniform plan; a run gives each layer its own window
-    assert [op.forward[0].causal_fraction for op in attentions] == pytest.approx([(window + 0.5) / 2] * 4, rel=1e-12)
+    assert [op.forward[0].mask.over(8192).fraction for op in attentions] == pytest.approx([(window + 0.5) / 2] * 4, rel=1e-12)
     assert [op.settings["window"] for op in attentions] == [4096, 0, 4096, 0]
 
 

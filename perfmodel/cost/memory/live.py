@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from perfmodel.parallel.algebra.derive import Amount, ShardedGraph
 from perfmodel.workload.graph import Operand, Operator, Pass
@@ -56,8 +56,8 @@ class Terms:
             term = self._numbers[amount, axes] = len(self.amounts)
             self.amounts.append((amount, axes))
             self.units.append((term, 1.0))
-            if amount.base != 1.0:
-                self.units[term] = self.number(amount.of_base(1.0), axes), amount.base
+            if amount.base != 1.0 or amount.parts != 1:
+                self.units[term] = self.number(replace(amount, base=1.0, parts=1), axes), amount.base / amount.parts
         return term
 
     def size(self, op: Operator, operand: Operand, *, is_expanded: bool = True) -> Amount:

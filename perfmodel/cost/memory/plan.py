@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,9 +141,9 @@ def rank_holding(of: Holding, rank: int, live: LiveLayers, *, of_live: Stages | 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryRow:
-    """One plan's memory, as numbers: of the ranks that `Stages` tells apart.
+    """One plan's memory: of the ranks that `Stages` tells apart. Numbers, or columns of several machines or sequence lengths.
 
-    total   of each rank, and of an estimator of several machines by machine, as is what lies outside and waits   [byte]
+    total   of each rank   [byte]
     """
 
     of: Holding
@@ -151,26 +151,27 @@ class MemoryRow:
     kept: list[Kept]
     ranks: tuple[RankHolding, ...]
     total: tuple[Any, ...]
+    _peaks: dict[int, Peak] = field(default_factory=dict, repr=False)
 
-    def of_machine(self, column: int) -> MemoryRow:
-        """Return the memory on one of the machines of an estimator of several."""
-        if isinstance(self.of.outside, float) and isinstance(self.total[0], float):
-            return self
+    def peak(self, rank: int) -> Peak:
+        """The peak of a rank, found once."""
+        if rank not in self._peaks:
+            self._peaks[rank] = peak_of(self.ranks[rank], self.kept[rank])
+        return self._peaks[rank]
 
-        def value(of: Column) -> float:
-            return of if isinstance(of, float) else float(of[column])
-
-        ranks = tuple(replace(rank, waiting=value(rank.waiting), outside=value(rank.outside)) for rank in self.ranks)
-        of = replace(self.of, outside=value(self.of.outside))
-        return replace(self, of=of, ranks=ranks, total=tuple(map(value, self.total)))
-
-    def needs(self, plan: Plan, doubt: MemoryDoubt) -> tuple[RankNeed, ...]:
+    def needs(self, plan: Plan, doubt: MemoryDoubt, column: int = 0) -> tuple[RankNeed, ...]:
         """Memory needs of the ranks, by which the plan fits or not."""
         num_ranks = plan.layout.pp if plan.assignment is None else 1  # such a plan says what lies where
         more = crowding_of(plan.job.model, num_ranks, self.of.stages, doubt)
         beside = besides_of(self.of, doubt)
         return tuple(
-            RankNeed(total=total, sure=float(rank.fixed), outside=rank.outside, crowding=crowded, beside=float(kept))
+            RankNeed(
+                total=entry(total, column),
+                sure=entry(rank.fixed, column),
+                outside=entry(rank.outside, column),
+                crowding=crowded,
+                beside=entry(kept, column),
+            )
             for rank, total, crowded, kept in zip(self.ranks, self.total, more, beside, strict=True)
         )
 
@@ -276,7 +277,7 @@ def adding_up(parts: Mapping[str, float], total: float) -> dict[str, float]:
 
 
 def scalar(value: Column) -> Any:
-    """The value of a column of one plan; a column of several machines as it is."""
+    """The value of a column of one plan; a column of several machines or lengths as it is."""
     if isinstance(value, float):
         return float(value)
     column = np.asarray(value)
@@ -284,33 +285,72 @@ def scalar(value: Column) -> Any:
 
 
 def entries(value: Column, number: int) -> list[float]:
-    """The values of a column of so many machines, or of what is the same on all of them."""
+    """The values of a column with so many entries, or of what is the same in all of them."""
     return [value] * number if isinstance(value, float) else np.broadcast_to(value, number).tolist()
 
 
-def memory_by_class(rank: RankHolding, kept: Kept) -> tuple[str, dict[str, float]]:
-    """The moment of the peak, and the bytes that live then by class: what is allocated, without what the allocator holds beyond."""
-    under_way = {at: (scalar(activations), scalar(received)) for at, (activations, received) in kept.items()}
-    found = []
+def entry(value: Column, column: int) -> float:
+    """One of the values of a column, or what is the same in all of them."""
+    if isinstance(value, (float, int)):
+        return float(value)
+    return float(value[column] if value.size > 1 else value.reshape(-1)[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Peak:
+    """Moments that may be the peak of a rank, and which is, by column.
+
+    cases   moment, what runs then, gradients that wait and activations that are gone
+    """
+
+    cases: list[tuple[Moment, At, Any, Any]]
+    largest: Sequence[int]
+
+
+def peak_of(rank: RankHolding, kept: Kept) -> Peak:
+    cases: list[tuple[Moment, At, Any, Any]] = []
+    totals: list[Column] = []
     for moment in rank.moments:
-        at = moment.at if moment.at in under_way else At.BLOCKS
+        at = moment.at if moment.at in kept else At.BLOCKS
+        activations, received = kept[at]
         for each in rank.unreduced.cases(at):
-            waits, gone = (scalar(x) / rank.factor for x in each)
-            found.append((sum(under_way[at]) + scalar(moment.total) + (waits - gone), moment, at, waits, gone))
-    _, moment, at, waits, gone = max(found, key=lambda case: case[0])
-    kept_activations, received = under_way[at]
+            waits, gone = (x / rank.factor for x in each)
+            cases.append((moment, at, waits, gone))
+            totals.append((activations + received) + moment.total + (waits - gone))
+    columns = max(map(np.size, totals))
+    if columns == 1:
+        return Peak(cases=cases, largest=[int(np.argmax([scalar(total) for total in totals]))])
+    table = np.empty((len(totals), columns))
+    for number, total in enumerate(totals):
+        table[number] = total
+    return Peak(cases=cases, largest=table.argmax(axis=0).tolist())
+
+
+def memory_by_class(rank: RankHolding, kept: Kept, peak: Peak | None = None, column: int = 0) -> tuple[str, dict[str, float]]:
+    """The moment of the peak, and the bytes that live then by class: what is allocated, without what the allocator holds beyond.
+
+    peak   `peak_of` the rank
+    """
+    peak = peak or peak_of(rank, kept)
+    moment, at, *beside = peak.cases[peak.largest[column if len(peak.largest) > 1 else 0]]
+
+    def value(of: Column) -> float:
+        return entry(of, column)
+
+    waits, gone = map(value, beside)
+    kept_activations, received = map(value, kept[at])
     # activations of the chunks that were reduced may be more than those still kept: the rest is taken from the gradients
-    left = kept_activations + scalar(moment.freed) - gone
+    left = kept_activations + value(moment.freed) - gone
     excess = max(-left, 0.0)
-    weights, gradients, states, copies = (scalar(x) for x in rank.static)
+    weights, gradients, states, copies = map(value, rank.static)
     values = (
         weights,
-        gradients + scalar(moment.gradients) + (waits - excess),
+        gradients + value(moment.gradients) + (waits - excess),
         states,
         max(left, 0.0),
-        copies + scalar(moment.gathered),
-        scalar(moment.temporary),
-        received + scalar(moment.buffers),
+        copies + value(moment.gathered),
+        value(moment.temporary),
+        received + value(moment.buffers),
         0.0,
         0.0,
     )
@@ -325,12 +365,12 @@ class RankMemory:
     reserved: float
 
 
-def fullest_by_class(row: MemoryRow) -> tuple[dict[str, float], float, str]:
+def fullest_by_class(row: MemoryRow, column: int) -> tuple[dict[str, float], float, str]:
     """Bytes of the fullest chip by class, their sum, and when in the step that is."""
-    totals = row.total
+    totals = [entry(total, column) for total in row.total]
     rank = int(np.argmax(totals))
-    moment, values = memory_by_class(row.ranks[rank], row.kept[rank])
-    values["framework"] = scalar(row.of.outside)
+    moment, values = memory_by_class(row.ranks[rank], row.kept[rank], row.peak(rank), column)
+    values["framework"] = entry(row.of.outside, column)
     held = totals[rank] - sum(values.values())
     values["allocator"] = held if held > 1e-12 * totals[rank] else 0.0
     return {**adding_up(values, totals[rank]), "total": totals[rank]}, totals[rank], moment

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from fractions import Fraction
 from functools import cached_property
 from math import ceil, prod
 from typing import NamedTuple
@@ -36,15 +37,18 @@ from perfmodel.workload.graph import NO_CASTS, Extent, Graph, Operand, Operator,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """A number of elements (or bytes) on one chip as a formula of the mesh and the microbatch.
+    """A number of elements (or bytes) on one chip as a formula of the mesh, the microbatch and the length of a sequence.
 
-    base * |batch_dim| * ceil(padded_size / |padded_axes|) / |axes| * |times|
+    base * |batch_dim| * seq_len ** length_power / parts * ceil(padded_size / |padded_axes|) / |axes| * |times|
 
     batch_dim   dim whose size is a quantity of the plan (samples of a microbatch) or of a step (its tokens, its sequences); "": none
+    parts       that a token is divided into (experts, chunks), apart from `base`: whole numbers stay whole
     """
 
     base: float
     batch_dim: str = ""
+    length_power: int = 0
+    parts: int = 1
     axes: frozenset[str] = frozenset()
     padded_size: float = 1.0
     padded_axes: frozenset[str] = frozenset()
@@ -61,11 +65,17 @@ class Amount:
     def scaled(self, factor: float) -> Amount:
         return self.of_base(self.base * factor)
 
+    def at_once(self, tokens: int) -> Amount:
+        """Return the same of so many tokens in place of all of a sequence."""
+        return replace(self, base=self.base * tokens, length_power=self.length_power - 1)
+
     def of_base(self, base: float) -> Amount:
         """Return the same formula with another base; `replace` takes ten times as long."""
         return Amount(
             base=base,
             batch_dim=self.batch_dim,
+            length_power=self.length_power,
+            parts=self.parts,
             axes=self.axes,
             padded_size=self.padded_size,
             padded_axes=self.padded_axes,
@@ -243,13 +253,17 @@ class ShardedGraph:
             op, dims = maker, maker.output.dims
         elif maker is not None and maker is not op and not (is_expanded and op.is_product):
             dims = tuple(name for name, made in zip(dims, maker.output.dims, strict=True) if made not in maker.stretched)
-        scale = self.graph.tensors[operand.tensor].itemsize if itemsize is None else itemsize
-        return amount_of(op, self.shardings[op.name], dims, scale=scale)
+        tensor = self.graph.tensors[operand.tensor]
+        amount = amount_of(op, self.shardings[op.name], dims, scale=tensor.itemsize if itemsize is None else itemsize)
+        return amount.at_once(tensor.tokens_at_once) if tensor.tokens_at_once else amount
 
     def layout_of(self, parameter: ParameterLayout) -> Layout:
         """As all its readers need it; partial where the sum of their gradients is."""
         op, i = self.graph.consumers(parameter.name)[0]
         return Layout(cuts=self.needed[op.name, i].cuts, partial=parameter.gradient_axes)
+
+
+_ONE = Fraction(1)
 
 
 def amount_of(operator: Operator, sharding: Sharding, dims: tuple[str, ...], *, scale: float = 1.0) -> Amount:
@@ -264,9 +278,14 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
     """
     base, batch_dim, cutting, uneven = scale, "", set[str](), ""
     padded_size, padded_axes = 1.0, frozenset[str]()
+    length_power, share = 0, _ONE
     for size, name in extent:
         if name in operator.per_sample:
             batch_dim = name
+        if name in operator.per_token:
+            length_power += 1
+        if isinstance(size, Fraction):
+            share, size = share * size, 1
         if name in operator.stretched:
             continue
         of_dim = sharding.get(name, ())
@@ -276,7 +295,15 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
             base *= size
             if of_dim:
                 cutting.update(of_dim)
-    return Amount(base=base, batch_dim=batch_dim, axes=frozenset(cutting), padded_size=padded_size, padded_axes=padded_axes)
+    return Amount(
+        base=base * share.numerator,
+        batch_dim=batch_dim,
+        length_power=length_power,
+        parts=share.denominator,
+        axes=frozenset(cutting),
+        padded_size=padded_size,
+        padded_axes=padded_axes,
+    )
 
 
 def tensor_amount(operator: Operator, operand: Operand, tensor: Tensor, cuts: Sequence[tuple[str, ...]]) -> Amount:

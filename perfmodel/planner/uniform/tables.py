@@ -167,7 +167,8 @@ def _microbatch_part(
 ) -> MicrobatchTable:
     num_keys, num_sizes = grid.num_rows, len(sizes)
     wide = take_grid(grid, np.repeat(np.arange(num_keys), num_sizes))
-    micro = microbatch_cost(program, estimator.machine, wide, np.tile(np.array(sizes, dtype=np.float64), num_keys))
+    microbatch = np.tile(np.array(sizes, dtype=np.float64), num_keys)
+    micro = microbatch_cost(program, estimator.machine, wide, microbatch, float(estimator.job.seq_len))
     shape = (num_keys, num_sizes)
     stacked, ends, kept, peaks, forward, run_ahead = [], [], [], [], [], []
     for recompute in recomputes:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from types import MappingProxyType
 from typing import cast
 
@@ -27,6 +28,7 @@ from perfmodel.workload.kinds.embedding import embedding
 from perfmodel.workload.kinds.identity import identity
 from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.pieces import piece
+from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.quantization import WeightPart
 from perfmodel.workload.routing import EVEN, RankRows
 
@@ -45,6 +47,8 @@ LOGICAL = {
     "ih": "index_heads", "id": "index_dim", "it": "index_top",
 }  # fmt: skip
 PER_SAMPLE, STRETCHED, PADDED = "b", "c", "v"
+#: Dims that count tokens: positions, queries, keys, rows of an expert.
+PER_TOKEN = frozenset(("s", "q", "z", "t"))
 #: Dims that no axis may cut, in any operator.
 WHOLE = frozenset(
     ("d", "qa", "kva", "lat", "rope", "kvb", "nope", "val", "qk", "hh", "hn", "mi", "mc", "mo", "mh", "mb", "mv", "mt", "ih", "id", "it")
@@ -54,10 +58,14 @@ NO_PARTS: Mapping[str, float] = MappingProxyType({})
 
 
 def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN) -> dict[str, int]:
-    """Size of each dim; the batch is a quantity of the plan. rank_rows: that experts have and that tokens are sent as, over the mean."""
-    kv_heads = model.num_key_value_heads
+    """Size of each dim; the batch is a quantity of the plan.
+
+    seq_len     0: a quantity too, of which the sizes of dims that count tokens are shares
+    rank_rows   that experts have and that tokens are sent as, over the mean
+    """
+    kv_heads, length = model.num_key_value_heads, seq_len or 1
     sizes = {
-        "b": 1, "s": seq_len, "q": seq_len, "z": seq_len, "h": model.hidden_size, "g": kv_heads, "r": model.num_attention_heads // kv_heads,
+        "b": 1, "s": length, "q": length, "z": length, "h": model.hidden_size, "g": kv_heads, "r": model.num_attention_heads // kv_heads,
         "c": 1, "d": model.head_dim, "f": model.intermediate_size, "v": model.vocab_size,
     }  # fmt: skip
     if all(kind.feed_forward != "dense" for kind in model.layer_kinds):
@@ -66,7 +74,7 @@ def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN)
         sizes["p"] = model.num_position_rows
     if (experts := model.experts) is not None:
         # rows of one expert, on average, and of one token: sizes that need not be whole
-        rows = size_of(seq_len * experts.top_k * rank_rows.computed / experts.num_experts)
+        rows = rows_of_expert(seq_len, experts, rank_rows)
         sizes |= {
             "t": rows,
             "e": experts.num_experts,
@@ -83,7 +91,7 @@ def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN)
             "qk": latent.score_head_dim,
         } | ({"qa": latent.query_rank} if latent.query_rank else {})  # fmt: skip
     if latent is not None and latent.index_heads:
-        sizes |= {"ih": latent.index_heads, "id": latent.index_head_dim, "it": min(latent.index_top, seq_len)}
+        sizes |= {"ih": latent.index_heads, "id": latent.index_head_dim, "it": min(latent.index_top, seq_len or latent.index_top)}
     if model.num_mtp_layers:
         sizes |= {"hn": model.hidden_size, "hh": 2 * model.hidden_size}
     if (mamba := model.mamba) is not None:
@@ -101,6 +109,20 @@ def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN)
 def dim_of(word: str) -> str:
     """`g_norm` -> g"""
     return word.partition("_")[0]
+
+
+_MOST_PARTS = 10_000
+"""Denominator of a stated skew or capacity, so that whole numbers of rows come out whole."""
+
+
+def rows_of_expert(seq_len: int, experts: Experts, rank_rows: RankRows) -> int:
+    """Rows that an expert has of a sequence on average, or where its length is a quantity, the share of them that each token is."""
+    if seq_len:
+        return size_of(seq_len * experts.top_k * rank_rows.computed / experts.num_experts)
+    computed = Fraction(rank_rows.computed).limit_denominator(_MOST_PARTS)
+    if float(computed) != rank_rows.computed:  # of counted rows: a mean that is no whole number of them anyway
+        return size_of(experts.top_k * rank_rows.computed / experts.num_experts)
+    return cast("int", computed * Fraction(experts.top_k, experts.num_experts))
 
 
 def size_of(value: float) -> int:
@@ -155,6 +177,10 @@ class DecoderBuilder:
         """Sizes of an operator's dims."""
         return {name: self.sizes[name] for name in map(dim_of, dims.split())}
 
+    def part_of_token(self, tokens: int) -> int:
+        """Share that a token is of so many, where the length of a sequence is a quantity of the plan; else 0."""
+        return 0 if self.seq_len else cast("int", Fraction(1, tokens))
+
     def add(
         self,
         operator: Operator,
@@ -189,6 +215,7 @@ class DecoderBuilder:
                 whole=tuple(name for name in names if name in WHOLE or name in (*operator.whole, *whole)),
                 padded=tuple(name for name in names if name == PADDED),
                 per_sample=tuple(name for name in names if name == PER_SAMPLE),
+                per_token=() if self.seq_len else tuple(name for name in names if name in PER_TOKEN),
                 stretched=tuple(name for name in names if name == STRETCHED),
             )
         )

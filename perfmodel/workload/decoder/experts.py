@@ -99,7 +99,7 @@ def _once_each(b: DecoderBuilder, experts: Experts, once: Once, x: str, weights:
 def _all_gather(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> str:
     """Tokens are gathered where the experts are, each expert takes its rows, and what they make of a token is added up by a reduction."""
     dims, here = "b_x s_x e h", "b s e h"
-    chosen = {"e": size_of(b.sizes["t"] * experts.num_experts / b.sizes["s"])}  # of a token those that it chose
+    chosen = {"e": size_of(experts.top_k * b.rank_rows.computed)}  # of a token those that it chose
     sizes = b.of(dims) | chosen
     rows = b.add(permute("permute", operand(x, _TOKENS), operand("permute.out", here), sizes), dims)
     each = "b_x s_x k e"

@@ -26,6 +26,8 @@ def write_indexer(b: DecoderBuilder, x: str, compressed: str, latent_dim: str) -
     weights = b.linear("index_weights_proj", x, "b s_res ih h", "b s h", "ih h", 1, "b s ih", part="other")
     dims = "b q z ih id it"
     operands = operand(q, "b q ih id"), operand(k, "b z id"), operand(weights, "b q ih"), operand("index.out", "b q it")
-    made = b.add(index_scores("index", *operands, b.of(dims), heads="ih", width="id"), dims, itemsize=4.0)
+    half = b.part_of_token(2)
+    operator = index_scores("index", *operands, b.of(dims), heads="ih", width="id", half_keys=((half, "z"),) if half else ())
+    made = b.add(operator, dims, itemsize=4.0)
     b.set_role(made, TensorRole.INDEX)
     return made

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.causal import windowed_mask
+from perfmodel.workload.causal import CausalWindow
 from perfmodel.workload.graph import Data, Extent, FusedAttention, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent
 
@@ -86,7 +86,7 @@ def attention(
         keys=extent(dims, keys),
         head_dim=head_dim,
         value_head_dim=value_head_dim,
-        mask=None if causal is None else windowed_mask(num_keys, causal.window, causal.windowed, chunked=causal.chunked),
+        mask=None if causal is None else CausalWindow(window=causal.window, windowed_fraction=causal.windowed, is_chunked=causal.chunked),
     )
     return Operator(
         name=name,

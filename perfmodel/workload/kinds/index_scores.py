@@ -23,6 +23,7 @@ def index_scores(
     keys: str = "z",
     heads: str,
     width: str,
+    half_keys: Extent = (),
     layer: str = "",
 ) -> Operator:
     """sum over heads of weights[b,q,heads] relu(q[b,q,heads,width] k[b,z,width]), and the keys with the largest: y[b,q,top].
@@ -30,10 +31,12 @@ def index_scores(
     All heads share one key. Keys stay whole; half of the square of scores is computed, in float32, and nothing of it is kept. Backward
     makes the scores again and has two products, of the indexer's own loss: choosing has no gradient.
 
+    half_keys   of the dims that count the keys; none: half of the size of `keys`
+
     Source: DeepSeek-V3.2, section 2.1 (lightning indexer).
     """
     batch = extent(dims, (q.dims[0], heads))
-    rows, columns, sums = extent(dims, (queries,)), ((max(dims[keys] // 2, 1), ""),), extent(dims, (width,))
+    rows, columns, sums = extent(dims, (queries,)), half_keys or ((max(dims[keys] // 2, 1), ""),), extent(dims, (width,))
     scores: Extent = (*extent(dims, (q.dims[0], queries)), *columns)
     made = Product(batch=batch, m=rows, n=columns, k=sums)
     square = Data(extent=scores, itemsize=_FLOAT32)

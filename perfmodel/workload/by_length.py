@@ -1,0 +1,34 @@
+"""Quantities of a sequence as formulas of its length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perfmodel.foundation.columns import Column
+from perfmodel.workload.causal import CausalWindow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByLength:
+    """A quantity of a sequence as a formula of its length.
+
+    base * seq_len ** power, times the share of the scores that is computed under a mask over `keys` (base, power)
+    """
+
+    base: float = 0.0
+    power: int = 0
+    mask: CausalWindow | None = None
+    keys: tuple[float, int] = (1.0, 0)
+
+    def at(self, seq_len: Column, *, causal: bool = True) -> Any:
+        """For sequences of so many tokens; else (not `causal`) with all scores that windows let queries see."""
+        value = self.base * seq_len**self.power
+        if self.mask is None:
+            return value
+        base, power = self.keys
+        mask = self.mask.over(base * seq_len**power)
+        return value * (mask.fraction if causal else mask.visible)
+
+    def times(self, factor: float) -> ByLength:
+        return replace(self, base=self.base * factor)

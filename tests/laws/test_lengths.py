@@ -1,0 +1,111 @@
+"""One program serves sequences of any length: a list of lengths is the predictions of each, and those of graphs written for each."""
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+import perfmodel
+from perfmodel.cost import programs
+from perfmodel.cost.programs import compiled_for
+from perfmodel.cost.resolve import kept_estimator
+from perfmodel.foundation.errors import InputError
+from perfmodel.workload.models import load_model
+from perfmodel.workload.transformer import graph_length
+
+#: Dense, sliding windows, windows of a share of the layers, chunks, experts, latents, sparse latents, states.
+MODELS = (
+    "llama-3-8b", "gpt2", "mistral-7b", "gemma-2-9b", "gpt-oss-20b", "llama-4-scout", "mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b",
+    "deepseek-v2-lite", "deepseek-v3.2", "nemotron-h-8b", "qwen3-next-80b-a3b",
+)  # fmt: skip
+FRAMEWORKS = ("generic", "megatron", "torchtitan", "torch-fsdp2", "deepspeed", "hf-trainer", "unsloth", "xla", "torch-fsdp2+loss=chunked")
+PLANS: tuple[Mapping[str, object], ...] = (
+    {"tp": 2, "zero": 1},
+    {"zero": 3, "recompute": "full"},
+    {"tp": 2, "cp": 2, "zero": 1},
+    {"cp": 4, "zero": 3, "recompute": "full"},
+    {"pp": 2, "tp": 2, "recompute": "selective", "attention": "unfused"},
+    {"tp": 4, "sequence_parallel": False, "attention": "unfused"},
+    {"pp": 2, "micro_batch": 2, "recompute": "full"},
+    {"zero": 2, "micro_batch": 3},
+)
+#: Whole chunks and tiles, halves of them, prime numbers, below and above windows.
+LENGTHS = (61, 512, 1000, 1536, 2048, 4096, 6144, 8192, 10240, 16384, 32768, 131072)
+SEEDS = range(60)
+
+
+def drawn_call(seed):
+    rng = random.Random(seed)
+    call = {"model": rng.choice(MODELS), "profile": rng.choice(FRAMEWORKS), "cluster": "dgx-h100", "chips": 16, "global_batch": 96}
+    call |= rng.choice(PLANS)
+    if load_model(call["model"]).experts is not None and rng.random() < 0.5:
+        call |= {"ep": 2} | rng.choice(({}, {"dispatcher": "allgather"}, {"routing": "skew:1.37"}))
+    if rng.random() < 0.2:
+        call["precision"] = rng.choice(("fp8-delayed", "mxfp8"))
+        call["cluster"] = "dgx-b200"
+    if rng.random() < 0.2:
+        call["train"] = rng.choice(("lora:16", "qlora:8"))
+    return call, sorted(rng.sample(LENGTHS, 4))
+
+
+def forget():
+    compiled_for.cache_clear()
+    kept_estimator.cache_clear()
+
+
+def alone(call, seq_len):
+    try:
+        return perfmodel.predict(**call, seq_len=seq_len)
+    except InputError:
+        return None
+
+
+def assert_same(one, other, call):
+    assert one.plan == other.plan
+    time, total = other.step_time, other.memory["total"]
+    assert one.step_time == pytest.approx(time, rel=1e-9), call
+    assert one.memory["total"] == pytest.approx(total, rel=1e-9), call
+    assert dict(one.parts) == pytest.approx(dict(other.parts), rel=1e-9, abs=1e-9 * time), call
+    assert (one.mfu_palm, one.mfu_causal, one.hfu) == pytest.approx((other.mfu_palm, other.mfu_causal, other.hfu), rel=1e-9), call
+    assert (one.memory_low, one.memory_high, one.fits_probability) == pytest.approx(
+        (other.memory_low, other.memory_high, other.fits_probability), rel=1e-9, abs=1e-12
+    ), call
+    assert (one.verdict, one.warnings, one.host_memory) == (other.verdict, other.warnings, pytest.approx(other.host_memory, rel=1e-9)), call
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_list_of_lengths_is_the_prediction_of_each(seed):
+    call, lengths = drawn_call(seed)
+    forget()
+    singles = [found for length in lengths if (found := alone(call, length)) is not None]
+    if not singles:
+        pytest.skip("no plan of this draw can be")
+    forget()
+    listed = perfmodel.predict(**call, seq_len=lengths)
+    assert len(listed) == len(singles)
+    for one, other in zip(listed, singles, strict=True):
+        assert_same(one, other, call)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_graph_of_one_token_is_that_of_each_length(seed, monkeypatch):
+    call, lengths = drawn_call(seed)
+    forget()
+    found = {length: alone(call, length) for length in lengths}
+    monkeypatch.setattr(programs, "graph_length", lambda model, seq_len: seq_len)
+    forget()
+    for length, one in found.items():
+        other = alone(call, length)
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert_same(one, other, call | {"seq_len": length})
+    forget()
+
+
+def test_few_lengths_need_a_graph_of_their_own():
+    """Those that are no whole chunks of a recurrence, or below what a sparse indexer chooses."""
+    assert graph_length(load_model("llama-4-scout"), 1021) == 0
+    assert graph_length(load_model("nemotron-h-8b"), 4096) == 0
+    assert graph_length(load_model("nemotron-h-8b"), 1021) == 1021
+    assert graph_length(load_model("deepseek-v3.2"), 1024) == 1024
+    assert graph_length(load_model("deepseek-v3.2"), 131072) == 0
