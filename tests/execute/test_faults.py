@@ -14,6 +14,7 @@ from perfmodel.execute.launch import processes
 from perfmodel.execute.launch.launch import WorkerGroup, torchrun_worker
 from perfmodel.foundation.errors import InputError, RunError
 from tests.execute.jobs import echo, fail_on_rank, rank_of
+from tests.marks import NIGHTLY
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
@@ -28,11 +29,11 @@ def is_running(pid):
 @pytest.mark.parametrize(
     "num_ranks, how, says",
     [
-        (3, "kill", "rank 1 of 3 died (signal SIGKILL) during 'step 3'"),
-        (2, "exit", "rank 1 of 2 died (exit code 7)"),
+        (2, "kill", "rank 1 of 2 died (signal SIGKILL) during 'step 3'"),
+        pytest.param(2, "exit", "rank 1 of 2 died (exit code 7)", marks=NIGHTLY),
         (2, "raise", "rank 1 of 2 failed: ValueError: a fault of its own"),
-        (3, "sleep", "rank 1 of 3 hung"),
-        (2, "stop", "rank 1 of 2 hung: it was stopped"),
+        pytest.param(3, "sleep", "rank 1 of 3 hung", marks=NIGHTLY),
+        pytest.param(2, "stop", "rank 1 of 2 hung: it was stopped", marks=NIGHTLY),
         (2, "spin", "rank 1 of 2 hung"),
     ],
 )

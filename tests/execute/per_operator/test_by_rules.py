@@ -74,11 +74,9 @@ FORMS = [
     ("llama", dict(cp=2, tp=2, zero=3, micro_batch=4, order=("cp", "tp", "dp_replicate", "dp_shard", "pp"))),
     ("bloom", dict(cp=2, dp_replicate=2, zero=1, attention="unfused", rules="ulysses")),
 ]
-ONCE_MORE = [
+MORE_FORMS = [
     ("llama", dict(pp=2, tp=2, micro_batch=4, schedule="gpipe")),
     ("gemma2", dict(cp=2, tp=2, attention="unfused", recompute="selective")),
-]
-MORE_FORMS = [
     ("gpt2", dict(tp=2, dp_shard=2, zero=1, micro_batch=2)),
     ("llama", dict(dp_replicate=2, dp_shard=2, zero=1)),
     ("gpt2", dict(pp=2, dp_shard=2, zero=1)),
@@ -91,7 +89,7 @@ MORE_FORMS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant, knobs", [*FORMS, *ONCE_MORE, *(pytest.param(*form, marks=NIGHTLY) for form in MORE_FORMS)])
+@pytest.mark.parametrize("variant, knobs", [*FORMS, *(pytest.param(*form, marks=NIGHTLY) for form in MORE_FORMS)])
 def test_megatrons_rules_equal_one_process(variant, knobs, groups):
     plan = tiny_plan(4, model=tiny(variant), **knobs)
     found = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
@@ -127,7 +125,7 @@ def test_what_bf16_would_round_away_adds_up_in_float32():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16_MIXED])
+@pytest.mark.parametrize("precision", [pytest.param(Precision.FP32, marks=NIGHTLY), Precision.BF16_MIXED])
 def test_one_door_runs_rules_of_ones_own(precision, groups):
     plan = tiny_plan(4, tp=2, dp_shard=2, zero=3, micro_batch=2, rules=MLP_ONLY, precision=precision)
     assert not_modules_reason(plan).startswith("rules=mlp-only")

@@ -17,6 +17,7 @@ from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.per_operator.by_rules import graph_of, plan_by_rules
 from perfmodel.workload.layer_specs import DeltaNet, LatentAttention, LayerSpec, Mamba
 from tests.execute.jobs import tiny, tiny_plan
+from tests.marks import one_in
 
 LATENT = LatentAttention(query_rank=24, key_value_rank=16, nope_head_dim=8, rope_head_dim=4, value_head_dim=6)
 STATE = Mamba(num_heads=8, head_dim=4, num_groups=4, state_size=6, conv_kernel=4, chunk_size=8)
@@ -60,7 +61,7 @@ MORE_FORMS = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name, knobs", [*FORMS, *MORE_FORMS])
+@pytest.mark.parametrize("name, knobs", [*FORMS, *one_in(2, MORE_FORMS)])
 def test_several_processes_compute_what_one_does(name, knobs, groups):
     plan = tiny_plan(4, model=tiny(**MODELS[name]), **knobs)
     assert not_executable_reason(plan) == ""

@@ -12,6 +12,7 @@ from perfmodel.parallel.per_operator.parameters import parameter_units, step_tra
 from perfmodel.parallel.per_operator.stages import blocks_of
 from tests.execute.per_operator import toys as toys
 from tests.execute.per_operator.plans import FOUR, TWO, random_plan, tiny_network
+from tests.marks import mostly_nightly
 from tests.network_plans import changed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -24,8 +25,10 @@ def in_stages(network, axes, number, **settings):
     return changed(random_plan(network, axes, 4), stages=tuple(starts), **settings)
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("name", ["gpt2", "alexnet", pytest.param("transformer", marks=pytest.mark.nightly)])
+EVERY_STAGE = [(name, zero) for name in ("gpt2", "alexnet", "transformer") for zero in range(4)]
+
+
+@pytest.mark.parametrize("name, zero", mostly_nightly(EVERY_STAGE, [*EVERY_STAGE[:4], ("alexnet", 2)]))
 def test_microbatches_and_zero_equal_one_process(name, zero, groups):
     """gpt2's embedding is read by two layers; every layer has gradients that are partial on several groups of axes."""
     network = tiny_network(name)
