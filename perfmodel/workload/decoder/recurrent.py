@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from perfmodel.workload.decoder.builder import DecoderBuilder, operand
 from perfmodel.workload.graph import Operand
-from perfmodel.workload.kinds.state_space import causal_conv, delta_scan, gated_norm, state_scan
+from perfmodel.workload.kinds.state_space import Chunks, causal_conv, delta_scan, gated_norm, state_scan
 
 _PROJECTED, _SCANNED = "b s m", "b s_scan m_scan"
 
@@ -29,15 +29,15 @@ def mamba_mixer(b: DecoderBuilder, x: str) -> str:
     parameters = tuple(operand(b.parameter(name, "m mh", 2), "m mh") for name in ("dt_bias", "A_log", "D"))
     dims = f"{_SCANNED} mc mh mo"
     sizes = b.of(dims)
+    mixed_rows = operand(mixed, "b s m mc")
     scanned = state_scan(
         "scan",
-        operand(mixed, "b s m mc"),
+        mixed_rows,
         operand(steps, "b s m mh"),
         parameters,
         operand("scan.out", "b s m mo"),
         sizes,
-        chunk=mamba.chunk_size,
-        num_chunks=b.part_of_token(mamba.chunk_size),
+        chunks=Chunks(mixed_rows, sizes, chunk=mamba.chunk_size, num_chunks=b.part_of_token(mamba.chunk_size)),
         groups=((sizes["m"], "m"),),
         heads=((sizes["m"], "m"), (sizes["mh"], "mh")),
         head_dim=mamba.head_dim,
@@ -59,15 +59,15 @@ def delta_mixer(b: DecoderBuilder, x: str) -> str:
     parameters = tuple(operand(b.parameter(name, "m mh", 2), "m mh") for name in ("dt_bias", "A_log"))
     dims = f"{_SCANNED} mc mb mh mo"
     sizes = b.of(dims)
+    mixed_rows = operand(mixed, "b s m mc")
     scanned = delta_scan(
         "scan",
-        operand(mixed, "b s m mc"),
+        mixed_rows,
         operand(strengths, "b s m mb"),
         parameters,
         operand("scan.out", "b s m mo"),
         sizes,
-        chunk=delta.chunk_size,
-        num_chunks=b.part_of_token(delta.chunk_size),
+        chunks=Chunks(mixed_rows, sizes, chunk=delta.chunk_size, num_chunks=b.part_of_token(delta.chunk_size)),
         heads=((sizes["m"], "m"), (sizes["mh"], "mh")),
         key_dim=delta.key_head_dim,
         value_dim=delta.value_head_dim,

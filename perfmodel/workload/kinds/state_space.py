@@ -81,6 +81,20 @@ def gated_norm(
     )
 
 
+class Chunks:
+    """Chunks of the positions of x (b, s, ...): their number as a batch of products, the length of one, and half of it.
+
+    num_chunks   0: as many as the positions need
+    """
+
+    def __init__(self, x: Operand, dims: Mapping[str, int], *, chunk: int, num_chunks: int = 0) -> None:
+        batch, positions = x.dims[:2]
+        self.length = chunk if num_chunks else min(chunk, dims[positions])
+        self.half = max(self.length // 2, 1)
+        self.positions = positions
+        self.batch: Extent = (*extent(dims, (batch,)), (num_chunks or ceil(dims[positions] / self.length), positions))
+
+
 def state_scan(
     name: str,
     x: Operand,
@@ -89,8 +103,7 @@ def state_scan(
     output: Operand,
     dims: Mapping[str, int],
     *,
-    chunk: int,
-    num_chunks: int = 0,
+    chunks: Chunks,
     groups: Extent,
     heads: Extent,
     head_dim: int,
@@ -99,11 +112,8 @@ def state_scan(
 ) -> Operator:
     """Mamba-2's scan of x[b,s,...], which holds inputs, B and C of each group, with a step of each head: y[b,s,...].
 
-    num_chunks   0: as many as the positions need
-
     FLOP a token: Q G N + Q H P below the diagonal of a chunk, 2 H P N for what it leaves and as many for what came before it.
     """
-    chunks = _Chunks(x, dims, chunk, num_chunks)
     half, whole = chunks.half, chunks.length
     scores = _product((*chunks.batch, *groups), whole, half, state)
     within = _product((*chunks.batch, *heads), whole, head_dim, half)
@@ -132,8 +142,7 @@ def delta_scan(
     output: Operand,
     dims: Mapping[str, int],
     *,
-    chunk: int,
-    num_chunks: int = 0,
+    chunks: Chunks,
     heads: Extent,
     key_dim: int,
     value_dim: int,
@@ -141,12 +150,9 @@ def delta_scan(
 ) -> Operator:
     """The gated delta rule on x[b,s,...], which holds queries, keys and values, with a strength and a decay of each head: y[b,s,...].
 
-    num_chunks   0: as many as the positions need
-
     FLOP a token and head, d and v wide, below the diagonal of a chunk: scores of keys with keys and with queries 2 Q d, an inverse of a
     triangle Q^2 / 3, what it makes of keys and values Q (d + v), what scores weigh Q v; and 6 d v with the state.
     """
-    chunks = _Chunks(x, dims, chunk, num_chunks)
     half, whole, batch = chunks.half, chunks.length, (*chunks.batch, *heads)
     key_scores, query_scores = (_product(batch, whole, half, key_dim),) * 2
     inverse = _product(batch, whole, whole, max(round(whole / 6), 1))
@@ -171,17 +177,6 @@ def delta_scan(
     )
 
 
-class _Chunks:
-    """Chunks of the positions of x (b, s, ...): their number as a batch of products, the length of one, and half of it."""
-
-    def __init__(self, x: Operand, dims: Mapping[str, int], chunk: int, num_chunks: int) -> None:
-        batch, positions = x.dims[:2]
-        self.length = chunk if num_chunks else min(chunk, dims[positions])
-        self.half = max(self.length // 2, 1)
-        self.positions = positions
-        self.batch: Extent = (*extent(dims, (batch,)), (num_chunks or ceil(dims[positions] / self.length), positions))
-
-
 def _product(batch: Extent, m: int, n: int, k: int) -> Product:
     """A product of sizes that no axis cuts."""
     return Product(batch=batch, m=((m, ""),), n=((n, ""),), k=((k, ""),))
@@ -193,7 +188,7 @@ def _scan(
     inputs: tuple[Operand, ...],
     output: Operand,
     dims: Mapping[str, int],
-    chunks: _Chunks,
+    chunks: Chunks,
     *,
     forward: tuple[Product, ...],
     again: tuple[Product, ...],
