@@ -144,14 +144,14 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan], seq_lens: Sequence
 
     They share rules, attention, what is recomputed, ZeRO stage, schedule, order, and whether they are pipelined.
 
-    seq_lens   of one plan: sequence lengths, each a column, that the estimator's programs serve; none: that of the job
+    seq_lens   of one plan: sequence lengths, each a column, that the estimator's programs serve; none: that of its job
     """
     profile, machine, first = estimator.profile, estimator.machine, plans[0]
     check_equal_chips(estimator.cluster)
     program = estimator.programs.program_of(first)
     grid, dealt = _placed(estimator, plans)
     once = _once(estimator, grid, is_assigned=first.assignment is not None)
-    lengths = tuple(seq_lens) or (estimator.job.seq_len,)
+    lengths = tuple(seq_lens) or (first.job.seq_len,)
     micro_batch = _column(plan.micro_batch for plan in plans)
     parameters = estimator.programs.parameter_program(
         program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1

@@ -87,6 +87,39 @@ def test_a_list_of_lengths_is_the_prediction_of_each(seed):
         assert_same(one, other, call)
 
 
+JOB = {"model": "llama-3-8b", "cluster": "dgx-h100", "chips": 16, "global_batch": 64}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        JOB | {"zero": 3, "profile": "torch-fsdp2", "offload": "activations"},
+        JOB | {"zero": 3, "profile": "deepspeed", "offload": "optimizer"},
+        JOB | {"cluster": "8@dgx-h100+8@dgx-a100", "tp": 2, "pp": 2},
+        JOB | {"zero": 3, "risk": 0.01},
+        {"model": "qwen3-235b-a22b", "cluster": "gb300-nvl72", "chips": 64, "profile": "nemo@26.02.01", "ep": 64, "global_batch": 1024},
+    ],
+    ids=lambda call: " ".join(str(value) for value in call.values()),
+)
+def test_lists_with_memory_of_the_host_pools_of_chips_a_risk_and_a_release(call):
+    lengths = [2048, 3000, 4096, 16384]
+    listed = perfmodel.predict(**call, seq_len=lengths)
+    for one, length in zip(listed, lengths, strict=True):
+        assert_same(one, perfmodel.predict(**call, seq_len=length), call)
+
+
+def test_points_of_an_exploration_are_predictions():
+    """Beside another axis, and with what the time is bound by."""
+    vary = ["job.seq_len=2k,4k,8k", "plan.micro_batch=1,2"]
+    found = perfmodel.explore(**JOB, seq_len=8192, zero=3, vary=vary, shares=True)
+    assert len(found.points) == 6
+    for point in found.points:
+        length, micro_batch = point.values["job.seq_len"], point.values["plan.micro_batch"]
+        alone = perfmodel.predict(**JOB, zero=3, seq_len=length, micro_batch=micro_batch)
+        assert point.time == pytest.approx(alone.step_time, rel=1e-9)
+        assert sum(point.shares.values()) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_graph_of_one_token_is_that_of_each_length(seed, monkeypatch):
     call, lengths = drawn_call(seed)
