@@ -22,7 +22,7 @@ def mostly_slow(values: Iterable[Any], *, quick: int = 1) -> list[Any]:
 
 def one_in(every: int, values: Iterable[Any]) -> list[Any]:
     """Drawn parameters of one law, of which `make test` runs the first of each `every`."""
-    return [pytest.param(value, marks=NIGHTLY if index % every else ()) for index, value in enumerate(values)]
+    return [pytest.param(*_arguments(value), marks=NIGHTLY if index % every else ()) for index, value in enumerate(values)]
 
 
 def mostly_nightly(values: Iterable[Any], kept: Iterable[Any]) -> list[Any]:

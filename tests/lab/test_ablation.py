@@ -51,6 +51,7 @@ def test_bad_input_is_answered_with_a_sentence(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_every_number_that_ships_is_worth_its_place():
     found = ablations(GOLDEN / "published_training.jsonl.gz")
     assert {each.constant: each.worth for each in found if each.worth < WORTH and not each.is_lent} == {}

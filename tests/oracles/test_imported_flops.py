@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 import perfmodel
 from perfmodel.execute.importer.import_graph import shipped
 from tests.execute.per_operator.networks import LanguageLSTM, OddProducts, SmallAlexNet, SmallResNet
+from tests.marks import mostly_nightly
 
 aten = torch.ops.aten
 
@@ -65,7 +66,7 @@ def test_flops_and_parameters_are_torchs(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b"])
+@pytest.mark.parametrize("name", mostly_nightly(["gpt2", "llama-3-8b"], ["gpt2"]))
 def test_shipped_models_at_full_size(name):
     graph = perfmodel.import_graph(f"perfmodel.execute.importer.import_graph:shipped({name!r})", "int64[1,1024]")
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -12,7 +12,7 @@ from perfmodel.execute.importer.import_graph import shipped
 from perfmodel.planner.per_operator.strategies import data_parallel, one_weird_trick
 from perfmodel.workload.imported.network import network_of
 from perfmodel.workload.networks import load_network
-from tests.marks import mostly_slow
+from tests.marks import mostly_nightly
 from tests.planner.per_operator.cases import planner
 
 
@@ -74,7 +74,8 @@ def test_alexnet_is_planned_as_the_one_written_by_hand(alexnets, num_chips, stra
     assert ours == pytest.approx(theirs, rel=1e-3 if strategy is data_parallel else 0.06)
 
 
-@pytest.mark.parametrize("name", mostly_slow(["gpt2", "llama-3-8b"], quick=0))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", mostly_nightly(["gpt2", "llama-3-8b"], ["gpt2"]))
 def test_language_models(name):
     """But for causal masks, which the import does not see, and rotary positions, which torch computes in several operators."""
     imported = network_of(perfmodel.import_graph(lambda: WithLoss(name), "int64[8,512] int64[8,512]")).network
@@ -94,6 +95,7 @@ def test_language_models(name):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_llama_70b_becomes_a_network_in_seconds():
     script = """
