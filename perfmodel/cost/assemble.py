@@ -150,8 +150,8 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan], seq_lens: Sequence
     check_equal_chips(estimator.cluster)
     program = estimator.programs.program_of(first)
     grid, dealt = _placed(estimator, plans)
-    once = _once(estimator, grid, is_assigned=first.assignment is not None)
     lengths = tuple(seq_lens) or (first.job.seq_len,)
+    once = _once(estimator, grid, is_assigned=first.assignment is not None, is_single=grid.num_rows * len(lengths) == 1)
     micro_batch = _column(plan.micro_batch for plan in plans)
     parameters = estimator.programs.parameter_program(
         program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1
@@ -245,7 +245,7 @@ def assembled_step(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Once:
-    """Makes terms of one plan once for all plans that agree in what they depend on; columns of several plans each time.
+    """Makes terms of one plan once for all plans that agree in what they depend on; columns of several plans or lengths each time.
 
     microbatch, layout   the columns that the cost of a microbatch, and of parameters, depends on
     """
@@ -259,11 +259,11 @@ class _Once:
         return self.estimator.once(of, depends_on, make) if self.is_single else make()
 
 
-def _once(estimator: Estimator, grid: LayoutGrid, *, is_assigned: bool) -> _Once:
+def _once(estimator: Estimator, grid: LayoutGrid, *, is_assigned: bool, is_single: bool) -> _Once:
     if is_assigned:
         # the program is that of one assignment, on one mesh
         return _Once(estimator=estimator, is_single=True, microbatch=(), layout=())
-    if grid.num_rows > 1:
+    if not is_single:
         return _Once(estimator=estimator, is_single=False, microbatch=(), layout=())
     return _Once(
         estimator=estimator,

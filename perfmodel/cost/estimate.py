@@ -93,9 +93,9 @@ class Estimator:
         return value
 
     def for_job(self, job: TrainingJob) -> Estimator:
-        """Return the estimator of a job that differs in its batch and its sequence length alone, with all costs that are kept."""
+        """Return the estimator of a job that differs in its batch and its sequence length alone, with the kept costs of its programs."""
         other = replace(self, job=job, programs=self.programs.for_job(job))
-        other._made = self._made
+        other._made = self._made if other.programs.compiled is self.programs.compiled else {}
         return other
 
     def shared_by_columns(self, plan: Plan) -> tuple[Any, ...]:
@@ -209,7 +209,7 @@ def evaluate_memory(estimator: Estimator, plan: Plan, columns: PlanColumns | Non
 def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> MemoryRow:
     micro, tp = columns.micro, columns.grid.degree["tp"]
     make = partial(activation_terms, micro, plan.recompute, estimator.profile, tp)
-    return memory_row(plan, columns, estimator.once(micro, ("activations", plan.recompute), make), estimator=estimator)
+    return memory_row(plan, columns, columns.once(micro, ("activations", plan.recompute), make), estimator=estimator)
 
 
 def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule: MemoryRule) -> list[Prediction]:

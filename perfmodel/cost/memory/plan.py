@@ -179,7 +179,7 @@ class MemoryRow:
 def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *, estimator: Estimator) -> MemoryRow:
     """The formulas of a search on numbers instead of columns of one, which is the same arithmetic in less time."""
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
-    once, stages = columns.once.estimator.once, columns.stages
+    once, stages = columns.once, columns.stages
     terms = once(columns.terms, ("scalars",), lambda: terms_as(columns.terms, scalar))
     live = three_live_layers(
         live_table(plan.schedule, columns.stage_layers, plan.layout.pp),
