@@ -33,7 +33,7 @@ from perfmodel.frameworks.ensemble import points_about
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.interval import NORMAL
 from perfmodel.report.table import percent
-from perfmodel.uncertainty.priors import HABITS
+from perfmodel.uncertainty.priors import BEHAVIOURS
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.plan_choice import LEAST_PLANS, Choice, PlanGroup, plan_choices
 
@@ -114,7 +114,7 @@ def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, first: 
     first   times by which plans are chosen before any fit; those of the base if left out [s]
     """
     runs = group.runs
-    every = LogTimes(runs=runs, base=base, habits=HABITS)
+    every = LogTimes(runs=runs, base=base, behaviours=BEHAVIOURS)
     measured = np.log([run.measured for run in runs])
     at_base = every.at(every.start)
     start = at_base - measured

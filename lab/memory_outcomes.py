@@ -18,8 +18,8 @@ from lab.cases import planned_cases
 from lab.splits import Split, cross_validated
 from perfmodel.cost.estimate import evaluate_memory
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_room import MemoryDoubt, Verdict
-from perfmodel.frameworks.memory_uncertainty import memory_doubt
+from perfmodel.foundation.memory_headroom import MemoryUncertainty, Verdict
+from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import Case
 from perfmodel.validation.validate import CasePredictor
@@ -44,7 +44,7 @@ class MemoryOutcome:
 
     id: str
     model: str
-    log_room: float
+    log_headroom: float
     ran: bool
     verdict: Verdict
 
@@ -52,12 +52,12 @@ class MemoryOutcome:
 def outcome_of(case: Case, planned: PlannedCase, predictor: CasePredictor) -> MemoryOutcome:
     """Of a case that is known to have run, or to have run out of memory. Raises InputError where it cannot be predicted."""
     estimator = predictor.estimator(planned)
-    ranks = evaluate_memory(estimator, planned.plan).needs(planned.plan, memory_doubt(planned.profile))
-    room = min(rank.log_room(estimator.machine.memory_usable) for rank in ranks)
+    ranks = evaluate_memory(estimator, planned.plan).needs(planned.plan, uncertainty_of_memory(planned.profile))
+    room = min(rank.log_headroom(estimator.machine.memory_usable) for rank in ranks)
     return MemoryOutcome(
         id=case.id,
         model=planned.plan.job.model.name,
-        log_room=min(max(room, -_FARTHEST), _FARTHEST),
+        log_headroom=min(max(room, -_FARTHEST), _FARTHEST),
         ran=case.ran is True,
         verdict=predictor.predict(planned).verdict,
     )
@@ -78,19 +78,19 @@ def own_figures(cases: Iterable[Case], predictor: CasePredictor, framework: str)
             continue
         try:
             row = evaluate_memory(predictor.estimator(planned), planned.plan)
-            rank = max(row.needs(planned.plan, memory_doubt(planned.profile)), key=lambda each: each.total)
+            rank = max(row.needs(planned.plan, uncertainty_of_memory(planned.profile)), key=lambda each: each.total)
         except InputError:
             continue
         yield math.log(max(case.measured_memory + rank.outside - rank.sure, 1.0) / (rank.total - rank.sure))
 
 
-def likeliest_doubt(outcomes: Sequence[MemoryOutcome], figures: Sequence[float] = ()) -> MemoryDoubt:
+def likeliest_uncertainty(outcomes: Sequence[MemoryOutcome], figures: Sequence[float] = ()) -> MemoryUncertainty:
     """Of one source's outcomes and figures."""
     from scipy.optimize import minimize
 
     if not (outcomes or figures):
         raise InputError("cases: none says whether it ran out of memory; give the runs that failed too (--out-of-memory)")
-    rooms, held = np.array([each.log_room for each in outcomes]), np.array(figures)
+    rooms, held = np.array([each.log_headroom for each in outcomes]), np.array(figures)
     signs = np.where([each.ran for each in outcomes], -1.0, 1.0)
 
     def loss(at: NDArray[np.float64]) -> float:
@@ -101,14 +101,14 @@ def likeliest_doubt(outcomes: Sequence[MemoryOutcome], figures: Sequence[float] 
 
     starts = [(0.0, math.log(scale)) for scale in (0.05, 0.2)]
     found = min((minimize(loss, start, method="Nelder-Mead") for start in starts), key=lambda each: float(each.fun))
-    return MemoryDoubt(centre=float(found.x[0]), scale=max(math.exp(float(found.x[1])), _LEAST_SCALE))
+    return MemoryUncertainty(centre=float(found.x[0]), scale=max(math.exp(float(found.x[1])), _LEAST_SCALE))
 
 
-def doubt_over(sources: Sequence[MemoryDoubt], *, rests_on: str) -> MemoryDoubt:
+def uncertainty_over(sources: Sequence[MemoryUncertainty], *, rests_on: str) -> MemoryUncertainty:
     """Of several sources, each weighing one: as wide as they are, and as far as their centres lie apart."""
     centres = [each.centre for each in sources]
     variance = float(np.mean([each.scale**2 for each in sources]) + np.var(centres) / _VARIANCE)
-    return MemoryDoubt(centre=round(float(np.mean(centres)), 4), scale=round(math.sqrt(variance), 4), rests_on=rests_on)
+    return MemoryUncertainty(centre=round(float(np.mean(centres)), 4), scale=round(math.sqrt(variance), 4), rests_on=rests_on)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +153,8 @@ def reliability(outcomes: Sequence[MemoryOutcome]) -> tuple[ReliabilityBin, ...]
     """Stated probabilities of fitting against what happened; each model's by the doubt that the others' runs give."""
 
     def probabilities(split: Split) -> list[float]:
-        doubt = likeliest_doubt([outcomes[index] for index in split.seen] or outcomes)
-        return [doubt.probability_below(outcomes[index].log_room) for index in split.held_out]
+        uncertainty = likeliest_uncertainty([outcomes[index] for index in split.seen] or outcomes)
+        return [uncertainty.probability_below(outcomes[index].log_headroom) for index in split.held_out]
 
     stated = cross_validated([each.model for each in outcomes], probabilities)
     ran, place = np.array([each.ran for each in outcomes]), np.minimum((stated * NUM_BINS).astype(int), NUM_BINS - 1)

@@ -20,14 +20,14 @@ from statistics import fmean, median
 from lab.accuracy import predicted_as, read_left_out
 from lab.cases import is_primary, planned_cases
 from lab.command import command_parser, exits_on_errors
-from lab.memory_outcomes import doubt_over, likeliest_doubt, own_figures, own_outcomes
+from lab.memory_outcomes import likeliest_uncertainty, own_figures, own_outcomes, uncertainty_over
 from lab.unseen import SWEPT, UnseenFrameworks, quantiles_of, unseen_residuals
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.grouping import grouped
-from perfmodel.foundation.memory_room import MemoryDoubt
+from perfmodel.foundation.memory_headroom import MemoryUncertainty
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN
-from perfmodel.uncertainty.residuals import ModelResiduals, Residuals, StrangerResiduals, stranger_interval
+from perfmodel.uncertainty.residuals import ModelResiduals, Residuals, UnseenResiduals, unseen_interval
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.judgement import NO_TIMES, ValidationRow, best_releases
 from perfmodel.validation.plan_choice import BROKEN_NVLINK
@@ -88,8 +88,8 @@ def residuals_of(
     source: str,
     date: str,
     between_calibrations: float,
-    strangers: tuple[StrangerResiduals, ...] = (),
-    experts: tuple[StrangerResiduals, ...] = (),
+    unseen_frameworks: tuple[UnseenResiduals, ...] = (),
+    experts: tuple[UnseenResiduals, ...] = (),
     features: tuple[tuple[str, float], ...] = (),
 ) -> Residuals:
     """What ships of them."""
@@ -111,7 +111,7 @@ def residuals_of(
         between_chips=_scatter(primary, lambda each: (each.family, each.chip), lambda each: each.family),
         between_calibrations=between_calibrations,
         models=models,
-        strangers=strangers,
+        unseen_frameworks=unseen_frameworks,
         experts=experts,
         features=features,
     )
@@ -130,12 +130,12 @@ def spreads_of_features(rows: Iterable[ValidationRow]) -> tuple[tuple[str, float
     return tuple((name, math.sqrt(fmean([fmean(values) for values in sources.values()]))) for name, sources in sorted(squares.items()))
 
 
-def residuals_of_experts(rows: Iterable[ValidationRow]) -> tuple[StrangerResiduals, ...]:
+def residuals_of_experts(rows: Iterable[ValidationRow]) -> tuple[UnseenResiduals, ...]:
     """Of models with experts by source, the fastest release of each setting; tests bound by launches aside."""
     best = best_releases([row for row in rows if row.has_experts and row.group not in NO_TIMES])
     groups = grouped([row for row in best if not math.isnan(row.time_error)], lambda row: row.group)
     return tuple(
-        StrangerResiduals(
+        UnseenResiduals(
             group=group,
             family=found[0].framework,
             num_runs=len(found),
@@ -198,10 +198,10 @@ def residuals_text(residuals: Residuals) -> str:
             bits = f"bits: {each.bits}, " if each.bits != 16 else ""
             head = f"model: {_quoted(each.model)}, chip: {each.chip}, scale: {each.scale}, {bits}num_runs: {each.num_runs}"
             lines.append(f"    - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in each.quantiles)}]}}")
-    if residuals.strangers:
+    if residuals.unseen_frameworks:
         lines.append("# The same of groups of runs as predicted by who does not know their framework: `generic` without it.")
         lines.append("strangers:")
-    lines += [line for group in residuals.strangers for line in _group_lines(group)]
+    lines += [line for group in residuals.unseen_frameworks for line in _group_lines(group)]
     if residuals.experts:
         lines.append("# The same of models with experts, by source: nothing is fitted to them.")
         lines.append("experts:")
@@ -209,7 +209,7 @@ def residuals_text(residuals: Residuals) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _group_lines(group: StrangerResiduals) -> Iterator[str]:
+def _group_lines(group: UnseenResiduals) -> Iterator[str]:
     left_open = ", ".join(f"{value:.3g}" for value in group.open)
     head = f"group: {_quoted(group.group)}, family: {group.family}, num_runs: {group.num_runs}, open: [{left_open}]"
     yield f"  - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in group.quantiles)}]}}"
@@ -219,19 +219,19 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def memory_doubts(cases: Sequence[Case]) -> dict[str, MemoryDoubt]:
+def memory_uncertainties(cases: Sequence[Case]) -> dict[str, MemoryUncertainty]:
     """By kind of framework: known, with their own profiles; unknown, each as predicted by who does not know it."""
     predictor, frameworks = CasePredictor(has_intervals=False), UnseenFrameworks()
     swept, hidden = list(own_outcomes(cases, predictor, SWEPT)), frameworks.outcomes(cases)
     held = list(own_figures(cases, predictor, HELD))
     counts = Counter(each.ran for each in swept)
     sweep = f"{counts[True]} runs of {SWEPT} that ran and {counts[False]} that ran out of memory"
-    known = doubt_over(
-        [likeliest_doubt(swept), *([likeliest_doubt((), held)] if held else [])],
+    known = uncertainty_over(
+        [likeliest_uncertainty(swept), *([likeliest_uncertainty((), held)] if held else [])],
         rests_on=f"{sweep}, and what {len(held)} of {HELD} held, with their own profiles",
     )
-    unknown = doubt_over(
-        [likeliest_doubt(hidden)], rests_on=f"{sweep}, predicted with the mean of other frameworks; no surer than known ones"
+    unknown = uncertainty_over(
+        [likeliest_uncertainty(hidden)], rests_on=f"{sweep}, predicted with the mean of other frameworks; no surer than known ones"
     )
     return {KNOWN: known, UNKNOWN: replace(unknown, scale=max(unknown.scale, known.scale))}
 
@@ -240,14 +240,14 @@ HELD = "torchtitan"
 """Whose runs say what its allocator held."""
 
 
-def memory_doubts_text(doubts: Mapping[str, MemoryDoubt]) -> str:
+def memory_uncertainties_text(uncertainties: Mapping[str, MemoryUncertainty]) -> str:
     """As YAML."""
     lines = [
         "# log(needed / predicted) of the memory that does not stay all through a step: a logistic distribution.",
         "# Written by `python -m lab.residuals --out-of-memory`; probabilities of fitting are made from it",
-        "# (perfmodel/foundation/memory_room.py).",
+        "# (perfmodel/foundation/memory_headroom.py).",
     ]
-    for kind, each in doubts.items():
+    for kind, each in uncertainties.items():
         lines.append(f"{kind}: {{centre: {each.centre:g}, scale: {each.scale:g}, rests_on: {_quoted(each.rests_on)}}}")
     return "\n".join(lines) + "\n"
 
@@ -278,14 +278,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source=f"published runs ({names}); {unseen or 'none'} of them predicted by fits that did not see their model",
         date=datetime.date.today().isoformat(),
         between_calibrations=scatter_of_medians(calibrations),
-        strangers=unseen_residuals(UnseenFrameworks().times(cases)),
+        unseen_frameworks=unseen_residuals(UnseenFrameworks().times(cases)),
         experts=residuals_of_experts(rows),
         features=spreads_of_features(rows),
     )
     write_atomically(options.out, residuals_text(residuals))
     if options.out_of_memory is not None:
-        doubts = memory_doubts([*cases, *read_cases(options.out_of_memory)])
-        write_atomically(options.out.with_name("memory_doubts.yaml"), memory_doubts_text(doubts))
+        uncertainties = memory_uncertainties([*cases, *read_cases(options.out_of_memory)])
+        write_atomically(options.out.with_name("memory_doubts.yaml"), memory_uncertainties_text(uncertainties))
     scatters = {
         "models": residuals.between_models,
         "chips": residuals.between_chips,
@@ -295,8 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("scatter between " + ", ".join(f"{name} {value:.1%}" for name, value in scatters.items()))
     for name, values in sorted(calibrations.items()):
         print(f"  {name} as {OTHER_CALIBRATIONS[name]}: median of log(measured / predicted) {median(values):+.3f}, {len(values)} runs")
-    low, high = stranger_interval(residuals.strangers)
-    print(f"  unseen framework: {low:.2f} to {high:.2f} of the prediction, {len(residuals.strangers)} groups of runs")
+    low, high = unseen_interval(residuals.unseen_frameworks)
+    print(f"  unseen framework: {low:.2f} to {high:.2f} of the prediction, {len(residuals.unseen_frameworks)} groups of runs")
     return 0
 
 

@@ -24,12 +24,12 @@ from lab.command import command_parser, exits_on_errors
 from lab.memory_outcomes import MemoryOutcome, outcome_of, reliability, reliability_line, reliability_rows
 from lab.splits import Split, cross_validated
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_room import Verdict
+from perfmodel.foundation.memory_headroom import Verdict
 from perfmodel.foundation.text import columns_text
 from perfmodel.frameworks.ensemble import family_weights
 from perfmodel.uncertainty.open_defaults import open_variance
-from perfmodel.uncertainty.priors import HABITS
-from perfmodel.uncertainty.residuals import StrangerResiduals, stranger_interval
+from perfmodel.uncertainty.priors import BEHAVIOURS
+from perfmodel.uncertainty.residuals import UnseenResiduals, unseen_interval
 from perfmodel.validation.cases import Case, read_cases
 from perfmodel.validation.hidden_framework import HiddenFrameworks, HiddenRun, hidden
 from perfmodel.validation.judgement import FitCounts
@@ -130,7 +130,7 @@ class UnseenFrameworks(HiddenFrameworks):
         base = self.profile_without(split.label)
         times = StepTimes(runs=runs, load={split.label: base}.__getitem__)
         at_base = np.log(times.predict(split.held_out, {}))
-        return np.stack(open_variance(base, HABITS, lambda fields: np.log(times.predict(split.held_out, fields)) - at_base), axis=1)
+        return np.stack(open_variance(base, BEHAVIOURS, lambda fields: np.log(times.predict(split.held_out, fields)) - at_base), axis=1)
 
     def outcomes(self, cases: Iterable[Case]) -> list[MemoryOutcome]:
         """Return the outcomes of nanotron's runs, the framework whose failures are published."""
@@ -174,10 +174,10 @@ def by_group(runs: Iterable[UnseenRun]) -> dict[str, list[UnseenRun]]:
     return {title: members for title, members in found.items() if members}
 
 
-def unseen_residuals(runs: Iterable[UnseenRun]) -> tuple[StrangerResiduals, ...]:
+def unseen_residuals(runs: Iterable[UnseenRun]) -> tuple[UnseenResiduals, ...]:
     """Return the residuals that ship."""
     return tuple(
-        StrangerResiduals(
+        UnseenResiduals(
             group=group,
             family=members[0].profile,
             num_runs=len(members),
@@ -217,7 +217,7 @@ def figures_of(runs: Iterable[UnseenRun]) -> dict[str, UnseenFigures]:
         profile = members[0].profile
         has_others = any(each.family != profile for each in residuals)
         unknown = (math.nan, math.nan)
-        bounds = [stranger_interval(residuals, without=profile, open_habits=run.open) if has_others else unknown for run in members]
+        bounds = [unseen_interval(residuals, without=profile, open_behaviours=run.open) if has_others else unknown for run in members]
         held = [low <= run.measured / run.predicted <= high for run, (low, high) in zip(members, bounds, strict=True)]
         errors = error_statistics([run.error for run in members], held)
         found[group] = UnseenFigures(

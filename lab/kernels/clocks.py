@@ -84,9 +84,9 @@ class Rate:
     frameworks: tuple[str, ...]
 
     @property
-    def is_told(self) -> bool:
+    def is_determined(self) -> bool:
         """To a twentieth, by more than one framework."""
-        return len(self.frameworks) > 1 and max(self.spread, np.log(self.high / self.low) / 2.0) <= _TOLD
+        return len(self.frameworks) > 1 and max(self.spread, np.log(self.high / self.low) / 2.0) <= _AGREED
 
     @property
     def agrees(self) -> bool:
@@ -94,7 +94,7 @@ class Rate:
         return abs(np.log(self.shipped / self.value)) <= 2.0 * self.spread
 
 
-_TOLD = 0.05
+_AGREED = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +250,7 @@ def rows_of(rates: Sequence[Rate]) -> list[tuple[str, ...]]:
             f"{each.low:.2f} to {each.high:.2f}" if len(each.frameworks) > 1 else "-",
             str(each.num_runs),
             ", ".join(each.frameworks),
-            "determined" if each.is_told else "open",
+            "determined" if each.is_determined else "open",
         )
         for each in rates
     ]
@@ -259,7 +259,7 @@ def rows_of(rates: Sequence[Rate]) -> list[tuple[str, ...]]:
 def clocks_values(rates: Sequence[Rate]) -> dict[str, object]:
     """Return the values of the section of docs/accuracy.md."""
     surprises = [f"{each.of} of {each.calibration}" for each in rates if not each.agrees]
-    counts = {"most": _MOST, "told": sum(each.is_told for each in rates), "rates": len(rates)}
+    counts = {"most": _MOST, "told": sum(each.is_determined for each in rates), "rates": len(rates)}
     return {**counts, "surprises": ", ".join(surprises) or "none", "table": table(HEADERS, rows_of(rates), HEADERS[2:5])}
 
 

@@ -20,7 +20,7 @@ from lab.pages import Section, page
 from lab.serving.choices import ChoiceFigures, Point, choice_figures, points_of
 from lab.serving.engines import elsewhere, read_rows, shipped_fits
 from lab.serving.fitting import EngineFit, left_out_residuals
-from lab.serving.residuals import ServingResidual, every_footing, factors, known_residuals, unknown_residuals
+from lab.serving.residuals import ServingResidual, every_basis, factors, known_residuals, unknown_residuals
 from lab.serving.saturation import Saturation, saturation_of
 from lab.splits import Split, cross_validated
 from perfmodel.foundation.grouping import grouped
@@ -253,14 +253,14 @@ def _pair(found: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> tu
 
 def _intervals(found: ServingAccuracy) -> Sections:
     lines = []
-    for footing in every_footing():
+    for basis in every_basis():
         for metric in METRICS:
-            shipped = interval_factors(footing).get(metric)
-            of = [each for each in found.residuals if each.footing == footing and each.metric == metric]
+            shipped = interval_factors(basis).get(metric)
+            of = [each for each in found.residuals if each.basis == basis and each.metric == metric]
             if shipped is None or not of:
                 continue
             held = _coverage(found.residuals, of)
-            lines.append((footing.key, WORDS[metric], f"{shipped[0]:.2f} to {shipped[1]:.2f}", f"{len(of):,}", _percent(held)))
+            lines.append((basis.key, WORDS[metric], f"{shipped[0]:.2f} to {shipped[1]:.2f}", f"{len(of):,}", _percent(held)))
     yield "intervals", {"table": _table(("basis", "metric", "interval", "residuals", "coverage"), lines)}
 
 
@@ -269,7 +269,7 @@ def _coverage(residuals: Sequence[ServingResidual], of: Sequence[ServingResidual
 
     def held(split: Split) -> list[bool]:
         first = of[split.held_out[0]]
-        made = factors([each for each in residuals if each.row.labels["model"] != split.label], first.footing, first.metric)
+        made = factors([each for each in residuals if each.row.labels["model"] != split.label], first.basis, first.metric)
         values = [of[index].value for index in split.held_out]
         return [made is not None and math.log(made[0]) <= value <= math.log(made[1]) for value in values]
 

@@ -20,7 +20,7 @@ from lab.serving.fitting import EngineFit, left_out_residuals, predicted_logs, t
 from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import load_engine
-from perfmodel.frameworks.serving_intervals import COVERAGE, METRICS, ServingFooting
+from perfmodel.frameworks.serving_intervals import COVERAGE, METRICS, ServingBasis
 from perfmodel.validation.serving.estimators import Estimators
 from perfmodel.validation.serving.rows import ServingRow
 
@@ -33,7 +33,7 @@ _ENOUGH = 20
 class ServingResidual:
     """log(measured / predicted) of one figure of one run whose model the fit of its engine did not see (unknown: nor its engine)."""
 
-    footing: ServingFooting
+    basis: ServingBasis
     metric: str
     row: ServingRow
     value: float
@@ -45,9 +45,7 @@ def known_residuals(fits: Mapping[str, EngineFit], estimators: Estimators, *, by
         values, _ = left_out_residuals(fit, by, elsewhere(fits, name))
         for target, value in zip(fit.targets, values, strict=True):
             row = fit.rows[target.row]
-            found.append(
-                ServingResidual(footing=footing_of(row, estimators, known=True), metric=target.metric, row=row, value=-float(value))
-            )
+            found.append(ServingResidual(basis=basis_of(row, estimators, known=True), metric=target.metric, row=row, value=-float(value)))
     return [each for each in found if np.isfinite(each.value)]
 
 
@@ -64,22 +62,22 @@ def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> 
         for target, log in zip(targets, logs, strict=True):
             row = rows[target.row]
             value = float(np.log(target.measured) - log)
-            found.append(ServingResidual(footing=footing_of(row, estimators, known=False), metric=target.metric, row=row, value=value))
+            found.append(ServingResidual(basis=basis_of(row, estimators, known=False), metric=target.metric, row=row, value=value))
     return [each for each in found if np.isfinite(each.value)]
 
 
-def footing_of(row: ServingRow, estimators: Estimators, *, known: bool) -> ServingFooting:
+def basis_of(row: ServingRow, estimators: Estimators, *, known: bool) -> ServingBasis:
     assert row.planned is not None
     machine = estimators.estimator(row.planned, load_engine(row.planned.engine)).machine
-    return ServingFooting(engine_known=known, chip_measured=is_calibrated(machine), has_experts=row.planned.job.model.experts is not None)
+    return ServingBasis(engine_known=known, chip_measured=is_calibrated(machine), has_experts=row.planned.job.model.experts is not None)
 
 
-def factors(residuals: Sequence[ServingResidual], footing: ServingFooting, metric: str) -> tuple[float, float, int] | None:
+def factors(residuals: Sequence[ServingResidual], basis: ServingBasis, metric: str) -> tuple[float, float, int] | None:
     """(low, high, figures): of the narrowest set with enough of them. Wider: any model, then any chip."""
-    of = [each for each in residuals if each.metric == metric and each.footing.engine_known == footing.engine_known]
+    of = [each for each in residuals if each.metric == metric and each.basis.engine_known == basis.engine_known]
     sets = (
-        [each for each in of if each.footing == footing],
-        [each for each in of if each.footing.chip_measured == footing.chip_measured],
+        [each for each in of if each.basis == basis],
+        [each for each in of if each.basis.chip_measured == basis.chip_measured],
         of,
     )
     for chosen in sets:
@@ -104,9 +102,9 @@ def _quantiles(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tup
     return float(low), float(high)
 
 
-def every_footing() -> list[ServingFooting]:
+def every_basis() -> list[ServingBasis]:
     sides = (True, False)
-    return [ServingFooting(engine_known=a, chip_measured=b, has_experts=c) for a in sides for b in sides for c in sides]
+    return [ServingBasis(engine_known=a, chip_measured=b, has_experts=c) for a in sides for b in sides for c in sides]
 
 
 def residuals_text(residuals: Sequence[ServingResidual]) -> str:
@@ -115,10 +113,10 @@ def residuals_text(residuals: Sequence[ServingResidual]) -> str:
         "model of the run'",
         "factors:",
     ]
-    for footing in every_footing():
-        lines.append(f"  '{footing.key}':")
+    for basis in every_basis():
+        lines.append(f"  '{basis.key}':")
         for metric in METRICS:
-            found = factors(residuals, footing, metric)
+            found = factors(residuals, basis, metric)
             if found is not None:
                 lines.append(f"    {metric}: {{low: {found[0]:.3f}, high: {found[1]:.3f}, figures: {found[2]}}}")
     return "\n".join(lines) + "\n"

@@ -78,11 +78,11 @@ def _blocks(first: Explanation, others: Sequence[Explanation], output: Output) -
     for answer in (answer for each in (first, *others) for answer in each.why_not):
         yield Text(f"Why not {answer.reason}.")
     if first.trust is not None:
-        from perfmodel.report.trust import doubts_table, remedies_table, trust_lines
+        from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
 
         step = first.prediction.step_time
         yield Facts(job_line(first.prediction.plan), [("plan", plan_line(first.prediction.plan)), *trust_lines(first.trust, step)])
-        yield doubts_table(first.trust)
+        yield uncertainty_table(first.trust)
         if first.trust.remedies:
             yield remedies_table(first.trust, step)
         return

@@ -64,7 +64,7 @@ def _object(found: FittedProfile, save: Path | None) -> dict[str, Any]:
         "error_after": found.error_after,
         "error_left_out": found.error_left_out,
         "noise": found.noise,
-        "habits": [asdict(habit) for habit in found.habits],
+        "habits": [asdict(behaviour) for behaviour in found.behaviours],
         "runs": [run_object(run) for run in found.runs],
         "outliers": [run.id for run in found.outliers],
         "next_run": next(map(run_object, found.next_runs), None),
@@ -76,18 +76,18 @@ def _object(found: FittedProfile, save: Path | None) -> dict[str, Any]:
 
 def _memory_object(of: FittedMemory, run_object: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     errors = {name: getattr(of, name) for name in ("error_before", "error_after", "error_left_out")}
-    return {**errors, "habit": asdict(of.habit), "runs": [run_object(run) for run in of.runs]}
+    return {**errors, "habit": asdict(of.behaviour), "runs": [run_object(run) for run in of.runs]}
 
 
 def _blocks(found: FittedProfile, save: Path | None) -> Iterator[Block]:
-    from perfmodel.fitting.tables import habits_table, headline, peaks_table, runs_table
+    from perfmodel.fitting.tables import behaviours_table, headline, peaks_table, runs_table
     from perfmodel.report.table import percent
 
     count, of = (len(found.runs), found) if found.runs else (len(found.memory.runs), found.memory) if found.memory else (0, found)
     what = "" if found.runs else "the peak memory of "
     error = f"mean error {percent(of.error_before)} before, {percent(of.error_after)} after"
     yield Facts(f"fitted to {what}{count} run{'s' * (count > 1)}: {error}", [("base", found.base), *headline(found)])
-    yield habits_table(found)
+    yield behaviours_table(found)
     if found.runs:
         yield runs_table(found)
     if found.memory is not None:

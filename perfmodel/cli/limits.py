@@ -106,7 +106,7 @@ def _object(found: Limits) -> dict[str, Any]:
 def _blocks(found: Limits) -> Iterator[Block]:
     from perfmodel.foundation.units import format_bytes, format_count
     from perfmodel.parallel.prediction import trained_text
-    from perfmodel.report.predictions import room_words
+    from perfmodel.report.predictions import headroom_words
     from perfmodel.verbs.setting import tower_note
 
     setting = found.setting
@@ -119,7 +119,7 @@ def _blocks(found: Limits) -> Iterator[Block]:
         f"on {setting.cluster.num_chips:,} chip{'s' * (setting.cluster.num_chips > 1)} of {setting.reference}; "
         f"framework {setting.estimator.profile.name}"
     )
-    yield Text(f"{format_bytes(machine.memory_usable)} of a chip usable, {room_words(found.memory_headroom, found.risk)}")
+    yield Text(f"{format_bytes(machine.memory_usable)} of a chip usable, {headroom_words(found.memory_headroom, found.risk)}")
     yield _table(found)
     tower = tower_note(job.transformer)
     yield Notes([*(f"{_WORDS[each.name]}: {each.reason}" for each in found), *([tower] if tower else [])])

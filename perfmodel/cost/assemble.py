@@ -50,7 +50,7 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Beside:
+class OutsidePipelineTime:
     """Time of a step outside its pipeline, whatever the schedule. [s]"""
 
     gather: Column
@@ -68,7 +68,7 @@ class Beside:
         return (((self.gather + self.reduction) + self.tied) + self.optimizer) + self.accumulation + self.casts + self.ends + self.constant
 
 
-def beside_pipeline(
+def outside_pipeline(
     estimator: Estimator,
     terms: ParameterTerms,
     tied: Column,
@@ -77,12 +77,12 @@ def beside_pipeline(
     waits: Waits,
     *,
     num_microbatches: Column,
-) -> Beside:
+) -> OutsidePipelineTime:
     """Parameter collectives as far as they show, the optimizer, adding up of gradients, casts of weights, exchanges in the
     pipeline's ends, and the host's constant."""
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
     gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=num_microbatches, profile=profile)
-    return Beside(
+    return OutsidePipelineTime(
         gather=gather,
         reduction=reduction,
         tied=tied,
@@ -132,7 +132,7 @@ class StepColumns:
     hop: Column
     hidden_sends: Column
     pipeline: Column
-    beside: Beside
+    beside: OutsidePipelineTime
 
     @property
     def step_time(self) -> Any:
@@ -209,8 +209,8 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
     hop = once(micro, ("hop", *once.layout), lambda: hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=scattered))
     tied = once(terms, (), lambda: tied_time(columns.program, terms, sizes, machine, grid))
 
-    def beside(waits: Waits) -> Beside:
-        return beside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=m)
+    def beside(waits: Waits) -> OutsidePipelineTime:
+        return outside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=m)
 
     return assembled_step(columns, regions, hop, beside, first, profile, num_microbatches=m, virtual_stages=v)
 
@@ -219,7 +219,7 @@ def assembled_step(
     columns: PlanColumns,
     regions: RegionTimes,
     hop: Column,
-    beside: Callable[[Waits], Beside],
+    beside: Callable[[Waits], OutsidePipelineTime],
     first: Plan,
     profile: ExecutionProfile,
     *,

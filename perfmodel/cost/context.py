@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionHabits:
+class AttentionBehaviour:
     """How ranks that share the queries of a sequence share the work of fused attention.
 
     mask                   None: every query sees every key
@@ -33,8 +33,8 @@ class AttentionHabits:
         return 1.0 if self.mask is None else self.mask.over(num_keys).fraction
 
 
-def attention_habits(mask: CausalWindow | None, profile: ExecutionProfile) -> AttentionHabits:
-    return AttentionHabits(
+def attention_behaviours(mask: CausalWindow | None, profile: ExecutionProfile) -> AttentionBehaviour:
+    return AttentionBehaviour(
         mask=mask,
         is_head_tail=profile.communication.context_chunks == HEAD_TAIL,
         shared_rate_fraction=profile.kernels.context_attention_rate_fraction,
@@ -45,7 +45,7 @@ SHARED_BLOCK = 32768.0
 """Keys of a rank's block in the runs that say how much slower attention is where ranks share queries (torchtitan's, December 2024)."""
 
 
-def attention_share(habits: AttentionHabits, num_chunks: Array, num_keys: Array) -> Array:
+def attention_share(behaviours: AttentionBehaviour, num_chunks: Array, num_keys: Array) -> Array:
     """Scores that the slowest rank of fused attention computes, over the square of its queries and all keys. [-]
 
     num_chunks  ranks that share the queries of a sequence
@@ -54,6 +54,6 @@ def attention_share(habits: AttentionHabits, num_chunks: Array, num_keys: Array)
     A kernel that reaches less of its rate where queries are shared is one that computes more of them at its own. What it does beside
     (blocks are sent, partial results merged) grows with the length of a block, its scores with the square: long blocks hide it.
     """
-    seen = 1.0 if habits.mask is None else habits.mask.over(num_keys).seen_by_slowest(num_chunks, head_tail=habits.is_head_tail)
-    beside = (1.0 / habits.shared_rate_fraction - 1.0) * np.minimum(1.0, SHARED_BLOCK * num_chunks / num_keys)
+    seen = 1.0 if behaviours.mask is None else behaviours.mask.over(num_keys).seen_by_slowest(num_chunks, head_tail=behaviours.is_head_tail)
+    beside = (1.0 / behaviours.shared_rate_fraction - 1.0) * np.minimum(1.0, SHARED_BLOCK * num_chunks / num_keys)
     return np.asarray(np.where(num_chunks > 1.0, seen * (1.0 + beside), seen))

@@ -44,8 +44,8 @@ from perfmodel.cost.step import (
 )
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.foundation.memory_room import MemoryRule, fit_probability, memory_rule
-from perfmodel.frameworks.memory_uncertainty import memory_doubt
+from perfmodel.foundation.memory_headroom import MemoryRule, fit_probability, memory_rule
+from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.releases import at_release
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
@@ -262,16 +262,16 @@ def _column_of(values: Iterable[float]) -> Column:
 def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: float, column: int = 0) -> dict[str, Any]:
     """The fields of a prediction that follow from the memory of the plan, one of the columns, and what is usable."""
     memory, _, moment = fullest_by_class(row, column)
-    doubt = memory_doubt(estimator.profile)
-    ranks = row.needs(plan, doubt, column)
+    uncertainty = uncertainty_of_memory(estimator.profile)
+    ranks = row.needs(plan, uncertainty, column)
     return {
         "memory": memory,
         "memory_moment": moment,
         "memory_usable": usable,
-        "memory_low": max(rank.at_least(doubt.ratio_at(TAIL)) for rank in ranks),
-        "memory_high": max(rank.at_most(doubt.ratio_at(1.0 - TAIL)) for rank in ranks),
-        "fits_probability": fit_probability(ranks, usable, doubt),
-        "verdict": rule.verdict(ranks, usable, doubt),
+        "memory_low": max(rank.at_least(uncertainty.ratio_at(TAIL)) for rank in ranks),
+        "memory_high": max(rank.at_most(uncertainty.ratio_at(1.0 - TAIL)) for rank in ranks),
+        "fits_probability": fit_probability(ranks, usable, uncertainty),
+        "verdict": rule.verdict(ranks, usable, uncertainty),
     }
 
 

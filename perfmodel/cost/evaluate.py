@@ -224,7 +224,7 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
             query_length=amount[at["queries"][row]],
             key_length=amount[at["keys"][row]],
             head_dim=at["head_dim"][row],
-            causal_fraction=attention_share(rows.attention_habits[at["habits"][row]], chunks, amount[at["keys"][row]]),
+            causal_fraction=attention_share(rows.attention_behaviours[at["habits"][row]], chunks, amount[at["keys"][row]]),
             itemsize=rows.activation_bytes,
             machine=machine,
             kernel=LATENT_KERNEL if is_latent else rows.attention_kernel,
@@ -333,8 +333,8 @@ def product_flops(rows: TimedRows, amount: Array) -> Array:
         square = amount[at["batch"][row]] * amount[at["heads"][row]] * amount[at["queries"][row]] * amount[at["keys"][row]]
         calls = 10.0 if at["backward"][row] else 4.0  # five products backward (one of them recomputes the scores), two forward
         width = (backward_width if at["backward"][row] else forward_width)(at["head_dim"][row], at["value_head_dim"][row])
-        habits = rows.attention_habits[at["habits"][row]]
-        total[segment] = total[segment] + calls * square * width * habits.fraction(amount[at["keys"][row]])
+        behaviours = rows.attention_behaviours[at["habits"][row]]
+        total[segment] = total[segment] + calls * square * width * behaviours.fraction(amount[at["keys"][row]])
     return total
 
 

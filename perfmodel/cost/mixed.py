@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.assemble import Beside, PlanColumns, StepColumns, assembled_step, plan_columns, step_constant
+from perfmodel.cost.assemble import OutsidePipelineTime, PlanColumns, StepColumns, assembled_step, plan_columns, step_constant
 from perfmodel.cost.estimate import (
     Estimator,
     PlanRow,
@@ -46,7 +46,7 @@ from perfmodel.cost.step import (
     tied_time,
 )
 from perfmodel.foundation.errors import bad_field
-from perfmodel.foundation.memory_room import MemoryRule, Verdict, memory_rule
+from perfmodel.foundation.memory_headroom import MemoryRule, Verdict, memory_rule
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.stage_cuts import layers_of_stages
@@ -202,10 +202,10 @@ class _Mixed:
 
         on = {pool: self._stages_on(pool, pipelines) for pool in dict.fromkeys(order)}
 
-        def beside(waits: Waits) -> Beside:
+        def beside(waits: Waits) -> OutsidePipelineTime:
             gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
             shared = [(self.shared[pool], self.spread[pool].machine, stages) for pool, stages in on.items()]
-            return Beside(
+            return OutsidePipelineTime(
                 gather=gather,
                 reduction=reduction,
                 tied=slowest_stage([tied_time(of.program, of.terms, sizes, machine, of.grid) for of, machine, _ in shared]),

@@ -22,7 +22,7 @@ from perfmodel.cost.rows import BATCH_AXES, DATA_AXES, Amounts, RowCompiler, Row
 from perfmodel.cost.stages import inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.frameworks.rewrites import with_habits
+from perfmodel.frameworks.rewrites import with_behaviour
 from perfmodel.frameworks.tiles import logit_share, tokens_at_once
 from perfmodel.parallel.algebra.derive import Amount, ExchangePosition, ParameterLayout, ShardedGraph, Traffic, amount_of
 from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
@@ -115,7 +115,7 @@ def compile_program(
     handed_on    tensors between stages; none: what blocks hand on
     recomputes   the kinds of recomputation that it is asked for
     """
-    run = with_habits(derivation, profile)
+    run = with_behaviour(derivation, profile)
     graph, shardings = run.graph, run.shardings
     it = _Compilation(run, profile, recompute_operators, attention_kernel)
     amount = it.rows.amount
@@ -151,7 +151,7 @@ def compile_program(
         logits=logits_amount,
         peaks=peaks,
         parameters=run.parameters,
-        beside=it.rows_beside_exchanges() if profile.communication.hides_shared_experts else None,
+        beside=it.rows_between_exchanges() if profile.communication.hides_shared_experts else None,
         weight_gradients=it.rows_of_weight_gradients() if profile.communication.delays_weight_gradients else None,
     )
 
@@ -246,11 +246,11 @@ class _Compilation:
                     rows.work(op, self.run.shardings[op.name], work, segment=at, name=op.name, is_backward=True)
         return self.timed(rows, num_phases=2)
 
-    def rows_beside_exchanges(self) -> TimedRows:
+    def rows_between_exchanges(self) -> TimedRows:
         """Rows of operators that are independent of the exchanged rows of their block."""
         rows = self._row_compiler()
         for op in self.graph.operators:
-            if self.run.exchange_position.get(op.name) is ExchangePosition.BESIDE:
+            if self.run.exchange_position.get(op.name) is ExchangePosition.CONCURRENT:
                 self._add_work(op, rows)
         return self.timed(rows)
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.context import AttentionHabits, attention_habits
+from perfmodel.cost.context import AttentionBehaviour, attention_behaviours
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
@@ -136,7 +136,7 @@ class TimedRows:
     traffic: Rows
     copies: tuple[Copies, ...]
     activation_bytes: float
-    attention_habits: tuple[AttentionHabits, ...]
+    attention_behaviours: tuple[AttentionBehaviour, ...]
     attention_kernel: str
     num_segments: int
     num_traffic_segments: int
@@ -174,7 +174,7 @@ class RowCompiler:
     _known: dict[Amount, int] = field(default_factory=dict)
     """Amounts as they were asked for."""
     _copies: dict[Copies, int] = field(default_factory=dict)
-    _habits: dict[AttentionHabits, int] = field(default_factory=dict)
+    _behaviours: dict[AttentionBehaviour, int] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)
     _matmul: list[_Entry] = field(default_factory=list)
     _grouped: list[_Entry] = field(default_factory=list)
@@ -241,7 +241,7 @@ class RowCompiler:
                     self.stream(op, sharding, "add", elements, [more], segment=segment, is_backward=True)
             case FusedAttention():
                 columns = {size: amount(getattr(work, size)) for size in _ATTENTION}
-                which = self._habits.setdefault(attention_habits(work.mask, self.profile), len(self._habits))
+                which = self._behaviours.setdefault(attention_behaviours(work.mask, self.profile), len(self._behaviours))
                 others = {"head_dim": work.head_dim, "value_head_dim": work.value_head_dim or work.head_dim}
                 others |= {"habits": which, "backward": int(is_backward)}
                 self._attention.append(_Entry(segment, name, {**columns, **others}))
@@ -346,7 +346,7 @@ class RowCompiler:
             traffic=_rows(self._traffic, ("kind", "group", "amount", "copies", "counted")),
             copies=tuple(self._copies),
             activation_bytes=self.activation_bytes,
-            attention_habits=tuple(self._habits),
+            attention_behaviours=tuple(self._behaviours),
             attention_kernel=attention_kernel,
             num_segments=num_segments,
             num_traffic_segments=num_traffic_segments,

@@ -262,7 +262,7 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
             for passes, each in zip(alone, own, strict=True):
                 passes.append(each)
         if profile.communication.hides_exchanges and it.is_block:
-            f, b = _beside_exchanges(micro, profile, recompute, region, f, b)
+            f, b = _between_exchanges(micro, profile, recompute, region, f, b)
         elif micro.beside is not None and it.is_block:
             hidden = hidden_exchanges(micro, profile, recompute, region)
             f, b = f - hidden[0], b - hidden[1]
@@ -301,7 +301,7 @@ def exchanged_passes(micro: MicrobatchCost, profile: ExecutionProfile, recompute
     return passes_of(sent | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
 
 
-def _beside_exchanges(
+def _between_exchanges(
     micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int, f: Column, b: Column
 ) -> tuple[Any, Any]:
     """Passes of a block where one microbatch's forward pass runs beside another's backward pass, each computing while the other sends. [s]
@@ -372,7 +372,7 @@ def hidden_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute
 def shown_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> Any:
     """How much longer passes of a block take for what is exchanged beside them. [s]"""
     f, b = passes_of(phase_times(micro, profile, region), micro.program.regions[region], profile, recompute)
-    return sum(_beside_exchanges(micro, profile, recompute, region, f, b)) - (f + b)
+    return sum(_between_exchanges(micro, profile, recompute, region, f, b)) - (f + b)
 
 
 def _without_links(times: RegionTimes, micro: MicrobatchCost, held: Array, profile: ExecutionProfile, recompute: Recompute) -> RegionTimes:

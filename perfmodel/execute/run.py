@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from perfmodel.execute.launch.launch import WorkerGroup
 from perfmodel.execute.per_operator.run import measure_network_plans
-from perfmodel.execute.runner import CHECKED_PARAMETERS, check_room, pick_device, run_modules, workers_of
+from perfmodel.execute.runner import CHECKED_PARAMETERS, check_memory, pick_device, run_modules, workers_of
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.parallel.algebra.sharding import FINE_AXES, TENSOR_AXES
 from perfmodel.parallel.executable import not_modules_reason
@@ -50,7 +50,7 @@ def run_plan(
             "rules", plan.rule_set, "are interpreted in processes of our own, not in those of a launcher", "run it without torchrun"
         )
     device = group.device if group is not None else pick_device(device, plan.num_chips)
-    check_room(plan, device)
+    check_memory(plan, device)
     graph = graph_of(plan)
     checks = check_gradients and plan.job.transformer.num_parameters <= CHECKED_PARAMETERS
     with workers_of(plan, device, hang_timeout, group, on_progress) as workers:

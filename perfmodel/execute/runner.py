@@ -82,7 +82,7 @@ def least_state_bytes(plan: Plan) -> float:
     return job.transformer.num_parameters * layout.dp_replicate * (stored + gradient + state)
 
 
-def check_room(plan: Plan, device: str) -> None:
+def check_memory(plan: Plan, device: str) -> None:
     """Refuse a plan that this machine has no room for, before anything starts."""
     reason = executable_reason(plan, num_devices(device))
     if reason:
@@ -154,7 +154,7 @@ def run_modules(
         device = group.device
     else:
         device = pick_device(device, plan.num_chips)
-    check_room(plan, device)
+    check_memory(plan, device)
     options = RunOptions(
         steps=steps,
         warmup=warmup,

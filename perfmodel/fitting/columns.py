@@ -14,7 +14,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.foundation.units import QuantityKind, parse_quantity
-from perfmodel.foundation.values import said_yes_or_no, whole
+from perfmodel.foundation.values import parsed_bool, whole
 from perfmodel.parallel.framework_ref import SETTINGS
 from perfmodel.validation.case_settings import settings_of_case
 
@@ -64,7 +64,7 @@ _CALLED: Mapping[str, str] = {
     "outcome": "",
 }  # fmt: skip
 #: What describes a run and is neither an input nor a measurement.
-_BESIDE = frozenset(
+_EXTRA_COLUMNS = frozenset(
     (
         *("id", "source", "source_ref", "notes", "note", "comment", "inferred", "tier", "suspect", "date"),
         *("memory", "loss", "mfu", "hfu", "tflops", "kind", "ep"),
@@ -89,9 +89,9 @@ def name_of(column: str) -> str:
     return f"settings.{plain}" if plain in SETTINGS else ""
 
 
-def is_beside(column: str) -> bool:
+def is_extra(column: str) -> bool:
     """Whether a column is known to mean nothing for a fit."""
-    return _plain(column) in _BESIDE
+    return _plain(column) in _EXTRA_COLUMNS
 
 
 def _plain(column: str) -> str:
@@ -178,7 +178,7 @@ def flag_of(value: object, name: str) -> bool | None:
     """Yes or no as people write it, or None where it is not said."""
     if value is None or isinstance(value, bool):
         return value
-    return said_yes_or_no(str(value), name)
+    return parsed_bool(str(value), name)
 
 
 def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:

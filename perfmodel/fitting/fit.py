@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import Provenance
-from perfmodel.uncertainty.priors import ELEMENTWISE, SCATTER, Constant, Habit, habits_of, moved_fields, noise_of
+from perfmodel.uncertainty.priors import ELEMENTWISE, SCATTER, Behaviour, Constant, behaviours_of, moved_fields, noise_of
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.run_machine import calibration_of_run
 from perfmodel.validation.step_times import StepTimes
@@ -74,7 +74,7 @@ class LogFigures(Protocol):
     @property
     def base(self) -> ExecutionProfile: ...
     @property
-    def habits(self) -> Sequence[Habit]: ...
+    def behaviours(self) -> Sequence[Behaviour]: ...
     @property
     def constants(self) -> tuple[Constant, ...]: ...
     @property
@@ -103,7 +103,7 @@ class LogTimes:
 
     runs: Sequence[OwnRun]
     base: ExecutionProfile
-    habits: Sequence[Habit]
+    behaviours: Sequence[Behaviour]
     constants: tuple[Constant, ...] = ()
     times: StepTimes = field(init=False)
     _asked: Any = None
@@ -111,7 +111,7 @@ class LogTimes:
 
     def __post_init__(self) -> None:
         self.times = StepTimes(runs=self.runs, load=lambda name: self.base)
-        self.constants = self.constants or tuple(habit.constant(self.base) for habit in self.habits)
+        self.constants = self.constants or tuple(behaviour.constant(self.base) for behaviour in self.behaviours)
 
     @property
     def start(self) -> dict[str, float]:
@@ -132,22 +132,22 @@ class LogTimes:
         below, above, share = self._between(values, chosen)
         near, here = (_TRAFFIC[0], below) if share < 0.5 else (_TRAFFIC[1], above)
         columns = []
-        for index, (habit, constant) in enumerate(zip(self.habits, self.constants, strict=True)):
-            if (wanted is not None and not wanted[index]) or not any(self._touches(habit, each) for each in chosen):
+        for index, (behaviour, constant) in enumerate(zip(self.behaviours, self.constants, strict=True)):
+            if (wanted is not None and not wanted[index]) or not any(self._touches(behaviour, each) for each in chosen):
                 columns.append(np.zeros(len(chosen)))
                 continue
-            moved, taken = moved_constant(constant, values[habit.name])
-            if habit.name == ELEMENTWISE:
+            moved, taken = moved_constant(constant, values[behaviour.name])
+            if behaviour.name == ELEMENTWISE:
                 there = below + (above - below) * _share(moved)
                 columns.append(np.log(there / (below + (above - below) * share)) / taken)
             else:
-                there = self.times.predict(chosen, self._fields({**values, habit.name: moved, ELEMENTWISE: near}))
+                there = self.times.predict(chosen, self._fields({**values, behaviour.name: moved, ELEMENTWISE: near}))
                 columns.append(np.log(there / here) / taken)
         return np.stack(columns, axis=1)
 
-    def _touches(self, habit: Habit, index: int) -> bool:
+    def _touches(self, behaviour: Behaviour, index: int) -> bool:
         planned = self.runs[index].planned
-        return habit.touches(planned.plan, planned.matmul_dtype)
+        return behaviour.touches(planned.plan, planned.matmul_dtype)
 
     def _between(self, values: Mapping[str, float], chosen: Sequence[int]) -> tuple[Array, Array, float]:
         """Times at the two traffics, and where between them the values are."""
@@ -158,7 +158,7 @@ class LogTimes:
         return *self._told, _share(values[ELEMENTWISE])
 
     def _fields(self, values: Mapping[str, float]) -> dict[str, float]:
-        return moved_fields(self.habits, self.base, values)
+        return moved_fields(self.behaviours, self.base, values)
 
 
 def _share(traffic: float) -> float:
@@ -202,7 +202,7 @@ class OwnFit:
     """
 
     base: ExecutionProfile
-    habits: tuple[Habit, ...]
+    behaviours: tuple[Behaviour, ...]
     constants: tuple[Constant, ...]
     values: Mapping[str, float]
     posterior: Posterior
@@ -213,7 +213,7 @@ class OwnFit:
 
     @property
     def profile(self) -> ExecutionProfile:
-        return self.base.having(**moved_fields(self.habits, self.base, self.values))  # type: ignore[arg-type]
+        return self.base.having(**moved_fields(self.behaviours, self.base, self.values))  # type: ignore[arg-type]
 
     def spread(self, slopes: Array) -> Array:
         """Standard deviation of log(predicted / measured) of plans with these slopes  [plans, constants]."""
@@ -223,7 +223,7 @@ class OwnFit:
 def fit_own(runs: Sequence[OwnRun], base: ExecutionProfile, *, check: Check = lambda runs, errors: None) -> OwnFit:
     """Habits of one framework from its runs, `base` where these say nothing. check: sees the errors of the base before the fit."""
     is_measured = any(calibration_of_run(run.planned.hardware).provenance is not Provenance.SPEC_SHEET for run in runs)
-    log_times = LogTimes(runs=runs, base=base, habits=habits_of(measured=is_measured))
+    log_times = LogTimes(runs=runs, base=base, behaviours=behaviours_of(measured=is_measured))
     check(runs, log_times.at(log_times.start) - log_times.log_measured)
     return fit_some(log_times, range(len(runs)))
 
@@ -242,7 +242,7 @@ def fit_some(figures: LogFigures, chosen: Sequence[int], *, noise: float | None 
     left_out = _left_out(after, known, noise)
     return OwnFit(
         base=figures.base,
-        habits=tuple(figures.habits),
+        behaviours=tuple(figures.behaviours),
         constants=figures.constants,
         values=values,
         posterior=known,

@@ -12,7 +12,7 @@ from perfmodel.cost.assemble import PlanColumns, plan_columns
 from perfmodel.cost.estimate import Estimator
 from perfmodel.fitting.fit import Mask, OwnFit, OwnRun, fit_some, moved_constant
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.uncertainty.priors import RESERVE, Constant, Habit
+from perfmodel.uncertainty.priors import RESERVE, Behaviour, Constant
 from perfmodel.validation.step_times import estimator_of
 from perfmodel.validation.validate import memory_figure
 
@@ -31,12 +31,12 @@ class LogMemories:
 
     runs: Sequence[OwnRun]
     base: ExecutionProfile
-    habits: Sequence[Habit] = (RESERVE,)
+    behaviours: Sequence[Behaviour] = (RESERVE,)
     constants: tuple[Constant, ...] = ()
     _columns: dict[int, tuple[Estimator, PlanColumns]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.constants = self.constants or tuple(habit.constant(self.base) for habit in self.habits)
+        self.constants = self.constants or tuple(behaviour.constant(self.base) for behaviour in self.behaviours)
 
     @property
     def start(self) -> dict[str, float]:

@@ -24,7 +24,7 @@ def next_run(fit: OwnFit, runs: Sequence[OwnRun]) -> tuple[NextRun, ...]:
     candidates = list(_variations(runs))[:_MOST_CANDIDATES]
     if not candidates:
         return ()
-    log_times = LogTimes(runs=candidates, base=fit.base, habits=fit.habits)
+    log_times = LogTimes(runs=candidates, base=fit.base, behaviours=fit.behaviours)
     here, slopes = log_times.at(fit.values), log_times.slopes(fit.values)
     judged = np.concatenate([slopes, fit.posterior.slopes])
     shared = judged @ fit.posterior.covariance @ slopes.T  # [judged, candidates]

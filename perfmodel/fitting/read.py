@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from perfmodel.fitting.columns import Row, is_beside, name_of
+from perfmodel.fitting.columns import Row, is_extra, name_of
 from perfmodel.fitting.logs import row_of_log
 from perfmodel.fitting.memory_snapshot import is_snapshot, read_snapshot
 from perfmodel.fitting.trace import is_trace, row_of_trace
@@ -250,7 +250,7 @@ def _named(data: Mapping[str, Any], unread: dict[str, None], place: str) -> dict
             continue
         name = name_of(str(column))
         if not name:
-            if not is_beside(str(column)):
+            if not is_extra(str(column)):
                 unread[one_line(column, 40)] = None
             continue
         if name in values and values[name] != value:

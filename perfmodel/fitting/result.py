@@ -11,7 +11,7 @@ from perfmodel.fitting.fit import OwnFit, OwnRun, mean_error
 from perfmodel.frameworks.fitted import FittedConstant, FittedTo
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.plan import Plan
-from perfmodel.uncertainty.priors import Habit
+from perfmodel.uncertainty.priors import Behaviour
 from perfmodel.uncertainty.residuals import shape_of
 from perfmodel.uncertainty.run_features import features_of
 from perfmodel.validation.run_machine import cluster_of_run
@@ -24,7 +24,7 @@ _OUTLIER = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FittedHabit:
+class FittedBehaviour:
     """says, unit   what it is          value, spread   with the runs, one standard deviation: of the logarithm where `is_ratio`
     prior, prior_spread   without them       determined    "by the runs", "in part" or "still prior"
     """
@@ -71,7 +71,7 @@ class FittedPeak:
 class FittedMemory:
     """The allocator as measured peaks of memory tell it. Errors are those of `FittedProfile`, of peaks."""
 
-    habit: FittedHabit
+    behaviour: FittedBehaviour
     runs: tuple[FittedPeak, ...]
     error_before: float
     error_after: float
@@ -98,7 +98,7 @@ class FittedProfile:
 
     profile: ExecutionProfile
     base: str
-    habits: tuple[FittedHabit, ...]
+    behaviours: tuple[FittedBehaviour, ...]
     runs: tuple[FittedRun, ...]
     error_before: float
     error_after: float
@@ -118,7 +118,7 @@ def result_of(fit: OwnFit, runs: Sequence[OwnRun], *, name: str, next_runs: tupl
     return FittedProfile(
         profile=_profile(fit, runs, name),
         base=fit.base.name,
-        habits=tuple(_habit(fit, index, habit) for index, habit in enumerate(fit.habits)),
+        behaviours=tuple(_behaviour(fit, index, behaviour) for index, behaviour in enumerate(fit.behaviours)),
         runs=_runs(fit, runs),
         error_before=mean_error(fit.before),
         error_after=mean_error(fit.after),
@@ -131,7 +131,7 @@ def result_of(fit: OwnFit, runs: Sequence[OwnRun], *, name: str, next_runs: tupl
 
 def with_memory(found: FittedProfile, fit: OwnFit, runs: Sequence[OwnRun]) -> FittedProfile:
     """The profile with what `fit_memory` made of the runs' peaks."""
-    (habit,) = (_habit(fit, index, habit) for index, habit in enumerate(fit.habits))
+    (behaviour,) = (_behaviour(fit, index, behaviour) for index, behaviour in enumerate(fit.behaviours))
     share = round(1.0 - float(fit.posterior.covariance[0, 0]), 4)
     fitted = replace(found.profile.fitted, num_memory_runs=len(runs), memory_known=share)
     peaks = tuple(
@@ -147,7 +147,7 @@ def with_memory(found: FittedProfile, fit: OwnFit, runs: Sequence[OwnRun]) -> Fi
         for i, run in enumerate(runs)
     )
     memory = FittedMemory(
-        habit=habit,
+        behaviour=behaviour,
         runs=peaks,
         error_before=mean_error(fit.before),
         error_after=mean_error(fit.after),
@@ -158,15 +158,15 @@ def with_memory(found: FittedProfile, fit: OwnFit, runs: Sequence[OwnRun]) -> Fi
     return replace(found, profile=replace(found.profile.having(**fit.values), source=source, fitted=fitted), memory=memory)
 
 
-def _habit(fit: OwnFit, index: int, habit: Habit) -> FittedHabit:
+def _behaviour(fit: OwnFit, index: int, behaviour: Behaviour) -> FittedBehaviour:
     constant = fit.constants[index]
     share = 1.0 - float(fit.posterior.covariance[index, index])
-    return FittedHabit(
-        name=habit.name,
-        says=habit.says,
-        unit=habit.unit,
+    return FittedBehaviour(
+        name=behaviour.name,
+        says=behaviour.says,
+        unit=behaviour.unit,
         is_ratio=constant.is_ratio,
-        value=float(fit.values[habit.name]),
+        value=float(fit.values[behaviour.name]),
         spread=constant.spread * math.sqrt(max(1.0 - share, 0.0)),
         prior=constant.prior,
         prior_spread=constant.spread,
@@ -218,13 +218,13 @@ def _profile(fit: OwnFit, runs: Sequence[OwnRun], name: str) -> ExecutionProfile
         features=tuple(sorted({name for run in runs for name in features_of(run.planned.plan, run.planned.hardware.chip).named()})),
         constants=tuple(
             FittedConstant(
-                fields=habit.fields,
+                fields=behaviour.fields,
                 prior=constant.prior,
                 prior_spread=constant.spread,
                 is_ratio=constant.is_ratio,
                 share_known=round(1.0 - float(covariance[i, i]), 4),
             )
-            for i, (habit, constant) in enumerate(zip(fit.habits, fit.constants, strict=True))
+            for i, (behaviour, constant) in enumerate(zip(fit.behaviours, fit.constants, strict=True))
         ),
         covariance=tuple(tuple(round(float(value), 5) for value in row) for row in covariance),
     )

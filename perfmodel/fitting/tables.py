@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfmodel.fitting.result import FittedHabit, FittedMemory, FittedProfile, NextRun
+from perfmodel.fitting.result import FittedBehaviour, FittedMemory, FittedProfile, NextRun
 from perfmodel.foundation.units import format_step, format_time
 from perfmodel.report.predictions import degrees_line
 from perfmodel.report.table import Table, bytes_like, percent, times_like
@@ -59,30 +59,37 @@ def peaks_table(memory: FittedMemory) -> Table:
     )
 
 
-def habits_table(found: FittedProfile) -> Table:
-    habits = [*(found.habits if found.runs else ()), *([found.memory.habit] if found.memory else [])]
+def behaviours_table(found: FittedProfile) -> Table:
+    behaviours = [*(found.behaviours if found.runs else ()), *([found.memory.behaviour] if found.memory else [])]
     return Table(
         title="Fitted parameters, with one standard deviation",
         headers=("parameter", "value", "+-", "before", "+-", "determined"),
-        rows=tuple(map(_habit_row, habits)),
+        rows=tuple(map(_behaviour_row, behaviours)),
         right=("value", "+-", "before"),
         fold=("parameter",),
     )
 
 
-def _habit_row(habit: FittedHabit) -> tuple[str, ...]:
-    value, spread = _written(habit, habit.value), _spread(habit, habit.spread)
-    return (habit.says, value, spread, _written(habit, habit.prior), _spread(habit, habit.prior_spread), habit.determined)
+def _behaviour_row(behaviour: FittedBehaviour) -> tuple[str, ...]:
+    value, spread = _written(behaviour, behaviour.value), _spread(behaviour, behaviour.spread)
+    return (
+        behaviour.says,
+        value,
+        spread,
+        _written(behaviour, behaviour.prior),
+        _spread(behaviour, behaviour.prior_spread),
+        behaviour.determined,
+    )
 
 
-def _written(habit: FittedHabit, value: float) -> str:
-    if habit.unit == "s":
+def _written(behaviour: FittedBehaviour, value: float) -> str:
+    if behaviour.unit == "s":
         return format_time(value) if value > 1e-7 else "0"
     return f"{value:.2f}"
 
 
-def _spread(habit: FittedHabit, spread: float) -> str:
-    return percent(spread) if habit.is_ratio else _written(habit, spread)
+def _spread(behaviour: FittedBehaviour, spread: float) -> str:
+    return percent(spread) if behaviour.is_ratio else _written(behaviour, spread)
 
 
 def runs_table(found: FittedProfile) -> Table:

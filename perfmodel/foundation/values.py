@@ -92,7 +92,7 @@ def yes_or_no(value: object, field: str) -> bool:
     return value
 
 
-def said_yes_or_no(word: str, field: str) -> bool:
+def parsed_bool(word: str, field: str) -> bool:
     """As people write it."""
     plain = word.strip().lower()
     if plain in ("true", "yes", "on", "1"):

@@ -22,7 +22,7 @@ from perfmodel.hardware.reader import list_calibrations, load_calibration
 from perfmodel.parallel.layout import ZERO_STAGES
 
 #: Properties of one cluster, not of a framework.
-_LENT_BY_NOBODY = frozenset({"host_layer_time_per_tp_across_nodes", "places_layers_by_cost"})
+_NOT_SHARED = frozenset({"host_layer_time_per_tp_across_nodes", "places_layers_by_cost"})
 
 #: What only one framework's allocator was seen to do: waits that its own collectives and accumulators cause.
 SAFE_MEMORY = {
@@ -63,7 +63,7 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
     values |= {name: profile.option(name) for profile in every if profile.name == MEMORY_ACCOUNT for name in ACCOUNTED}
     values["overlaps_gradients"] = ZERO_STAGES  # what waits of them is a share, which a fit may move
     values |= {name: _most(known.values(), name) for name in _MOST}
-    values |= SAFE_MEMORY | {name: type(values[name])(0) for name in _LENT_BY_NOBODY}  # type: ignore[call-arg]
+    values |= SAFE_MEMORY | {name: type(values[name])(0) for name in _NOT_SHARED}  # type: ignore[call-arg]
     names = ", ".join(f"{name} ({', '.join(profile.name for profile in profiles)})" for name, profiles in sorted(known.items()))
     has_account = any(profile.name == MEMORY_ACCOUNT for profile in every)
     account = f"; what weights, gradients and states take as in {MEMORY_ACCOUNT}" if has_account else ""
@@ -95,10 +95,10 @@ def _most_common(families: Iterable[Sequence[ExecutionProfile]], name: str) -> A
     votes: dict[Any, tuple[float, int]] = {}
     for profiles in able:
         for profile in profiles:
-            habit = profile.option(name)
-            weight, number = votes.get(habit, (0.0, 0))
-            votes[habit] = (round(weight + 1.0 / len(profiles), 9), number + (len(able) < len(every)))
-    return max(sorted(votes, key=str), key=lambda habit: votes[habit])
+            behaviour = profile.option(name)
+            weight, number = votes.get(behaviour, (0.0, 0))
+            votes[behaviour] = (round(weight + 1.0 / len(profiles), 9), number + (len(able) < len(every)))
+    return max(sorted(votes, key=str), key=lambda behaviour: votes[behaviour])
 
 
 def _is_ratio(name: str) -> bool:

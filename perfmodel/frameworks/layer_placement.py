@@ -41,7 +41,7 @@ def _mean_layer(model: TransformerConfig) -> int:
     return (model.num_active_parameters - outside) // model.num_hidden_layers
 
 
-def crowding(model: TransformerConfig, num_stages: int, held: Sequence[Column]) -> tuple[Column, ...]:
+def imbalance(model: TransformerConfig, num_stages: int, held: Sequence[Column]) -> tuple[Column, ...]:
     """Ratio of the layers that each distinct rank would hold if layers were placed by cost to those that it holds, at least 1.
 
     held   layers of each of the ranks that are told apart

@@ -11,35 +11,35 @@ from functools import lru_cache
 from pathlib import Path
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.memory_room import MemoryDoubt
+from perfmodel.foundation.memory_headroom import MemoryUncertainty
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.profile import GENERIC, ExecutionProfile
 
 KNOWN, UNKNOWN = "known", "unknown"
 
 
-def memory_doubt(profile: ExecutionProfile) -> MemoryDoubt:
+def uncertainty_of_memory(profile: ExecutionProfile) -> MemoryUncertainty:
     """Memory uncertainty of a framework.
 
     A fitted profile has that of the profile it started from. Measured peaks bring that of an unknown framework to that of a known one, as
     far as they determine what the allocator holds (`memory_known`).
     """
-    known, unknown = (load_memory_doubts()[kind] for kind in (KNOWN, UNKNOWN))
+    known, unknown = (load_memory_uncertainties()[kind] for kind in (KNOWN, UNKNOWN))
     if profile.known_as != GENERIC:
         return known
     share = profile.fitted.memory_known
     if not share:
         return unknown
-    return MemoryDoubt(
+    return MemoryUncertainty(
         centre=unknown.centre + (known.centre - unknown.centre) * share,
         scale=math.sqrt(unknown.scale**2 + (known.scale**2 - unknown.scale**2) * share),
-        of_stranger=share < 0.5,
+        of_unseen=share < 0.5,
         rests_on=f"{profile.fitted.num_memory_runs} measured peaks of your own; {unknown.rests_on}",
     )
 
 
 @lru_cache(maxsize=8)
-def load_memory_doubts(path: str | Path | None = None) -> Mapping[str, MemoryDoubt]:
+def load_memory_uncertainties(path: str | Path | None = None) -> Mapping[str, MemoryUncertainty]:
     """The shipped ones by kind, or those of a file."""
     from perfmodel.foundation.files import read_yaml
 
@@ -47,10 +47,10 @@ def load_memory_doubts(path: str | Path | None = None) -> Mapping[str, MemoryDou
     try:
         data = read_yaml(path)
         return {
-            kind: MemoryDoubt(
+            kind: MemoryUncertainty(
                 centre=_within(data[kind]["centre"], -5.0),
                 scale=_within(data[kind]["scale"], 1e-4),
-                of_stranger=kind == UNKNOWN,
+                of_unseen=kind == UNKNOWN,
                 rests_on=str(data[kind]["rests_on"]),
             )
             for kind in (KNOWN, UNKNOWN)

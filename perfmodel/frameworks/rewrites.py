@@ -28,7 +28,7 @@ FLOAT32_BYTES = 4.0
 ENTRYWISE = ("elementwise", "dropout")
 
 
-def with_habits(derivation: ShardedGraph, profile: ExecutionProfile) -> ShardedGraph:
+def with_behaviour(derivation: ShardedGraph, profile: ExecutionProfile) -> ShardedGraph:
     """The same graph with the same layouts, as the framework of `profile` runs it."""
     graph = derivation.graph
     sums = {op.name: derivation.left[op.inputs[0].tensor].partial for op in _epilogues(graph)}

@@ -84,7 +84,7 @@ class Runs:
     def has_flex(self) -> bool:
         return bool(self.flex) or self == ANYTHING
 
-    def refuses_beside_axes(self, zero: int, *, tp: int, cp: int, data: int) -> bool:
+    def refuses_with_axes(self, zero: int, *, tp: int, cp: int, data: int) -> bool:
         return (tp > 1 or cp > 1) and data * cp > 1 and zero not in self.zero_beside_axes
 
     def dispatchers(self, chip: str) -> tuple[Dispatcher, ...]:
@@ -153,7 +153,7 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     zero, pipelined = int(plan.zero), layout.pp > 1
     if zero in every.zero and zero not in runs.zero:
         return f"zero={zero}: {framework} cannot shard a base in {plan.job.train.base}, of which every data rank has a whole copy"
-    if runs.refuses_beside_axes(zero, tp=layout.tp, cp=layout.cp, data=layout.data_parallel):
+    if runs.refuses_with_axes(zero, tp=layout.tp, cp=layout.cp, data=layout.data_parallel):
         axis = "tp" if layout.tp > 1 else "cp"
         return f"zero={zero}: {framework} has ZeRO {_listed(runs.zero_beside_axes)} only with {axis}={layout.degree(axis)}"
     if not runs.admits_zero(zero, pipelined=pipelined, replicated=False):

@@ -20,7 +20,7 @@ METRICS = ("ttft", "tpot", "request_latency", "tokens_per_second")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingFooting:
+class ServingBasis:
     """Basis of a serving prediction: the calibration and fit that it uses."""
 
     engine_known: bool
@@ -34,14 +34,14 @@ class ServingFooting:
         return f"{engine} engine, {chip} chip, {'experts' if self.has_experts else 'dense'}"
 
 
-def interval_factors(footing: ServingFooting) -> Mapping[str, tuple[float, float]]:
+def interval_factors(basis: ServingBasis) -> Mapping[str, tuple[float, float]]:
     """Metric -> factors of its prediction; empty where nothing is known."""
-    return _factors().get(footing.key, {})
+    return _factors().get(basis.key, {})
 
 
-def intervals_of(footing: ServingFooting, predicted: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+def intervals_of(basis: ServingBasis, predicted: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Metric -> 80 % interval."""
-    factors = interval_factors(footing)
+    factors = interval_factors(basis)
     return {metric: (value * factors[metric][0], value * factors[metric][1]) for metric, value in predicted.items() if metric in factors}
 
 

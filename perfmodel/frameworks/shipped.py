@@ -97,7 +97,7 @@ FILE_GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )  # fmt: skip
 
-HABITS, FITTED = "habits.yaml", "fitted.yaml"
+BEHAVIOURS, FITTED = "habits.yaml", "fitted.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def frameworks_dir() -> Path:
 
 def framework_names() -> list[str]:
     folder = frameworks_dir()
-    return sorted({path.parent.name for path in folder.glob(f"*/{HABITS}")} | {path.stem for path in folder.glob("*.yaml")})
+    return sorted({path.parent.name for path in folder.glob(f"*/{BEHAVIOURS}")} | {path.stem for path in folder.glob("*.yaml")})
 
 
 def shipped_fields(name: str) -> dict[str, Any] | None:
@@ -140,15 +140,15 @@ def shipped_fields(name: str) -> dict[str, Any] | None:
     single = frameworks_dir() / f"{name}.yaml"
     if os.path.exists(single):
         return read_yaml(single)
-    habits = shipped_habits(name)
-    if habits is None:
+    behaviours = shipped_behaviour(name)
+    if behaviours is None:
         return None
     fitted = _fitted_data(name)
-    known = habits | {constant: number["value"] for constant, number in fitted.items()}
+    known = behaviours | {constant: number["value"] for constant, number in fitted.items()}
     others = shipped_fields(known.pop("unknown_as", "")) or {}
     neutral = {constant: others.get(constant, value) for constant, value in NEUTRAL.items() if constant not in known}
     lent = [constant for constant, number in fitted.items() if number.get("lent")]
-    return {**neutral, **known, "unknown": [*habits.get("unknown", ()), *neutral, *lent]}
+    return {**neutral, **known, "unknown": [*behaviours.get("unknown", ()), *neutral, *lent]}
 
 
 def is_name(text: str) -> bool:
@@ -156,18 +156,18 @@ def is_name(text: str) -> bool:
     return bool(text) and len(text) < 200 and not set(text) & {"/", "\\", "\0"} and text not in (".", "..")
 
 
-def shipped_habits(name: str, below: tuple[str, ...] = ()) -> dict[str, Any] | None:
+def shipped_behaviour(name: str, below: tuple[str, ...] = ()) -> dict[str, Any] | None:
     """The habits of that framework over those of its base; None where it has none of its own files."""
     from perfmodel.foundation.files import read_yaml
 
-    path = frameworks_dir() / name / HABITS
+    path = frameworks_dir() / name / BEHAVIOURS
     if not os.path.exists(path):
         return None
     data = flattened(read_yaml(path), where=str(path))
     base = data.pop("base", "")
     if not base:
         return data
-    under = shipped_habits(base, (*below, name)) if isinstance(base, str) and is_name(base) and base not in (*below, name) else None
+    under = shipped_behaviour(base, (*below, name)) if isinstance(base, str) and is_name(base) and base not in (*below, name) else None
     if under is None:
         raise bad_field("base", shown(base), "must be the name of another framework with `habits.yaml`", f"correct {path}")
     return {key: value for key, value in under.items() if key not in ("name", "source", "unknown")} | data
@@ -178,7 +178,7 @@ def with_bases(name: str) -> tuple[str, ...]:
     """The framework and those whose habits it takes over, the nearest first."""
     from perfmodel.foundation.files import read_yaml
 
-    path = frameworks_dir() / name / HABITS
+    path = frameworks_dir() / name / BEHAVIOURS
     if not is_name(name) or not os.path.exists(path):
         return (name,)
     base = read_yaml(path).get("base", "")

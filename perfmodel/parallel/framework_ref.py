@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
-from perfmodel.foundation.values import said_yes_or_no
+from perfmodel.foundation.values import parsed_bool
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.parallel.context_forms import CONTEXT_FORMS
 from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_RMS_NORM
@@ -334,7 +334,7 @@ def _read(name: str, setting: StatedSetting, value: object) -> Any:
         return value
     if not known:
         if isinstance(value, str):
-            return said_yes_or_no(value, field)
+            return parsed_bool(value, field)
         if value not in (True, False):
             raise bad_field(field, one_line(value), "must be true or false", "write one of them")
         return bool(value)

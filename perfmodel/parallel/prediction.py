@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.frames import data_frame
-from perfmodel.foundation.memory_room import Verdict
+from perfmodel.foundation.memory_headroom import Verdict
 from perfmodel.foundation.text import columns_text, flop_rate_text, html_table
 from perfmodel.foundation.units import format_bytes, format_count, format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfmodel.foundation.memory_room import DEFAULT_RISK
+from perfmodel.foundation.memory_headroom import DEFAULT_RISK
 from perfmodel.foundation.words import is_list, word, words_of
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from perfmodel.cost.estimate import Estimator
 from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
-from perfmodel.planner.published_layouts import MakersDegrees, makers_degrees
+from perfmodel.planner.published_layouts import PublishedDegrees, published_degrees
 from perfmodel.planner.result import Baseline
 from perfmodel.planner.uniform.space import Space, recompute_choices, tensor_degrees
 from perfmodel.planner.uniform.sweep import Sweep, sweep
@@ -37,7 +37,7 @@ def baselines(
     job, chips = estimator.job, estimator.cluster.num_chips
     flat: Fixed = {"pp": 1, "tp": 1, "cp": 1}
     too_many = f"global_batch={job.global_batch} has fewer sequences than there are chips, or does not divide among {chips}"
-    published = makers_degrees(job.transformer.name)
+    published = published_degrees(job.transformer.name)
     return (
         within.first_that_fits(DATA_PARALLEL, [flat | {"dp_replicate": chips, "dp_shard": 1, "zero": 0}], too_many),
         within.first_that_fits(FSDP, [flat | {"dp_replicate": 1, "dp_shard": chips, "zero": 3}], too_many)
@@ -117,7 +117,7 @@ def megatron_rule_of_thumb(within: _Within) -> Baseline:
     return within.first_that_fits(RULE_OF_THUMB, steps, reason, least=Recompute.SELECTIVE)
 
 
-def as_published(within: _Within, told: MakersDegrees) -> Baseline:
+def as_published(within: _Within, told: PublishedDegrees) -> Baseline:
     """The degrees of the model's makers on the chips at hand: schedule, micro-batch and how tokens reach experts are the fastest."""
     chips, model = within.estimator.cluster.num_chips, told.tp * told.cp * told.pp
     if chips % model or (chips // told.pp) % told.ep:

@@ -8,10 +8,10 @@ from typing import Any
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.foundation.errors import InputError, bad_field, shown, suggest, whole_number
-from perfmodel.foundation.memory_room import Verdict, memory_rule
+from perfmodel.foundation.memory_headroom import Verdict, memory_rule
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.foundation.words import words_of
-from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, rule_set_of, told_rules
+from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, rule_labels, rule_set_of
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.parallel.layout import USUAL_DISPATCHERS, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, plan_facts
@@ -118,7 +118,7 @@ def check_knobs(knobs: object) -> dict[str, int | str | bool]:
 
 def plan_knobs(plan: Plan) -> dict[str, int | str | bool]:
     facts = plan_facts(plan)
-    return {knob: facts[knob] for knob in KNOBS if knob in facts} | {"rules": told_rules(plan.rules)}
+    return {knob: facts[knob] for knob in KNOBS if knob in facts} | {"rules": rule_labels(plan.rules)}
 
 
 def _rules_to_try(plan: Plan, knobs: Mapping[str, int | str | bool]) -> tuple[RuleSet, ...]:

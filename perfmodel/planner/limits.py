@@ -14,9 +14,9 @@ from perfmodel.cost.estimate import Estimator, evaluate_memory
 from perfmodel.cost.memory.plan import MemoryRow, scalar
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_room import memory_rule
+from perfmodel.foundation.memory_headroom import memory_rule
 from perfmodel.foundation.units import format_bytes
-from perfmodel.frameworks.memory_uncertainty import memory_doubt
+from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.hardware.chip_cluster import chips_text
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan, divisors
@@ -142,8 +142,12 @@ class Prober:
             return math.nan
         stretched, row = found
         estimator = next(iter(self.estimators.values()))
-        rule, doubt, usable = memory_rule(self.headroom, self.risk), memory_doubt(estimator.profile), estimator.machine.memory_usable
-        ratio, ranks = rule.ratio(doubt), row.needs(stretched, doubt)
+        rule, uncertainty, usable = (
+            memory_rule(self.headroom, self.risk),
+            uncertainty_of_memory(estimator.profile),
+            estimator.machine.memory_usable,
+        )
+        ratio, ranks = rule.ratio(uncertainty), row.needs(stretched, uncertainty)
         left = rule.room(usable) - max(rank.total for rank in ranks)
         return scalar(left if ratio is None else min(left, usable - max(rank.at_most(ratio) for rank in ranks)))
 

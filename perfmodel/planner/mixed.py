@@ -18,7 +18,7 @@ import numpy as np
 
 from perfmodel.cost.mixed import MixedEstimator, balanced_plan, mixed_step_time
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_room import Verdict, memory_rule
+from perfmodel.foundation.memory_headroom import Verdict, memory_rule
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan

@@ -13,7 +13,7 @@ from perfmodel.parallel.plan_file import list_plans, read_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MakersDegrees:
+class PublishedDegrees:
     """Degrees, whatever the number of chips: data parallelism takes what is left of them. ep: 1 of models without experts"""
 
     tp: int
@@ -24,7 +24,7 @@ class MakersDegrees:
     ep: int = 1
 
 
-def makers_degrees(model: str) -> MakersDegrees | None:
+def published_degrees(model: str) -> PublishedDegrees | None:
     """Published degrees of a shipped model by name; None if none are known."""
     told = _degrees().get(model)
     if told is not None or model not in list_plans():
@@ -33,11 +33,11 @@ def makers_degrees(model: str) -> MakersDegrees | None:
     if plan.job.model.name != model:  # named after something else, as `fsdp` is
         return None
     layout = plan.layout
-    return MakersDegrees(tp=layout.tp, cp=layout.cp, pp=layout.pp, ep=plan.ep, zero=plan.zero, source=f"strategies/plans/{model}.yaml")
+    return PublishedDegrees(tp=layout.tp, cp=layout.cp, pp=layout.pp, ep=plan.ep, zero=plan.zero, source=f"strategies/plans/{model}.yaml")
 
 
 @lru_cache(maxsize=1)
-def _degrees() -> dict[str, MakersDegrees]:
+def _degrees() -> dict[str, PublishedDegrees]:
     path = resource_dir("strategies") / "makers.yaml"
     data: Any = read_yaml(path)
-    return {name: record_from_data(MakersDegrees, told, where=f"{path.name}: {name}") for name, told in data["models"].items()}
+    return {name: record_from_data(PublishedDegrees, told, where=f"{path.name}: {name}") for name, told in data["models"].items()}

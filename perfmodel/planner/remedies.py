@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.foundation.memory_room import MOST_HOST_MEMORY
+from perfmodel.foundation.memory_headroom import MOST_HOST_MEMORY
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets
 from perfmodel.parallel.framework_ref import FrameworkRef
 from perfmodel.parallel.layout import AttentionKernel, Recompute

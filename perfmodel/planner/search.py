@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from perfmodel.cost.estimate import Estimator, evaluate_memory
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_room import check_headroom, check_risk, fit_probability, memory_rule
+from perfmodel.foundation.memory_headroom import check_headroom, check_risk, fit_probability, memory_rule
 from perfmodel.frameworks.ensemble import Likely
-from perfmodel.frameworks.memory_uncertainty import memory_doubt
+from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
@@ -201,9 +201,9 @@ def _likeliest(estimator: Estimator, tied: Sequence[tuple[float, float, Plan]]) 
 
 def likelihood(estimator: Estimator, plan: Plan) -> int:
     """Return the probability that the plan fits, in whole percent as tables show it; what is over 99 % is all the same."""
-    doubt = memory_doubt(estimator.profile)
-    needs = evaluate_memory(estimator, plan).needs(plan, doubt)
-    return min(math.floor(100.0 * fit_probability(needs, estimator.machine.memory_usable, doubt) + 0.5), 99)
+    uncertainty = uncertainty_of_memory(estimator.profile)
+    needs = evaluate_memory(estimator, plan).needs(plan, uncertainty)
+    return min(math.floor(100.0 * fit_probability(needs, estimator.machine.memory_usable, uncertainty) + 0.5), 99)
 
 
 def _by_expectation(

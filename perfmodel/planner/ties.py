@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perfmodel.parallel.algebra.rules import told_rules
+from perfmodel.parallel.algebra.rules import rule_labels
 from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
 
 if TYPE_CHECKING:
@@ -47,5 +47,5 @@ def kind_of(plan: Plan) -> tuple[object, ...]:
     """Key of nearly equal plans, which may differ in the split of the data axes, ZeRO, virtual stages and order."""
     layout = plan.layout
     schedule = plan.schedule if layout.pp > 1 else ""
-    rules = (plan.sequence_parallel, told_rules(plan.rules))
+    rules = (plan.sequence_parallel, rule_labels(plan.rules))
     return (layout.tp, layout.cp, layout.pp, layout.data_parallel, plan.micro_batch, plan.recompute, rules, schedule)

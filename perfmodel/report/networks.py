@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfmodel.foundation.memory_room import Verdict
+from perfmodel.foundation.memory_headroom import Verdict
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.per_operator.pipeline import PipelineSearch, Stage
-from perfmodel.report.predictions import fits_cell, prediction_object, room_text
+from perfmodel.report.predictions import fits_cell, memory_text, prediction_object
 from perfmodel.report.table import Table, bar, percent, words
 from perfmodel.workload.graph import Graph, Operator
 
@@ -92,7 +92,7 @@ def _strategy_row(name: str, prediction: Prediction, best: Prediction) -> tuple[
 
 def memory_line(memory: Mapping[str, float], usable: float, verdict: Verdict) -> str:
     classes = ", ".join(f"{words(name)} {format_bytes(size)}" for name, size in memory.items() if name != "total" and size > 0)
-    return f"{room_text(memory['total'], usable, verdict)} ({classes})"
+    return f"{memory_text(memory['total'], usable, verdict)} ({classes})"
 
 
 def price_line(price: float) -> str:

@@ -49,7 +49,7 @@ from perfmodel.report.searches import (
 )
 from perfmodel.report.svg import Mark, Slot, area, scatter, schedule
 from perfmodel.report.table import Table, bytes_like, percent, times_like
-from perfmodel.report.trust import doubts_table, remedies_table, trust_lines
+from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
 
 #: Passes that a schedule draws at most; of a longer one its begin and its end.
 _MOST_PASSES = 3_000
@@ -110,7 +110,7 @@ def plan_report(
     sections.append(PageSection("Why not another plan", list(_alternative_parts(prediction, explanation))))
     if explanation.trust is not None:
         trust, step = explanation.trust, prediction.step_time
-        tables = [doubts_table(trust), *([remedies_table(trust, step)] if trust.remedies else [])]
+        tables = [uncertainty_table(trust), *([remedies_table(trust, step)] if trust.remedies else [])]
         sections.append(PageSection("Uncertainty", [Facts("", trust_lines(trust, step)), *tables]))
     sections.append(PageSection("Assumptions and sources", [basis_table([prediction]), sources]))
     sections.append(_reproduce(commands, {"plan.yaml": plan_text}))

@@ -7,12 +7,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.foundation.memory_room import Verdict
+from perfmodel.foundation.memory_headroom import Verdict
 from perfmodel.foundation.text import flop_rate_text
 from perfmodel.foundation.units import format_bytes, format_count, format_flop_rate, format_step
 from perfmodel.frameworks.profile import GENERIC
 from perfmodel.hardware.chip_cluster import chips_text, short_name
-from perfmodel.parallel.algebra.rules import MEGATRON, told_rules
+from perfmodel.parallel.algebra.rules import MEGATRON, rule_labels
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.interval import COVERAGE, StepInterval
 from perfmodel.parallel.plan import Plan, expert_words, plan_facts, plan_to_dict
@@ -147,7 +147,7 @@ def degrees_line(plan: Plan) -> str:
         return f"every operator by itself, on {plan.assignment.described()}"
     axes = [f"{axis} {layout.degree(axis)}" for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp") if layout.degree(axis) > 1]
     text = ", ".join([*axes, *expert_words(plan)]) or "one chip"
-    return f"{text}, rules {told_rules(plan.rules)}" if told_rules(plan.rules) else text
+    return f"{text}, rules {rule_labels(plan.rules)}" if rule_labels(plan.rules) else text
 
 
 def schedule_text(plan: Plan) -> str:
@@ -170,10 +170,10 @@ def plan_line(plan: Plan) -> str:
 
 
 def memory_line(prediction: Prediction) -> str:
-    return room_text(prediction.memory["total"], prediction.memory_usable, prediction.verdict)
+    return memory_text(prediction.memory["total"], prediction.memory_usable, prediction.verdict)
 
 
-def room_text(total: float, usable: float, verdict: Verdict) -> str:
+def memory_text(total: float, usable: float, verdict: Verdict) -> str:
     """`61.7 GiB of 79.1 GiB usable (78.0 %): fits, 17.4 GiB to spare`."""
     spare = usable - total
     left = f"{format_bytes(spare)} to spare" if spare >= 0 else f"{format_bytes(-spare)} too much"
@@ -193,7 +193,7 @@ def fits_text(probability: float) -> str:
     return f"probability of fitting {probability_text(probability)}"
 
 
-def room_words(headroom: float, risk: float | None) -> str:
+def headroom_words(headroom: float, risk: float | None) -> str:
     """Headroom and risk of a plan that fits."""
     at_risk = f"at a risk of {percent(risk)} of running out of memory" if risk is not None else ""
     free = f"less {percent(headroom)} kept free" if headroom or not at_risk else ""
@@ -561,7 +561,7 @@ def _knobs(prediction: Prediction) -> dict[str, str]:
     plan = prediction.plan
     facts = plan_facts(plan) | {
         "cluster": short_name(plan.cluster),
-        "rules": told_rules(plan.rules) or MEGATRON,
+        "rules": rule_labels(plan.rules) or MEGATRON,
         "sequence_parallel": "yes" if plan.sequence_parallel else "no",
         "schedule": schedule_text(plan),
         "order": "-".join(plan.order),

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.frameworks.profile import GENERIC
-from perfmodel.parallel.algebra.rules import told_rules
+from perfmodel.parallel.algebra.rules import rule_labels
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
@@ -19,10 +19,10 @@ from perfmodel.report.predictions import (
     PLAN_HEADERS,
     PLAN_LEGEND,
     fits_cell,
+    headroom_words,
     plan_cells,
     plan_line,
     prediction_object,
-    room_words,
     short_plan_text,
 )
 from perfmodel.report.remedies import flags_text, remedies_objects
@@ -121,7 +121,7 @@ def search_line(result: SearchResult) -> str:
     rate = _rate_text(result)
     room = f"{format_bytes(result.memory_usable)} usable"
     if result.risk is not None or result.memory_headroom:
-        room += f" {room_words(result.memory_headroom, result.risk)}"
+        room += f" {headroom_words(result.memory_headroom, result.risk)}"
     return (
         f"{result.num_evaluated:,} plans evaluated in {format_time(result.search_time)}{rate}; "
         f"{result.num_feasible:,} fit in {room}; ranked by {result.objective}"
@@ -153,7 +153,7 @@ def plans_table(result: SearchResult) -> Table:
     shown = [(str(number), each.prediction) for number, each in enumerate(result.kinds, 1)]
     step, room = times_like(min((each.step_time for _, each in shown), default=1.0)), bytes_like(result.memory_usable)
     places = _place_ranges([each.place for each in result.kinds])
-    with_rules = any(told_rules(each.plan.rules) for _, each in shown)
+    with_rules = any(rule_labels(each.plan.rules) for _, each in shown)
     unit = room(result.memory_usable).rpartition(" ")[2]
     of_run = value_cells(result.objective, [each.value for each in result.kinds if each.value is not None])
     rows = [
@@ -226,7 +226,7 @@ def baselines_table(result: SearchResult) -> Table:
     )
 
 
-def beside_lines(result: SearchResult) -> list[str]:
+def other_lines(result: SearchResult) -> list[str]:
     """Below the table: what is nearly the same as a plan of it, and the orders of the axes where they are not the usual one."""
     orders: dict[tuple[str, ...], list[str]] = {}
     for name, each in _named_plans(result):
@@ -336,7 +336,7 @@ def search_notes(result: SearchResult) -> list[str]:
 
 def search_details(result: SearchResult) -> list[str]:
     """Notes for `--verbose`: what is nearly the same as each plan, and what the baselines are."""
-    return [*beside_lines(result), *baselines_lines(result)]
+    return [*other_lines(result), *baselines_lines(result)]
 
 
 def baselines_lines(result: SearchResult) -> list[str]:
@@ -370,7 +370,7 @@ def nothing_fits_line(result: SearchResult, *, given: bool) -> str:
     remedy = "; or ".join(remedies) or "use chips with more memory, a smaller model or shorter sequences"
     if given and not remedies:
         remedy += ", or free some of the knobs that were given"
-    free = f" {room_words(result.memory_headroom, result.risk)}" if result.memory_headroom or result.risk else ""
+    free = f" {headroom_words(result.memory_headroom, result.risk)}" if result.memory_headroom or result.risk else ""
     ranks = "a larger --risk" if result.risk else "--memory-headroom 0"
     tight = f" ({result.num_tight:,} plans are tight: they fit into all of it, {ranks} ranks them)" if result.num_tight else ""
     return (

@@ -29,7 +29,9 @@ def trust_object(account: TrustAccount, step_time: float) -> dict[str, Any]:
         "coverage": COVERAGE,
         "interval": [step_time * account.interval.low, step_time * account.interval.high],
         "rests_on": account.interval.rests_on,
-        "doubts": [{"what": each.name, "share": each.share, "spread": each.spread, "rests_on": each.rests_on} for each in account.doubts],
+        "doubts": [
+            {"what": each.name, "share": each.share, "spread": each.spread, "rests_on": each.rests_on} for each in account.uncertainties
+        ],
         "remedies": [remedied(each) for each in account.remedies],
         "cheapest": remedied(cheapest) if cheapest else None,
     }
@@ -52,12 +54,12 @@ def _range(low: float, high: float, step_time: float) -> str:
     return f"{format_step(step_time * low)} to {format_step(step_time * high)} ({low - 1:+.0%}, {high - 1:+.0%})"
 
 
-def doubts_table(account: TrustAccount) -> Table:
+def uncertainty_table(account: TrustAccount) -> Table:
     """The variance by what carries it; by itself: the interval if all else were known."""
     return Table(
         title="Sources of uncertainty of the step time",
         headers=("source", "share", "by itself", "basis"),
-        rows=tuple((each.name, percent(each.share), f"+-{percent(NORMAL * each.spread)}", each.rests_on) for each in account.doubts),
+        rows=tuple((each.name, percent(each.share), f"+-{percent(NORMAL * each.spread)}", each.rests_on) for each in account.uncertainties),
         right=("share", "by itself"),
         fold=("source", "basis"),
     )

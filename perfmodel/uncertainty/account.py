@@ -12,12 +12,12 @@ from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, Provenance
 from perfmodel.parallel.interval import StepInterval
 from perfmodel.parallel.plan import Plan
-from perfmodel.uncertainty.open_defaults import habit_changes, open_variance
-from perfmodel.uncertainty.priors import ELEMENTWISE, HABITS, SCATTER, Habit, noise_of
+from perfmodel.uncertainty.open_defaults import behaviour_changes, open_variance
+from perfmodel.uncertainty.priors import BEHAVIOURS, ELEMENTWISE, SCATTER, Behaviour, noise_of
 from perfmodel.uncertainty.residuals import Residuals, interval, shape_of
 from perfmodel.uncertainty.run_features import features_of
 from perfmodel.uncertainty.sensitivity import STEP, Sensitivity, fitted_slopes, log_change, sensitivities
-from perfmodel.uncertainty.sources import Carrier, Remedy, TrustAccount, doubts_of, remedy, variance_of, with_rest
+from perfmodel.uncertainty.sources import Remedy, TrustAccount, VarianceSource, remedy, uncertainty_sources, variance_of, with_rest
 
 _OF_NORMAL = 0.6745
 """Median of |x| of a normal distribution of standard deviation 1: errors of calibrations are medians."""
@@ -33,7 +33,7 @@ _WORTH_STATING = 0.02
 _TELLS = 0.98
 """Share of the variance that a remedy leaves, from which it is none."""
 
-_TOLD_BY: Mapping[str, tuple[str, str]] = {
+_GIVEN_BY: Mapping[str, tuple[str, str]] = {
     ELEMENTWISE: ("whether it is compiled, or has fused norms", "compile, or --setting fused_rmsnorm=false"),
     "attention_rate_fraction": ("the attention kernel", "attention_kernel=flash2"),
     "tp_backward_overlap_fraction": ("whether communication of tensor parallelism hides in backward", "tp_async=false"),
@@ -66,26 +66,26 @@ def trust_account(
     """
     fitted = estimator.profile.fitted
     if fitted.num_runs:
-        carriers = [*_open_constants(estimator, plan), *_of_others(estimator, plan, residuals)]
+        variance_sources = [*_open_constants(estimator, plan), *_of_others(estimator, plan, residuals)]
         rest = "how far one more run lies from the best of constants"
     else:
-        habits = [] if is_known else [habit for habit in HABITS if habit.name not in stated]
-        carriers = [*_habits(estimator, plan, habits), *_kernels(estimator, plan, residuals)]
+        behaviours = [] if is_known else [behaviour for behaviour in BEHAVIOURS if behaviour.name not in stated]
+        variance_sources = [*_behaviours(estimator, plan, behaviours), *_kernels(estimator, plan, residuals)]
         rest = f"how far runs of {'it' if is_known else 'frameworks'} lie from predictions: models, clusters, releases"
-    every = with_rest(carriers, found, rests_on=rest)
+    every = with_rest(variance_sources, found, rests_on=rest)
     return TrustAccount(
         interval=found,
-        doubts=doubts_of(every),
+        uncertainties=uncertainty_sources(every),
         remedies=tuple(
             each for each in _remedies(estimator, plan, found, every, residuals=residuals, is_known=is_known) if each.share_left < _TELLS
         ),
     )
 
 
-def _habits(estimator: Estimator, plan: Plan, habits: Sequence[Habit]) -> Iterator[Carrier]:
-    for habit, changes in habit_changes(estimator.profile, habits, _moves(estimator, plan)):
-        rests_on = f"{estimator.profile.name}: frameworks differ by {_width(habit)}"
-        yield Carrier(name=_name_of(habit), variance=float((changes**2).mean()), rests_on=rests_on)
+def _behaviours(estimator: Estimator, plan: Plan, behaviours: Sequence[Behaviour]) -> Iterator[VarianceSource]:
+    for behaviour, changes in behaviour_changes(estimator.profile, behaviours, _moves(estimator, plan)):
+        rests_on = f"{estimator.profile.name}: frameworks differ by {_width(behaviour)}"
+        yield VarianceSource(name=_name_of(behaviour), variance=float((changes**2).mean()), rests_on=rests_on)
 
 
 def _moves(estimator: Estimator, plan: Plan) -> Callable[[Mapping[str, float]], float]:
@@ -94,46 +94,46 @@ def _moves(estimator: Estimator, plan: Plan) -> Callable[[Mapping[str, float]], 
 
 def open_in(estimator: Estimator, plan: Plan, *, stated: Collection[str] = ()) -> tuple[float, float]:
     """Variance of log(step time), below and above, that habits which nobody stated leave open in a plan."""
-    habits = [habit for habit in HABITS if habit.name not in stated]
-    below, above = open_variance(estimator.profile, habits, _moves(estimator, plan))
+    behaviours = [behaviour for behaviour in BEHAVIOURS if behaviour.name not in stated]
+    below, above = open_variance(estimator.profile, behaviours, _moves(estimator, plan))
     return float(below), float(above)
 
 
-def _name_of(habit: Habit) -> str:
-    return f"framework: {habit.says}"
+def _name_of(behaviour: Behaviour) -> str:
+    return f"framework: {behaviour.says}"
 
 
-def _width(habit: Habit) -> str:
-    if habit.is_ratio:
-        return f"a factor of {math.exp(habit.spread):.2g}"
-    return f"{habit.spread * 1e3:g} ms" if habit.unit == "s" else f"{habit.spread:g}"
+def _width(behaviour: Behaviour) -> str:
+    if behaviour.is_ratio:
+        return f"a factor of {math.exp(behaviour.spread):.2g}"
+    return f"{behaviour.spread * 1e3:g} ms" if behaviour.unit == "s" else f"{behaviour.spread:g}"
 
 
-def _open_constants(estimator: Estimator, plan: Plan) -> Iterator[Carrier]:
+def _open_constants(estimator: Estimator, plan: Plan) -> Iterator[VarianceSource]:
     """Variance that the user's runs leave in each fitted constant."""
-    fitted, says = estimator.profile.fitted, {name: habit for habit in HABITS for name in habit.fields}
+    fitted, says = estimator.profile.fitted, {name: behaviour for behaviour in BEHAVIOURS for name in behaviour.fields}
     slopes = fitted_slopes(estimator, plan)
     for i, constant in enumerate(fitted.constants):
         shared = slopes[i] * sum(value * slope for value, slope in zip(fitted.covariance[i], slopes, strict=True))
         name = constant.fields[0]
         known = f"your runs took away {constant.share_known:.0%} of what was open"
-        yield Carrier(name=_name_of(says[name]) if name in says else name, variance=shared, rests_on=known)
+        yield VarianceSource(name=_name_of(says[name]) if name in says else name, variance=shared, rests_on=known)
 
 
-def _of_others(estimator: Estimator, plan: Plan, residuals: Residuals) -> Iterator[Carrier]:
+def _of_others(estimator: Estimator, plan: Plan, residuals: Residuals) -> Iterator[VarianceSource]:
     fitted, chip = estimator.profile.fitted, estimator.cluster.chip.name
     if chip not in fitted.chips:
-        yield Carrier(name=f"chip: none of your runs is on {chip}", variance=residuals.between_chips**2, rests_on="published runs")
+        yield VarianceSource(name=f"chip: none of your runs is on {chip}", variance=residuals.between_chips**2, rests_on="published runs")
     if shape_of(plan.job.transformer) not in fitted.models:
-        yield Carrier(name="model: your runs are of others", variance=residuals.between_models**2, rests_on="published runs")
+        yield VarianceSource(name="model: your runs are of others", variance=residuals.between_models**2, rests_on="published runs")
 
 
-def _kernels(estimator: Estimator, plan: Plan, residuals: Residuals) -> Iterator[Carrier]:
+def _kernels(estimator: Estimator, plan: Plan, residuals: Residuals) -> Iterator[VarianceSource]:
     """Rates of the chip and its links: measured ones by the errors of their calibration, others by how far chips of a maker differ."""
     for each in sensitivities(estimator, plan, most=100):
         if each.part in _ERRORS:
             slope = math.log1p(each.change) / math.log1p(STEP)
-            yield Carrier(
+            yield VarianceSource(
                 name=f"{estimator.cluster.chip.name}: {each.parameter}",
                 variance=(slope * _spread_of(each, estimator.machine.errors, residuals)) ** 2,
                 rests_on=each.rests_on,
@@ -149,12 +149,18 @@ def _spread_of(each: Sensitivity, errors: Mapping[str, float], residuals: Residu
 
 
 def _remedies(
-    estimator: Estimator, plan: Plan, found: StepInterval, carriers: Sequence[Carrier], *, residuals: Residuals, is_known: bool
+    estimator: Estimator,
+    plan: Plan,
+    found: StepInterval,
+    variance_sources: Sequence[VarianceSource],
+    *,
+    residuals: Residuals,
+    is_known: bool,
 ) -> Iterator[Remedy]:
     """Cheapest first: what only has to be said, then what one chip measures, then what all of them do."""
     profile, chip = estimator.profile, estimator.cluster.chip.name
-    total = sum(each.variance for each in carriers)
-    shared = sum(each.variance for each in carriers if each.is_shared)
+    total = sum(each.variance for each in variance_sources)
+    shared = sum(each.variance for each in variance_sources if each.is_shared)
 
     def remedied(says: str, how: str, left: float, *, is_measured: bool = True) -> Remedy:
         return remedy(says, how, left=left, total=total, interval=found, is_measured=is_measured)
@@ -164,17 +170,19 @@ def _remedies(
         left = noise**2 + shared / (1.0 + shared / max(noise, 1e-6) ** 2)
         yield remedied("one more run of your own: of this plan", "its step time as one more row for `perfmodel fit`", left)
         return
-    by_name = {each.name: each for each in carriers}
+    by_name = {each.name: each for each in variance_sources}
     if not is_known:
-        for habit in HABITS:
-            told = next((_TOLD_BY[name] for name in habit.fields if name in _TOLD_BY), None)
-            own = by_name.get(_name_of(habit))
+        for behaviour in BEHAVIOURS:
+            told = next((_GIVEN_BY[name] for name in behaviour.fields if name in _GIVEN_BY), None)
+            own = by_name.get(_name_of(behaviour))
             if told and own and own.variance >= _WORTH_STATING * total:
                 what, how = told
                 yield remedied(f"state {what}", f"--setting {how}", total - own.variance)
         left = _of_the_known(estimator, plan, residuals)
         yield remedied("name the framework", "--profile NAME, if it is one of `perfmodel profiles`", left, is_measured=False)
-    borrowed = [each for each in carriers if each.name.startswith(f"{chip}: ") and not each.rests_on.startswith(Provenance.CALIBRATED)]
+    borrowed = [
+        each for each in variance_sources if each.name.startswith(f"{chip}: ") and not each.rests_on.startswith(Provenance.CALIBRATED)
+    ]
     if borrowed:
         left = total - sum(each.variance for each in borrowed)
         yield remedied(f"calibrate {chip}", "`perfmodel calibrate` on one of them, two minutes", left)
@@ -193,4 +201,4 @@ def _of_the_known(estimator: Estimator, plan: Plan, residuals: Residuals) -> flo
 
 def stated_fields(profile: ExecutionProfile, base: ExecutionProfile) -> frozenset[str]:
     """Numbers that settings stated beside the name of the base tell."""
-    return frozenset(name for habit in HABITS for name in habit.fields if profile.option(name) != base.option(name))
+    return frozenset(name for behaviour in BEHAVIOURS for name in behaviour.fields if profile.option(name) != base.option(name))

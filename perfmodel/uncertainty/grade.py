@@ -24,7 +24,7 @@ class Grade(StrEnum):
     KNOWN = "framework and chip known"
     OTHER_CHIP = "framework known, on other chips"
     NO_CALIBRATION = "framework known, chip not measured"
-    STRANGER = "framework unknown"
+    UNKNOWN_FRAMEWORK = "framework unknown"
     NOT_COMPARED = "framework known, no run of it compared"
     OUTSIDE = "outside of anything seen"
 
@@ -65,7 +65,7 @@ def trust_in(
         grade = Grade.NOT_COMPARED
         reasons = [f"defaults of {family} from its source code; interval of unseen frameworks (leave-one-framework-out)"]
     elif not own:
-        grade, reasons = Grade.STRANGER, ["mean of the known frameworks; interval from leave-one-framework-out errors"]
+        grade, reasons = Grade.UNKNOWN_FRAMEWORK, ["mean of the known frameworks; interval from leave-one-framework-out errors"]
     elif seen:
         grade, reasons = Grade.KNOWN, [_runs(seen)]
     elif is_calibrated:

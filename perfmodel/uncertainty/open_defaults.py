@@ -13,32 +13,32 @@ from numpy.typing import NDArray
 
 from perfmodel.frameworks.profile import GENERIC, ExecutionProfile
 from perfmodel.parallel.framework_ref import framework_named
-from perfmodel.uncertainty.priors import Habit
+from perfmodel.uncertainty.priors import Behaviour
 
 Array = NDArray[np.float64]
 
 
-def habit_changes(
-    profile: ExecutionProfile, habits: Sequence[Habit], log_change: Callable[[Mapping[str, float]], Any]
-) -> Iterator[tuple[Habit, Array]]:
+def behaviour_changes(
+    profile: ExecutionProfile, behaviours: Sequence[Behaviour], log_change: Callable[[Mapping[str, float]], Any]
+) -> Iterator[tuple[Behaviour, Array]]:
     """Change of log(step time) with each option one standard deviation higher and lower, within its bounds  [2, runs].
 
     log_change   of fields of the profile that are moved
     """
-    for habit in habits:
-        if framework_named(profile.name) != GENERIC and not profile.option(habit.name):
+    for behaviour in behaviours:
+        if framework_named(profile.name) != GENERIC and not profile.option(behaviour.name):
             continue  # its code has none of that
-        constant = habit.constant(profile)
+        constant = behaviour.constant(profile)
         values = [min(max(constant.value(spreads), constant.lower), constant.upper) for spreads in (1.0, -1.0)]
-        yield habit, np.array([log_change(habit.moved(profile, value)) for value in values], dtype=np.float64)
+        yield behaviour, np.array([log_change(behaviour.moved(profile, value)) for value in values], dtype=np.float64)
 
 
 def open_variance(
-    profile: ExecutionProfile, habits: Sequence[Habit], log_change: Callable[[Mapping[str, float]], Any]
+    profile: ExecutionProfile, behaviours: Sequence[Behaviour], log_change: Callable[[Mapping[str, float]], Any]
 ) -> tuple[Array, Array]:
     """Variance of log(step time) from all of them, towards faster and towards slower steps  [runs]."""
     below, above = np.zeros(()), np.zeros(())
-    for _, changes in habit_changes(profile, habits, log_change):
+    for _, changes in behaviour_changes(profile, behaviours, log_change):
         below = below + np.maximum(-changes, 0.0).max(axis=0) ** 2
         above = above + np.maximum(changes, 0.0).max(axis=0) ** 2
     return below, above

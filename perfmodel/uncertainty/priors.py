@@ -67,7 +67,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Habit:
+class Behaviour:
     """fields    of the profile; the others keep their ratio to the first
     spread    one standard deviation between frameworks: of the logarithm, or where `is_ratio` is false of the value itself
     unmeasured  the same where the machine's rates are a data sheet's; 0: no wider
@@ -108,8 +108,8 @@ class Habit:
 #: 5-22 ms; optimizer traffic 1-5.3 times the least; of a gradient reduction that could hide, all or next to nothing does; what ZeRO
 #: scatters leaves under backward in four families of five and after it in the fifth (nanotron): 0, 0, 0, 0 and 1 scatter by .4;
 #: its gathers of what the step updated, tensor by tensor, take 4.3 times as long: 1, 1, 1, 1 and 4.3 scatter by .6 of a logarithm.
-HABITS: Sequence[Habit] = (
-    Habit(
+BEHAVIOURS: Sequence[Behaviour] = (
+    Behaviour(
         fields=("matmul_rate_fraction",),
         spread=0.12,
         lower=0.3,
@@ -117,7 +117,7 @@ HABITS: Sequence[Habit] = (
         unmeasured=0.4,
         says="matrix-multiply rate, relative to calibration",
     ),
-    Habit(
+    Behaviour(
         fields=("attention_rate_fraction",),
         spread=0.35,
         lower=0.1,
@@ -125,14 +125,14 @@ HABITS: Sequence[Habit] = (
         unmeasured=0.6,
         says="fused-attention rate, relative to calibration",
     ),
-    Habit(
+    Behaviour(
         fields=(ELEMENTWISE, "rotary_traffic"),
         spread=0.8,
         lower=1.0,
         upper=16.0,
         says="memory traffic of norms and rotary embeddings",
     ),
-    Habit(
+    Behaviour(
         fields=("tp_backward_overlap_fraction",),
         spread=0.3,
         lower=0.0,
@@ -141,7 +141,7 @@ HABITS: Sequence[Habit] = (
         says="overlapped share of TP communication in backward",
         touches=lambda plan, matmul_dtype: plan.layout.tp > 1,
     ),
-    Habit(
+    Behaviour(
         fields=("exposed_gradient_fraction",),
         spread=0.4,
         lower=0.0,
@@ -149,7 +149,7 @@ HABITS: Sequence[Habit] = (
         is_ratio=False,
         says="exposed share of gradient reduction",
     ),
-    Habit(
+    Behaviour(
         fields=("exposed_scatter_fraction",),
         spread=0.4,
         lower=0.0,
@@ -158,7 +158,7 @@ HABITS: Sequence[Habit] = (
         says="exposed share of ZeRO's reduce-scatter",
         touches=lambda plan, matmul_dtype: int(plan.zero) in (1, 2),
     ),
-    Habit(
+    Behaviour(
         fields=("publish_factor",),
         spread=0.6,
         lower=0.3,
@@ -166,7 +166,7 @@ HABITS: Sequence[Habit] = (
         says="all-gather time of updated parameters (ZeRO 1)",
         touches=lambda plan, matmul_dtype: int(plan.zero) in (1, 2),
     ),
-    Habit(
+    Behaviour(
         fields=("host_launch_time",),
         spread=0.7,
         lower=1e-7,
@@ -175,7 +175,7 @@ HABITS: Sequence[Habit] = (
         unmeasured=1.6,
         says="host time per kernel launch",
     ),
-    Habit(
+    Behaviour(
         fields=("host_layer_time_per_tp_across_nodes",),
         spread=1.0e-3,
         lower=0.0,
@@ -185,7 +185,7 @@ HABITS: Sequence[Habit] = (
         says="host time per layer and tp rank across nodes",
         touches=lambda plan, matmul_dtype: plan.layout.pp > 1,
     ),
-    Habit(
+    Behaviour(
         fields=("uneven_stage_weight",),
         spread=0.15,
         lower=0.0,
@@ -194,9 +194,9 @@ HABITS: Sequence[Habit] = (
         says="weight of the slowest pipeline stage",
         touches=lambda plan, matmul_dtype: plan.layout.pp > 1,
     ),
-    Habit(fields=("step_time_constant",), spread=10e-3, lower=0.0, upper=10.0, is_ratio=False, unit="s", says="host time per step"),
-    Habit(fields=("optimizer_bytes_factor",), spread=0.5, lower=1.0, upper=20.0, says="memory traffic of the optimizer"),
-    Habit(
+    Behaviour(fields=("step_time_constant",), spread=10e-3, lower=0.0, upper=10.0, is_ratio=False, unit="s", says="host time per step"),
+    Behaviour(fields=("optimizer_bytes_factor",), spread=0.5, lower=1.0, upper=20.0, says="memory traffic of the optimizer"),
+    Behaviour(
         fields=("fp8_matmul_rate_fraction",),
         spread=0.15,
         lower=0.3,
@@ -207,17 +207,28 @@ HABITS: Sequence[Habit] = (
 )
 
 #: Not among them: it moves memory and no time. Known allocators hold 1 to 1.23 times what comes and goes (torchtitan 1.23, nanotron 1.13).
-RESERVE = Habit(fields=("reserve_factor",), spread=0.15, lower=1.0, upper=3.0, says="memory held by the allocator, over that of tensors")
+RESERVE = Behaviour(
+    fields=("reserve_factor",), spread=0.15, lower=1.0, upper=3.0, says="memory held by the allocator, over that of tensors"
+)
 
 
-def habits_of(*, measured: bool) -> tuple[Habit, ...]:
+def behaviours_of(*, measured: bool) -> tuple[Behaviour, ...]:
     """measured: something is known of the kernels of the runs' machine."""
-    return tuple(HABITS) if measured else tuple(replace(habit, spread=max(habit.spread, habit.unmeasured)) for habit in HABITS)
+    return (
+        tuple(BEHAVIOURS)
+        if measured
+        else tuple(replace(behaviour, spread=max(behaviour.spread, behaviour.unmeasured)) for behaviour in BEHAVIOURS)
+    )
 
 
-def moved_fields(habits: Sequence[Habit], base: ExecutionProfile, values: Mapping[str, float]) -> dict[str, float]:
+def moved_fields(behaviours: Sequence[Behaviour], base: ExecutionProfile, values: Mapping[str, float]) -> dict[str, float]:
     """The fields of the profile at these values of the habits."""
-    return {name: value for habit in habits if habit.name in values for name, value in habit.moved(base, values[habit.name]).items()}
+    return {
+        name: value
+        for behaviour in behaviours
+        if behaviour.name in values
+        for name, value in behaviour.moved(base, values[behaviour.name]).items()
+    }
 
 
 def noise_of(num_runs: int) -> float:

@@ -66,7 +66,7 @@ class ModelResiduals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StrangerResiduals:
+class UnseenResiduals:
     """Residuals of a group of runs as predicted by who does not know their framework: with `generic`, the framework left out.
 
     family   the profile that was left out
@@ -98,8 +98,8 @@ class Residuals:
     between_chips: float
     between_calibrations: float
     models: tuple[ModelResiduals, ...]
-    strangers: tuple[StrangerResiduals, ...] = ()
-    experts: tuple[StrangerResiduals, ...] = ()
+    unseen_frameworks: tuple[UnseenResiduals, ...] = ()
+    experts: tuple[UnseenResiduals, ...] = ()
     features: tuple[tuple[str, float], ...] = ()
 
     def spread_of(self, feature: str) -> float:
@@ -134,7 +134,7 @@ def interval(
     uncalibrated: str = "",
     is_usual: bool = True,
     unseen: str = "",
-    open_habits: tuple[float, float] = (0.0, 0.0),
+    open_behaviours: tuple[float, float] = (0.0, 0.0),
 ) -> StepInterval:
     """Quantiles of the family's runs that are most alike, widened by what those runs cannot show.
 
@@ -152,13 +152,13 @@ def interval(
     known = [each for each in residuals.models if each.model != unseen]
     own = [each for each in known if each.family == family]
     if borrows or not own:
-        return _of_a_stranger(residuals, features, known=known, uncalibrated=uncalibrated, is_usual=is_usual, open_habits=open_habits)
+        return _of_unseen(residuals, features, known=known, uncalibrated=uncalibrated, is_usual=is_usual, open_behaviours=open_behaviours)
     chosen, alike = _most_alike(own, features)
     num_runs, num_models = _count(chosen), len({each.model for each in chosen})
     widened, words = _beyond_runs(residuals, features, seen=own, uncalibrated=uncalibrated, is_usual=is_usual)
     widened += 2.0 / num_models * residuals.between_models**2
     below, middle, above = (_quantile(chosen, share) for share in (TAIL, 0.5, 1.0 - TAIL))
-    unseen_below, unseen_above = (abs(math.log(factor)) for factor in stranger_interval(residuals.strangers))
+    unseen_below, unseen_above = (abs(math.log(factor)) for factor in unseen_interval(residuals.unseen_frameworks))
     more = NORMAL * math.sqrt(widened)
     low = math.hypot(_shrunk(middle - below, unseen_below, num_runs), more)
     high = math.hypot(_shrunk(above - middle, unseen_above, num_runs), more)
@@ -215,8 +215,8 @@ def _beyond_runs(
     return widened, words
 
 
-def stranger_interval(
-    strangers: Sequence[StrangerResiduals], *, without: str = "", open_habits: tuple[float, float] = (0.0, 0.0)
+def unseen_interval(
+    unseen_frameworks: Sequence[UnseenResiduals], *, without: str = "", open_behaviours: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[float, float]:
     """Factors of the prediction for a framework that nobody knows. `without`: the framework whose groups are not looked at.
 
@@ -224,7 +224,7 @@ def stranger_interval(
     and a further one lies about their mean with 1 + 1 / k of it: 2 / k of it is added. Their runs hang on habits that nobody told as far
     as `open` says; a plan that hangs on them more has the difference in variance more, on either side.
     """
-    chosen = [each for each in strangers if each.family != without]
+    chosen = [each for each in unseen_frameworks if each.family != without]
     if not chosen:
         raise InputError("residuals: hold no runs of unseen frameworks; write them with `python -m lab.residuals`")
     points = sorted((point, 1.0 / len(each.quantiles)) for each in chosen for point in each.quantiles)
@@ -234,23 +234,25 @@ def stranger_interval(
     low, middle, high = (_place(points, share * len(chosen)) for share in (TAIL, 0.5, 1.0 - TAIL))
     more = NORMAL * math.sqrt(2.0 * variance / len(chosen))
     low, high = min(middle - math.hypot(middle - low, more), 0.0), max(middle + math.hypot(high - middle, more), 0.0)
-    below, above = (NORMAL * math.sqrt(each) for each in _beyond(chosen, open_habits))
+    below, above = (NORMAL * math.sqrt(each) for each in _beyond(chosen, open_behaviours))
     return math.exp(-math.hypot(low, below)), math.exp(math.hypot(high, above))
 
 
-def with_experts(found: StepInterval, experts: Sequence[StrangerResiduals]) -> StepInterval:
+def with_experts(found: StepInterval, experts: Sequence[UnseenResiduals]) -> StepInterval:
     """Interval of a mixture-of-experts model: at least as wide as the errors of such runs, each source with the same weight."""
     if not experts:
         return found
-    low, high = stranger_interval(experts)
+    low, high = unseen_interval(experts)
     runs = sum(each.num_runs for each in experts)
     says = f"{runs} runs of models with experts from {len(experts)} sources, to which nothing is fitted"
     return replace(found, low=min(found.low, low), high=max(found.high, high), rests_on=f"{says}; {found.rests_on}")
 
 
-def _beyond(strangers: Sequence[StrangerResiduals], open_habits: tuple[float, float]) -> tuple[float, float]:
+def _beyond(unseen_frameworks: Sequence[UnseenResiduals], open_behaviours: tuple[float, float]) -> tuple[float, float]:
     """Variance, below and above, that habits leave open in a plan beyond what they do in those runs, every group weighing one."""
-    below, above = (max(open_habits[side] - sum(each.open[side] for each in strangers) / len(strangers), 0.0) for side in (0, 1))
+    below, above = (
+        max(open_behaviours[side] - sum(each.open[side] for each in unseen_frameworks) / len(unseen_frameworks), 0.0) for side in (0, 1)
+    )
     return below, above
 
 
@@ -258,22 +260,25 @@ _WORTH_SAYING = 0.05
 """[log of the step time] A standard deviation from which a note says that the fitted parameters widen an interval."""
 
 
-def _of_a_stranger(
+def _of_unseen(
     residuals: Residuals,
     features: RunFeatures,
     *,
     known: Sequence[ModelResiduals],
     uncalibrated: str,
     is_usual: bool,
-    open_habits: tuple[float, float],
+    open_behaviours: tuple[float, float],
 ) -> StepInterval:
     """Runs of the profile that was lent say nothing about who borrows it: how far off others' runs were when their framework was hidden."""
-    low, high = stranger_interval(residuals.strangers, open_habits=open_habits)
+    low, high = unseen_interval(residuals.unseen_frameworks, open_behaviours=open_behaviours)
     widened, words = _beyond_runs(residuals, features, seen=known, uncalibrated=uncalibrated, is_usual=is_usual)
     more = NORMAL * math.sqrt(widened)
-    if max(_beyond(residuals.strangers, open_habits)) > _WORTH_SAYING**2:
+    if max(_beyond(residuals.unseen_frameworks, open_behaviours)) > _WORTH_SAYING**2:
         words.append("this step hangs more than theirs on what frameworks differ in")
-    frameworks, runs = len({each.family for each in residuals.strangers}), sum(each.num_runs for each in residuals.strangers)
+    frameworks, runs = (
+        len({each.family for each in residuals.unseen_frameworks}),
+        sum(each.num_runs for each in residuals.unseen_frameworks),
+    )
     return StepInterval(
         low=math.exp(-math.hypot(math.log(low), more)),
         high=math.exp(math.hypot(math.log(high), more)),
@@ -333,9 +338,9 @@ def _load(path: Path) -> Residuals:
             for family, rows in data["families"].items()
             for row in rows
         )
-        strangers, experts = (
+        unseen_frameworks, experts = (
             tuple(
-                StrangerResiduals(
+                UnseenResiduals(
                     group=str(row["group"]),
                     family=str(row["family"]),
                     num_runs=int(_within(row["num_runs"], 1, 1e9)),
@@ -354,7 +359,7 @@ def _load(path: Path) -> Residuals:
             between_chips=_within(data["between_chips"], 0, 20),
             between_calibrations=_within(data["between_calibrations"], 0, 20),
             models=models,
-            strangers=strangers,
+            unseen_frameworks=unseen_frameworks,
             experts=experts,
             features=tuple((str(name), _within(value, 0, 20)) for name, value in data.get("features", {}).items()),
         )

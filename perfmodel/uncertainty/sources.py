@@ -10,7 +10,7 @@ from perfmodel.parallel.interval import NORMAL, StepInterval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
+class UncertaintySource:
     """Something that is not known exactly.
 
     spread    one standard deviation of log(step time) that it makes
@@ -51,12 +51,12 @@ class TrustAccount:
     """interval: with its grade; doubts: the largest share first, they add up to 1; remedies: the cheapest first."""
 
     interval: StepInterval
-    doubts: tuple[Doubt, ...]
+    uncertainties: tuple[UncertaintySource, ...]
     remedies: tuple[Remedy, ...]
 
     def __str__(self) -> str:
         """In a few lines; `explain --trust` prints tables."""
-        lines = [self.interval.trust, *(f"{each.share:.0%} of the variance: {each.name} ({each.rests_on})" for each in self.doubts)]
+        lines = [self.interval.trust, *(f"{each.share:.0%} of the variance: {each.name} ({each.rests_on})" for each in self.uncertainties)]
         best = self.cheapest
         return "\n".join([*lines, *([f"{'halved' if best.halves else 'reduced most'} by: {best.says} ({best.how})"] if best else [])])
 
@@ -68,7 +68,7 @@ class TrustAccount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carrier:
+class VarianceSource:
     """variance: of log(step time); is_shared: all runs of one loop on these chips have the same of it."""
 
     name: str
@@ -88,32 +88,35 @@ def variance_of(interval: StepInterval) -> float:
     return (math.log(interval.high / interval.low) / (2.0 * NORMAL)) ** 2
 
 
-def with_rest(carriers: Iterable[Carrier], interval: StepInterval, *, rests_on: str) -> tuple[Carrier, ...]:
+def with_rest(variance_sources: Iterable[VarianceSource], interval: StepInterval, *, rests_on: str) -> tuple[VarianceSource, ...]:
     """The carriers, and what of the interval they do not explain: runs differ by that too.
 
     The interval is what was seen of runs: where the carriers are wider than that together, each is cut by as much.
     """
-    named = [each for each in carriers if each.variance > 0.0]
+    named = [each for each in variance_sources if each.variance > 0.0]
     whole, together = variance_of(interval), sum(each.variance for each in named)
     if together > whole:
         named = [replace(each, variance=each.variance * whole / together) for each in named]
     elif whole > together:
-        named.append(Carrier(name=REST, variance=whole - together, rests_on=rests_on, is_shared=False))
+        named.append(VarianceSource(name=REST, variance=whole - together, rests_on=rests_on, is_shared=False))
     return tuple(sorted(named, key=lambda each: -each.variance))
 
 
-def doubts_of(carriers: Iterable[Carrier]) -> tuple[Doubt, ...]:
-    found = list(carriers)
+def uncertainty_sources(variance_sources: Iterable[VarianceSource]) -> tuple[UncertaintySource, ...]:
+    found = list(variance_sources)
     total = sum(each.variance for each in found) or 1.0
     named = [each for each in found if each.variance >= _WORTH_NAMING * total]
     small = [each for each in found if each.variance < _WORTH_NAMING * total]
     if small:
         together = sum(each.variance for each in small)
         named.append(
-            Carrier(name=SMALLER, variance=together, rests_on=f"{len(small)} other{'s' * (len(small) > 1)}, {small[0].name} the largest")
+            VarianceSource(
+                name=SMALLER, variance=together, rests_on=f"{len(small)} other{'s' * (len(small) > 1)}, {small[0].name} the largest"
+            )
         )
     return tuple(
-        Doubt(name=each.name, spread=math.sqrt(each.variance), share=each.variance / total, rests_on=each.rests_on) for each in named
+        UncertaintySource(name=each.name, spread=math.sqrt(each.variance), share=each.variance / total, rests_on=each.rests_on)
+        for each in named
     )
 
 

@@ -78,12 +78,12 @@ class StepTimes:
         estimators: dict[Any, tuple[Estimator, int]] = {}
         for place, index in enumerate(chosen):
             run = self.runs[index]
-            habits = (run.profile, repr(sorted(run.settings.items(), key=str)))
-            if habits not in profiles:
-                profiles[habits] = with_settings(self.load(run.profile).having(**moved), run.settings)
+            behaviours = (run.profile, repr(sorted(run.settings.items(), key=str)))
+            if behaviours not in profiles:
+                profiles[behaviours] = with_settings(self.load(run.profile).having(**moved), run.settings)
             job, plan = run.planned.plan.job, run.planned.plan
             key = (
-                (job.transformer, job.seq_len, job.precision, job.optimizer), habits, run.planned.hardware, run.planned.matmul_dtype,
+                (job.transformer, job.seq_len, job.precision, job.optimizer), behaviours, run.planned.hardware, run.planned.matmul_dtype,
                 plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1,
                 plan.schedule, plan.order, plan.sequence_parallel,
             )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM
+from perfmodel.foundation.memory_headroom import DEFAULT_HEADROOM
 from perfmodel.report.table import Table
 from perfmodel.validation.judgement import ErrorSummary, ExpertFigures, FitCounts, MemorySummary, ValidationResult, error_summary, errors_by
 from perfmodel.validation.plan_choice import LEAST_PLANS, ChoiceSummary, PlanChoices

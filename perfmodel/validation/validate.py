@@ -18,10 +18,10 @@ from perfmodel.cost.memory.plan import RankMemory
 from perfmodel.cost.mixed import mixed_estimator
 from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.foundation.errors import InputError, one_line
-from perfmodel.foundation.memory_room import outcome_rule
+from perfmodel.foundation.memory_headroom import outcome_rule
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.values import check_path
-from perfmodel.frameworks.memory_uncertainty import memory_doubt
+from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET_NAME
 from perfmodel.hardware.reader import load_calibration
 from perfmodel.parallel.framework_ref import passed_over
@@ -214,7 +214,7 @@ class CasePredictor:
             uncalibrated=uncalibrated(self.estimator(planned).machine),
             is_usual=self.calibration is None,
             unseen=shape,
-            open_habits=open_in(self.estimator(planned), planned.plan) if framework.borrows else (0.0, 0.0),
+            open_behaviours=open_in(self.estimator(planned), planned.plan) if framework.borrows else (0.0, 0.0),
         )
         if planned.plan.has_experts:
             source = planned.framework.profile
@@ -224,7 +224,7 @@ class CasePredictor:
     def predict(self, planned: PlannedCase) -> Prediction:
         """Return its prediction; whether it fits by the rule for outcomes (`outcome_rule`), whatever a search asks of a plan."""
         estimator = self.estimator(planned)
-        rule = outcome_rule(memory_doubt(estimator.profile))
+        rule = outcome_rule(uncertainty_of_memory(estimator.profile))
         return estimator.predict(planned.plan, memory_headroom=rule.headroom, risk=rule.risk)
 
     def estimator(self, planned: PlannedCase) -> Estimator:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.memory_room import memory_rule
+from perfmodel.foundation.memory_headroom import memory_rule
 from perfmodel.foundation.values import check_progress, optional_share, whole
 from perfmodel.foundation.words import Words, takes
 from perfmodel.frameworks.settings import with_settings

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom, memory_rule
+from perfmodel.foundation.memory_headroom import DEFAULT_HEADROOM, check_headroom, memory_rule
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.foundation.values import is_path, optional_share, seconds
 from perfmodel.foundation.words import Words, given_words, is_list, takes
@@ -291,8 +291,8 @@ def _as_run_by(profile: ExecutionProfile, network: Name | Graph, sizes: Sizes | 
         return sizes
     defaults = network_sizes(str(network))
     drops = "dropout" in defaults and load_model(network).dropout > 0 and profile.kernels.dropout
-    habits = {"fused_attention": profile.kernels.default_attention == AttentionKernel.FLASH, "dropout": drops}
-    ours = {name: habit for name, habit in habits.items() if defaults.get(name, habit) != habit}
+    behaviours = {"fused_attention": profile.kernels.default_attention == AttentionKernel.FLASH, "dropout": drops}
+    ours = {name: behaviour for name, behaviour in behaviours.items() if defaults.get(name, behaviour) != behaviour}
     return ours | dict(sizes or {}) if ours else sizes
 
 

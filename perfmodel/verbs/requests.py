@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.memory_room import check_risk
+from perfmodel.foundation.memory_headroom import check_risk
 from perfmodel.foundation.values import check_name, is_path, optional_share, several, share, whole
 from perfmodel.foundation.words import words_of
 from perfmodel.hardware.cluster import Cluster

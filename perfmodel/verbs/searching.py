@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.memory_room import check_headroom
+from perfmodel.foundation.memory_headroom import check_headroom
 from perfmodel.foundation.values import check_progress, choice_of, text_of, whole
 from perfmodel.foundation.words import words_of
 from perfmodel.frameworks.profile import load_profile

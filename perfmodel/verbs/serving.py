@@ -29,7 +29,7 @@ from perfmodel.parallel.serving.workers import StatedWorkers, cluster_text
 from perfmodel.verbs.serving_remedies import MOST_REMEDIES, Change, find_remedies
 from perfmodel.verbs.setting import find_cluster
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.imported.decoder import ARCHITECTURE, decoder_of, told_of
+from perfmodel.workload.imported.decoder import ARCHITECTURE, decoder_of, description_of
 from perfmodel.workload.imported.graph import ImportedGraph
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization, published_format, quantization_named
 from perfmodel.workload.serving import ServingJob, Speculation
@@ -208,7 +208,7 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     quantization, notes = _format_that_runs(engine, cluster.chip, quantization, model.name, is_given=is_given)
     if model.architecture == ARCHITECTURE:
         rule = "where its masks are not known, attention is taken to be causal and to see all earlier tokens"
-        notes.append(f"model: {model.name} is an imported module, read as {told_of(model)}; {rule}")
+        notes.append(f"model: {model.name} is an imported module, read as {description_of(model)}; {rule}")
     speculation = _speculation(asked, model)
     job = ServingJob(
         model=model,
@@ -409,7 +409,7 @@ def worker_degrees(chips: int, given: Mapping[str, int], *, has_experts: bool) -
 
 
 #: Requests of a replica for which there must be room, where nobody says how many come.
-_USUAL_ROOM = 8.0
+_USUAL_REQUESTS = 8.0
 
 
 def default_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, str]:
@@ -430,7 +430,7 @@ def default_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, 
     plans = [ServingPlan(**{**fixed, "tp": tp, "replicas": int(copies)}) for tp, copies in zip(tried, replicas, strict=True)]
     memory = estimator.memory(plans, job.input_len.mean + job.output_len.mean, job.speculation)
     held, keeps_up = memory.sequences * replicas, "leave room for these requests"
-    enough = memory.fits & (held >= (job.concurrency or _USUAL_ROOM * replicas))
+    enough = memory.fits & (held >= (job.concurrency or _USUAL_REQUESTS * replicas))
     nearest, how = held, "leaves most room of all that can be"
     if job.rate is not None and memory.fits.any():
         load = estimator.serve(job, plans).load

@@ -29,7 +29,7 @@ _SAVED = (
     "acceptance", "replicas", "workers", *_DEGREES,
 )  # fmt: skip
 #: Of the bytes of a checkpoint, what its volume has in addition.
-_ROOM_FOR_CHECKPOINT = 1.1
+_SPACE_FOR_CHECKPOINT = 1.1
 
 
 def is_service(path: object) -> bool:
@@ -92,7 +92,7 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
             "model_id": model,
             "vendor": cluster.chip.vendor,
             "chip": cluster.chip.name,
-            "checkpoint_gib": math.ceil(_ROOM_FOR_CHECKPOINT * checkpoint / 2**30),
+            "checkpoint_gib": math.ceil(_SPACE_FOR_CHECKPOINT * checkpoint / 2**30),
         },
     )
     return ExportedPlan(framework=to, files=files, options={}, notes=(*beside, *notes))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.memory_room import MOST_HOST_MEMORY, Verdict, check_headroom
+from perfmodel.foundation.memory_headroom import MOST_HOST_MEMORY, Verdict, check_headroom
 from perfmodel.foundation.units import format_bytes
 from perfmodel.foundation.values import check_name, choice_of, is_path, whole
 from perfmodel.frameworks.releases import unlike_recipe
@@ -107,7 +107,7 @@ def make_setting(
     from perfmodel.hardware.reader import LOCALHOST
 
     reference, found = find_cluster(cluster, chips)
-    chosen, habits = constants_of(found, calibration, profile, settings)
+    chosen, behaviours = constants_of(found, calibration, profile, settings)
     if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST and not found.pools:
         notes = (f"chips={found.num_chips}: not given, so taken from the file of {found.name}", *notes)
     if chosen.busy_fraction > MOST_BUSY:
@@ -125,23 +125,23 @@ def make_setting(
     if profile is None and default_profile(found.chip) not in (ACCELERATOR_PROFILE, CPU_PROFILE):
         notes = (*notes, f"profile={default_profile(found.chip)}: not given, so assumed for {found.chip.name}")
     if profile is None or isinstance(profile, Name):
-        notes = (*notes, *_without_effect(_profile_reference(profile, habits)))
+        notes = (*notes, *_without_effect(_profile_reference(profile, behaviours)))
     asked = "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
     return Setting(
         reference=reference,
         cluster=found,
         calibration=asked,
-        profile=_profile_reference(profile, habits),
+        profile=_profile_reference(profile, behaviours),
         rests_on=asked or calibration_reference(chosen),
-        estimator=resolve_estimator(job, found, calibration=chosen, profile=habits, network_at=network_at or _network_at(job)),
+        estimator=resolve_estimator(job, found, calibration=chosen, profile=behaviours, network_at=network_at or _network_at(job)),
         notes=notes,
     )
 
 
-def _profile_reference(profile: Name | ExecutionProfile | None, habits: ExecutionProfile) -> str:
+def _profile_reference(profile: Name | ExecutionProfile | None, behaviours: ExecutionProfile) -> str:
     """Name that a plan file gives the profile, with its settings."""
     file = framework_named(str(profile)) if isinstance(profile, Name) else ""
-    return stated(file_reference(file), FrameworkRef.parse(habits.name).settings) if is_path(file) else habits.name
+    return stated(file_reference(file), FrameworkRef.parse(behaviours.name).settings) if is_path(file) else behaviours.name
 
 
 def _without_effect(profile: str) -> list[str]:
@@ -423,7 +423,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
             family=family,
             uncalibrated=uncalibrated(estimator.machine),
             is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
-            open_habits=(0.0, 0.0) if is_known else open_in(estimator, plan, stated=_stated_in(estimator.profile)),
+            open_behaviours=(0.0, 0.0) if is_known else open_in(estimator, plan, stated=_stated_in(estimator.profile)),
         )
     if plan.has_experts:
         found = with_experts(found, residuals.experts)
@@ -487,7 +487,7 @@ def setting_of_plan(
     """
     from perfmodel.cost.resolve import default_profile
 
-    habits: Name | None = plan.framework.name
+    behaviours: Name | None = plan.framework.name
     given = read_settings(settings)
     if isinstance(profile, Name):
         profile, given = framework_named(str(profile)), dict(FrameworkRef.parse(stated(str(profile), given)).settings)
@@ -500,14 +500,14 @@ def setting_of_plan(
         if calibration is None and measured and not (own and own.name == chip.name) and not _names_chip(measured, chip.name):
             notes.append(f"calibration={measured} of the plan is not of {chip.name}: the best that is known of {chip.name} is used")
             measured = None
-        if profile is None and own and habits == default_profile(own) != default_profile(chip):
-            habits = None
+        if profile is None and own and behaviours == default_profile(own) != default_profile(chip):
+            behaviours = None
     return make_setting(
         plan.job if job is None else job,
         plan.cluster if cluster is None else cluster,
         chips=plan.num_chips if chips is None else chips,
         calibration=measured if calibration is None else calibration,
-        profile=habits if profile is None else profile,
+        profile=behaviours if profile is None else profile,
         settings=given,
         notes=tuple(notes),
         network_at=network_at,

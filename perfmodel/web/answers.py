@@ -19,7 +19,7 @@ from perfmodel.foundation.error_objects import ErrorCode, error_object
 from perfmodel.foundation.errors import InputError, PerfModelError, bad_field, one_line, presentable, shown, suggest
 from perfmodel.foundation.files import parse_yaml
 from perfmodel.foundation.plain import SCHEMA_VERSION, to_plain
-from perfmodel.foundation.values import is_path, said_yes_or_no, whole
+from perfmodel.foundation.values import is_path, parsed_bool, whole
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.knobs import Knobs, choices_of
 from perfmodel.parallel.recompute_modules import MODULES
@@ -179,7 +179,7 @@ def _read(data: object) -> PageRequest:
     chosen: dict[str, Any] = {name: value for name, value in words.items() if name in knobs}
     for name, value in chosen.items():
         if knobs[name].kind is bool and isinstance(value, str):
-            chosen[name] = said_yes_or_no(value, name)
+            chosen[name] = parsed_bool(value, name)
     found = make_requests(asked, of_plan=start is not None)
     if len(found) != 1:
         several = next((name for name, value in words.items() if isinstance(value, str) and "," in value), "chips")

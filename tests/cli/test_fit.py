@@ -34,7 +34,7 @@ def test_the_object_and_the_file(call_json, runs, tmp_path):
     found = call_json("fit", runs, "--profile", BASE, "--save", mine)
     assert found["num_runs"] == 3
     assert found["error_left_out"] < found["error_before"]
-    assert {habit["determined"] for habit in found["habits"]} >= {"by the runs", "still prior"}
+    assert {behaviour["determined"] for behaviour in found["habits"]} >= {"by the runs", "still prior"}
     assert found["next_run"]["plan"]["num_chips"] == 16
     assert found["saved"] == str(mine)
     assert call_json("profiles", mine)["profiles"][0]["fitted"]["num_runs"] == 3

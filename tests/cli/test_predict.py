@@ -6,7 +6,7 @@ import math
 import pytest
 
 import perfmodel
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM
+from perfmodel.foundation.memory_headroom import DEFAULT_HEADROOM
 from perfmodel.hardware.writer import save_cluster
 from perfmodel.parallel.plan_file import plan_from_dict
 from tests.cli.conftest import JOB, joined, with_flags

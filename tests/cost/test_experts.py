@@ -10,7 +10,7 @@ from perfmodel.cost.evaluate import amount_values, product_flops
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.profile import load_profile
-from perfmodel.frameworks.rewrites import with_habits
+from perfmodel.frameworks.rewrites import with_behaviour
 from perfmodel.frameworks.settings import with_settings
 from perfmodel.hardware.fabric import Topology
 from perfmodel.parallel.algebra.derive import derive
@@ -145,7 +145,7 @@ def test_deterministic_runs_keep_the_rows_that_are_added_up():
     deterministic = with_settings(profile, {"megatron_args": ["deterministic-mode=True"]})
     for dispatcher, more in (("allgather", 1), ("alltoall", 0)):  # which keeps them anyway, to weight them
         kept = [
-            next(len(op.saved) for op in with_habits(derived(dispatcher), each).graph.operators if op.kind == "unpermute")
+            next(len(op.saved) for op in with_behaviour(derived(dispatcher), each).graph.operators if op.kind == "unpermute")
             for each in (profile, deterministic)
         ]
         assert kept[1] - kept[0] == more

@@ -7,7 +7,7 @@ import pytest
 
 import perfmodel
 from perfmodel.cost.compute import attention_backward_time, attention_time
-from perfmodel.cost.context import SHARED_BLOCK, AttentionHabits, attention_share
+from perfmodel.cost.context import SHARED_BLOCK, AttentionBehaviour, attention_share
 from perfmodel.cost.estimate import with_rates_of
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.frameworks.profile import load_profile
@@ -80,9 +80,9 @@ def test_a_stated_kernel_is_not_slowed_by_what_a_frameworks_older_release_reache
 
 
 def test_long_blocks_hide_what_ranks_that_share_queries_do_beside():
-    habits = AttentionHabits(mask=CausalWindow(), is_head_tail=True, shared_rate_fraction=0.5)
+    behaviours = AttentionBehaviour(mask=CausalWindow(), is_head_tail=True, shared_rate_fraction=0.5)
     ranks = np.array([8.0])
-    shares = [float(attention_share(habits, ranks, times * SHARED_BLOCK * ranks)[0]) for times in (0.5, 1.0, 4.0)]
+    shares = [float(attention_share(behaviours, ranks, times * SHARED_BLOCK * ranks)[0]) for times in (0.5, 1.0, 4.0)]
     assert shares == pytest.approx([1.0, 1.0, 0.5 * 1.25])
 
 

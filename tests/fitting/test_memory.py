@@ -8,7 +8,7 @@ import pytest
 import perfmodel
 from perfmodel.fitting.read import read_rows
 from perfmodel.foundation.errors import InputError
-from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN, load_memory_doubts, memory_doubt
+from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN, load_memory_uncertainties, uncertainty_of_memory
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
@@ -52,8 +52,8 @@ def found():
 
 def test_peaks_determine_what_the_allocator_holds(found):
     memory = found.memory
-    assert memory.habit.determined == "by the runs"
-    assert 1.2 < memory.habit.value < FACTOR + 0.05
+    assert memory.behaviour.determined == "by the runs"
+    assert 1.2 < memory.behaviour.value < FACTOR + 0.05
     assert memory.error_after < memory.error_left_out < 0.5 * memory.error_before
 
 
@@ -75,19 +75,19 @@ def test_without_a_step_time_the_interval_is_that_of_the_framework(found):
 
 
 def test_peaks_make_the_memory_of_an_unknown_framework_surer(tmp_path):
-    known, unknown = (load_memory_doubts()[kind] for kind in (KNOWN, UNKNOWN))
+    known, unknown = (load_memory_uncertainties()[kind] for kind in (KNOWN, UNKNOWN))
     found = perfmodel.fit_runs(peaks(load_profile("generic")), save=tmp_path / "mine.yaml")
-    doubt = memory_doubt(found.profile)
-    assert known.scale < doubt.scale < unknown.scale
-    assert known.centre < doubt.centre < unknown.centre
-    assert "3 measured peaks of your own" in doubt.rests_on
-    assert memory_doubt(load_profile(tmp_path / "mine.yaml")) == doubt
+    uncertainty = uncertainty_of_memory(found.profile)
+    assert known.scale < uncertainty.scale < unknown.scale
+    assert known.centre < uncertainty.centre < unknown.centre
+    assert "3 measured peaks of your own" in uncertainty.rests_on
+    assert uncertainty_of_memory(load_profile(tmp_path / "mine.yaml")) == uncertainty
 
 
 def test_tensors_alone_say_nothing_of_the_allocator():
     memory = perfmodel.fit_runs(peaks(load_profile(BASE), kind="allocated"), profile=BASE).memory
-    assert memory.habit.determined == "still prior"
-    assert memory.habit.value == memory.habit.prior
+    assert memory.behaviour.determined == "still prior"
+    assert memory.behaviour.value == memory.behaviour.prior
     assert memory.error_before == pytest.approx(0.0, abs=1e-3)
     assert {run.kind for run in memory.runs} == {"allocated"}
 
@@ -135,7 +135,7 @@ def test_a_snapshot_and_its_plan_are_a_run(tmp_path):
     assert json.loads(line)["peak_memory"] == comparison.memories[0].most_reserved
     direct, written = (perfmodel.fit_runs(tmp_path / name, plan=given).memory for name, given in (("a.pickle", plan), ("runs.jsonl", None)))
     assert direct.runs[0].measured == written.runs[0].measured == comparison.memories[0].most_reserved
-    assert direct.habit == written.habit
+    assert direct.behaviour == written.behaviour
 
 
 def test_runs_with_and_without_peaks_are_fitted_together(tmp_path):

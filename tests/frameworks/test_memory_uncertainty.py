@@ -6,18 +6,18 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.fitted import FittedTo
-from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN, load_memory_doubts, memory_doubt
+from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN, load_memory_uncertainties, uncertainty_of_memory
 from perfmodel.frameworks.profile import load_profile
 
 
 def test_a_framework_is_known_or_not_whatever_it_was_fitted_to():
-    doubts = load_memory_doubts()
-    assert memory_doubt(load_profile("megatron")) == doubts[KNOWN]
-    assert memory_doubt(load_profile("generic+compile")) == doubts[UNKNOWN]
+    uncertainties = load_memory_uncertainties()
+    assert uncertainty_of_memory(load_profile("megatron")) == uncertainties[KNOWN]
+    assert uncertainty_of_memory(load_profile("generic+compile")) == uncertainties[UNKNOWN]
     own = replace(load_profile("generic"), name="mine", fitted=FittedTo(base="generic", num_runs=3))
-    assert memory_doubt(own) == doubts[UNKNOWN]
-    assert doubts[UNKNOWN].of_stranger
-    assert not doubts[KNOWN].of_stranger
+    assert uncertainty_of_memory(own) == uncertainties[UNKNOWN]
+    assert uncertainties[UNKNOWN].of_unseen
+    assert not uncertainties[KNOWN].of_unseen
 
 
 @pytest.mark.parametrize("text", ["known: {centre: 0, scale: 1}", "{}", "known: {centre: no, scale: 1, rests_on: x}"])
@@ -25,4 +25,4 @@ def test_a_file_that_is_none_is_refused_in_a_sentence(tmp_path, text):
     path = tmp_path / "doubts.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=r"memory_doubts=.*cannot be read"):
-        load_memory_doubts(path)
+        load_memory_uncertainties(path)

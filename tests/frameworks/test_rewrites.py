@@ -7,7 +7,7 @@ from torch import nn
 
 from perfmodel import import_graph
 from perfmodel.frameworks.profile import load_profile
-from perfmodel.frameworks.rewrites import all_fused, with_habits
+from perfmodel.frameworks.rewrites import all_fused, with_behaviour
 from perfmodel.parallel.algebra.derive import ShardedGraph, derive
 from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
 from perfmodel.workload.graph import Operator
@@ -32,8 +32,8 @@ def derivation_of(name: str = "gpt2", rules: str = "ddp", *, activation_bytes: f
     return derive(graph, apply_rules(graph, load_rule_set(rules)))
 
 
-def run(derivation: ShardedGraph, **habits) -> ShardedGraph:
-    return with_habits(derivation, PLAIN.having(**habits))
+def run(derivation: ShardedGraph, **behaviours) -> ShardedGraph:
+    return with_behaviour(derivation, PLAIN.having(**behaviours))
 
 
 def operator(derivation: ShardedGraph, name: str) -> Operator:
@@ -110,9 +110,9 @@ def test_layers_written_out_are_run_as_the_folded_layer(name, profile, rules):
     """Rewritten and written out is written out and rewritten."""
     sizes = {"seq_len": 128, "dropout": True, "activation_bytes": 2.0, "parameter_bytes": 2.0}
     folded = build_graph(load_model(name), attention="unfused", **sizes)
-    flat, rule_set, habits = unrolled(folded, batch=2, layers=3), load_rule_set(rules), load_profile(profile)
-    expected = unrolled(with_habits(derive(folded, apply_rules(folded, rule_set)), habits).graph, batch=2, layers=3)
-    found = with_habits(derive(flat, apply_rules(flat, rule_set)), habits).graph
+    flat, rule_set, behaviours = unrolled(folded, batch=2, layers=3), load_rule_set(rules), load_profile(profile)
+    expected = unrolled(with_behaviour(derive(folded, apply_rules(folded, rule_set)), behaviours).graph, batch=2, layers=3)
+    found = with_behaviour(derive(flat, apply_rules(flat, rule_set)), behaviours).graph
     assert [op.name for op in found.operators] == [op.name for op in expected.operators]
     for ours, theirs in zip(found.operators, expected.operators, strict=True):
         assert without_names(ours) == without_names(theirs), ours.name
@@ -159,16 +159,16 @@ def test_networks_and_imported_modules_have_the_same_habits():
     assert not apart.tensors["conv2d"].is_stored
 
 
-def experts_of(name: str, dispatcher: str, **habits) -> dict[str, Operator]:
+def experts_of(name: str, dispatcher: str, **behaviours) -> dict[str, Operator]:
     graph = build_graph(
         load_model(name), seq_len=128, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0, dispatcher=dispatcher
     )
-    found = with_habits(derive(graph, apply_rules(graph, load_rule_set("megatron-sp"))), load_profile("megatron").having(**habits))
+    found = with_behaviour(derive(graph, apply_rules(graph, load_rule_set("megatron-sp"))), load_profile("megatron").having(**behaviours))
     return {op.name: op for op in found.graph.operators if op.layer == "layer"}
 
 
 def test_kernels_of_an_exchange_put_rows_in_order_where_they_send_tokens_once():
-    apart, inside = (experts_of("qwen3-30b-a3b", "flex", permutes_in_exchange=habit) for habit in (False, True))
+    apart, inside = (experts_of("qwen3-30b-a3b", "flex", permutes_in_exchange=behaviour) for behaviour in (False, True))
     assert apart["sort"].forward
     assert apart["unsort"].backward
     assert [*inside["sort"].forward, *inside["sort"].backward, *inside["unsort"].forward, *inside["unsort"].backward] == []
@@ -176,7 +176,7 @@ def test_kernels_of_an_exchange_put_rows_in_order_where_they_send_tokens_once():
 
 
 def test_fused_experts_run_their_activation_and_biases_as_part_of_the_products():
-    apart, fused = (experts_of("gpt-oss-120b", "alltoall", fuses_experts=habit) for habit in (False, True))
+    apart, fused = (experts_of("gpt-oss-120b", "alltoall", fuses_experts=behaviour) for behaviour in (False, True))
     assert apart["experts_activation"].forward
     assert [*fused["experts_activation"].forward, *fused["experts_activation"].backward] == []
     assert not fused["experts_down_bias"].forward

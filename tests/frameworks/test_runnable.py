@@ -93,13 +93,13 @@ def test_a_ring_that_is_balanced_halves_the_chunks():
 def test_the_space_of_a_framework_is_what_it_runs(profile):
     """Exactly the plans of the whole space of which nothing is said."""
     estimator = estimator_of(make_job(make_model(num_hidden_layers=6), batch=8), chips=8, profile=profile)
-    habits = estimator.profile
+    behaviours = estimator.profile
     space = Space(orders=Space().orders[:1])
     whole, some = (
         sweep_all(estimator, each, attention=AttentionKernel.UNFUSED)
-        for each in (space, replace(space, runs=habits.runs, balanced_context=habits.communication.context_chunks == HEAD_TAIL))
+        for each in (space, replace(space, runs=behaviours.runs, balanced_context=behaviours.communication.context_chunks == HEAD_TAIL))
     )
-    expected = {plan for plan in map(whole.plan, whole.best_time.ids.tolist()) if not habits.not_runnable_reason(plan)}
+    expected = {plan for plan in map(whole.plan, whole.best_time.ids.tolist()) if not behaviours.not_runnable_reason(plan)}
     found = [some.plan(i) for i in some.best_time.ids.tolist()]
     assert len(found) == some.num_evaluated == len(expected)
     assert set(found) == expected

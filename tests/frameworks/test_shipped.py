@@ -9,20 +9,29 @@ import yaml
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.options import GROUP_OF
 from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
-from perfmodel.frameworks.shipped import FILE_GROUPS, FITTED, HABITS, NEUTRAL, fitted_numbers, flattened, frameworks_dir, shipped_habits
+from perfmodel.frameworks.shipped import (
+    BEHAVIOURS,
+    FILE_GROUPS,
+    FITTED,
+    NEUTRAL,
+    fitted_numbers,
+    flattened,
+    frameworks_dir,
+    shipped_behaviour,
+)
 
 NAMES = [name for name in list_profiles() if name != GENERIC]
 
 
 def test_every_folder_is_a_profile_and_generic_is_one_file():
     assert sorted([*NAMES, GENERIC]) == list_profiles()
-    assert {path.parent.name for path in frameworks_dir().glob(f"*/{HABITS}")} == set(NAMES)
-    assert {path.name for path in frameworks_dir().rglob("*") if path.is_file()} == {HABITS, FITTED, f"{GENERIC}.yaml"}
+    assert {path.parent.name for path in frameworks_dir().glob(f"*/{BEHAVIOURS}")} == set(NAMES)
+    assert {path.name for path in frameworks_dir().rglob("*") if path.is_file()} == {BEHAVIOURS, FITTED, f"{GENERIC}.yaml"}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_habits_say_their_source_and_no_number_that_runs_say(name):
-    data = yaml.safe_load((frameworks_dir() / name / HABITS).read_text(encoding="utf-8"))
+    data = yaml.safe_load((frameworks_dir() / name / BEHAVIOURS).read_text(encoding="utf-8"))
     assert data["name"] == name
     assert data["source"]
     for group in FILE_GROUPS.keys() & data.keys():
@@ -33,7 +42,7 @@ def test_habits_say_their_source_and_no_number_that_runs_say(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_runs_say_is_in_the_profile_with_how_it_is_known(name):
     profile, numbers = load_profile(name), fitted_numbers(name)
-    known = {**(shipped_habits(name) or {}), **numbers}
+    known = {**(shipped_behaviour(name) or {}), **numbers}
     for constant, number in numbers.items():
         assert profile.option(constant) == number.value
         assert number.spread > 0

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.frameworks.profile import load_profile
-from perfmodel.frameworks.rewrites import with_habits
+from perfmodel.frameworks.rewrites import with_behaviour
 from perfmodel.frameworks.tiles import CHUNK_TOKENS, logit_share
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
@@ -19,9 +19,9 @@ def plain_graph() -> Graph:
     return build_graph(load_model("llama-3.1-8b"), seq_len=SEQ_LEN, attention="flash", dropout=False, activation_bytes=2, parameter_bytes=2)
 
 
-def run(**habits: object) -> Graph:
+def run(**behaviours: object) -> Graph:
     graph = plain_graph()
-    return with_habits(derive(graph, apply_rules(graph, load_rule_set("ddp"))), TORCH.having(**habits)).graph
+    return with_behaviour(derive(graph, apply_rules(graph, load_rule_set("ddp"))), TORCH.having(**behaviours)).graph
 
 
 def backward_flops(graph: Graph, name: str) -> float:

@@ -7,17 +7,17 @@ import pytest
 
 from lab.memory_outcomes import (
     MemoryOutcome,
-    doubt_over,
-    likeliest_doubt,
+    likeliest_uncertainty,
     reliability,
     reliability_line,
     reliability_rows,
+    uncertainty_over,
     wilson_band,
 )
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_room import MemoryDoubt, Verdict
+from perfmodel.foundation.memory_headroom import MemoryUncertainty, Verdict
 
-TRUE = MemoryDoubt(centre=0.05, scale=0.1)
+TRUE = MemoryUncertainty(centre=0.05, scale=0.1)
 
 
 def drawn(count, model, seed):
@@ -26,19 +26,19 @@ def drawn(count, model, seed):
     rooms = numbers.uniform(-0.6, 0.6, count)
     needs = numbers.logistic(TRUE.centre, TRUE.scale, count)
     return [
-        MemoryOutcome(id=f"{model}{i}", model=model, log_room=float(room), ran=bool(need <= room), verdict=Verdict.FITS)
+        MemoryOutcome(id=f"{model}{i}", model=model, log_headroom=float(room), ran=bool(need <= room), verdict=Verdict.FITS)
         for i, (room, need) in enumerate(zip(rooms, needs, strict=True))
     ]
 
 
 def test_the_doubt_that_made_the_outcomes_is_found():
-    found = likeliest_doubt(drawn(3000, "a", 1))
+    found = likeliest_uncertainty(drawn(3000, "a", 1))
     assert (found.centre, found.scale) == (pytest.approx(0.05, abs=0.02), pytest.approx(0.1, abs=0.015))
     figures = np.random.default_rng(2).logistic(TRUE.centre, TRUE.scale, 2000).tolist()
-    found = likeliest_doubt((), figures)
+    found = likeliest_uncertainty((), figures)
     assert (found.centre, found.scale) == (pytest.approx(0.05, abs=0.01), pytest.approx(0.1, abs=0.01))
     with pytest.raises(InputError, match="none says whether it ran out of memory"):
-        likeliest_doubt([])
+        likeliest_uncertainty([])
 
 
 def test_stated_probabilities_that_are_right_happen():
@@ -57,14 +57,14 @@ def test_the_band_of_a_share_is_wide_where_runs_are_few():
 
 
 def test_a_model_is_judged_by_the_runs_of_the_others():
-    biased = [MemoryOutcome(id="x", model="b", log_room=0.3, ran=False, verdict=Verdict.FITS)] * 50
+    biased = [MemoryOutcome(id="x", model="b", log_headroom=0.3, ran=False, verdict=Verdict.FITS)] * 50
     bins = {each.low: each for each in reliability([*drawn(2000, "a", 5), *biased])}
     assert bins[0.9].happened < 0.9
 
 
 def test_sources_that_differ_are_doubted_as_much_as_they_do():
-    near, far = MemoryDoubt(centre=0.0, scale=0.1), MemoryDoubt(centre=0.4, scale=0.1)
-    assert doubt_over([near, near], rests_on="x") == MemoryDoubt(centre=0.0, scale=0.1, rests_on="x")
-    both = doubt_over([near, far], rests_on="x")
+    near, far = MemoryUncertainty(centre=0.0, scale=0.1), MemoryUncertainty(centre=0.4, scale=0.1)
+    assert uncertainty_over([near, near], rests_on="x") == MemoryUncertainty(centre=0.0, scale=0.1, rests_on="x")
+    both = uncertainty_over([near, far], rests_on="x")
     assert both.centre == 0.2
     assert both.scale**2 * math.pi**2 / 3 == pytest.approx(0.1**2 * math.pi**2 / 3 + 0.2**2, rel=1e-3)

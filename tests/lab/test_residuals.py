@@ -9,13 +9,13 @@ from lab.residuals import (
     by_other_calibrations,
     kept_residuals,
     main,
-    memory_doubts,
+    memory_uncertainties,
     residual_of,
     residuals_of,
     scatter_of_medians,
     with_left_out,
 )
-from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN, load_memory_doubts
+from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN, load_memory_uncertainties
 from perfmodel.uncertainty.residuals import load_residuals
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.validate import CasePredictor
@@ -66,7 +66,7 @@ def test_a_family_keeps_its_primary_runs_by_model(folder, rows):
     (model,) = [each for each in residuals.models if each.family == "nanotron" and " 16/" not in each.model and "32x" in each.model]
     assert model.quantiles == pytest.approx(values, abs=1e-4)
     assert residuals.between_models > 0
-    assert [(each.family, each.num_runs) for each in residuals.strangers] == [("nanotron", 10)]
+    assert [(each.family, each.num_runs) for each in residuals.unseen_frameworks] == [("nanotron", 10)]
 
 
 def test_times_that_mean_nothing_are_no_residuals(rows):
@@ -105,19 +105,20 @@ def test_the_scatter_of_medians_is_about_nothing():
 
 
 def test_with_runs_that_failed_the_doubts_of_memory_are_written_too(folder):
-    doubts = load_memory_doubts(folder / "memory_doubts.yaml")
-    assert doubts[KNOWN].scale <= doubts[UNKNOWN].scale
-    assert "and 1 that ran out of memory" in doubts[UNKNOWN].rests_on
+    uncertainties = load_memory_uncertainties(folder / "memory_doubts.yaml")
+    assert uncertainties[KNOWN].scale <= uncertainties[UNKNOWN].scale
+    assert "and 1 that ran out of memory" in uncertainties[UNKNOWN].rests_on
 
 
 @pytest.mark.slow
 def test_the_shipped_doubts_of_memory_are_what_published_runs_say():
     cases = [case for path in sorted(GOLDEN.glob("published_*.jsonl.gz")) for case in read_cases(path)]
-    for kind, doubt in memory_doubts(cases).items():
-        shipped = load_memory_doubts()[kind]
-        assert (shipped.centre, shipped.scale) == (pytest.approx(doubt.centre, abs=0.01), pytest.approx(doubt.scale, abs=0.01)), (
-            "`make accuracy` writes strategies/memory_doubts.yaml"
-        )
+    for kind, uncertainty in memory_uncertainties(cases).items():
+        shipped = load_memory_uncertainties()[kind]
+        assert (shipped.centre, shipped.scale) == (
+            pytest.approx(uncertainty.centre, abs=0.01),
+            pytest.approx(uncertainty.scale, abs=0.01),
+        ), "`make accuracy` writes strategies/memory_doubts.yaml"
 
 
 @pytest.mark.parametrize("arguments", [["none.jsonl"], ["cases.jsonl", "--out", "no/where.yaml"], ["empty.jsonl"]])

@@ -104,7 +104,7 @@ def _check(
     cp = 2 if rules == "ulysses" else 1
     dp = 8 // (tp * cp * pp)
     precision = Precision.FP32 if profile == "nanotron" else Precision.BF16_MIXED
-    cluster, habits = load_cluster("dgx-h100").with_chips(8), load_profile(profile)
+    cluster, behaviours = load_cluster("dgx-h100").with_chips(8), load_profile(profile)
     machine = resolve_machine(cluster, choose_calibration(cluster.chip), dtype=PRECISION_POLICIES[precision].compute)
     job = TrainingJob(model=model, global_batch=2 * dp * microbatches, seq_len=2048, precision=precision, optimizer=Optimizer.ADAMW)
     replicas = replicas if zero else dp
@@ -124,9 +124,9 @@ def _check(
         virtual_stages=virtual,
         **degrees,
     )
-    uniform = make_estimator(job, cluster, machine, habits).predict(plan)
+    uniform = make_estimator(job, cluster, machine, behaviours).predict(plan)
 
-    graph = _unrolled(job, 2 * dp, dropout=habits.kernels.dropout, attention=attention)
+    graph = _unrolled(job, 2 * dp, dropout=behaviours.kernels.dropout, attention=attention)
     sizes = {"dp_replicate": replicas, "dp_shard": dp // replicas, "cp": cp, "tp_kv": tp, "tp_q": 1}
     assignment = Assignment(
         axes=tuple(MeshAxis(name=name, size=size, tier=0) for name, size in sizes.items()),
@@ -136,7 +136,7 @@ def _check(
     network = TrainingJob(
         model=NetworkModel(name="little-llama"), global_batch=job.global_batch, seq_len=1, precision=precision, optimizer=Optimizer.ADAMW
     )
-    estimator = make_estimator(network, cluster, machine, habits, lambda batch: graph)
+    estimator = make_estimator(network, cluster, machine, behaviours, lambda batch: graph)
     each = estimator.predict(
         assigned_plan(
             network,

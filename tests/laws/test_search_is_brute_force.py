@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict
+from perfmodel.foundation.memory_headroom import DEFAULT_HEADROOM, Verdict
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.planner.search import OUT_OF_MEMORY, TIGHT, search_plans
 from perfmodel.planner.uniform.space import Space

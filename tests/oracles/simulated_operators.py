@@ -233,15 +233,15 @@ class GraphRun:
 
     def _settle_addition(self, tensor: str, made: dict[str, Buffers]) -> None:
         """Once all partial inputs of an addition are there: their sum is sent as one of them, zeros stand for the others."""
-        carrier = self.carried.get(tensor, tensor)
-        members = [carrier, *(t for t, c in self.carried.items() if c == carrier)]
+        variance_source = self.carried.get(tensor, tensor)
+        members = [variance_source, *(t for t, c in self.carried.items() if c == variance_source)]
         if any(t not in made for t in members):
             return
         total = {r: sum(made[t][r] for t in members) for r in self.mesh.ranks}
-        self._distribute(carrier, self.graph.consumers(carrier), total)
-        (op, at) = self.graph.consumers(carrier)[0]
+        self._distribute(variance_source, self.graph.consumers(variance_source), total)
+        (op, at) = self.graph.consumers(variance_source)[0]
         for i, operand in enumerate(op.inputs):
-            if operand.tensor in members and operand.tensor != carrier:
+            if operand.tensor in members and operand.tensor != variance_source:
                 self.inputs[op.name, i] = {r: np.zeros_like(b) for r, b in self.inputs[op.name, at].items()}
 
     def _distribute(self, tensor: str, readers: list[tuple[Operator, int]], buffers: Buffers) -> None:
@@ -262,10 +262,10 @@ class GraphRun:
         arrived: dict[str, Buffers] = {}
         for op in reversed(graph.operators):
             tensor = op.output.tensor
-            carrier = self.carried.get(tensor, tensor)
-            if carrier not in arrived:
-                arrived[carrier] = self._arrive(carrier)
-            gradient, goal = arrived[carrier], self.left[tensor].resolved()
+            variance_source = self.carried.get(tensor, tensor)
+            if variance_source not in arrived:
+                arrived[variance_source] = self._arrive(variance_source)
+            gradient, goal = arrived[variance_source], self.left[tensor].resolved()
             check_reassembles(mesh, goal, gradient, self.gradient[tensor])
             found = {
                 r: backward(op, [self.inputs[op.name, i][r] for i in range(len(op.inputs))], gradient[r], self._rows(op, r))

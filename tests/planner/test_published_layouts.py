@@ -3,7 +3,7 @@
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.parallel.plan_file import list_plans, read_plan
-from perfmodel.planner.published_layouts import MakersDegrees, makers_degrees
+from perfmodel.planner.published_layouts import PublishedDegrees, published_degrees
 from perfmodel.workload.models import list_models, load_model
 
 
@@ -12,19 +12,19 @@ def test_what_is_known_is_of_shipped_models_and_divides_them():
     assert set(told) <= set(list_models())
     assert not set(told) & set(list_plans())
     for name in told:
-        degrees, model = makers_degrees(name), load_model(name)
-        assert isinstance(degrees, MakersDegrees)
+        degrees, model = published_degrees(name), load_model(name)
+        assert isinstance(degrees, PublishedDegrees)
         assert len(degrees.source) > 20
         assert model.experts.num_experts % degrees.ep == 0
         assert model.num_attention_heads % degrees.tp == 0
 
 
 def test_a_shipped_plan_says_the_degrees_of_its_model():
-    layout, told = read_plan("llama-3.1-405b").layout, makers_degrees("llama-3.1-405b")
+    layout, told = read_plan("llama-3.1-405b").layout, published_degrees("llama-3.1-405b")
     assert (told.tp, told.cp, told.pp, told.zero, told.ep) == (layout.tp, layout.cp, layout.pp, 2, 1)
 
 
 def test_of_most_models_nothing_is_known():
-    assert makers_degrees("llama-3-8b") is None
-    assert makers_degrees("no such model") is None
-    assert makers_degrees("fsdp") is None  # a plan of that name is of another model
+    assert published_degrees("llama-3-8b") is None
+    assert published_degrees("no such model") is None
+    assert published_degrees("fsdp") is None  # a plan of that name is of another model

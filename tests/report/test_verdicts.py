@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import perfmodel
-from perfmodel.foundation.memory_room import Verdict
+from perfmodel.foundation.memory_headroom import Verdict
 from perfmodel.report.predictions import comparison_verdict, short_verdict
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=128, seq_len=8192, profile="megatron", zero=1)

@@ -23,8 +23,8 @@ def account(profile, *, cluster="dgx-h100", calibration=None, **knobs):
 
 
 def shares(found):
-    assert sum(each.share for each in found.doubts) == pytest.approx(1.0)
-    return {each.name: each.share for each in found.doubts}
+    assert sum(each.share for each in found.uncertainties) == pytest.approx(1.0)
+    return {each.name: each.share for each in found.uncertainties}
 
 
 def test_of_a_framework_that_nobody_knows_its_habits_carry_most_and_settings_tell_them():

@@ -25,7 +25,7 @@ def trust(**values):
         ({}, Grade.KNOWN),
         ({"chip": "other"}, Grade.OTHER_CHIP),
         ({"chip": "other", "is_calibrated": False}, Grade.NO_CALIBRATION),
-        ({"family": "nobody"}, Grade.STRANGER),
+        ({"family": "nobody"}, Grade.UNKNOWN_FRAMEWORK),
         ({"family": "megatron-rocm"}, Grade.NOT_COMPARED),
         ({"fitted": FittedTo(num_runs=3, chips=("c",), models=(shape_of(MODEL),), left_out_error=0.04)}, Grade.OWN_RUNS),
         ({"model": replace(MODEL, num_hidden_layers=100)}, Grade.OUTSIDE),

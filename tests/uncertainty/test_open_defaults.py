@@ -6,8 +6,8 @@ import pytest
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.uncertainty.account import open_in
-from perfmodel.uncertainty.open_defaults import habit_changes, open_variance
-from perfmodel.uncertainty.priors import HABITS
+from perfmodel.uncertainty.open_defaults import behaviour_changes, open_variance
+from perfmodel.uncertainty.priors import BEHAVIOURS
 from perfmodel.verbs.setting import interval_in, make_job, make_setting, plan_in
 
 GENERIC = load_profile("generic")
@@ -19,18 +19,22 @@ def in_proportion(fields):
 
 
 def test_a_habit_is_moved_a_spread_up_and_a_spread_down_within_its_bounds():
-    changes = {habit.name: moved.tolist() for habit, moved in habit_changes(GENERIC, HABITS, in_proportion)}
+    changes = {behaviour.name: moved.tolist() for behaviour, moved in behaviour_changes(GENERIC, BEHAVIOURS, in_proportion)}
     assert changes["matmul_rate_fraction"] == pytest.approx([-0.12, 0.12])
-    assert set(changes) == {habit.name for habit in HABITS}
-    assert open_variance(GENERIC, HABITS, in_proportion) == pytest.approx((0.12**2, 0.12**2))
-    values = {habit.name: [] for habit in HABITS}
-    list(habit_changes(GENERIC, HABITS, lambda fields: [values[name].append(value) for name, value in fields.items() if name in values]))
+    assert set(changes) == {behaviour.name for behaviour in BEHAVIOURS}
+    assert open_variance(GENERIC, BEHAVIOURS, in_proportion) == pytest.approx((0.12**2, 0.12**2))
+    values = {behaviour.name: [] for behaviour in BEHAVIOURS}
+    list(
+        behaviour_changes(
+            GENERIC, BEHAVIOURS, lambda fields: [values[name].append(value) for name, value in fields.items() if name in values]
+        )
+    )
     assert values["uneven_stage_weight"] == pytest.approx([1.0, GENERIC.timing.uneven_stage_weight - 0.15])
 
 
 def test_what_a_known_code_has_not_got_is_in_no_doubt():
     known = GENERIC.having(name="megatron", step_time_constant=0.0)
-    assert "step_time_constant" not in {habit.name for habit, _ in habit_changes(known, HABITS, in_proportion)}
+    assert "step_time_constant" not in {behaviour.name for behaviour, _ in behaviour_changes(known, BEHAVIOURS, in_proportion)}
 
 
 def test_a_step_that_waits_for_its_host_has_a_wider_interval():

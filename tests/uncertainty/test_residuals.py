@@ -14,12 +14,12 @@ from perfmodel.uncertainty.residuals import (
     ModelResiduals,
     Residuals,
     RunFeatures,
-    StrangerResiduals,
+    UnseenResiduals,
     interval,
     load_residuals,
     scale_of,
     shape_of,
-    stranger_interval,
+    unseen_interval,
     with_experts,
 )
 from perfmodel.uncertainty.run_features import features_of
@@ -32,13 +32,13 @@ def model_of(values, *, model="m", family="f", chip="c", scale="one node", bits=
 
 
 STRANGERS = tuple(
-    StrangerResiduals(group=name, family=name, num_runs=5, quantiles=tuple(centre + i / 10 for i in range(-6, 7)))
+    UnseenResiduals(group=name, family=name, num_runs=5, quantiles=tuple(centre + i / 10 for i in range(-6, 7)))
     for name, centre in (("f", 0.0), ("g", 0.1), ("h", -0.1))
 )
 
 
 def residuals_of(*models, **scatter):
-    values = dict(between_models=0.0, between_chips=0.04, between_calibrations=0.1, strangers=STRANGERS) | scatter
+    values = dict(between_models=0.0, between_chips=0.04, between_calibrations=0.1, unseen_frameworks=STRANGERS) | scatter
     return Residuals(source="s", date="d", num_runs=sum(each.num_runs for each in models), models=models, **values)
 
 
@@ -60,11 +60,11 @@ def test_a_further_run_lies_in_the_interval_of_few_four_times_of_five():
     """Twenty runs of a heavy-tailed distribution, and one more; unseen frameworks are spread alike."""
     source = random.Random(5)
     alike = sorted(source.gauss(0.0, 0.05) + 0.2 * (source.random() < 0.1) for _ in range(300))
-    unseen = (StrangerResiduals(group="f", family="f", num_runs=300, quantiles=tuple(alike)),)
+    unseen = (UnseenResiduals(group="f", family="f", num_runs=300, quantiles=tuple(alike)),)
     held = 0
     for _ in range(2000):
         *seen, new = [source.gauss(0.0, 0.05) + 0.2 * (source.random() < 0.1) for _ in range(21)]
-        bounds = found(residuals_of(model_of(seen), strangers=unseen))
+        bounds = found(residuals_of(model_of(seen), unseen_frameworks=unseen))
         held += math.log(bounds.low) <= new <= math.log(bounds.high)
     assert held / 2000 == pytest.approx(0.8, abs=0.03)
 
@@ -96,26 +96,26 @@ def test_a_stranger_gets_the_spread_of_all_groups_each_weighing_one():
     residuals = residuals_of(model_of(UNIFORM))
     bounds = found(residuals, borrows=True)
     assert bounds == found(residuals, family="nobody")
-    assert (bounds.low, bounds.high) == stranger_interval(STRANGERS)
+    assert (bounds.low, bounds.high) == unseen_interval(STRANGERS)
     assert bounds.rests_on == "15 runs of 3 frameworks, each left out of the fit"
     crowded = (*STRANGERS[:2], replace(STRANGERS[2], num_runs=10_000))
-    assert stranger_interval(crowded) == stranger_interval(STRANGERS)
-    assert stranger_interval(STRANGERS, without="g")[1] < bounds.high
+    assert unseen_interval(crowded) == unseen_interval(STRANGERS)
+    assert unseen_interval(STRANGERS, without="g")[1] < bounds.high
     assert found(residuals, borrows=True, chip="other").high > bounds.high
     with pytest.raises(InputError, match="no runs of unseen frameworks"):
-        stranger_interval(())
+        unseen_interval(())
 
 
 def test_a_plan_that_hangs_on_habits_more_than_those_runs_is_wider_on_that_side():
     hanging = tuple(replace(each, open=(0.01, 0.02)) for each in STRANGERS)
-    base = stranger_interval(STRANGERS)
-    assert stranger_interval(hanging, open_habits=(0.01, 0.02)) == pytest.approx(base)
-    low, high = stranger_interval(hanging, open_habits=(0.0, 0.02 + 0.3**2))
+    base = unseen_interval(STRANGERS)
+    assert unseen_interval(hanging, open_behaviours=(0.01, 0.02)) == pytest.approx(base)
+    low, high = unseen_interval(hanging, open_behaviours=(0.0, 0.02 + 0.3**2))
     assert low == pytest.approx(base[0])
     assert math.log(high) == pytest.approx(math.hypot(math.log(base[1]), NORMAL * 0.3))
-    residuals = replace(residuals_of(model_of(UNIFORM)), strangers=hanging)
-    assert "widened: this step hangs more than theirs" in found(residuals, borrows=True, open_habits=(0.2, 0.0)).rests_on
-    assert found(residuals, open_habits=(0.2, 0.0)) == found(residuals)  # of a framework with runs of its own
+    residuals = replace(residuals_of(model_of(UNIFORM)), unseen_frameworks=hanging)
+    assert "widened: this step hangs more than theirs" in found(residuals, borrows=True, open_behaviours=(0.2, 0.0)).rests_on
+    assert found(residuals, open_behaviours=(0.2, 0.0)) == found(residuals)  # of a framework with runs of its own
 
 
 def test_a_further_group_lies_in_the_interval_of_few_four_times_of_five():
@@ -125,10 +125,10 @@ def test_a_further_group_lies_in_the_interval_of_few_four_times_of_five():
     for _ in range(1000):
         *centres, new = [source.gauss(0.0, 0.1) for _ in range(11)]
         groups = [
-            StrangerResiduals(group=str(i), family=str(i), num_runs=9, quantiles=tuple(sorted(source.gauss(at, 0.05) for _ in range(9))))
+            UnseenResiduals(group=str(i), family=str(i), num_runs=9, quantiles=tuple(sorted(source.gauss(at, 0.05) for _ in range(9))))
             for i, at in enumerate(centres)
         ]
-        low, high = stranger_interval(groups)
+        low, high = unseen_interval(groups)
         held += math.log(low) <= source.gauss(new, 0.05) <= math.log(high)
     assert held / 1000 == pytest.approx(0.8, abs=0.04)
 
@@ -147,7 +147,7 @@ def test_few_models_are_wider_than_many():
 def test_few_runs_have_nearly_the_interval_of_an_unseen_framework():
     """Three runs cannot give -1/+5 %: the spread of unseen frameworks counts as three more."""
     exact = found(residuals_of(model_of([0.0] * 3)))
-    unseen = stranger_interval(STRANGERS)
+    unseen = unseen_interval(STRANGERS)
     assert math.log(exact.high) == pytest.approx(math.log(unseen[1]) / math.sqrt(2.0))
     assert "only 3 runs" in exact.rests_on
     many = found(residuals_of(model_of([0.0] * 300)))
@@ -238,7 +238,7 @@ def test_models_with_experts_are_known_no_better_than_their_runs():
     residuals = load_residuals()
     dense = StepInterval(low=0.99, high=1.01, rests_on="runs", num_runs=3)
     found = with_experts(dense, residuals.experts)
-    assert (found.low, found.high) == stranger_interval(residuals.experts)
+    assert (found.low, found.high) == unseen_interval(residuals.experts)
     assert found.low < dense.low
     assert found.high > 1.1
     assert f"{sum(each.num_runs for each in residuals.experts)} runs of models with experts" in found.rests_on

@@ -5,18 +5,20 @@ import math
 import pytest
 
 from perfmodel.parallel.interval import NORMAL, StepInterval
-from perfmodel.uncertainty.sources import REST, SMALLER, Carrier, TrustAccount, doubts_of, remedy, variance_of, with_rest
+from perfmodel.uncertainty.sources import REST, SMALLER, TrustAccount, VarianceSource, remedy, uncertainty_sources, variance_of, with_rest
 
 SPREAD = 0.1
 INTERVAL = StepInterval(low=math.exp(-NORMAL * SPREAD), high=math.exp(NORMAL * SPREAD), rests_on="runs", num_runs=9)
 
 
-def carrier(name, spread):
-    return Carrier(name=name, variance=spread**2, rests_on="a sheet")
+def variance_source(name, spread):
+    return VarianceSource(name=name, variance=spread**2, rests_on="a sheet")
 
 
 def test_shares_add_up_to_the_interval():
-    found = doubts_of(with_rest([carrier("a", 0.06), carrier("b", 0.04), carrier("none", 0.0)], INTERVAL, rests_on="runs"))
+    found = uncertainty_sources(
+        with_rest([variance_source("a", 0.06), variance_source("b", 0.04), variance_source("none", 0.0)], INTERVAL, rests_on="runs")
+    )
     assert [each.name for each in found] == [REST, "a", "b"]
     assert [each.share for each in found] == pytest.approx([0.48, 0.36, 0.16])
     assert math.sqrt(sum(each.spread**2 for each in found)) == pytest.approx(math.sqrt(variance_of(INTERVAL))) == pytest.approx(SPREAD)
@@ -24,7 +26,9 @@ def test_shares_add_up_to_the_interval():
 
 def test_what_is_known_to_differ_more_than_the_runs_show_has_no_rest():
     """Each is cut by as much, so that they make the interval."""
-    found = doubts_of(with_rest([carrier("a", 0.2), carrier("b", 0.005), carrier("c", 0.002)], INTERVAL, rests_on="runs"))
+    found = uncertainty_sources(
+        with_rest([variance_source("a", 0.2), variance_source("b", 0.005), variance_source("c", 0.002)], INTERVAL, rests_on="runs")
+    )
     assert math.sqrt(sum(each.spread**2 for each in found)) == pytest.approx(SPREAD)
     assert [each.name for each in found] == ["a", SMALLER]
     assert found[1].rests_on == "2 others, b the largest"
@@ -36,7 +40,7 @@ def test_the_cheapest_measurement_that_halves_is_named_before_what_only_some_can
         return remedy(f"{share:.0%}", "", left=share, total=1.0, interval=INTERVAL, **more)
 
     def cheapest(*remedies):
-        return TrustAccount(interval=INTERVAL, doubts=(), remedies=remedies).cheapest
+        return TrustAccount(interval=INTERVAL, uncertainties=(), remedies=remedies).cheapest
 
     small, said, first, second = left(0.9), left(0.1, is_measured=False), left(0.5), left(0.2)
     assert cheapest(small, said, first, second) is first

@@ -10,7 +10,7 @@ from perfmodel.foundation.units import format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.training_run import training_time
 from perfmodel.report.predictions import headline, memory_table, parts_table, rests_on_lines, settings_table
-from perfmodel.report.searches import baselines_table, beside_lines, plans_table, rejected_table
+from perfmodel.report.searches import baselines_table, other_lines, plans_table, rejected_table
 from perfmodel.report.table import bar, percent
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
@@ -68,7 +68,7 @@ def test_the_best_plans_are_no_wider_than_a_screen(capsys):
     result = perfmodel.find_plans(**JOB | {"model": "llama-3-70b", "profile": "megatron"})
     print_blocks([plans_table(result), baselines_table(result)], Output())
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
-    lines = beside_lines(result)
+    lines = other_lines(result)
     orders = {"-".join(each.prediction.plan.order) for each in result.kinds}
     assert orders == {"-".join(DEFAULT_ORDER)} or all(order in lines[0] for order in orders)
     assert sum(line.startswith("as good as") for line in lines) == sum(bool(each.alike) for each in result.kinds) > 0

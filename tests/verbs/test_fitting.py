@@ -50,18 +50,18 @@ def runs_that_shard(profile):
 @pytest.mark.slow
 def test_runs_say_whether_scatters_wait_for_the_end_of_backward():
     found = perfmodel.fit_runs(runs_that_shard(load_profile("megatron").having(exposed_scatter_fraction=1.0)), profile="megatron")
-    (habit,) = (each for each in found.habits if each.name == "exposed_scatter_fraction")
-    assert (habit.prior, habit.determined) == (0.0, "in part")
-    assert habit.value > 0.2, "what of it is not said to be late is said to be gathers that take longer"
+    (behaviour,) = (each for each in found.behaviours if each.name == "exposed_scatter_fraction")
+    assert (behaviour.prior, behaviour.determined) == (0.0, "in part")
+    assert behaviour.value > 0.2, "what of it is not said to be late is said to be gathers that take longer"
     assert found.error_after < 0.4 * found.error_before
 
 
 @pytest.mark.slow
 def test_runs_say_how_long_the_gathers_of_updated_parameters_take():
     found = perfmodel.fit_runs(runs_that_shard(load_profile("megatron").having(publish_factor=4.0)), profile="megatron")
-    (habit,) = (each for each in found.habits if each.name == "publish_factor")
-    assert (habit.prior, habit.determined) == (1.0, "by the runs")
-    assert 2.0 < habit.value < 5.0
+    (behaviour,) = (each for each in found.behaviours if each.name == "publish_factor")
+    assert (behaviour.prior, behaviour.determined) == (1.0, "by the runs")
+    assert 2.0 < behaviour.value < 5.0
     assert found.error_after < 0.4 * found.error_before
 
 
@@ -76,8 +76,8 @@ def test_runs_say_more_of_a_machine_that_nobody_measured():
 
 
 def test_it_says_what_the_runs_determined_and_what_is_still_prior(found):
-    habits = {habit.name: habit for habit in found.habits}
-    moved, unmoved = habits["matmul_rate_fraction"], habits["fp8_matmul_rate_fraction"]
+    behaviours = {behaviour.name: behaviour for behaviour in found.behaviours}
+    moved, unmoved = behaviours["matmul_rate_fraction"], behaviours["fp8_matmul_rate_fraction"]
     assert moved.determined in ("by the runs", "in part")
     assert moved.spread < 0.85 * moved.prior_spread
     assert unmoved.determined == "still prior"

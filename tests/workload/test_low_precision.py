@@ -18,9 +18,9 @@ from perfmodel.workload.transformer import build_graph
 from tests.cost.jobs import estimator_of, make_job
 
 
-def graph_of(model="llama-3-8b", recipe="", **habits):
+def graph_of(model="llama-3-8b", recipe="", **behaviours):
     graph = build_graph(load_model(model), seq_len=1024, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0)
-    return with_recipe(graph, RECIPES[recipe], **habits) if recipe else graph
+    return with_recipe(graph, RECIPES[recipe], **behaviours) if recipe else graph
 
 
 def saved_bytes(graph, names):
@@ -67,12 +67,12 @@ def test_an_input_is_cast_once_for_all_that_read_it():
 def test_rows_travel_to_experts_as_they_are_cast_and_back_in_full():
     """DeepSeek-V3: dispatch in blocks of 128 with a scale in float32 each, combine in 16 bits; backward the other way round."""
 
-    def sent(recipe, dispatcher="alltoall", **habits):
+    def sent(recipe, dispatcher="alltoall", **behaviours):
         graph = build_graph(
             load_model("deepseek-v3"), seq_len=4096, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0,
             dispatcher=dispatcher,
         )  # fmt: skip
-        derivation = derive(with_recipe(graph, RECIPES[recipe], **habits), apply_rules(graph, rule_set_of("megatron-sp")))
+        derivation = derive(with_recipe(graph, RECIPES[recipe], **behaviours), apply_rules(graph, rule_set_of("megatron-sp")))
         rows = [each for each in derivation.traffic if each.region == "layer" and each.kind is CollectiveKind.ALL_TO_ALL]
         return {(each.phase, each.tensor.partition(".")[2]): each.itemsize for each in rows if "dp_ep" in each.axes}
 
@@ -98,7 +98,7 @@ def test_weights_may_live_and_be_gathered_in_8_bits_alone(recipe, keeps, beside,
 
 
 @pytest.mark.parametrize(
-    "recipe, habits, casts",
+    "recipe, behaviours, casts",
     [
         ("fp8-delayed", {}, (4.0, 3.0, 0.0)),
         ("fp8-current", {}, (6.0, 5.0, 0.0)),
@@ -109,8 +109,8 @@ def test_weights_may_live_and_be_gathered_in_8_bits_alone(recipe, keeps, beside,
         ("fp8-current", {"keeps_copies": False, "gathers_weights": True}, (0.0, 0.0, 4.0)),
     ],
 )
-def test_casts_of_weights_move_what_their_copies_need(recipe, habits, casts):
-    graph = graph_of(recipe=recipe, **habits)
+def test_casts_of_weights_move_what_their_copies_need(recipe, behaviours, casts):
+    graph = graph_of(recipe=recipe, **behaviours)
     found = graph.tensors["q_proj.weight"].casts
     assert (found.all_copies, found.one_copy, found.update) == casts
     assert graph.tensors["lm_head.weight"].casts == graph.tensors["attention_norm.weight"].casts == NO_CASTS
@@ -174,7 +174,7 @@ def test_rows_of_experts_are_copied_to_multiples_before_and_after_their_products
         passes = (op.forward, op.backward)
         return [sum(isinstance(work, Stream) and work.kernel == "permute" for work in works) for works in passes]
 
-    apart, padded = (graph_of("qwen3-30b-a3b", "mxfp8", pads_rows=habit) for habit in (False, True))
+    apart, padded = (graph_of("qwen3-30b-a3b", "mxfp8", pads_rows=behaviour) for behaviour in (False, True))
     assert [copies(apart.operator(name)) for name in ("experts_up", "experts_down", "q_proj")] == [[0, 0]] * 3
     assert [copies(padded.operator(name)) for name in ("experts_up", "experts_down", "q_proj")] == [[1, 1], [1, 1], [0, 0]]
 

@@ -313,7 +313,7 @@ def fixed_memory(static: tuple[Any, Any, Any, Any]) -> Any:
     return ((weights + gradients) + states) + gathered
 
 
-def may_lie_beside(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Column) -> Sequence[Any]:
+def outside_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Column) -> Sequence[Any]:
     """On each of the ranks told apart, what a framework may keep and this one is not said to. [byte]
 
     In a pipeline what its shards are of: weights that stay gathered, gradients unreduced until the last microbatch (torch). Gradients as

@@ -95,7 +95,7 @@ class _Forward:
             first = inputs[0].tensor if op.passes_gradient and len(inputs) == 1 else op.output.tensor
             self.storage[op.output.tensor] = self.storage.get(first, first)
 
-    def set_beside(self, stays: Sequence[Kept], *, keeps_handed: bool) -> None:
+    def set_aside(self, stays: Sequence[Kept], *, keeps_handed: bool) -> None:
         twice = set() if keeps_handed else {each.tensor for each in stays if each.is_made_twice} & self.storage.keys()
         copies = {each.tensor for each in stays if each.is_dropped}
         for op in self.operators:
@@ -112,7 +112,7 @@ class _Forward:
     def run(self, stays: Sequence[Kept], *, keeps_handed: bool) -> None:
         self.set_edges()
         self.await_all(stays)
-        self.set_beside(stays, keeps_handed=keeps_handed)
+        self.set_aside(stays, keeps_handed=keeps_handed)
         sharded, number, storage = self.sharded, self.terms.number, self.storage
         staying = {storage.get(each.tensor, each.tensor) for each in stays}
         ends = {op.group: place for place, op in enumerate(self.operators) if op.group}

@@ -17,8 +17,8 @@ from perfmodel.cost.memory.chip import (
     base_memory,
     fixed_memory,
     kept_memory,
-    may_lie_beside,
     outside_bytes,
+    outside_memory,
     reserve_factor,
     reserved_memory,
     static_memory,
@@ -30,8 +30,8 @@ from perfmodel.cost.pipeline import LiveLayers, live_table, three_live_layers
 from perfmodel.cost.stages import Stages, slowest_stage
 from perfmodel.cost.step import Bytes, ParameterTerms
 from perfmodel.foundation.columns import Column
-from perfmodel.foundation.memory_room import MemoryDoubt, RankNeed
-from perfmodel.frameworks.layer_placement import crowding
+from perfmodel.foundation.memory_headroom import MemoryUncertainty, RankNeed
+from perfmodel.frameworks.layer_placement import imbalance
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.plan import Plan
@@ -159,17 +159,17 @@ class MemoryRow:
             self._peaks[rank] = peak_of(self.ranks[rank], self.kept[rank])
         return self._peaks[rank]
 
-    def needs(self, plan: Plan, doubt: MemoryDoubt, column: int = 0) -> tuple[RankNeed, ...]:
+    def needs(self, plan: Plan, uncertainty: MemoryUncertainty, column: int = 0) -> tuple[RankNeed, ...]:
         """Memory needs of the ranks, by which the plan fits or not."""
         num_ranks = plan.layout.pp if plan.assignment is None else 1  # such a plan says what lies where
-        more = crowding_of(plan.job.model, num_ranks, self.of.stages, doubt)
-        beside = besides_of(self.of, doubt)
+        more = imbalance_of(plan.job.model, num_ranks, self.of.stages, uncertainty)
+        beside = besides_of(self.of, uncertainty)
         return tuple(
             RankNeed(
                 total=entry(total, column),
                 sure=entry(rank.fixed, column),
                 outside=entry(rank.outside, column),
-                crowding=crowded,
+                imbalance=crowded,
                 beside=entry(kept, column),
             )
             for rank, total, crowded, kept in zip(self.ranks, self.total, more, beside, strict=True)
@@ -216,18 +216,20 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
     return MemoryRow(of=of, pipelining=pipelining, kept=kept, ranks=ranks, total=tuple(map(most_reserved, ranks, kept)))
 
 
-def crowding_of(model: TransformerConfig | NetworkModel, num_ranks: int, stages: Stages, doubt: MemoryDoubt) -> tuple[Column, ...]:
+def imbalance_of(
+    model: TransformerConfig | NetworkModel, num_ranks: int, stages: Stages, uncertainty: MemoryUncertainty
+) -> tuple[Column, ...]:
     """Ratio of the layers that each distinct rank may hold to those that it is predicted with."""
-    if doubt.of_stranger and num_ranks > 1 and isinstance(model, TransformerConfig):
-        return crowding(model, num_ranks, [stages.blocks(rank) for rank in range(stages.num_ranks)])
+    if uncertainty.of_unseen and num_ranks > 1 and isinstance(model, TransformerConfig):
+        return imbalance(model, num_ranks, [stages.blocks(rank) for rank in range(stages.num_ranks)])
     return (1.0,) * stages.num_ranks
 
 
-def besides_of(of: Holding, doubt: MemoryDoubt) -> Sequence[Any]:
+def besides_of(of: Holding, uncertainty: MemoryUncertainty) -> Sequence[Any]:
     """Memory that may be needed in addition to the prediction, on each of the distinct ranks. [byte]"""
-    if not doubt.of_stranger:
+    if not uncertainty.of_unseen:
         return (0.0,) * of.stages.num_ranks
-    return may_lie_beside(of.terms, of.stages, of.sizes, num_replicas=of.num_replicas)
+    return outside_memory(of.terms, of.stages, of.sizes, num_replicas=of.num_replicas)
 
 
 def most_reserved(rank: RankHolding, kept: Kept) -> Any:

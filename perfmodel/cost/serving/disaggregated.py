@@ -226,14 +226,14 @@ def disaggregated(
         at_once = (prefill_scheduling or scheduling).prompts_together
         wave = np.asarray(scheduling.lockstep) * np.maximum(c - x * at_once, 0.0) / (2 * most_p)
 
-        def beside_decode(r: Array) -> Array:
+        def with_decode(r: Array) -> Array:
             return np.asarray(fixed + wave + np.where(c > 1, wait_for_prefill(r) * np.maximum(1 - 1 / c, 1e-9), 0.0))
 
-        b, t_d, r = _settled(step, beside_decode, scheduling.border_steps, clients=c, workers=y, steps=D, places=K)
+        b, t_d, r = _settled(step, with_decode, scheduling.border_steps, clients=c, workers=y, steps=D, places=K)
         r = np.minimum(np.minimum(r, highest), c / (fixed + (D + scheduling.border_steps) * t_d))
         with np.errstate(divide="ignore", invalid="ignore"):
             queued = np.maximum(np.where(r > 0, c / r, np.inf) - fixed - (D + scheduling.border_steps) * t_d, 0.0)
-        wait = np.minimum(beside_decode(r) - fixed, queued)
+        wait = np.minimum(with_decode(r) - fixed, queued)
         place = np.where(np.isfinite(queued), queued - wait, np.inf)
         saturated = np.asarray(b >= K * (1 - 1e-9))
     else:

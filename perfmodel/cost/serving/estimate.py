@@ -22,7 +22,7 @@ from perfmodel.cost.serving.times import ServingTimes, SpeculativeTimes
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine, fitted_numbers
-from perfmodel.frameworks.serving_intervals import ServingFooting, intervals_of
+from perfmodel.frameworks.serving_intervals import ServingBasis, intervals_of
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, Calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.grid import make_grid
@@ -354,14 +354,14 @@ def _copies_notes(estimator: ServingEstimator, plan: ServingPlan) -> list[str]:
 
 def _intervals(estimator: ServingEstimator, served: ServedPlans, at: int) -> dict[str, tuple[float, float]]:
     """As far as published runs on such a footing were from their predictions; an engine of one's own is as one that nobody knows."""
-    footing = ServingFooting(
+    basis = ServingBasis(
         engine_known=estimator.engine.name in fitted_numbers(),
         chip_measured=is_calibrated(estimator.machine),
         has_experts=estimator.model.experts is not None,
     )
     predicted = {name: _at(getattr(served.load, name), at) for name in ("ttft", "tpot", "request_latency")}
     predicted["tokens_per_second"] = float(served.tokens_per_second_per_chip[at])
-    return intervals_of(footing, predicted)
+    return intervals_of(basis, predicted)
 
 
 def rests_on(estimator: ServingEstimator) -> dict[str, str]:

@@ -63,11 +63,11 @@ def fill_steps(times: ServingTimes, requests: Requests, scheduling: Scheduling, 
 
     step_tokens = np.asarray(scheduling.step_tokens, dtype=float)
     left = np.maximum(step_tokens - b * rows, step_tokens * (new / (new + D * rows)))
-    room_tokens = np.where(chunked, left, step_tokens)
-    n = np.maximum(np.ceil(new / room_tokens), 1.0)
+    free_tokens = np.where(chunked, left, step_tokens)
+    n = np.maximum(np.ceil(new / free_tokens), 1.0)
     piece = new / n
     offset = found + (new - piece) / 2
-    room = np.maximum(room_tokens / new, 1.0)
+    room = np.maximum(free_tokens / new, 1.0)
     together = np.maximum(b * n / np.maximum(D + n, 1.0), scheduling.prompts_together)
     q = np.clip(together, 1.0, np.minimum(np.floor(room), b))
 

@@ -345,7 +345,7 @@ class _Engine:
         pieces, tokens, reads = self._prompts()
         decodes = bool(self.running) and (self.chunked or not pieces)
         if decodes and not self.reserves and self.used + self.growth > self.cache_tokens:
-            self._make_room()
+            self._evict()
         sequences = len(self.running) if decodes else 0
         many, taken = 1, 0.0
         if decodes and not pieces:
@@ -494,7 +494,7 @@ class _Engine:
         if self.is_closed:
             self._send(self.now + late)
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         """The cache is full: those admitted last go back to the head of the queue, and will be computed again with what they answered."""
         while len(self.running) > 1 and self.used + self.growth > self.cache_tokens:
             request = next(reversed(self.running.values()))

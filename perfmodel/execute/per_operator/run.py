@@ -109,7 +109,7 @@ def check_network_plan(
         raise InputError("compares_outputs=yes: is for plans of one stage; leave it out")
     _check(network, plan, group, options)
     device = group.device if group is not None else pick_device(device, plan.num_chips)
-    _check_room(plan.num_chips, device)
+    _check_memory(plan.num_chips, device)
     with nullcontext(group) if group is not None else _start(plan.num_chips, device, hang_timeout, None) as workers:
         results = workers.call(check_on_rank, network, plan, options)
     return assemble_check(network, plan, results, dtype)
@@ -185,10 +185,10 @@ def _compare_stage(
     # whole numbers that operators make are no traffic of a plan, and what is made with another output travels as that one does
     beside = {operator.inputs[0].tensor for operator in network.operators if operator.kind == "part"}
     beside |= {name for name in network.producers() if network.tensors[name].role is TensorRole.INDEX}
-    issued_beside = {row: count for row, count in next(iter(ranks.values())).record.items() if row.tensor in beside}
+    issued_outside = {row: count for row, count in next(iter(ranks.values())).record.items() if row.tensor in beside}
     rows = {row: count for row, count in _expected(network, plan, stage).items() if row.tensor not in beside}
     priced: Counter[NetworkTraffic] = Counter()
-    for row, count in (*rows.items(), *issued_beside.items()):
+    for row, count in (*rows.items(), *issued_outside.items()):
         priced[replace(row, itemsize=sizes.size(row))] += count
     expected = _unpriced(priced)
     for number, rank in ranks.items():
@@ -282,7 +282,7 @@ def measure_network_plans(
     checking = replace(timing, dtype="float32", steps=1, optimizer=options.optimizer, learning_rate=0.0)  # nothing is updated
     errors = [float("nan")] * len(plans)
     device = group.device if group is not None else pick_device(device, plans[0].num_chips)
-    _check_room(plans[0].num_chips, device)
+    _check_memory(plans[0].num_chips, device)
     for plan in plans:
         _check(network, plan, group, options)
     scope = nullcontext(group) if group is not None else _start(plans[0].num_chips, device, hang_timeout, on_progress)
@@ -324,7 +324,7 @@ def _start(num_ranks: int, device: str, hang_timeout: float, on_progress: Callab
     return WorkerGroup(num_ranks, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
 
 
-def _check_room(num_ranks: int, device: str) -> None:
+def _check_memory(num_ranks: int, device: str) -> None:
     most = num_devices(device)
     if num_ranks > most:
         raise InputError(f"chips={num_ranks}: this machine runs up to {most} ranks on {device}; use a plan for fewer")

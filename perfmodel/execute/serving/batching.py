@@ -67,7 +67,7 @@ def serve(decoder: Decoder, requests: Sequence[ServedRequest], *, step_tokens: i
     records: list[StepRecord] = []
     clock = 0
     while waiting or running:
-        while waiting and waiting[0].request.arrives <= clock and cache.has_room(waiting[0].request.most_tokens):
+        while waiting and waiting[0].request.arrives <= clock and cache.has_capacity(waiting[0].request.most_tokens):
             joining = waiting.popleft()
             cache.reserve(joining.number, joining.request.most_tokens)
             running.append(joining)

@@ -104,7 +104,7 @@ class PagedCache:
     def blocks_for(self, tokens: int) -> int:
         return ceil(tokens / self.block_tokens)
 
-    def has_room(self, tokens: int) -> bool:
+    def has_capacity(self, tokens: int) -> bool:
         """Whether a further sequence of so many tokens would find its blocks, and a slot."""
         return self.blocks_for(tokens) <= len(self.free) and bool(self.states.free)
 

@@ -157,7 +157,7 @@ class ExchangePosition(StrEnum):
 
     BEFORE = "before"
     AFTER = "after"
-    BESIDE = "beside"
+    CONCURRENT = "beside"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +236,7 @@ class ShardedGraph:
                     leading.add(op.name)
                     wanted.update(each.tensor for each in op.inputs)
             for op in operators if leading else ():
-                found[op.name] = ExchangePosition.BEFORE if op.name in leading else ExchangePosition.BESIDE
+                found[op.name] = ExchangePosition.BEFORE if op.name in leading else ExchangePosition.CONCURRENT
                 if sets[op.name] or any(each.tensor in made for each in op.inputs):
                     found[op.name] = ExchangePosition.AFTER
                     made.add(op.output.tensor)

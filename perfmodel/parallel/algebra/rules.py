@@ -219,7 +219,7 @@ def default_rules(*, sequence_parallel: bool) -> RuleSet:
     return default_rule_sets()[int(sequence_parallel)]
 
 
-def told_rules(rules: RuleSet) -> str:
+def rule_labels(rules: RuleSet) -> str:
     """Its name, where people must be told of it; empty for the two that sequence parallelism tells apart."""
     return "" if rules in default_rule_sets() else rules.name
 

@@ -233,7 +233,7 @@ class TableMaker:
 
     def _operator_cost(self, index: int, operator: Operator, rows: Configurations) -> OperatorCost:
         whole = {dim: (dim,) for dim in operator.dims}
-        compiled = compile_operators(self.run, [(self.run.operators[index], whole, self.saved_beside(index))], self.setting)
+        compiled = compile_operators(self.run, [(self.run.operators[index], whole, self.also_saved(index))], self.setting)
         return operator_cost(compiled, self.grid(rows), self.prices.machine)
 
     def _operator_vertex(self, operator: Operator, rows: Configurations, parameters: Sequence[int], cost: OperatorCost) -> VertexColumns:
@@ -275,7 +275,7 @@ class TableMaker:
             return True
         return tensor in self.producers and saves_output(self.network.operators[self.producers[tensor]])
 
-    def saved_beside(self, index: int) -> list[Data]:
+    def also_saved(self, index: int) -> list[Data]:
         """Data that the operator saves, without inputs that earlier operators save."""
         operator = self.network.operators[index]
         before = {position for position in self.kept[index] if self.is_kept_before(operator.inputs[position].tensor)}

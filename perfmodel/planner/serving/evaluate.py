@@ -25,7 +25,7 @@ _ENDLESS = 86400.0
 _BLOCK = 4096
 
 #: Why a plan is rejected, in the order in which they are looked at; codes of `LoadTable.verdict` are places in it.
-FEASIBLE, NO_ROOM, SATURATED, TTFT, TPOT, LATENCY = range(6)
+FEASIBLE, NO_MEMORY, SATURATED, TTFT, TPOT, LATENCY = range(6)
 REASONS = (
     "",
     "does not fit into memory",
@@ -148,8 +148,8 @@ class Evaluator:
         """Rows in one format. Those that have no room, or not for their load, are not timed."""
         of = self.estimators[which]
         job, count = self.job_of(which), len(rows)
-        sequences, has_room = self.room(which, rows)
-        verdict = np.where(has_room, FEASIBLE, NO_ROOM)
+        sequences, has_capacity = self.room(which, rows)
+        verdict = np.where(has_capacity, FEASIBLE, NO_MEMORY)
         limit = np.where(rows.max_batch > 0, rows.max_batch, of.engine.scheduling.max_batch) * rows.attention_dp
         if self.is_load_searched:
             verdict[(verdict == 0) & (concurrency > np.minimum(sequences, limit) * rows.replicas)] = SATURATED

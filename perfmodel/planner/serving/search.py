@@ -24,7 +24,7 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.planner.serving.baselines import baseline_layouts
 from perfmodel.planner.serving.disaggregation import against, find_pools, pools_front
-from perfmodel.planner.serving.evaluate import FEASIBLE, NO_ROOM, REASONS, SATURATED, Evaluator, LoadTable, joined
+from perfmodel.planner.serving.evaluate import FEASIBLE, NO_MEMORY, REASONS, SATURATED, Evaluator, LoadTable, joined
 from perfmodel.planner.serving.reasons import why_worse
 from perfmodel.planner.serving.result import (
     FrontPoint,
@@ -307,7 +307,7 @@ class _Search:
             job = replace(self.evaluator.job, concurrency=None, rate=None, is_static=False)
             other = replace(self, evaluator=replace(self.evaluator, job=job), objective=ServingObjective.LATENCY)
             return other.front(other.table(columns, self.space.tokens_of_a_step(self.engine)[:1]), columns)
-        rows = np.flatnonzero((table.verdict != NO_ROOM) & (table.verdict != SATURATED))
+        rows = np.flatnonzero((table.verdict != NO_MEMORY) & (table.verdict != SATURATED))
         chosen = table.take(rows)
         order = rows[self._order(replace(chosen, latency=1.0 / np.maximum(chosen.per_chip, 1e-12)), -chosen.per_user)]
         highest = np.maximum.accumulate(np.concatenate(([-np.inf], table.per_chip[order])))[:-1]
@@ -380,7 +380,7 @@ class _Search:
 
     def nothing_meets(self, table: LoadTable, cluster: Cluster, apart: Sequence[RankedPlan] | None) -> NothingFoundError:
         """The error: the nearest plan, and what would meet the limits, be it workers of two kinds (`apart`; None: not tried)."""
-        if not (table.verdict != NO_ROOM).any():
+        if not (table.verdict != NO_MEMORY).any():
             return NothingFoundError(self._nothing_fits(table, cluster), fits=False)
         where = f"{chips_text(cluster.num_chips)} of {cluster.name}"
         limits, is_timed = self.evaluator.limits, table.verdict > SATURATED
@@ -426,7 +426,7 @@ class _Search:
         """Where no plan answers requests as fast as they come: the one that answers most."""
         job = self.evaluator.job
         assert job.rate is not None
-        timed = np.where(table.verdict == NO_ROOM, -np.inf, np.nan_to_num(table.per_chip, nan=-np.inf))
+        timed = np.where(table.verdict == NO_MEMORY, -np.inf, np.nan_to_num(table.per_chip, nan=-np.inf))
         best = int(np.argmax(timed))
         most = float(table.per_chip[best]) * self.evaluator.num_chips / job.output_len.mean
         label = table.columns.plan(best).label()

@@ -14,7 +14,7 @@ import numpy as np
 from perfmodel.cost.serving.pools import predict_plan
 from perfmodel.cost.serving.simulated import predict_served
 from perfmodel.parallel.serving.plan import ServingPlan
-from perfmodel.planner.serving.evaluate import LATENCY, NO_ROOM, SATURATED, TPOT, TTFT, Evaluator, LoadTable
+from perfmodel.planner.serving.evaluate import LATENCY, NO_MEMORY, SATURATED, TPOT, TTFT, Evaluator, LoadTable
 from perfmodel.planner.serving.result import RankedPlan, ServingObjective, ranked_plan
 
 _CODES = {"ttft": TTFT, "tpot": TPOT, "request_latency": LATENCY}
@@ -118,4 +118,4 @@ class Chosen:
     def tried(self, table: LoadTable) -> LoadTable:
         """The simulated rows of a table whose rows keep the limits only by the formulas; else all rows."""
         rows = np.array(sorted(self.broken), dtype=np.int64)
-        return self.as_simulated(table).take(rows) if len(rows) and not (table.verdict[rows] == NO_ROOM).any() else table
+        return self.as_simulated(table).take(rows) if len(rows) and not (table.verdict[rows] == NO_MEMORY).any() else table

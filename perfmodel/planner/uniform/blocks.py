@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.chip import fixed_memory, outside_bytes, reserve_factor, reserved_memory, runs_at
 from perfmodel.cost.memory.moments import ActivationTerms, At, keeps_gathered
-from perfmodel.cost.memory.plan import Holding, activations_as, besides_of, crowding_of, rank_holding, replicas
+from perfmodel.cost.memory.plan import Holding, activations_as, besides_of, imbalance_of, rank_holding, replicas
 from perfmodel.cost.pipeline import LiveLayers
 from perfmodel.cost.step import ParameterTerms, RegionTimes, hop_time
 from perfmodel.foundation.columns import Column
-from perfmodel.foundation.memory_room import MemoryDoubt, RankNeed
+from perfmodel.foundation.memory_headroom import MemoryUncertainty, RankNeed
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.planner.uniform.schedules import schedule_columns
@@ -113,7 +113,7 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class MemoryLimit:
     """Memory that plans may take.
 
     doubt     how far what a plan needs lies from what is predicted
@@ -121,7 +121,7 @@ class Room:
     capacity  the usable memory less the headroom   [byte]
     """
 
-    doubt: MemoryDoubt
+    uncertainty: MemoryUncertainty
     ratio: float | None
     capacity: float
 
@@ -137,7 +137,7 @@ def surely_needs(flight: Flight, pipelines: PipelineGroup, static: list[Any], ou
 
 
 def plan_memory(
-    columns: Columns, flight: Flight, pipelines: PipelineGroup, terms: ParameterTerms, static: list[Any], room: Room
+    columns: Columns, flight: Flight, pipelines: PipelineGroup, terms: ParameterTerms, static: list[Any], room: MemoryLimit
 ) -> tuple[Array, Cells, Array]:
     """Return the peak memory of every plan, which of them fit, and what always stays of the fullest rank. [byte]"""
     estimator, stages = columns.estimator, pipelines.stages
@@ -160,7 +160,7 @@ def plan_memory(
     memory: Any = None
     alone: Any = 0.0
     is_sure: Any = None
-    crowded, beside = crowding_of(estimator.job.model, columns.pp, stages, room.doubt), besides_of(holding, room.doubt)
+    crowded, beside = imbalance_of(estimator.job.model, columns.pp, stages, room.uncertainty), besides_of(holding, room.uncertainty)
     for rank in flight.ranks:
         held = rank_holding(holding, rank, flight.live[rank], of_live=pipelines.stages_of())
         fixed = pipelines.of_choices(held.fixed)
@@ -181,13 +181,13 @@ def plan_memory(
     return memory, fits if is_sure is None else fits & is_sure, alone
 
 
-def _surely(room: Room, usable: float, sure: Any, outside: Any, crowding: Column, beside: Any) -> Any:
+def _surely(room: MemoryLimit, usable: float, sure: Any, outside: Any, imbalance: Column, beside: Any) -> Any:
     """Largest prediction of a rank that fits at the risk, as columns; None if the headroom is stricter. [byte]"""
     if room.ratio is None:
         return None
-    if np.all(crowding == 1.0) and isinstance(beside, float) and usable / room.ratio >= room.capacity:
+    if np.all(imbalance == 1.0) and isinstance(beside, float) and usable / room.ratio >= room.capacity:
         return None  # the least that may be predicted where something is sure
-    need = RankNeed(total=0.0, sure=sure, outside=outside, crowding=crowding, beside=beside)
+    need = RankNeed(total=0.0, sure=sure, outside=outside, imbalance=imbalance, beside=beside)
     return np.asarray(need.room(usable, room.ratio))
 
 

@@ -21,12 +21,12 @@ from perfmodel.cost.memory.plan import activations_as, replicas
 from perfmodel.cost.stages import Stages, inner_regions
 from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
-from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Index, Room, column_grid, plan_memory, surely_needs
+from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Index, MemoryLimit, column_grid, plan_memory, surely_needs
 from perfmodel.planner.uniform.runnable import admitted_zero, runnable_layouts, runnable_ways
 from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times
 from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, PipelineGroup, Space, layout_blocks, recompute_choices
 from perfmodel.planner.uniform.step_times import step_times
-from perfmodel.planner.uniform.sweep import BLOCK_CELLS, check_searchable, plan_of, room_of, sharding_of
+from perfmodel.planner.uniform.sweep import BLOCK_CELLS, check_searchable, memory_limit_of, plan_of, sharding_of
 from perfmodel.planner.uniform.tables import KeptTables, Tables, take_grid
 
 #: Bounds allow for rounding.
@@ -65,7 +65,7 @@ def best_plan(
         space=space,
         beyond=beyond,
         by_memory=by_memory,
-        room=room_of(estimator, memory_headroom=memory_headroom, risk=risk),
+        room=memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk),
         tables=tables,
         rows=_joined(blocks),
         pipelines={rows.pp: rows.pipelines for rows in blocks},
@@ -136,7 +136,7 @@ class _Search:
     space: Space
     beyond: Space | None
     by_memory: bool
-    room: Room
+    room: MemoryLimit
     tables: Tables
     rows: LayoutRows
     pipelines: dict[int, tuple[PipelineGroup, ...]]

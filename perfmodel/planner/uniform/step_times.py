@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.assemble import beside_pipeline
+from perfmodel.cost.assemble import outside_pipeline
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, sends_under_parameters, waits_each_microbatch
 from perfmodel.cost.step import (
@@ -51,7 +51,7 @@ def step_times(
         pipeline = _less_hidden_sends(estimator, pipeline, waits, gpipe_waits, regions, pipelines, pp=pp, m=num_microbatches, hop=hop)
 
     def beside(waits: Waits) -> Array:
-        found = beside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=num_microbatches)
+        found = outside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=num_microbatches)
         return pipelines.of_choices(np.asarray(found.total))
 
     step = pipeline + beside(waits)

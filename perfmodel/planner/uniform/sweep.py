@@ -21,13 +21,13 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.chip import static_memory
 from perfmodel.cost.step import ParameterTerms
 from perfmodel.foundation.errors import bad_field
-from perfmodel.foundation.memory_room import memory_rule
-from perfmodel.frameworks.memory_uncertainty import memory_doubt
+from perfmodel.foundation.memory_headroom import memory_rule
+from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.parallel.algebra.folding import takes_replicas
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
-from perfmodel.planner.uniform.blocks import Columns, Flight, Room, plan_memory, surely_needs
+from perfmodel.planner.uniform.blocks import Columns, Flight, MemoryLimit, plan_memory, surely_needs
 from perfmodel.planner.uniform.schedules import pipeline_times
 from perfmodel.planner.uniform.space import (
     LayoutRows,
@@ -86,7 +86,7 @@ class Sweep:
 
     estimator: Estimator
     space: Space
-    room: Room
+    room: MemoryLimit
     attention: AttentionKernel
     recompute_operators: tuple[str, ...]
     recomputes: list[Recompute]
@@ -181,10 +181,10 @@ def check_searchable(estimator: Estimator) -> None:
         raise bad_field("routing", str(routing), "counts are of one ep and one micro-batch, of which a search tries others", remedy)
 
 
-def room_of(estimator: Estimator, *, memory_headroom: float | None, risk: float | None) -> Room:
+def memory_limit_of(estimator: Estimator, *, memory_headroom: float | None, risk: float | None) -> MemoryLimit:
     """Return the memory that plans may take with this headroom, or at this risk."""
-    rule, doubt = memory_rule(memory_headroom, risk), memory_doubt(estimator.profile)
-    return Room(doubt=doubt, ratio=rule.ratio(doubt), capacity=rule.room(estimator.machine.memory_usable))
+    rule, uncertainty = memory_rule(memory_headroom, risk), uncertainty_of_memory(estimator.profile)
+    return MemoryLimit(uncertainty=uncertainty, ratio=rule.ratio(uncertainty), capacity=rule.room(estimator.machine.memory_usable))
 
 
 def sweep(
@@ -207,7 +207,7 @@ def sweep(
     kept_tables   for further passes
     """
     check_searchable(estimator)
-    room = room_of(estimator, memory_headroom=memory_headroom, risk=risk)
+    room = memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk)
     attention = attention or AttentionKernel(estimator.profile.kernels.default_attention)
     recompute_operators = recompute_operators or space.recompute_operators
     state = Sweep(
@@ -375,7 +375,7 @@ def _zero_parts(state: Sweep, tables: Tables, block: _Block) -> Iterator[tuple[i
         # groups are sorted: 0 and 1 admit stage 0, 1 to 3 the others
         if not runs.admits_zero(zero, pipelined=pp > 1, replicated=False):
             continue
-        if runs.refuses_beside_axes(zero, **of_first, data=block.rows.data_parallel):
+        if runs.refuses_with_axes(zero, **of_first, data=block.rows.data_parallel):
             continue
         last = 4 if runs.admits_zero(zero, pipelined=pp > 1, replicated=True) else 3
         begin, end = (0, int(np.searchsorted(block.sharding, 2))) if zero == 0 else map(int, np.searchsorted(block.sharding, [1, last]))

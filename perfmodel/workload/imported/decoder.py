@@ -63,13 +63,13 @@ def decoder_of(graph: ImportedGraph, *, name: str = "") -> TransformerConfig:
             rule = "lacks dims or sizes that every import has; import the module again"
             raise InputError(f"model={graph.name}: operator {vertex.name} {rule}")
     wiring = Wiring(graph)
-    _refuse_strangers(wiring)
+    _refuse_unknown(wiring)
     layers, head = _layers(wiring)
     _refuse_differing(wiring, layers)
     return _checked(wiring, name or graph.name, layers, head)
 
 
-def told_of(model: TransformerConfig) -> str:
+def description_of(model: TransformerConfig) -> str:
     """Summary of the recognised model: "48 layers, 32 heads of 128 over 4 of keys, 8 of 128 experts of width 768"."""
     words, heads = [f"{model.num_hidden_layers} layers"], f"{model.num_attention_heads} heads of {model.head_dim}"
     if model.latent is not None:
@@ -96,7 +96,7 @@ class _Layer:
     has_norm_after: bool
 
 
-def _refuse_strangers(wiring: Wiring) -> None:
+def _refuse_unknown(wiring: Wiring) -> None:
     for at, vertex in enumerate(wiring.graph.vertices):
         if vertex.kind in _NO_DECODER and not (vertex.outputs and all(each.is_index for each in vertex.outputs)):
             raise wiring.refused(at, f"is no operator of a decoder ({vertex.kind}: {vertex.operator})")
@@ -251,4 +251,4 @@ def _is_whole(vertex: ImportedVertex) -> bool:
     return vertex.kind is not ImportedKind.EMBEDDING or all(each.shape for each in vertex.inputs if each.parameter)
 
 
-__all__ = ["decoder_of", "is_saved_graph", "read_graph", "told_of"]
+__all__ = ["decoder_of", "is_saved_graph", "read_graph", "description_of"]

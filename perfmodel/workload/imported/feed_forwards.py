@@ -128,7 +128,7 @@ def _experts(wiring: Wiring, own: Sequence[int], hidden: int, choices: Sequence[
     if len(own) == 1:
         raise wiring.refused(router, f"chooses among {number} experts, and the layer has no other product")
     parts = _parts(wiring, [at for at in own if at != router], hidden, number)
-    routed, shared = _told_apart(wiring, router, parts, number)
+    routed, shared = _distinguished(wiring, router, parts, number)
     gates = [at for at in own if wiring.weights(at).made == 1 and at != router]
     has_softmax = any(
         wiring.vertex(at).kind is ImportedKind.SOFTMAX and router in wiring.products_before(at, first=router)
@@ -168,7 +168,7 @@ def _parts(wiring: Wiring, own: Sequence[int], hidden: int, number: int) -> list
     return found
 
 
-def _told_apart(wiring: Wiring, router: int, parts: Sequence[tuple[int, Mlp]], number: int) -> tuple[Mlp, int]:
+def _distinguished(wiring: Wiring, router: int, parts: Sequence[tuple[int, Mlp]], number: int) -> tuple[Mlp, int]:
     """One of the experts, and the width of all that every token runs: experts are as many as the router has entries."""
     counts: Counter[tuple[int, bool, bool]] = Counter()
     for _, part in parts:

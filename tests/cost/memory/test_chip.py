@@ -13,7 +13,7 @@ from perfmodel.cost.memory.plan import memory_by_class
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.stages import stages_of
 from perfmodel.cost.step import held_elements
-from perfmodel.frameworks.memory_uncertainty import memory_doubt
+from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.transformer import decoder_regions
@@ -250,7 +250,7 @@ def test_q_and_k_stay_as_they_were_before_the_rotary_embedding_where_v_is_cut_fr
 def test_gradients_as_produced_may_stay_beside_accumulators_of_a_framework_that_nobody_knows(profile, knobs, copies):
     estimator = estimator_of(chips=4, profile=profile)
     plan = plan_of(estimator, **knobs)
-    (need, *_) = evaluate_memory(estimator, plan).needs(plan, memory_doubt(estimator.profile))
+    (need, *_) = evaluate_memory(estimator, plan).needs(plan, uncertainty_of_memory(estimator.profile))
     assert need.beside == copies * 2 * estimator.job.transformer.num_parameters
 
 
@@ -260,7 +260,7 @@ def test_a_framework_that_nobody_knows_may_keep_whole_in_a_pipeline_what_it_shar
     estimator = estimator_of(chips=4, profile="generic")
     plan = plan_of(estimator, pp=2, dp_shard=2, zero=zero)
     row = evaluate_memory(estimator, plan)
-    held = [each.beside for each in row.needs(plan, memory_doubt(estimator.profile))]
+    held = [each.beside for each in row.needs(plan, uncertainty_of_memory(estimator.profile))]
     whole = [float(elements) for elements in held_elements(row.of.terms, row.of.stages, sharded=False)]
     assert held == [kept * elements for elements in whole]
-    assert [each.beside for each in row.needs(plan, memory_doubt(profile_of("torch-fsdp2")))] == [0.0] * len(held)
+    assert [each.beside for each in row.needs(plan, uncertainty_of_memory(profile_of("torch-fsdp2")))] == [0.0] * len(held)

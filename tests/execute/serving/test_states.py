@@ -125,9 +125,9 @@ def test_states_in_32_bits_by_hand():
 def test_a_cache_without_a_free_slot_has_no_room():
     cache = PagedCache(replace(HYBRIDS["mamba alone"]), 8, num_sequences=1)
     cache.reserve(0, 4)
-    assert not cache.has_room(4)
+    assert not cache.has_capacity(4)
     with pytest.raises(RunError, match="none of the 1 slots for states is free"):
         cache.reserve(1, 4)
     assert 1 not in cache.tables
     cache.release(0)
-    assert cache.has_room(4)
+    assert cache.has_capacity(4)

@@ -13,10 +13,10 @@ TOLD = Rate(calibration="h100", of="matmul", shipped=0.83, value=0.84, spread=0.
 
 
 def test_what_one_framework_alone_says_or_what_hangs_on_one_is_open():
-    assert TOLD.is_told
-    assert not replace(TOLD, frameworks=("a",)).is_told
-    assert not replace(TOLD, low=0.7).is_told
-    assert not replace(TOLD, spread=0.1).is_told
+    assert TOLD.is_determined
+    assert not replace(TOLD, frameworks=("a",)).is_determined
+    assert not replace(TOLD, low=0.7).is_determined
+    assert not replace(TOLD, spread=0.1).is_determined
     assert rows_of([TOLD])[0][-1] == "determined"
 
 
@@ -34,7 +34,7 @@ def test_the_clocks_that_ship_are_those_of_the_published_runs():
         rate = found[calibration, "matmul"]
         assert rate.value == pytest.approx(rate.shipped, rel=0.03)
     assert found["h100", "matmul"].frameworks == ("Composer", "torch")
-    assert not found["h100", "flash1"].is_told
+    assert not found["h100", "flash1"].is_determined
 
 
 def test_bad_input_is_answered_with_a_sentence(tmp_path, capsys):

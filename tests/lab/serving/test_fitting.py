@@ -14,7 +14,7 @@ from lab.serving.residuals import ServingResidual, factors
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.engine import _load, fitted_numbers, list_engines, load_engine
-from perfmodel.frameworks.serving_intervals import ServingFooting, interval_factors, intervals_of
+from perfmodel.frameworks.serving_intervals import ServingBasis, interval_factors, intervals_of
 from perfmodel.parallel.serving.prediction import Spread
 from perfmodel.validation.cases import parse_case
 from perfmodel.validation.serving.measured import Served
@@ -73,14 +73,14 @@ def test_a_choice_is_judged_by_what_was_measured():
 
 
 def test_intervals_are_quantiles_of_the_narrowest_set_with_enough_figures():
-    footing = ServingFooting(engine_known=True, chip_measured=True, has_experts=False)
+    basis = ServingBasis(engine_known=True, chip_measured=True, has_experts=False)
     labels = type("Row", (), {"labels": {"model": "m", "engine": "e"}})()
     values = np.linspace(-0.5, 0.5, 101)
-    some = [ServingResidual(footing=footing, metric="tpot", row=labels, value=float(value)) for value in values]
-    low, high, number = factors(some, footing, "tpot")
+    some = [ServingResidual(basis=basis, metric="tpot", row=labels, value=float(value)) for value in values]
+    low, high, number = factors(some, basis, "tpot")
     assert (math.log(low), math.log(high), number) == (pytest.approx(-0.4, abs=0.01), pytest.approx(0.4, abs=0.01), 101)
-    assert factors(some, replace(footing, has_experts=True), "tpot") == (low, high, number)  # the next wider set
-    assert factors(some[:5], footing, "tpot") is None
+    assert factors(some, replace(basis, has_experts=True), "tpot") == (low, high, number)  # the next wider set
+    assert factors(some[:5], basis, "tpot") is None
 
 
 def test_what_ships_is_what_the_command_writes():
@@ -93,7 +93,7 @@ def test_what_ships_is_what_the_command_writes():
 
 
 def test_a_prediction_has_the_interval_of_its_footing():
-    known, unknown = (ServingFooting(engine_known=known, chip_measured=True, has_experts=False) for known in (True, False))
+    known, unknown = (ServingBasis(engine_known=known, chip_measured=True, has_experts=False) for known in (True, False))
     low, high = intervals_of(known, {"tpot": 10.0})["tpot"]
     assert low < 10.0 < high
     wide, narrow = (interval_factors(each)["ttft"] for each in (unknown, known))

@@ -8,7 +8,7 @@ from perfmodel.cost.compute import attention_backward_time, attention_time
 from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.cost.memory.kept import kept_tensors
 from perfmodel.foundation.errors import InputError
-from perfmodel.frameworks.rewrites import with_habits
+from perfmodel.frameworks.rewrites import with_behaviour
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.workload.graph import Pass
@@ -59,7 +59,7 @@ def test_flops_of_a_token_with_half_the_square_of_scores():
 
 def test_bytes_that_a_token_keeps():
     graph = graph_of(v3_dense())
-    derivation = with_habits(derive(graph, apply_rules(graph, rule_set_of("ddp"))), profile_of("megatron"))
+    derivation = with_behaviour(derive(graph, apply_rules(graph, rule_set_of("ddp"))), profile_of("megatron"))
     kept = {each.tensor: each.amount.base / SEQ for each in kept_tensors(derivation, set(), set(), alone=set())}
     norms = [each for each in kept if each.endswith("norm") and kept[each] == 4.0]
     assert kept["q_a_proj.out"] + kept["q_a_norm.out"] + kept["latent.out"] + kept["kv_a_norm.out"] == 8_320
@@ -72,7 +72,7 @@ def test_bytes_that_a_token_keeps():
 def test_bytes_that_a_token_keeps_of_a_layer_with_experts():
     """The whole table: 572,032 with what norms and the router keep of each token besides."""
     graph = graph_of(load_model("deepseek-v3"))
-    derivation = with_habits(derive(graph, apply_rules(graph, rule_set_of("ddp"))), profile_of("megatron"))
+    derivation = with_behaviour(derive(graph, apply_rules(graph, rule_set_of("ddp"))), profile_of("megatron"))
     kept = kept_tensors(derivation, set(), set(), alone=set())
     statistics, chosen = 4 * 4, 8 * 4  # of four norms in float32; the eight weights of its experts
     assert sum(each.amount.base for each in kept if each.region == "layer") / SEQ == 572_032 + statistics + chosen

@@ -50,7 +50,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryDoubt:
+class MemoryUncertainty:
     """log(needed / predicted) of what is not sure, as a logistic distribution.
 
     centre, scale   its median, and the distance from it to 73 %
@@ -61,7 +61,7 @@ class MemoryDoubt:
 
     centre: float
     scale: float
-    of_stranger: bool = False
+    of_unseen: bool = False
     rests_on: str = ""
 
     def probability_below(self, log_ratio: float) -> float:
@@ -91,14 +91,14 @@ class RankNeed:
     total: Column
     sure: Column
     outside: Column = 0.0
-    crowding: Column = 1.0
+    imbalance: Column = 1.0
     beside: Column = 0.0
 
     def room(self, usable: float, ratio: float) -> Any:
         """Largest prediction that still fits if the uncertain part is `ratio` times as large. [byte]"""
         return self.sure + (self._usable(usable) - self.sure) / ratio
 
-    def log_room(self, usable: float) -> float:
+    def log_headroom(self, usable: float) -> float:
         """By how much what is not sure may grow, as a logarithm."""
         left = self._usable(usable) - self.sure
         if left <= 0.0:
@@ -111,15 +111,15 @@ class RankNeed:
 
     def at_most(self, ratio: float) -> float:
         """The same where it holds as many layers as it may, and all that may lie beside. [byte]"""
-        return float((self.at_least(ratio) + self.beside - self.outside) * self.crowding + self.outside)
+        return float((self.at_least(ratio) + self.beside - self.outside) * self.imbalance + self.outside)
 
     def _usable(self, usable: float) -> Any:
-        return (usable - self.outside) / self.crowding + (self.outside - self.beside)
+        return (usable - self.outside) / self.imbalance + (self.outside - self.beside)
 
 
-def fit_probability(ranks: Iterable[RankNeed], usable: float, doubt: MemoryDoubt) -> float:
+def fit_probability(ranks: Iterable[RankNeed], usable: float, uncertainty: MemoryUncertainty) -> float:
     """That every rank fits: of the one that comes nearest to what is usable, for all have the same allocator."""
-    return doubt.probability_below(min(rank.log_room(usable) for rank in ranks))
+    return uncertainty.probability_below(min(rank.log_headroom(usable) for rank in ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +136,13 @@ class MemoryRule:
         """Largest prediction of a plan that fits, certain and uncertain parts together. [byte]"""
         return usable * (1.0 - self.headroom)
 
-    def ratio(self, doubt: MemoryDoubt) -> float | None:
+    def ratio(self, uncertainty: MemoryUncertainty) -> float | None:
         """Factor by which the uncertain part of a plan that fits may exceed its prediction; None: any factor."""
-        return doubt.ratio_at(1.0 - self.risk) if self.risk < 1.0 else None
+        return uncertainty.ratio_at(1.0 - self.risk) if self.risk < 1.0 else None
 
-    def verdict(self, ranks: Sequence[RankNeed], usable: float, doubt: MemoryDoubt) -> Verdict:
+    def verdict(self, ranks: Sequence[RankNeed], usable: float, uncertainty: MemoryUncertainty) -> Verdict:
         """Tight: it would fit, but too little stays free, or too much is unsure."""
-        needed, ratio = max(rank.total for rank in ranks), self.ratio(doubt)
+        needed, ratio = max(rank.total for rank in ranks), self.ratio(uncertainty)
         is_sure = ratio is None or all(rank.total <= rank.room(usable, ratio) for rank in ranks)
         if needed <= self.room(usable) and is_sure:
             return Verdict.FITS
@@ -156,9 +156,9 @@ def memory_rule(memory_headroom: float | None = None, risk: float | None = None)
     return MemoryRule(headroom=memory_headroom, risk=1.0 if risk is None else risk)
 
 
-def outcome_rule(doubt: MemoryDoubt) -> MemoryRule:
+def outcome_rule(uncertainty: MemoryUncertainty) -> MemoryRule:
     """Return the rule that predicts whether a run will fit, yes or no, with as few errors of either kind as published runs allow."""
-    return MemoryRule(headroom=DEFAULT_HEADROOM, risk=OUTCOME_RISK if doubt.of_stranger else 1.0)
+    return MemoryRule(headroom=DEFAULT_HEADROOM, risk=OUTCOME_RISK if uncertainty.of_unseen else 1.0)
 
 
 #: Below it, one minus the risk is one in float64.

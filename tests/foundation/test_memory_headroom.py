@@ -5,10 +5,10 @@ import math
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_room import (
+from perfmodel.foundation.memory_headroom import (
     DEFAULT_HEADROOM,
     DEFAULT_RISK,
-    MemoryDoubt,
+    MemoryUncertainty,
     RankNeed,
     Verdict,
     check_headroom,
@@ -18,13 +18,13 @@ from perfmodel.foundation.memory_room import (
     outcome_rule,
 )
 
-KNOWN = MemoryDoubt(centre=0.0, scale=0.1)
-UNKNOWN = MemoryDoubt(centre=0.0, scale=0.1, of_stranger=True)
+KNOWN = MemoryUncertainty(centre=0.0, scale=0.1)
+UNKNOWN = MemoryUncertainty(centre=0.0, scale=0.1, of_unseen=True)
 
 
-def told(needed, *, doubt=KNOWN, sure=0.0, crowding=1.0, outside=0.0, beside=0.0, **asked):
-    rank = RankNeed(total=needed, sure=sure, outside=outside, crowding=crowding, beside=beside)
-    return memory_rule(**asked).verdict([rank], 100.0, doubt)
+def told(needed, *, uncertainty=KNOWN, sure=0.0, imbalance=1.0, outside=0.0, beside=0.0, **asked):
+    rank = RankNeed(total=needed, sure=sure, outside=outside, imbalance=imbalance, beside=beside)
+    return memory_rule(**asked).verdict([rank], 100.0, uncertainty)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def told(needed, *, doubt=KNOWN, sure=0.0, crowding=1.0, outside=0.0, beside=0.0
         (96, DEFAULT_HEADROOM, Verdict.TIGHT),
     ],
 )
-@pytest.mark.parametrize("doubt", [KNOWN, UNKNOWN])
-def test_three_verdicts(needed, headroom, expected, doubt):
-    assert told(needed, memory_headroom=headroom, doubt=doubt) is expected
+@pytest.mark.parametrize("uncertainty", [KNOWN, UNKNOWN])
+def test_three_verdicts(needed, headroom, expected, uncertainty):
+    assert told(needed, memory_headroom=headroom, uncertainty=uncertainty) is expected
 
 
 def test_a_plan_that_fits_does_so_at_a_risk_of_five_percent_unless_something_else_is_asked_for():
@@ -54,24 +54,24 @@ def test_a_plan_that_fits_does_so_at_a_risk_of_five_percent_unless_something_els
 
 
 def test_the_outcome_of_a_run_is_judged_by_a_headroom_and_of_an_unknown_framework_by_its_likelihood_too():
-    def outcome(needed, doubt, crowding=1.0):
-        rank = RankNeed(total=needed, sure=0.0, crowding=crowding)
-        return outcome_rule(doubt).verdict([rank], 100.0, doubt)
+    def outcome(needed, uncertainty, imbalance=1.0):
+        rank = RankNeed(total=needed, sure=0.0, imbalance=imbalance)
+        return outcome_rule(uncertainty).verdict([rank], 100.0, uncertainty)
 
     assert (outcome(94, KNOWN), outcome(94, UNKNOWN)) == (Verdict.FITS, Verdict.TIGHT)
     assert (outcome(80, UNKNOWN), outcome(80, UNKNOWN, 1.25)) == (Verdict.FITS, Verdict.TIGHT)
 
 
 @pytest.mark.parametrize("risk", [0.5, 0.2, DEFAULT_RISK, 0.05, 0.01])
-@pytest.mark.parametrize(("sure", "more"), [(0.0, {}), (40.0, {"outside": 6.0}), (40.0, {"outside": 6.0, "crowding": 1.5, "beside": 9.0})])
+@pytest.mark.parametrize(("sure", "more"), [(0.0, {}), (40.0, {"outside": 6.0}), (40.0, {"outside": 6.0, "imbalance": 1.5, "beside": 9.0})])
 def test_a_risk_is_where_the_probability_is(risk, sure, more):
-    doubt = MemoryDoubt(centre=0.03, scale=0.08)
-    most = RankNeed(total=0.0, sure=sure, **more).room(100.0, memory_rule(risk=risk).ratio(doubt))
+    uncertainty = MemoryUncertainty(centre=0.03, scale=0.08)
+    most = RankNeed(total=0.0, sure=sure, **more).room(100.0, memory_rule(risk=risk).ratio(uncertainty))
     rank = RankNeed(total=most, sure=sure, **more)
-    assert fit_probability([rank], 100.0, doubt) == pytest.approx(1.0 - risk)
-    assert rank.at_most(doubt.ratio_at(1.0 - risk)) == pytest.approx(100.0)
-    assert told(most * 0.999, risk=risk, doubt=doubt, sure=sure, **more) is Verdict.FITS
-    assert told(most * 1.001, risk=risk, doubt=doubt, sure=sure, **more) is not Verdict.FITS
+    assert fit_probability([rank], 100.0, uncertainty) == pytest.approx(1.0 - risk)
+    assert rank.at_most(uncertainty.ratio_at(1.0 - risk)) == pytest.approx(100.0)
+    assert told(most * 0.999, risk=risk, uncertainty=uncertainty, sure=sure, **more) is Verdict.FITS
+    assert told(most * 1.001, risk=risk, uncertainty=uncertainty, sure=sure, **more) is not Verdict.FITS
 
 
 def test_what_is_sure_fits_or_does_not():
