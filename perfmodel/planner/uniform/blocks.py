@@ -85,7 +85,7 @@ class Flight:
 
     @classmethod
     def of(cls, columns: Columns, pipelines: PipelineGroup, least_microbatches: int) -> Flight:
-        ranks = _ranks_to_compare(columns.estimator.profile, pipelines, columns.pp)
+        ranks = ranks_to_compare(columns.estimator.profile, pipelines, columns.pp)
         kept, live, legal = schedule_columns(
             columns.estimator,
             columns.activations,
@@ -138,8 +138,8 @@ def surely_needs(flight: Flight, pipelines: PipelineGroup, static: list[Any], ou
 
 def plan_memory(
     columns: Columns, flight: Flight, pipelines: PipelineGroup, terms: ParameterTerms, static: list[Any], room: MemoryLimit
-) -> tuple[Array, Cells, Array]:
-    """Return the peak memory of every plan, which of them fit, and what always stays of the fullest rank. [byte]"""
+) -> tuple[Array, Cells]:
+    """Return the peak memory of every plan [byte], and which of them fit."""
     estimator, stages = columns.estimator, pipelines.stages
     profile = estimator.profile
     holding = Holding(
@@ -158,12 +158,10 @@ def plan_memory(
         outside=columns.outside,
     )
     memory: Any = None
-    alone: Any = 0.0
     is_sure: Any = None
     crowded, beside = imbalance_of(estimator.job.model, columns.pp, stages, room.uncertainty), besides_of(holding, room.uncertainty)
     for rank in flight.ranks:
         held = rank_holding(holding, rank, flight.live[rank], of_live=pipelines.stages_of())
-        fixed = pipelines.of_choices(held.fixed)
         most = _surely(room, estimator.machine.memory_usable, held.fixed, columns.outside, crowded[rank], beside[rank])
         # where gradients wait, each moment has others beside it, whatever is under way then
         times = runs_at(rank, stages) if keeps_gathered(terms.program) else tuple(flight.kept[rank])
@@ -176,9 +174,8 @@ def plan_memory(
             most = pipelines.of_choices(most)
             is_sure = largest <= most if is_sure is None else is_sure & (largest <= most)
         memory = largest if memory is None else np.maximum(memory, largest, out=memory)
-        alone = np.maximum(alone, fixed)
     fits = memory <= room.capacity
-    return memory, fits if is_sure is None else fits & is_sure, alone
+    return memory, fits if is_sure is None else fits & is_sure
 
 
 def _surely(room: MemoryLimit, usable: float, sure: Any, outside: Any, imbalance: Column, beside: Any) -> Any:
@@ -205,7 +202,7 @@ def column_grid(grid: LayoutGrid) -> LayoutGrid:
     )
 
 
-def _ranks_to_compare(profile: ExecutionProfile, pipelines: PipelineGroup, pp: int) -> tuple[int, ...]:
+def ranks_to_compare(profile: ExecutionProfile, pipelines: PipelineGroup, pp: int) -> tuple[int, ...]:
     """Pipeline ranks, of those that `Stages` tells apart, of which one is the fullest.
 
     A middle one with no more layers, and no more of them under way, holds no more than the first, unless it has room for twice the

@@ -25,8 +25,9 @@ from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Inde
 from perfmodel.planner.uniform.runnable import admitted_zero, runnable_layouts, runnable_ways
 from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times
 from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, PipelineGroup, Space, layout_blocks, recompute_choices
+from perfmodel.planner.uniform.state_memory import sharding_of
 from perfmodel.planner.uniform.step_times import step_times
-from perfmodel.planner.uniform.sweep import BLOCK_CELLS, check_searchable, memory_limit_of, plan_of, sharding_of
+from perfmodel.planner.uniform.sweep import BLOCK_CELLS, check_searchable, memory_limit_of, plan_of
 from perfmodel.planner.uniform.tables import KeptTables, Tables, take_grid
 
 #: Bounds allow for rounding.
@@ -306,7 +307,7 @@ class _Search:
             cells = cells[left][..., choices] & (surely_needs(under_way, fewer, static, narrow.outside) <= self.capacity)
             if not cells.any():
                 continue
-            memory, fits, _ = plan_memory(narrow, under_way, fewer, terms, static, self.room)
+            memory, fits = plan_memory(narrow, under_way, fewer, terms, static, self.room)
             cost = np.where(cells & fits, memory if self.by_memory else cost[left][..., choices], inf)
             least = int(cost.argmin())
             value = float(cost.reshape(-1)[least])

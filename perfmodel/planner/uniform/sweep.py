@@ -8,7 +8,7 @@ a handful of additions; all else is computed on the factors that it depends on, 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf
@@ -18,17 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.memory.chip import static_memory
 from perfmodel.cost.step import ParameterTerms
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_headroom import memory_rule
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
-from perfmodel.parallel.algebra.folding import takes_replicas
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.planner.uniform.blocks import Columns, Flight, MemoryLimit, plan_memory, surely_needs
-from perfmodel.planner.uniform.schedules import pipeline_times
+from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times
 from perfmodel.planner.uniform.space import (
     LayoutRows,
     PipelineChoice,
@@ -38,12 +36,14 @@ from perfmodel.planner.uniform.space import (
     micro_batches,
     recompute_choices,
 )
+from perfmodel.planner.uniform.state_memory import layouts_of, least_state_memory, state_memory, zero_parts
 from perfmodel.planner.uniform.step_times import step_times
 from perfmodel.planner.uniform.tables import KeptTables, Tables, take_grid
 from perfmodel.search.select import Front, Smallest
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+Cells = NDArray[np.bool_]
 
 #: Cells evaluated at once: large enough to amortise a numpy call, small enough for the caches.
 BLOCK_CELLS = 1 << 17
@@ -80,6 +80,7 @@ class Sweep:
     num_tight    plans within the usable memory that do not leave the headroom
     recomputes, recompute_operators   of the pass at hand
     slowest      plans that surely take longer may be left out, and are not counted   [s]
+    counts       whether evaluated plans are counted: not where they were counted before, by their state alone
     needless     plans that surely need more than the capacity and more than this may be left out, and are not counted; none: all are
                  evaluated  [byte]
     """
@@ -104,6 +105,7 @@ class Sweep:
     interrupted: bool = False
     needless: float | None = None
     slowest: float = inf
+    counts: bool = True
 
     @property
     def worth_knowing(self) -> float:
@@ -227,31 +229,76 @@ def sweep(
     if blocks:
         kept_tables = kept_tables or KeptTables()
         tables = _tables(state, blocks, kept_tables)
+        least = least_state_memory(estimator, space, tables, blocks)
+        usable = estimator.machine.memory_usable
+        small = {rule: of_rule <= usable for rule, of_rule in least.items()}
+        _add_microbatches(tables, small)
         for i, rows in enumerate(blocks):
-            _evaluate_rows(state, tables, i, rows, tables.micro)
+            _evaluate_rows(state, tables, i, rows, small)
             if progress is not None and progress((i + 1) / len(blocks)):
                 state.interrupted = i + 1 < len(blocks)
                 break
-        if needless is None and not state.interrupted and state.num_evaluated <= LISTS_UP_TO:
-            _try_lists(state, blocks, kept_tables)
+        if not state.interrupted:
+            if needless is None and state.num_evaluated <= LISTS_UP_TO:
+                _try_lists(state, blocks, kept_tables, small, tables)
+            _find_least_memory(state, tables, blocks, least)
     return state
 
 
-def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: KeptTables) -> None:
-    """Lists of recomputed operators, of the layouts whose passes alone take no longer than the best plans so far."""
-    first = state.recomputes, state.recompute_operators
+def _find_least_memory(state: Sweep, tables: Tables, blocks: list[LayoutRows], least: Mapping[int, Array]) -> None:
+    """Evaluate the layouts that do not fit by their state alone, as far as they may need less memory than every other.
+
+    The smallest states come first: those of most other layouts then exceed the least memory.
+    """
+    known, smallest = (
+        state.estimator.machine.memory_usable,
+        min((float(of_rule.min(initial=inf)) for of_rule in least.values()), default=inf),
+    )
+    state.counts = False
+    for largest in (max(smallest * 1.25, known), inf):
+        upper = min(largest, state.worth_knowing)
+        larger = {rule: (of_rule > known) & (of_rule <= upper) & (of_rule < inf) for rule, of_rule in least.items()}
+        if any(layouts.any() for layouts in larger.values()):
+            _add_microbatches(tables, larger)
+            for i, rows in enumerate(blocks):
+                _evaluate_rows(state, tables, i, rows, larger)
+        known = largest
+    state.counts = True
+
+
+def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: KeptTables, small: Mapping[int, Cells], first: Tables) -> None:
+    """Lists of recomputed operators, of the layouts whose passes alone take no longer than the best plans so far.
+
+    first   tables of the pass without lists: no pass takes less time than one without recomputation
+    """
+    recomputes, recompute_operators = state.recomputes, state.recompute_operators
     for operators in state.space.lists:
+        quick = _quick_layouts(state, blocks, small, first) if Recompute.NONE in recomputes else small
         state.recomputes, state.recompute_operators = [Recompute.SELECTIVE], operators
         tables = _tables(state, blocks, kept_tables)
+        _add_microbatches(tables, quick)
         for i, rows in enumerate(blocks):
             state.slowest = state.best_time.bound
-            _evaluate_rows(state, tables, i, rows, tables.micro)
-    state.recomputes, state.recompute_operators = first
+            _evaluate_rows(state, tables, i, rows, quick)
+        state.recomputes, state.recompute_operators = recomputes, recompute_operators
     state.slowest = inf
 
 
+def _quick_layouts(state: Sweep, blocks: list[LayoutRows], small: Mapping[int, Cells], tables: Tables) -> dict[int, Cells]:
+    """Return the layouts that have a micro-batch whose passes take no longer than the slowest of the best plans."""
+    quick = {rule: np.zeros_like(of_rule) for rule, of_rule in small.items()}
+    for i, rows in enumerate(blocks):
+        micro = micro_batches(state.estimator.job, rows.data_parallel, state.space)
+        for rule, of_rule in quick.items():
+            layouts = np.flatnonzero(small[rule][tables.rows[i]])
+            if layouts.size:
+                times = _least_times(state, tables, i, rows, layouts, rule, micro)
+                of_rule[tables.rows[i].start + layouts] = (times <= state.best_time.bound).any(axis=(1, 2))
+    return quick
+
+
 def _tables(state: Sweep, blocks: list[LayoutRows], kept: KeptTables) -> Tables:
-    tables = Tables(
+    return Tables(
         state.estimator,
         state.space,
         blocks,
@@ -260,9 +307,12 @@ def _tables(state: Sweep, blocks: list[LayoutRows], kept: KeptTables) -> Tables:
         recomputes=state.recomputes,
         recompute_operators=state.recompute_operators,
     )
-    for rule in tables.programs:
-        tables.add_microbatches(rule, np.flatnonzero(tables.ways >> rule & 1))
-    return tables
+
+
+def _add_microbatches(tables: Tables, layouts: Mapping[int, Cells]) -> None:
+    for rule, of_rule in layouts.items():
+        if (rows := np.flatnonzero(of_rule)).size:
+            tables.add_microbatches(rule, rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -271,12 +321,10 @@ class _Block:
 
     keys       row of each layout in the parameter tables
     rule       place of rules and dispatcher among `Space.cuts`
-    sharding   see `sharding_of`
     """
 
     rows: LayoutRows
     keys: Index
-    sharding: Index
     rule: int
     rules: RuleSet
     dispatcher: Dispatcher
@@ -286,34 +334,33 @@ class _Block:
     least_times: Callable[[], Array]
 
 
-def _evaluate_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, rules: Iterable[int]) -> None:
-    """One (pipeline, data-parallel) degree under these rules, in pieces that fit the caches."""
-    job, space = state.estimator.job, state.space
-    micro = micro_batches(job, rows.data_parallel, space)
+def _evaluate_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, layouts: Mapping[int, Cells]) -> None:
+    """Evaluate these layouts, by rule set, of one (pipeline, data-parallel) degree, in pieces that fit the caches."""
+    micro = micro_batches(state.estimator.job, rows.data_parallel, state.space)
     num_choices = max(len(group.choices) for group in rows.pipelines)
-    # rows without sharding axes first, rows with dp_shard last, replicas of shards behind: each ZeRO stage is legal on a contiguous range
-    by_group = np.argsort(sharding_of(rows), kind="stable")
-    for rule in rules:
-        order = by_group[(rows.rules[by_group] >> rule & 1).astype(bool)]
-        cells = len(micro) * len(state.recomputes) * num_choices
-        step = max(1, BLOCK_CELLS // max(cells, 1))
-        for part in _alike_in_zero(space, rows, order):
+    cells = len(micro) * len(state.recomputes) * num_choices
+    step = max(1, BLOCK_CELLS // max(cells, 1))
+    for rule, of_rule in layouts.items():
+        for group in layouts_of(state.space, rows, rule):
+            evaluated = of_rule[tables.rows[block]][group]
+            part = group[evaluated]
+            if state.counts and state.slowest == inf and len(part) < len(group):
+                _count_too_large(state, tables, rows.select(group[~evaluated]), rule, micro)
             for begin in range(0, len(part), step):
                 _evaluate_block(state, tables, block, rows, part[begin : begin + step], rule, micro)
 
 
-def sharding_of(rows: LayoutRows) -> Index:
-    """0: nothing to shard over, 1: cp alone, 2: dp_shard, 3: dp_shard and dp_replicate."""
-    by_cp = (rows.cp > 1) & ~takes_replicas(dp_shard=rows.dp_shard, cp=rows.cp, tp=rows.tp, ep=rows.ep, etp=rows.etp)
-    return np.where(rows.dp_shard > 1, np.where(rows.dp_replicate > 1, 3, 2), np.where(by_cp, 1, 0))
+def _num_microbatches(state: Sweep, rows: LayoutRows, micro: Sequence[int]) -> Array:
+    return (state.estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None, None]
 
 
-def _alike_in_zero(space: Space, rows: LayoutRows, order: Index) -> list[Index]:
-    """The rows in this order, apart where the framework has other ZeRO stages beside tp or cp."""
-    if set(space.runs.zero) <= set(space.runs.zero_beside_axes):
-        return [order]
-    beside = ((rows.tp[order] > 1) | (rows.cp[order] > 1)) & (rows.data_parallel * rows.cp[order] > 1)
-    return [part for part in (order[~beside], order[beside]) if len(part)]
+def _count_too_large(state: Sweep, tables: Tables, rows: LayoutRows, rule: int, micro: Sequence[int]) -> None:
+    """Count the plans of layouts whose state alone exceeds the memory with every ZeRO stage and schedule."""
+    m, least_microbatches = _num_microbatches(state, rows, micro), state.space.least_microbatches(rows.pp)
+    num_layouts = sum(part.stop - part.start for _, part in zero_parts(state.space.runs, tables, rows, rule))
+    legal = sum(int(legal_choices(group.choices, m, rows.pp, least_microbatches).sum()) for group in rows.pipelines)
+    state.num_evaluated += legal * len(state.recomputes) * num_layouts
+    state.num_static += legal * len(state.recomputes) * num_layouts
 
 
 def _evaluate_block(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: list[int]) -> None:
@@ -348,13 +395,12 @@ def _block_of(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index:
         regions=regions,
         activations=activations,
         activation_bytes=table.program.rows.activation_bytes,
-        num_microbatches=(estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None, None],
+        num_microbatches=_num_microbatches(state, rows, micro),
         is_scattered=rules.scatters_residual,
     )
     return _Block(
         rows=chosen,
         keys=tables.parameter_keys[tables.rows[block]][index],
-        sharding=sharding_of(chosen),
         rule=rule,
         rules=rules,
         dispatcher=dispatcher,
@@ -365,26 +411,8 @@ def _block_of(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index:
     )
 
 
-def _zero_parts(state: Sweep, tables: Tables, block: _Block) -> Iterator[tuple[int, slice]]:
-    """ZeRO stages of the block, and the layouts that have each."""
-    runs, pp = state.space.runs, block.rows.pp
-    of_first = {axis: int(getattr(block.rows, axis)[0]) for axis in ("tp", "cp")}  # all of a block are alike in this
-    for zero in range(4):
-        if (block.rule, zero, pp > 1) not in tables.parameters:
-            continue
-        # groups are sorted: 0 and 1 admit stage 0, 1 to 3 the others
-        if not runs.admits_zero(zero, pipelined=pp > 1, replicated=False):
-            continue
-        if runs.refuses_with_axes(zero, **of_first, data=block.rows.data_parallel):
-            continue
-        last = 4 if runs.admits_zero(zero, pipelined=pp > 1, replicated=True) else 3
-        begin, end = (0, int(np.searchsorted(block.sharding, 2))) if zero == 0 else map(int, np.searchsorted(block.sharding, [1, last]))
-        if begin < end:
-            yield zero, slice(begin, end)
-
-
 def _evaluate_group(state: Sweep, tables: Tables, block: _Block, pipelines: PipelineGroup) -> None:
-    """Some schedules of a block, side by side, with each ZeRO stage."""
+    """Evaluate some schedules of a block, side by side, with each ZeRO stage."""
     estimator, columns, pp = state.estimator, block.columns, block.rows.pp
     flight = Flight.of(columns, pipelines, state.space.least_microbatches(pp))
     num_recompute = len(state.recomputes)
@@ -392,16 +420,16 @@ def _evaluate_group(state: Sweep, tables: Tables, block: _Block, pipelines: Pipe
     if not legal_cells:
         return
     keys, usable = block.keys, estimator.machine.memory_usable
-    for zero, part in _zero_parts(state, tables, block):
+    for zero, part in zero_parts(state.space.runs, tables, block.rows, block.rule):
         begin, end = part.start, part.stop
         terms, tied = tables.parameters[block.rule, zero, pp > 1]().block(keys[part])
         some, under_way = columns.take(part), flight.take(part)
-        static = static_memory(terms, pipelines.stages, estimator.programs.sizes, num_replicas=some.num_replicas)
+        static, alone = state_memory(estimator, pipelines, terms, pp=pp, num_replicas=some.num_replicas)
         if state.needless is not None:
             least_need = float(surely_needs(under_way, pipelines, static, some.outside).min())
             if least_need > max(state.room.capacity, state.worth_knowing):
                 continue
-        memory, fits, alone = plan_memory(some, under_way, pipelines, terms, static, state.room)
+        memory, fits = plan_memory(some, under_way, pipelines, terms, static, state.room)
         feasible = int(np.count_nonzero(fits))
         state.segments.append(
             _Segment(
@@ -418,11 +446,12 @@ def _evaluate_group(state: Sweep, tables: Tables, block: _Block, pipelines: Pipe
             )
         )
         state.starts.append(state.next_id)
-        state.num_evaluated += legal_cells * (end - begin)
-        state.num_feasible += feasible
-        state.num_static += int(np.count_nonzero((alone > usable) & flight.legal)) * num_recompute
-        if feasible < memory.size:
-            state.num_tight += int(np.count_nonzero(memory <= usable)) - feasible
+        if state.counts:
+            state.num_evaluated += legal_cells * (end - begin)
+            state.num_feasible += feasible
+            state.num_static += int(np.count_nonzero((alone > usable) & flight.legal)) * num_recompute
+            if feasible < memory.size:
+                state.num_tight += int(np.count_nonzero(memory <= usable)) - feasible
         flat_memory = memory.reshape(-1)
         state.least.offer(np.minimum(flat_memory.min(), np.inf).reshape(1), state.next_id + int(flat_memory.argmin()))
         if feasible:
