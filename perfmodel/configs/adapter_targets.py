@@ -79,14 +79,14 @@ def adapter_targets(modules: Any, model: Any = None) -> list[str] | None:
     if any(target in _ALL for target in targets):
         return None
     operators, num_layers = _operators(model)
-    found = [name for target in targets for name in operators if _matches(target, name, num_layers, is_expression=is_expression)]
-    return list(dict.fromkeys(found)) or targets
+    names = [name for target in targets for name in operators if _matches(target, name, num_layers, is_expression=is_expression)]
+    return list(dict.fromkeys(names)) or targets
 
 
 def peft_targets(model: Any) -> list[str] | None:
     """Return the modules that PEFT attaches LoRA to by default; None for models that it has no default for."""
-    found = _found(model)
-    return None if found is None else list(_PEFT_DEFAULTS.get(found.architecture, ())) or None
+    config = _found(model)
+    return None if config is None else list(_PEFT_DEFAULTS.get(config.architecture, ())) or None
 
 
 def _names(modules: Any) -> list[str]:
@@ -96,8 +96,8 @@ def _names(modules: Any) -> list[str]:
 
 def _operators(model: Any) -> tuple[tuple[str, ...], int]:
     """Linear operators of a layer of a model, and its number of layers."""
-    found = _found(model)
-    return (_USUAL, 1) if found is None else (linear_operators(found), found.num_hidden_layers)
+    config = _found(model)
+    return (_USUAL, 1) if config is None else (linear_operators(config), config.num_hidden_layers)
 
 
 def _found(model: Any) -> TransformerConfig | None:

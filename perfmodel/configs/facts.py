@@ -43,7 +43,7 @@ def facts_of_plan(plan: Plan, *, chips_per_node: int, model_id: str) -> dict[str
         "even_stages": len(set(plan.stage_layers)) == 1 and plan.stage_layers == _default_stages(plan),
         "recompute": str(plan.recompute),
         "recompute_operators": list(plan.recompute_operators),
-        "recompute_modules": [name for name, own in MODULES.items() if set(own) <= set(plan.recompute_operators)],
+        "recompute_modules": [name for name, operators in MODULES.items() if set(operators) <= set(plan.recompute_operators)],
         "attention": str(plan.attention),
         "precision": str(job.precision),
         "fp8": str(job.precision).startswith(("fp8", "mxfp8")),

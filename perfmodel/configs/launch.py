@@ -58,17 +58,17 @@ class Launcher:
 @lru_cache(maxsize=1)
 def load_launchers() -> Mapping[str, Launcher]:
     """Every launcher by its name."""
-    found = {}
+    launchers = {}
     for path in sorted((resource_dir("strategies") / "launchers").glob("*.yaml")):
         content = read_yaml(path)
-        cannot, lossy = ([FactRule(**each) for each in content.pop(name, ())] for name in ("cannot", "lossy"))
-        found[path.stem] = Launcher(name=path.stem, cannot=cannot, lossy=lossy, **content)
-    return found
+        cannot, lossy = ([FactRule(**rule) for rule in content.pop(name, ())] for name in ("cannot", "lossy"))
+        launchers[path.stem] = Launcher(name=path.stem, cannot=cannot, lossy=lossy, **content)
+    return launchers
 
 
 def launcher_named(name: str) -> Launcher:
     """Return a launcher of training jobs. Raises InputError."""
-    known = {each.name: each for each in load_launchers().values() if not each.engines}
+    known = {launcher.name: launcher for launcher in load_launchers().values() if not launcher.engines}
     if name not in known:
         raise bad_field("launcher", name, "is not known", f"use {', '.join(known)}")
     return known[name]
@@ -76,7 +76,7 @@ def launcher_named(name: str) -> Launcher:
 
 def server_named(name: str, engine: str) -> Launcher:
     """Return what a serving plan is written for. Raises InputError where it does not start the engine."""
-    known = {each.name: each for each in load_launchers().values() if each.engines}
+    known = {launcher.name: launcher for launcher in load_launchers().values() if launcher.engines}
     if name not in known:
         rule = "is nothing that serving plans are written for"
         raise bad_field("to", name, rule, f"use one of {', '.join(known)}")
@@ -145,8 +145,8 @@ def script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     items = keys.get("items")
     files: dict[str, str] = {}
     script = ""
-    for each in items if isinstance(items, list) and keys.get("kind") == "List" else ():
-        match each:
+    for item in items if isinstance(items, list) and keys.get("kind") == "List" else ():
+        match item:
             case {"kind": "ConfigMap", "data": {**data}}:
                 files |= {str(name): str(text) for name, text in data.items()}
             case {"kind": "TrainJob", "spec": {"trainer": {"command": [*_, str(last)]}}}:
@@ -162,7 +162,7 @@ def server_files(
     workers   facts of each kind: role, replicas, chips, command, options, notes, ...
     names     facts of the service; those of a kind of worker are also `decode.replicas`, `prefill.replicas`
     """
-    of_role = {f"{each['role'] or 'decode'}.{name}": value for each in workers for name, value in each.items()}
+    of_role = {f"{worker['role'] or 'decode'}.{name}": value for worker in workers for name, value in worker.items()}
     names = launch_names(launcher, {**names, **of_role, "workers": workers})
     if launcher.document is not None:
         return {filled(launcher.file, names): manifest(launcher, names, header=header)}, launch_notes(launcher, names)
@@ -177,13 +177,13 @@ def server_files(
 def launch_names(launcher: Launcher, names: Mapping[str, Any]) -> dict[str, Any]:
     """The facts with the names of the launcher's table. Raises InputError for what the launcher cannot express."""
     label = re.sub(r"[^a-z0-9]+", "-", names["stem"].lower())[:63]
-    found = {**names, "name": re.sub(r"^[^a-z]+|-+$", "", label) or "plan"}  # an RFC 1035 label
+    facts = {**names, "name": re.sub(r"^[^a-z]+|-+$", "", label) or "plan"}  # an RFC 1035 label
     for name, expression in launcher.let.items():
-        found[name] = evaluate(expression, found)
+        facts[name] = evaluate(expression, facts)
     for rule in launcher.cannot:
-        if evaluate(rule.when, found):
-            raise InputError(f"{launcher.name}: {filled(rule.say, found)}")
-    return found
+        if evaluate(rule.when, facts):
+            raise InputError(f"{launcher.name}: {filled(rule.say, facts)}")
+    return facts
 
 
 def launch_notes(launcher: Launcher, names: Mapping[str, Any]) -> tuple[str, ...]:
@@ -220,16 +220,16 @@ def filled_template(node: Any, names: Mapping[str, Any]) -> Any:
         case Mapping():
             if _IF in node and not evaluate(node[_IF], names):
                 return None
-            found: dict[str, Any] = {}
+            mapping: dict[str, Any] = {}
             for key, entry in node.items():
                 if key.startswith(_EACH):
                     for facts in names[key.removeprefix(_EACH)]:
-                        found |= filled_template(entry, {**names, **facts})
+                        mapping |= filled_template(entry, {**names, **facts})
                 elif key != _IF and (value := filled_template(entry, names)) not in (None, []):
-                    found[filled(key, names)] = value
-            return found
+                    mapping[filled(key, names)] = value
+            return mapping
         case list():
-            return [value for each in node if (value := filled_template(each, names)) is not None]
+            return [value for entry in node if (value := filled_template(entry, names)) is not None]
     return node
 
 

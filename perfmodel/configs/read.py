@@ -27,7 +27,7 @@ from perfmodel.workload.models import list_models, load_model
 _MODEL, _EXPERTS = "model.", "experts."
 #: Values that say nothing: what another file or the framework fills in.
 _UNSAID = (None, "auto", "none", "null", "")
-_WHOLE = {*(name for name, each in words_of(Knobs).items() if each.kind is int), "chips", "nodes", "chips_per_node", "seq_len"}
+_WHOLE = {*(name for name, knob in words_of(Knobs).items() if knob.kind is int), "chips", "nodes", "chips_per_node", "seq_len"}
 _PASSES = 4
 
 
@@ -78,17 +78,17 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
 
 def _recognised(source: ConfigKeys) -> FrameworkTable:
     """The first table of which an alternative is met, of these the one that reads most keys."""
-    found = [table for table in load_tables().values() if any(_meets(source, each) for each in table.recognise)]
-    if not found:
+    tables = [table for table in load_tables().values() if any(_meets(source, alternative) for alternative in table.recognise)]
+    if not tables:
         known = ", ".join(dict.fromkeys(table.framework for table in load_tables().values()))
         rule = "is neither a plan of perfmodel nor a configuration of a framework that is known"
         raise InputError(f"{one_line(source.path, 200)}: {rule} ({known}); give a plan file, or --model and the other flags")
-    return found[0]
+    return tables[0]
 
 
 def _meets(source: ConfigKeys, alternative: tuple[str, ...]) -> bool:
-    for each in alternative:
-        name, equals, pattern = each.partition("=")
+    for condition in alternative:
+        name, equals, pattern = condition.partition("=")
         if name == "program":
             if not re.search(pattern, source.program):
                 return False
@@ -115,9 +115,9 @@ def setup_of(source: ConfigKeys, table: FrameworkTable, given: Mapping[str, Any]
         elif key not in (PROGRAM, ARGUMENT, "python.function") and not key.startswith(("env.", "python.")):
             (harmless if table.is_harmless(key) else unknown).append(key)
     for name, meaning in table.keys.items():  # in the order of the table: what comes later is more particular
-        for found in reversed(by_entry.get(name, ())):  # the launch line, which comes first, wins over files
-            _read_key(found, source.keys[found], meaning, facts, read, notes, unknown)
-    said = set(facts)
+        for file_key in reversed(by_entry.get(name, ())):  # the launch line, which comes first, wins over files
+            _read_key(file_key, source.keys[file_key], meaning, facts, read, notes, unknown)
+    read_facts = set(facts)
     facts = {**given, **facts, **({"model": given["model"]} if given.get("model") is not None else {})}
     for name, expression in table.defaults:
         if name not in facts and (value := _value(expression, facts)) is not None:
@@ -129,7 +129,7 @@ def setup_of(source: ConfigKeys, table: FrameworkTable, given: Mapping[str, Any]
     notes += [_sentence(rule.say, facts) for rule in table.notes if _value(rule.when, facts)]
     request, knobs = _words(facts, table)
     shown = {*words_of(ServingRequest)} if table.serves else {*words_of(Request), *words_of(Knobs), *STATED}
-    assumed = {name: value for name, value in facts.items() if name in shown and name not in said and name not in given}
+    assumed = {name: value for name, value in facts.items() if name in shown and name not in read_facts and name not in given}
     return ConfigSetup(
         framework=table.framework,
         table=table.name,
@@ -165,8 +165,8 @@ def _read_key(
         if value not in _UNSAID:
             unknown.append(f"{name}={one_line(value, 40)}")
         return
-    found = meaning if isinstance(meaning, Mapping) and not (key.to and key.values is None) else {key.to: meaning} if key.to else {}
-    for fact, entry in found.items():
+    meanings = meaning if isinstance(meaning, Mapping) and not (key.to and key.values is None) else {key.to: meaning} if key.to else {}
+    for fact, entry in meanings.items():
         if isinstance(entry, str) and entry.startswith("="):
             entry = _value(entry[1:], {**facts, "value": value})
         if entry is None or (fact in _WHOLE and not _is_whole(entry)):
@@ -244,9 +244,9 @@ def _model_of(facts: Mapping[str, Any], table: FrameworkTable) -> TransformerCon
     if not {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"} <= values.keys():
         return None
     values = {"name": f"{table.name}-model", "architecture": "megatron", "source": f"sizes of a {table.framework} configuration", **values}
-    found = read_model(values, "model")
-    assert isinstance(found, TransformerConfig)
-    return found
+    model = read_model(values, "model")
+    assert isinstance(model, TransformerConfig)
+    return model
 
 
 # --- functions of expressions ---------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def _fused_loss(target: Any) -> str | None:
 def _optimizer_named(target: Any) -> str | None:
     """The optimizer of a class: torch.optim.AdamW."""
     name = str(target).rpartition(".")[2].lower()
-    return next((each for each in ("adamw", "adam", "sgd", "muon", "lion", "adafactor") if each in name), None)
+    return next((optimizer for optimizer in ("adamw", "adam", "sgd", "muon", "lion", "adafactor") if optimizer in name), None)
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {

@@ -40,19 +40,19 @@ def read_script(text: str) -> tuple[list[ShellCommand], dict[str, str]]:
         assigned = _ASSIGNMENT.fullmatch(statement)
         if assigned and (assigned[3].startswith("(") or len(list(_words(statement))) == 1 or statement.startswith(("export", "local"))):
             name, adds, value = assigned.groups()
-            found = _array(value[1:-1], variables) if value.startswith("(") else _expand(value, variables)
-            before = variables.get(name, [] if isinstance(found, list) else "") if adds else None
-            variables[name] = found if before is None else _added(before, found)
+            expanded = _array(value[1:-1], variables) if value.startswith("(") else _expand(value, variables)
+            before = variables.get(name, [] if isinstance(expanded, list) else "") if adds else None
+            variables[name] = expanded if before is None else _added(before, expanded)
         elif not _KEYWORDS.match(statement):
             commands.append(_command(statement, variables))
     plain = {name: value if isinstance(value, str) else " ".join(value) for name, value in variables.items()}
     return [command for command in commands if command.words], plain
 
 
-def _added(before: Any, found: Any) -> Any:
-    if isinstance(before, list) or isinstance(found, list):
-        return [*(before if isinstance(before, list) else [before]), *(found if isinstance(found, list) else [found])]
-    return before + found
+def _added(before: Any, value: Any) -> Any:
+    if isinstance(before, list) or isinstance(value, list):
+        return [*(before if isinstance(before, list) else [before]), *(value if isinstance(value, list) else [value])]
+    return before + value
 
 
 def _statements(text: str) -> Iterator[str]:
@@ -129,11 +129,11 @@ def _fields(raw: str, variables: dict[str, Any]) -> list[str]:
     if braced:
         value = variables.get(braced[1], [])
         elements = list(value) if isinstance(value, list) else [value]
-        return elements if raw.startswith('"') else [word for each in elements for word in _split(each)]
-    found = _expand(raw, variables)
+        return elements if raw.startswith('"') else [word for element in elements for word in _split(element)]
+    expanded = _expand(raw, variables)
     if "'" in raw or '"' in raw:
-        return [found]
-    return found.split() if "$" in raw else [found]
+        return [expanded]
+    return expanded.split() if "$" in raw else [expanded]
 
 
 def _split(text: str) -> list[str]:
@@ -143,37 +143,37 @@ def _split(text: str) -> list[str]:
 
 def _expand(text: str, variables: dict[str, Any]) -> str:
     """The text with its variables and arithmetic; a command that is not known becomes nothing."""
-    found, quote, index = "", "", 0
+    expanded, quote, index = "", "", 0
     while index < len(text):
         char = text[index]
         if char == "'" and quote != '"':
             end = text.find("'", index + 1)
             end = len(text) if end < 0 else end
-            found, index = found + text[index + 1 : end], end + 1
+            expanded, index = expanded + text[index + 1 : end], end + 1
         elif char == '"':
             quote, index = "" if quote else '"', index + 1
         elif char == "\\" and index + 1 < len(text):
-            found, index = found + text[index + 1], index + 2
+            expanded, index = expanded + text[index + 1], index + 2
         elif char == "$" and text.startswith("$((", index):
             inside, index = _closed(text, index + 1)
             plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: str(variables.get(name[1], name[1])), inside[1:-1])
             value = evaluate(plain.replace(" / ", " // ").replace("/", "//").replace("////", "//"), {})
-            found += "" if value is None else str(int(value) if isinstance(value, (bool, float)) else value)
+            expanded += "" if value is None else str(int(value) if isinstance(value, (bool, float)) else value)
         elif char == "$" and text.startswith("$(", index):
             inside, index = _closed(text, index + 1)
-            found += _printed(inside, variables)
+            expanded += _printed(inside, variables)
         elif char == "$" and text.startswith("${", index):
             inside, index = _closed(text, index + 1)
-            found += _parameter(inside, variables)
+            expanded += _parameter(inside, variables)
         elif char == "$" and (name := _NAME.match(text, index + 1)):
-            found += _text(variables.get(name[0], ""))
+            expanded += _text(variables.get(name[0], ""))
             index = name.end()
         elif char == "`":
             end = text.find("`", index + 1)
             index = len(text) if end < 0 else end + 1
         else:
-            found, index = found + char, index + 1
-    return found
+            expanded, index = expanded + char, index + 1
+    return expanded
 
 
 def _closed(text: str, start: int) -> tuple[str, int]:

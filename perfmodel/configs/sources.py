@@ -116,7 +116,9 @@ def _read_launch(source: ConfigKeys, text: str) -> None:
     commands, _ = read_script(text)
     if not commands:
         raise InputError(f"{one_line(source.path, 200)}: has no command; give {_article(_WHAT)}")
-    command = max(commands, key=lambda each: sum(word.startswith("-") or "=" in word for word in each.words) + len(each.environment))
+    command = max(
+        commands, key=lambda candidate: sum(word.startswith("-") or "=" in word for word in candidate.words) + len(candidate.environment)
+    )
     source.is_command = True
     source.keys = {f"env.{name}": _value(value) for name, value in command.environment.items() if value}
     source.keys |= dict(_options(command))
@@ -156,7 +158,7 @@ def _options(command: ShellCommand) -> Iterator[tuple[str, Any]]:
             elif key in ("u",) and values:
                 index -= len(values)
             else:
-                yield key, _value(values[0]) if len(values) == 1 else [_value(each) for each in values] if values else True
+                yield key, _value(values[0]) if len(values) == 1 else [_value(value) for value in values] if values else True
         elif re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word):
             name, _, value = word.lstrip("+").partition("=")
             yield name, _value(value)
@@ -210,9 +212,9 @@ def _follow(source: ConfigKeys) -> None:
             source.files.append(path)
             last = key.rpartition(".")[2]
             section = _SECTIONS.get(last, "")
-            found = _hosts(path) if section == "hostfile" else _keys_of_file(path, text=source.embedded.get(path.name))
-            section = "" if section == "accelerate" and not {"compute_environment", "distributed_type"} & set(found) else section
-            for name, value in found.items():
+            keys = _hosts(path) if section == "hostfile" else _keys_of_file(path, text=source.embedded.get(path.name))
+            section = "" if section == "accelerate" and not {"compute_environment", "distributed_type"} & set(keys) else section
+            for name, value in keys.items():
                 source.keys.setdefault(f"{section}.{name}" if section else name, value)
     source.keys |= {name: value for name, value in _nested(source.keys).items() if name not in seen}
     module, config = source.keys.get("module"), source.keys.get("config")
@@ -260,14 +262,14 @@ def _resolved(keys: dict[str, Any], *, where: str) -> dict[str, Any]:
         if ":" in name:
             rule = "is filled in by the framework's own resolver when it starts"
             raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} {rule}; write its value")
-        target = next((keys[each] for each in (name, name.lstrip(".")) if each in keys), None)
+        target = next((keys[candidate] for candidate in (name, name.lstrip(".")) if candidate in keys), None)
         target = next((entry for key, entry in keys.items() if key.endswith(f".{name.lstrip('.')}")), None) if target is None else target
         if target is None or depth > 8:
             if _ENVIRONMENT.fullmatch(name):
                 return text  # the environment's, which is not read: a key that needs it is missing
             raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} names a key that the file does not have; write its value")
-        found = value(target, depth + 1) if isinstance(target, str) else target
-        return found if match[0] == text.strip() else value(text.replace(match[0], str(found)), depth + 1)
+        resolved = value(target, depth + 1) if isinstance(target, str) else target
+        return resolved if match[0] == text.strip() else value(text.replace(match[0], str(resolved)), depth + 1)
 
     return {key: value(entry, 0) if isinstance(entry, str) and "${" in entry else entry for key, entry in keys.items()}
 

@@ -106,9 +106,9 @@ class FrameworkTable:
 
     def values_of(self, fact: str) -> set[Any]:
         """Values that keys can give a fact by name."""
-        found = {value for key in self.keys.values() if key.to == fact for value in (key.values or {}).values()}
+        values = {value for key in self.keys.values() if key.to == fact for value in (key.values or {}).values()}
         meanings = [meaning for key in self.keys.values() for meaning in (key.values or {}).values() if isinstance(meaning, Mapping)]
-        return found | {meaning[fact] for meaning in meanings if fact in meaning}
+        return values | {meaning[fact] for meaning in meanings if fact in meaning}
 
     def can_set(self, fact: str, value: object) -> bool:
         """Whether a key can give a fact this value."""
@@ -133,9 +133,9 @@ def load_tables() -> Mapping[str, FrameworkTable]:
     folder = resource_dir("strategies") / "configs"
     contents = {path.stem: read_yaml(path) for path in sorted(folder.glob("*.yaml"))}
     common = contents.pop(COMMON)
-    found = {name: _table(name, _based(name, contents), common) for name in contents}
-    order = [name for name in common["order"] if name in found]
-    return {name: found[name] for name in [*order, *(name for name in found if name not in order)]}
+    tables = {name: _table(name, _based(name, contents), common) for name in contents}
+    order = [name for name in common["order"] if name in tables]
+    return {name: tables[name] for name in [*order, *(name for name in tables if name not in order)]}
 
 
 def table_named(name: str) -> FrameworkTable:
@@ -148,26 +148,26 @@ def table_named(name: str) -> FrameworkTable:
 
 def _based(name: str, contents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """A table with what it takes over from its base: keys and rules join, other fields are its own."""
-    own = dict(contents[name])
-    if "base" not in own:
-        return own
-    base = _based(own.pop("base"), contents)
+    merged = dict(contents[name])
+    if "base" not in merged:
+        return merged
+    base = _based(merged.pop("base"), contents)
     for part in ("keys", "defaults", "let", "files"):
-        own[part] = {**base.get(part, {}), **own.get(part, {})}
+        merged[part] = {**base.get(part, {}), **merged.get(part, {})}
     for part in ("derive", "notes", "refused", "cannot", "lossy"):
-        own[part] = [*own.get(part, []), *base.get(part, [])]
-    own["harmless"] = f"{own.get('harmless', '')} {base.get('harmless', '')}"
-    return {**{key: value for key, value in base.items() if key not in _OWN}, **own}
+        merged[part] = [*merged.get(part, []), *base.get(part, [])]
+    merged["harmless"] = f"{merged.get('harmless', '')} {base.get('harmless', '')}"
+    return {**{key: value for key, value in base.items() if key not in _OWN}, **merged}
 
 
 def _table(name: str, content: Mapping[str, Any], common: Mapping[str, Any]) -> FrameworkTable:
     def pairs(field: str) -> tuple[tuple[str, str], ...]:
         entries = content.get(field, ())
         entries = [entries] if isinstance(entries, Mapping) else entries
-        return tuple((str(fact), str(rule)) for each in entries for fact, rule in each.items())
+        return tuple((str(fact), str(rule)) for entry in entries for fact, rule in entry.items())
 
     def rules(field: str) -> tuple[FactRule, ...]:
-        return tuple(FactRule(**each) for each in content.get(field, ()))
+        return tuple(FactRule(**entry) for entry in content.get(field, ()))
 
     keys = {**common["launch_keys"], **content.get("keys", {})}
     return FrameworkTable(
@@ -180,14 +180,14 @@ def _table(name: str, content: Mapping[str, Any], common: Mapping[str, Any]) -> 
         keys={key: _key(entry) for key, entry in keys.items()},
         harmless=(*content.get("harmless", "").split(), *common["harmless"].split()),
         defaults=pairs("defaults"),
-        derive=pairs("derive") + tuple((fact, rule) for each in common["derive"] for fact, rule in each.items()),
+        derive=pairs("derive") + tuple((fact, rule) for rules_of_fact in common["derive"] for fact, rule in rules_of_fact.items()),
         notes=rules("notes"),
         refused=rules("refused"),
         cannot=rules("cannot"),
         lossy=rules("lossy"),
         outputs=tuple(
-            WrittenFile(**{"always": {}, **each})
-            for each in (content["files"][each] if isinstance(each, str) else each for each in content.get("outputs", ()))
+            WrittenFile(**{"always": {}, **entry})
+            for entry in (content["files"][output] if isinstance(output, str) else output for output in content.get("outputs", ()))
         ),
         launch=content.get("launch", ""),
         let=pairs("let"),

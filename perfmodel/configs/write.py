@@ -126,10 +126,10 @@ def _text(output: WrittenFile, lines: Sequence[tuple[str, Any, str]], header: Se
     tree: dict[str, Any] = {}
     for key, value, comment in lines:
         *sections, last = key.split(".")
-        place = tree
+        branch = tree
         for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = (value, comment)
+            branch = branch.setdefault(section, {})
+        branch[last] = (value, comment)
     if output.form == "json":
         return json.dumps(_plain(tree), indent=2) + "\n"
     head = [f"# {line}" for line in header]
@@ -155,11 +155,11 @@ def _yaml(tree: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 
 def _toml(tree: Mapping[str, Any], section: str) -> Iterator[str]:
-    own = {key: entry for key, entry in tree.items() if not isinstance(entry, Mapping)}
-    if section and own:
+    options = {key: entry for key, entry in tree.items() if not isinstance(entry, Mapping)}
+    if section and options:
         yield ""
         yield f"[{section}]"
-    for key, (value, comment) in own.items():
+    for key, (value, comment) in options.items():
         yield f"{key} = {_scalar(value)}{after(comment)}"
     for key, entry in tree.items():
         if isinstance(entry, Mapping):
@@ -189,14 +189,14 @@ def _scalar(value: Any) -> str:
 
 def _module_names(stage_layers: Sequence[int], head: str = "output") -> list[list[str]]:
     """torchtitan's modules of each stage: embedding first, norm and the head last."""
-    found: list[list[str]] = []
+    modules: list[list[str]] = []
     layer = 0
     for count in stage_layers:
-        found.append([f"layers.{index}" for index in range(layer, layer + count)])
+        modules.append([f"layers.{index}" for index in range(layer, layer + count)])
         layer += count
-    found[0].insert(0, "tok_embeddings")
-    found[-1] += ["norm", head]
-    return found
+    modules[0].insert(0, "tok_embeddings")
+    modules[-1] += ["norm", head]
+    return modules
 
 
 def _megatron_layout(stage_layers: Sequence[int]) -> str:

@@ -37,9 +37,9 @@ class Copies:
             return P * (1.0 - _none_of(E, E / P, k))
         G = float(self.groups)
         pool = m * E / G - m
-        whole = P * (1.0 - _none_of(G, G / P, m))
+        whole_groups = P * (1.0 - _none_of(G, G / P, m))
         parts = m * np.maximum(P / G, 1.0) * (1.0 - (1.0 - G / np.maximum(P, G)) * _none_of(pool, E / P, k - m))
-        return np.where(P <= G, whole, parts)
+        return np.where(P <= G, whole_groups, parts)
 
 
 def _none_of(total: float, marked: Any, drawn: int) -> Any:

@@ -55,9 +55,9 @@ def suggestions_of(sentence: str) -> list[str]:
     missing = _MISSING.findall(sentence)
     if missing:
         return [f"{name}: {remedy}" for name, remedy in missing]
-    found = _POSSIBLE.search(sentence) or _NAMES.search(sentence)
-    if found is not None:
-        words = re.split(r", | or ", found["names"])
+    match = _POSSIBLE.search(sentence) or _NAMES.search(sentence)
+    if match is not None:
+        words = re.split(r", | or ", match["names"])
         names = [name[1] or name[2] for word in words if (name := _NAME.fullmatch(word.strip())) is not None]
         if len(names) == len(words) and all(len(name) <= _LONGEST_NAME for name in names):
             return names

@@ -118,35 +118,35 @@ def shortened(sentence: str, longest: int = LONGEST_SENTENCE) -> str:
     """
     if _NEXT_FAULT.search(sentence):
         return _fewer_faults(sentence, longest)
-    room = _room(sentence, longest)
-    if len(sentence) <= room + _SLACK:
+    limit = _limit(sentence, longest)
+    if len(sentence) <= limit + _SLACK:
         return sentence
-    for enumeration in sorted(_ENUMERATION.finditer(sentence), key=lambda found: -len(found[0])):
-        sentence = sentence.replace(enumeration[0], _fewer_names(enumeration, len(enumeration[0]) - (len(sentence) - room)))
+    for enumeration in sorted(_ENUMERATION.finditer(sentence), key=lambda match: -len(match[0])):
+        sentence = sentence.replace(enumeration[0], _fewer_names(enumeration, len(enumeration[0]) - (len(sentence) - limit)))
     for aside in reversed(_ASIDE.findall(sentence)):
-        if len(sentence) > room:
+        if len(sentence) > limit:
             sentence = sentence.replace(aside, "")
     first, *others = sentence.split("; ")
-    while len(others) > 1 and len("; ".join((first, *others))) > room:
+    while len(others) > 1 and len("; ".join((first, *others))) > limit:
         del others[-2]
-    if len("; ".join((first, *others))) <= room or not others:
-        return one_line("; ".join((first, *others)), room)
-    remedy = one_line(others[-1], max(room - len(first), room // 2) - 2)
-    return f"{one_line(first, room - len(remedy) - 2)}; {remedy}"
+    if len("; ".join((first, *others))) <= limit or not others:
+        return one_line("; ".join((first, *others)), limit)
+    remedy = one_line(others[-1], max(limit - len(first), limit // 2) - 2)
+    return f"{one_line(first, limit - len(remedy) - 2)}; {remedy}"
 
 
-def _room(sentence: str, longest: int) -> int:
+def _limit(sentence: str, longest: int) -> int:
     """Return `longest` and what paths have beyond `_PATH` characters."""
     return longest + max((len(word) - _PATH for word in sentence.split() if "/" in word and len(word) > _PATH), default=0)
 
 
-def _fewer_names(enumeration: re.Match[str], room: int) -> str:
-    """Return as many names of an enumeration as there is room for, and how many more there are."""
+def _fewer_names(enumeration: re.Match[str], width: int) -> str:
+    """Return as many names of an enumeration as there is width for, and how many more there are."""
     names = enumeration["names"].split(", ") + ([enumeration["last"]] if enumeration["last"] else [])
     more = int((enumeration["more"] or "0").replace(",", ""))
     text = enumeration[0]
     for kept in range(len(names) - 1, _FEWEST_NAMES - 1, -1):
-        if len(text) <= room:
+        if len(text) <= width:
             break
         text = f"{', '.join(names[:kept])} and {more + len(names) - kept:,} more"
     return text
@@ -154,14 +154,14 @@ def _fewer_names(enumeration: re.Match[str], room: int) -> str:
 
 def _fewer_faults(sentence: str, longest: int) -> str:
     """Return a list of faults, each of them shortened, without those at its end for which there is no room, and how many they are."""
-    found = _FAULTS.search(sentence)
-    head = sentence[: found.end()] if found else ""
+    match = _FAULTS.search(sentence)
+    head = sentence[: match.end()] if match else ""
     faults = _NEXT_FAULT.split(sentence[len(head) :])
     left_out = re.fullmatch(r"and ([\d,]+) more", faults[-1])
     more = int(left_out[1].replace(",", "")) if left_out else 0
     kept = [shortened(fault, longest) for fault in (faults[:-1] if left_out else faults)]
-    total, room = len(kept) + more, _room(head, _FAULTS_SHOWN * longest)
-    while len(kept) > 1 and len(head) + len("; ".join(kept)) > room:
+    total, limit = len(kept) + more, _limit(head, _FAULTS_SHOWN * longest)
+    while len(kept) > 1 and len(head) + len("; ".join(kept)) > limit:
         kept.pop()
     return head + "; ".join(kept) + (f"; and {total - len(kept):,} more" if total > len(kept) else "")
 

@@ -96,11 +96,11 @@ def check_can_be_written(path: str | Path, field: str) -> None:
 
 def check_can_be_made(folder: Path) -> None:
     """Refuse a folder that could neither be made nor written into, before the work is done."""
-    place = folder
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
-    if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"{folder}: cannot be made or written by this user (because of {place}); choose a file with --save")
+    ancestor = folder
+    while not os.path.lexists(ancestor) and ancestor != ancestor.parent:
+        ancestor = ancestor.parent
+    if not os.path.isdir(ancestor) or not os.access(ancestor, os.W_OK | os.X_OK):
+        raise InputError(f"{folder}: cannot be made or written by this user (because of {ancestor}); choose a file with --save")
 
 
 def _has_working_folder() -> bool:

@@ -96,18 +96,18 @@ def model_of(
     types    of a field by name and annotation, where a file holds it in another form; None: as usual
     base     the model that has the remedies
     """
-    found: dict[str, Any] = {}
-    _add_fields(found, record, inline, types)
+    definitions: dict[str, Any] = {}
+    _add_fields(definitions, record, inline, types)
     doc = (record.__doc__ or record.__name__).partition("\n\n")[0]
-    return create_model(record.__name__, __base__=base, __doc__=doc, **found)
+    return create_model(record.__name__, __base__=base, __doc__=doc, **definitions)
 
 
-def _add_fields(found: dict[str, Any], record: type, inline: tuple[str, ...], types: Callable[[str, Any], Any] | None) -> None:
+def _add_fields(definitions: dict[str, Any], record: type, inline: tuple[str, ...], types: Callable[[str, Any], Any] | None) -> None:
     hints, about = typing.get_type_hints(record), descriptions(record)
     for field in dataclasses.fields(record):
         name, hint = field.name, hints[field.name]
         if name in inline:
-            _add_fields(found, hint, (), types)
+            _add_fields(definitions, hint, (), types)
             continue
         more: dict[str, Any] = {}
         if field.default is not dataclasses.MISSING:
@@ -115,7 +115,7 @@ def _add_fields(found: dict[str, Any], record: type, inline: tuple[str, ...], ty
         elif field.default_factory is not dataclasses.MISSING:
             more["default"] = record_to_data(field.default_factory(), name=name)
         kind = types(name, hint) if types else None
-        found[name] = (_type_of(hint, name) if kind is None else kind, Field(description=about.get(name, ""), **more))
+        definitions[name] = (_type_of(hint, name) if kind is None else kind, Field(description=about.get(name, ""), **more))
 
 
 def _type_of(hint: Any, name: str) -> Any:
@@ -146,18 +146,18 @@ _ROW = re.compile(r" *([a-z][a-z0-9_]*(?:, [a-z][a-z0-9_]*)*)  +(\S.*)")
 def descriptions(record: type) -> dict[str, str]:
     """The fields of a record as the table in its docstring describes them; a row may name several."""
     names = {field.name for field in dataclasses.fields(record)}
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     current: list[str] = []
     for line in (record.__doc__ or "").splitlines():
         row = _ROW.fullmatch(line)
         if row and set(row[1].split(", ")) <= names:
             current = row[1].split(", ")
-            found.update(dict.fromkeys(current, row[2]))
+            texts.update(dict.fromkeys(current, row[2]))
         elif current and line.startswith("     "):
-            found.update({name: f"{found[name]} {line.strip()}" for name in current})
+            texts.update({name: f"{texts[name]} {line.strip()}" for name in current})
         else:
             current = []
-    return {name: re.sub(" +", " ", text) for name, text in found.items()}
+    return {name: re.sub(" +", " ", text) for name, text in texts.items()}
 
 
 def check(model: type[BaseModel], data: object, *, where: str = "", within: str = "") -> Any:

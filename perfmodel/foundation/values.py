@@ -53,10 +53,10 @@ def _number(value: object) -> int | None:
 
 def share(value: object, field: str) -> float:
     """A share from 0 to below the whole: `10%` or 0.1."""
-    found = parse_quantity(value, QuantityKind.FRACTION, field=field)
-    if found >= 1.0:
+    fraction = parse_quantity(value, QuantityKind.FRACTION, field=field)
+    if fraction >= 1.0:
         raise bad_field(field, _quoted(value), "must be less than the whole", "write 10% or 0.1")
-    return found
+    return fraction
 
 
 def optional_share(value: object, field: str) -> float | None:
@@ -69,10 +69,10 @@ def seconds(value: object, field: str) -> float:
     is_bare = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(value, str):
         is_bare = re.fullmatch(r"\s*[0-9.]+\s*", value, re.ASCII) is not None
-    found = parse_quantity(f"{value} s" if is_bare else value, QuantityKind.TIME, field=field)
-    if found == 0.0:
+    time = parse_quantity(f"{value} s" if is_bare else value, QuantityKind.TIME, field=field)
+    if time == 0.0:
         raise bad_field(field, _quoted(value), "must be more than nothing", "write 30 (seconds)")
-    return found
+    return time
 
 
 def token_count(value: object, field: str = "tokens") -> float:
@@ -150,14 +150,14 @@ def several(value: object) -> list[Any]:
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, Iterable) and isinstance(value, (list, tuple, range, set, frozenset)):
-        return [each for item in value for each in (several(item) if isinstance(item, str) else [item])]
+        return [part for item in value for part in (several(item) if isinstance(item, str) else [item])]
     return [value]
 
 
 def doubled(first: int, last: int) -> list[int]:
     """Numbers from the first to the last, each twice the one before it; the last is always there."""
-    found = [first * 2**power for power in range((last // first).bit_length())]
-    return found if found[-1] == last else [*found, last]
+    numbers = [first * 2**power for power in range((last // first).bit_length())]
+    return numbers if numbers[-1] == last else [*numbers, last]
 
 
 def several_numbers(value: object, field: str) -> list[Any]:
@@ -167,17 +167,17 @@ def several_numbers(value: object, field: str) -> list[Any]:
             one, apart = text.strip().replace(",", ""), text.strip().replace(",", ", ")
             rule = f"may be {one} or {len(apart.split())} values"
             raise bad_field(field, text, rule, f"write {one}, or '{apart}' with spaces for several")
-    found: list[Any] = []
-    for each in several(value):
-        ends = each.split("..") if isinstance(each, str) else [each]
+    numbers: list[Any] = []
+    for entry in several(value):
+        ends = entry.split("..") if isinstance(entry, str) else [entry]
         if len(ends) == 1:
-            found.append(each)
+            numbers.append(entry)
             continue
         first, *others = (whole(end, field) for end in ends)
         if len(others) != 1 or others[0] < first:
-            raise bad_field(field, each, "must be two numbers, the smaller first", "write 256..2048 for 256,512,1024,2048")
-        found += doubled(first, others[0])
-    return found
+            raise bad_field(field, entry, "must be two numbers, the smaller first", "write 256..2048 for 256,512,1024,2048")
+        numbers += doubled(first, others[0])
+    return numbers
 
 
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+", re.ASCII)

@@ -88,9 +88,9 @@ class Word:
         """The given value after reading. Raises InputError."""
         if self.read is not None:
             return self.read(given, name)
-        whole, yes_or_no, text_of = _readers()
+        read_whole, yes_or_no, text_of = _readers()
         if self.kind is int:
-            return whole(given, name, least=self.least, remedy="write 8")
+            return read_whole(given, name, least=self.least, remedy="write 8")
         return yes_or_no(given, name) if self.kind is bool else text_of(given, name, "its name")
 
 
@@ -114,7 +114,7 @@ def words_of(record: type) -> Mapping[str, Word]:
 
 @cache
 def _words_of(record: Any) -> Mapping[str, Word]:
-    return {each.name: each.metadata["word"] for each in fields(record)}
+    return {entry.name: entry.metadata["word"] for entry in fields(record)}
 
 
 def given_words(record: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Combinations(tuple[Any, ...]):
 
 def is_list(given: object) -> bool:
     """Return whether several values were given as a list, be it of one; a matrix is one value."""
-    return isinstance(given, Sequence) and not isinstance(given, str) and not any(isinstance(each, (list, tuple)) for each in given)
+    return isinstance(given, Sequence) and not isinstance(given, str) and not any(isinstance(entry, (list, tuple)) for entry in given)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -155,9 +155,9 @@ class Words:
     defaults: Mapping[str, str] = field(default_factory=dict)
 
     def words(self) -> Mapping[str, Word]:
-        found = words_of(self.record)
-        names = self.only.split() or [name for name in found if name not in self.without.split()]
-        return {name: found[name] for name in names}
+        known = words_of(self.record)
+        names = self.only.split() or [name for name in known if name not in self.without.split()]
+        return {name: known[name] for name in names}
 
     def make(self, given: Mapping[str, Any]) -> Any:
         """The record of what was given by name, or `Combinations` of records, the last word varying fastest."""
@@ -166,9 +166,9 @@ class Words:
         words = words_of(self.record)
         several = {name: words[name].values(value, name) for name, value in given.items() if words[name].is_varied}
         once = {name: list(dict.fromkeys(values)) or [None] for name, values in several.items()}
-        found = Combinations(self.record(**{**given, **dict(zip(once, values, strict=True))}) for values in product(*once.values()))
-        found.is_list = any(is_list(given[name]) for name in several)
-        return found
+        records = Combinations(self.record(**{**given, **dict(zip(once, values, strict=True))}) for values in product(*once.values()))
+        records.is_list = any(is_list(given[name]) for name in several)
+        return records
 
 
 def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
@@ -179,11 +179,11 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
     chosen = {name: group if isinstance(group, Words) else Words(group) for name, group in groups.items()}
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
-        own = inspect.signature(function)
-        others = [name for name in own.parameters if name not in chosen]
-        positional = [name for name in others if own.parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        signature = inspect.signature(function)
+        others = [name for name in signature.parameters if name not in chosen]
+        positional = [name for name in others if signature.parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         home = {name: group for group, words in chosen.items() for name in words.words()}
-        short = {alias.strip("-"): name for words in chosen.values() for name, each in words.words().items() for alias in each.aliases}
+        short = {alias.strip("-"): name for words in chosen.values() for name, entry in words.words().items() for alias in entry.aliases}
         needed = [name for words in chosen.values() for name in words.needed.split()]
 
         @wraps(function)
@@ -208,43 +208,43 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
                 raise TypeError(f"{function.__name__}() needs {', '.join(absent)}; give it by name: {absent[0]}=...")
             return function(*args, **rest, **{group: words.make(parts[group]) for group, words in chosen.items()})
 
-        call.__signature__ = _spelled_out(own, chosen)  # type: ignore[attr-defined]
+        call.__signature__ = _spelled_out(signature, chosen)  # type: ignore[attr-defined]
         call.__doc__ = _documented(function.__doc__, chosen)
         return call
 
     return decorate
 
 
-def _spelled_out(own: inspect.Signature, chosen: Mapping[str, Words]) -> inspect.Signature:
+def _spelled_out(signature: inspect.Signature, chosen: Mapping[str, Words]) -> inspect.Signature:
     """The signature with the words of each record in its place."""
     parameters: list[inspect.Parameter] = []
-    for name, parameter in own.parameters.items():
+    for name, parameter in signature.parameters.items():
         parameters += _arguments(chosen[name]) if name in chosen else [parameter]
-    return own.replace(parameters=parameters)
+    return signature.replace(parameters=parameters)
 
 
 def _documented(doc: str | None, chosen: Mapping[str, Words]) -> str:
     """Return the docstring with one line for each argument that is a word."""
     helps = (
-        (name, words.helps[name] if name in words.helps else "; ".join(filter(None, (each.help, each.otherwise))))
+        (name, words.helps[name] if name in words.helps else "; ".join(filter(None, (entry.help, entry.otherwise))))
         for words in chosen.values()
-        for name, each in words.words().items()
+        for name, entry in words.words().items()
     )
     lines = (f"    {name}: {_OPTION.sub(lambda option: option[1].replace('-', '_'), text).rstrip('.')}." for name, text in helps)
     return "\n".join([inspect.cleandoc(doc or ""), "", "Args:", *lines])
 
 
 def _arguments(words: Words) -> list[inspect.Parameter]:
-    by_name = {each.name: each for each in fields(words.record)}
-    found = []
-    for name, each in words.words().items():
-        kind, default = each.takes or str(by_name[name].type).removesuffix(" | None"), by_name[name].default
+    by_name = {entry.name: entry for entry in fields(words.record)}
+    parameters = []
+    for name, entry in words.words().items():
+        kind, default = entry.takes or str(by_name[name].type).removesuffix(" | None"), by_name[name].default
         if name in words.needed.split():
             annotation, default = kind, MISSING
-        elif (words.several and each.several) or (words.varied and each.is_varied):
+        elif (words.several and entry.several) or (words.varied and entry.is_varied):
             annotation = f"Several[{kind}]"
         else:
             annotation = f"{kind} | None" if default is None else kind
         empty = inspect.Parameter.empty if default is MISSING else default
-        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=annotation))
-    return found
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=annotation))
+    return parameters

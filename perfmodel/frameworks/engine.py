@@ -44,8 +44,8 @@ class EngineVersions:
 
 def version_of(text: str) -> tuple[int, ...]:
     """(1, 2, 0) of "trtllm 1.2.0rc6.post3"; () where none is said."""
-    found = re.search(r"(?<![\w.])v?(\d+(?:\.\d+)+)", text)
-    return tuple(int(part) for part in found[1].split(".")) if found else ()
+    match = re.search(r"(?<![\w.])v?(\d+(?:\.\d+)+)", text)
+    return tuple(int(part) for part in match[1].split(".")) if match else ()
 
 
 def _check_least_1(name: str, value: int) -> None:
@@ -272,7 +272,7 @@ class Engine(Grouped):
 
     def at(self, version: tuple[int, ...]) -> Engine:
         """As that version is; () for one that nobody says."""
-        unlike = next((each for each in self.versions if each.has(version)), None)
+        unlike = next((options for options in self.versions if options.has(version)), None)
         return self if unlike is None else self.having(sampler_bytes=unlike.sampler_bytes, graph_bytes=unlike.graph_bytes)
 
 
@@ -287,13 +287,13 @@ def load_engine(name: str | Path | Engine = DEFAULT_ENGINE) -> Engine:
         return name
     if str(name) in list_engines():
         return _load(str(name), ())
-    path, said = Path(name), one_line(str(name), 60)
+    path, quoted = Path(name), one_line(str(name), 60)
     try:
         stat = path.stat() if path.is_file() else None
     except (OSError, ValueError) as error:  # a name that no file can have
-        raise InputError(f"engine={said}: is neither an engine's name nor a file; see `perfmodel engines`") from error
+        raise InputError(f"engine={quoted}: is neither an engine's name nor a file; see `perfmodel engines`") from error
     if stat is None:
-        raise InputError(f"engine={said}: is not known{suggest(str(name), list_engines())}; see `perfmodel engines`")
+        raise InputError(f"engine={quoted}: is not known{suggest(str(name), list_engines())}; see `perfmodel engines`")
     return _load(str(path.resolve()), (stat.st_mtime_ns, stat.st_size, stat.st_ino))
 
 
@@ -307,13 +307,13 @@ def _load(name: str, state: tuple[int, ...]) -> Engine:
     if isinstance(data, dict) and "base" in data:
         data = {**_data_of_base(data["base"], path.name), **{key: value for key, value in data.items() if key != "base"}}
     if not state and isinstance(data, dict):
-        data = {**data, **{number: told["value"] for number, told in fitted_numbers().get(name, {}).items()}}
+        data = {**data, **{number: fit["value"] for number, fit in fitted_numbers().get(name, {}).items()}}
     if state:
         from perfmodel.foundation.schema import check, model_of
 
         check(model_of(Engine, inline=tuple(ENGINE_GROUPS)), data, where=path.name)
-    own, groups = in_groups(data, ENGINE_GROUP_OF)
-    return record_from_data(Engine, {"memory": {}, **own, **groups}, where=path.name)
+    fields, groups = in_groups(data, ENGINE_GROUP_OF)
+    return record_from_data(Engine, {"memory": {}, **fields, **groups}, where=path.name)
 
 
 def _data_of_base(name: object, where: str) -> dict[str, Any]:
@@ -335,5 +335,5 @@ def fitted_numbers() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     from perfmodel.foundation.files import read_yaml
 
     path = resource_dir("strategies") / "engines_fitted.yaml"
-    found: Any = read_yaml(path).get("engines", {}) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
+    numbers: Any = read_yaml(path).get("engines", {}) if path.is_file() else {}
+    return numbers if isinstance(numbers, dict) else {}

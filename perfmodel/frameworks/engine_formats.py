@@ -44,21 +44,21 @@ def format_on(formats: Sequence[EngineFormat], chip: Chip, quantization: Quantiz
     """The format in which an engine runs a checkpoint; None where it cannot. Without formats the chip's units decide."""
     if not formats or quantization.name in PLAIN_FORMATS:
         return quantization if has_units(quantization, chip.peak_flop_rate) else None
-    found = next((each for each in formats if each.format == quantization.name and each.is_for(chip)), None)
-    runs = None if found is None else QUANTIZATIONS[found.runs_as or found.format]
+    row = next((candidate for candidate in formats if candidate.format == quantization.name and candidate.is_for(chip)), None)
+    runs = None if row is None else QUANTIZATIONS[row.runs_as or row.format]
     return runs if runs is not None and has_units(runs, chip.peak_flop_rate) else None
 
 
 def formats_on(formats: Sequence[EngineFormat], chip: Chip) -> tuple[str, ...]:
     """Names of all formats that run, those that run as another one left out."""
-    found = {name: format_on(formats, chip, quantization) for name, quantization in QUANTIZATIONS.items()}
-    return tuple(name for name, runs in found.items() if runs is not None and runs.name == name)
+    run = {name: format_on(formats, chip, quantization) for name, quantization in QUANTIZATIONS.items()}
+    return tuple(name for name, runs in run.items() if runs is not None and runs.name == name)
 
 
 def require_format(engine: str, formats: Sequence[EngineFormat], chip: Chip, quantization: Quantization) -> Quantization:
     """As `format_on`. Raises InputError that names what does run."""
-    found = format_on(formats, chip, quantization)
-    if found is None:
+    runs_as = format_on(formats, chip, quantization)
+    if runs_as is None:
         runs = ", ".join(formats_on(formats, chip))
         raise InputError(f"quantization={quantization.name}: {engine} does not run it on {chip.name}; use one of {runs}, or another chip")
-    return found
+    return runs_as

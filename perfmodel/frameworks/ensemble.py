@@ -83,10 +83,10 @@ def family_weights(families: dict[str, list[ExecutionProfile]], generic: Executi
     """Every family weighs one, and its profiles alike. What is not known of one, or concerns what it cannot run, is as in `generic`:
     who has no tensor parallelism does not say that nothing hides of it."""
     for profiles in families.values():
-        for each in profiles:
-            open_ = {*each.unknown, *(name for _, names in _CONCERNS for name in names if not can_have(each, name))}
+        for profile in profiles:
+            open_ = {*profile.unknown, *(name for _, names in _CONCERNS for name in names if not can_have(profile, name))}
             filled: dict[str, Any] = {name: generic.option(name) for name in open_}
-            yield Likely(weight=1.0 / (len(families) * len(profiles)), profile=each.having(**filled))
+            yield Likely(weight=1.0 / (len(families) * len(profiles)), profile=profile.having(**filled))
 
 
 def points_about(covariance: Array) -> Iterator[tuple[float, Array]]:
@@ -107,8 +107,8 @@ def points_about(covariance: Array) -> Iterator[tuple[float, Array]]:
 
 def _known(profile: ExecutionProfile) -> Iterator[Likely]:
     settings = FrameworkRef.parse(profile.name).settings
-    for each in family_weights(known_families(), load_profile(GENERIC)):
-        yield replace(each, profile=with_settings(each.profile, settings))
+    for member in family_weights(known_families(), load_profile(GENERIC)):
+        yield replace(member, profile=with_settings(member.profile, settings))
 
 
 def _about(profile: ExecutionProfile) -> Iterator[Likely]:
@@ -122,8 +122,8 @@ def _about(profile: ExecutionProfile) -> Iterator[Likely]:
 
 def _moved(profile: ExecutionProfile, constant: FittedConstant, spreads: float) -> dict[str, float]:
     """Fields of the constant so many spreads of its prior from where they are, as far as they may go."""
-    step, found = spreads * constant.prior_spread, {}
+    step, values = spreads * constant.prior_spread, {}
     for name in constant.fields:
-        own, (least, most) = float(profile.option(name)), bounds_of(name)
-        found[name] = min(max(own * math.exp(step) if constant.is_ratio else own + step, least), most)
-    return found
+        value, (least, most) = float(profile.option(name)), bounds_of(name)
+        values[name] = min(max(value * math.exp(step) if constant.is_ratio else value + step, least), most)
+    return values

@@ -67,7 +67,7 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
     names = ", ".join(f"{name} ({', '.join(profile.name for profile in profiles)})" for name, profiles in sorted(known.items()))
     has_account = any(profile.name == MEMORY_ACCOUNT for profile in every)
     account = f"; what weights, gradients and states take as in {MEMORY_ACCOUNT}" if has_account else ""
-    own = {
+    identity = {
         "name": GENERIC,
         "family": "",
         "unknown": (),
@@ -75,10 +75,10 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
         "runs": ANYTHING,
         "source": f"the mean of {len(known)} families, each weighing one, of what each knows: {names}{account} (lab.generic)",
     }
-    return every[0].having(release="", **values | own)  # type: ignore[arg-type]
+    return every[0].having(release="", **values | identity)  # type: ignore[arg-type]
 
 
-def _who_can(families: Iterable[Sequence[ExecutionProfile]], name: str) -> list[Sequence[ExecutionProfile]]:
+def _capable_profiles(families: Iterable[Sequence[ExecutionProfile]], name: str) -> list[Sequence[ExecutionProfile]]:
     """The profiles of each family that can run what the field concerns; all profiles if none can."""
     every = list(families)
     able = [[profile for profile in profiles if can_have(profile, name)] for profiles in every]
@@ -91,7 +91,7 @@ def _most_common(families: Iterable[Sequence[ExecutionProfile]], name: str) -> A
     Of what only some families can run (tensor parallelism), two or three are left: there the habit of more frameworks goes first.
     """
     every = list(families)
-    able = _who_can(every, name)
+    able = _capable_profiles(every, name)
     votes: dict[Any, tuple[float, int]] = {}
     for profiles in able:
         for profile in profiles:
@@ -107,16 +107,16 @@ def _is_ratio(name: str) -> bool:
 
 
 def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
-    able = _who_can(families, name)
-    found = [[value for profile in profiles if (value := _told(profile, name)) is not None] for profiles in able]
-    means = [float(np.mean(np.log(each) if _is_ratio(name) else each)) for each in found if each]
+    able = _capable_profiles(families, name)
+    values_by_family = [[value for profile in profiles if (value := _informative_value(profile, name)) is not None] for profiles in able]
+    means = [float(np.mean(np.log(values) if _is_ratio(name) else values)) for values in values_by_family if values]
     if not means:
         return 1.0 if _is_ratio(name) and name not in _HOST_TIMES else 0.0
     mean = float(np.mean(means))
     return float(f"{np.exp(mean) if _is_ratio(name) else mean:.3g}")
 
 
-def _told(profile: ExecutionProfile, name: str) -> float | None:
+def _informative_value(profile: ExecutionProfile, name: str) -> float | None:
     """The value of a field in a profile; None if it is not informative: a host time of zero says nothing about others.
 
     In ZeRO stages that wait for the end of backward the whole reduction is exposed.
@@ -133,8 +133,8 @@ def _attention_rate(families: Iterable[Sequence[ExecutionProfile]], kernel: str)
     """The mean of the families' rates of fused attention, their generations of it included, over that of `kernel`."""
     generations = [calibration.attention_generations for calibration in map(load_calibration, list_calibrations())]
     rates = {
-        each: float(np.exp(np.mean([np.log(of.get(each, 1.0) / of.get(kernel, 1.0)) for of in generations if of])))
-        for each in ATTENTION_KERNELS
+        generation: float(np.exp(np.mean([np.log(of.get(generation, 1.0) / of.get(kernel, 1.0)) for of in generations if of])))
+        for generation in ATTENTION_KERNELS
     }
 
     def with_kernel(profile: ExecutionProfile) -> ExecutionProfile:

@@ -51,5 +51,6 @@ def imbalance(model: TransformerConfig, num_stages: int, held: Sequence[Column])
     first, *between, last = stage_layers_by_cost(model, num_stages)
     by_cost = (first, *[max(between, default=0)] * (len(held) - 2), last)
     return tuple(
-        np.where(own == 0.0, 1.0, np.maximum(count / np.maximum(own, 1.0), 1.0))[()] for count, own in zip(by_cost, held, strict=True)
+        np.where(layers == 0.0, 1.0, np.maximum(count / np.maximum(layers, 1.0), 1.0))[()]
+        for count, layers in zip(by_cost, held, strict=True)
     )

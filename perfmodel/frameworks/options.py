@@ -49,12 +49,12 @@ SIZES = frozenset({"workspace_bytes", "framework_bytes", "bucket_bytes"})
 
 def check_numbers(options: Any) -> None:
     """Raise InputError for a number of a group that is out of its bounds."""
-    for each in fields(options):
-        if str(each.type) == "float":
-            value, (least, most) = getattr(options, each.name), bounds_of(each.name)
+    for option in fields(options):
+        if str(option.type) == "float":
+            value, (least, most) = getattr(options, option.name), bounds_of(option.name)
             if not least <= value <= most:
                 rule = f"must be {'positive, ' if least > 0 else ''}from {least:g} to {most:g}"
-                raise bad_field(each.name, value, rule, "correct the profile")
+                raise bad_field(option.name, value, rule, "correct the profile")
 
 
 def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -376,8 +376,8 @@ GROUPS: Mapping[str, Any] = MappingProxyType(
 GROUP_OF: Mapping[str, str] = group_of(GROUPS)
 """Option -> its group."""
 
-KIND_OF: Mapping[str, str] = MappingProxyType({each.name: str(each.type) for of in GROUPS.values() for each in fields(of)})
+KIND_OF: Mapping[str, str] = MappingProxyType({option.name: str(option.type) for of in GROUPS.values() for option in fields(of)})
 """Option -> its type, as written."""
 
-OPTIONAL = frozenset(name for of in GROUPS.values() for name, each in of.__dataclass_fields__.items() if each.default is not MISSING)
+OPTIONAL = frozenset(name for of in GROUPS.values() for name, option in of.__dataclass_fields__.items() if option.default is not MISSING)
 """Options that a file may leave out."""

@@ -126,20 +126,20 @@ def load_profile(name: str | Path) -> ExecutionProfile:
     check_path(name, "profile")
     name = _RELEASED.sub(rf"\1{SEPARATOR}release=\2", str(name))
     ref = FrameworkRef.parse(str(name))
-    settings, whole = ref.settings, ref.name
+    settings, framework = ref.settings, ref.name
     if settings:
-        return with_stated(load_profile(whole), settings)
-    is_file = Path(whole).suffix in (".yaml", ".yml")
-    shipped = None if is_file else shipped_fields(whole)
+        return with_stated(load_profile(framework), settings)
+    is_file = Path(framework).suffix in (".yaml", ".yml")
+    shipped = None if is_file else shipped_fields(framework)
     if shipped is not None:
-        return _profile_of(pickle.dumps(shipped), whole, is_shipped=True)
-    if not is_file or not os.path.exists(whole):  # pathlib raises for a name too long or a folder that may not be entered
-        based_on = read_yaml(resource_dir("strategies") / "profile_names.yaml").get(whole.lower())
-        nearest = f"; its profile is {based_on}" if based_on else suggest(one_line(whole), list_profiles())
+        return _profile_of(pickle.dumps(shipped), framework, is_shipped=True)
+    if not is_file or not os.path.exists(framework):  # pathlib raises for a name too long or a folder that may not be entered
+        based_on = read_yaml(resource_dir("strategies") / "profile_names.yaml").get(framework.lower())
+        nearest = f"; its profile is {based_on}" if based_on else suggest(one_line(framework), list_profiles())
         known = f"{nearest} (`perfmodel profiles` lists them; a path works too)"
-        raise InputError(f"profile={one_line(whole, 200)}: not known{known}")
-    path = Path(whole)
-    return _profile_of(pickle.dumps(_with_base(flattened(read_yaml(path), where=whole), path)), whole, is_shipped=False)
+        raise InputError(f"profile={one_line(framework, 200)}: not known{known}")
+    path = Path(framework)
+    return _profile_of(pickle.dumps(_with_base(flattened(read_yaml(path), where=framework), path)), framework, is_shipped=False)
 
 
 @lru_cache(maxsize=64)
@@ -158,11 +158,11 @@ def _with_base(data: dict[str, Any], path: Path, below: tuple[str, ...] = ()) ->
     base = data["base"]
     if not isinstance(base, str) or base in below:
         raise bad_field("base", shown(base), "must be the name or the path of another profile", f"correct {path}")
-    own = path.parent / base
-    is_file = own.suffix in (".yaml", ".yml")
+    base_path = path.parent / base
+    is_file = base_path.suffix in (".yaml", ".yml")
     under = None if is_file else shipped_fields(base)
-    if is_file and os.path.exists(own):
-        under = _with_base(flattened(read_yaml(own), where=str(own)), own, (*below, base))
+    if is_file and os.path.exists(base_path):
+        under = _with_base(flattened(read_yaml(base_path), where=str(base_path)), base_path, (*below, base))
     if under is None:
         raise InputError(f"{path}: base={one_line(base, 200)}: not known{suggest(one_line(base), list_profiles())}")
     return {key: value for key, value in under.items() if key not in _OWN} | {key: value for key, value in data.items() if key != "base"}
@@ -185,11 +185,11 @@ def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
 
 def _profile_from(data: Mapping[str, Any], where: str) -> ExecutionProfile:
     """The profile of contents that have its form."""
-    own, groups = in_groups({name: _value(name, value) for name, value in data.items()}, GROUP_OF)
+    fields_of_profile, groups = in_groups({name: _value(name, value) for name, value in data.items()}, GROUP_OF)
     try:
-        return ExecutionProfile(**own, **{group: of(**groups.get(group, {})) for group, of in GROUPS.items()})
+        return ExecutionProfile(**fields_of_profile, **{group: of(**groups.get(group, {})) for group, of in GROUPS.items()})
     except InputError as error:
-        raise InputError(f"{where}: {error} {own['name']}") from None
+        raise InputError(f"{where}: {error} {fields_of_profile['name']}") from None
 
 
 def _value(key: str, value: Any) -> Any:
@@ -209,8 +209,8 @@ def _value(key: str, value: Any) -> Any:
 
 def profile_fields(profile: ExecutionProfile) -> dict[str, Any]:
     """Every field by name, options without their groups, as files and `profiles --json` have them."""
-    own = {name: getattr(profile, name) for name in _OWN_KINDS}
-    return {"name": own.pop("name"), **profile.options, **own}
+    ungrouped = {name: getattr(profile, name) for name in _OWN_KINDS}
+    return {"name": ungrouped.pop("name"), **profile.options, **ungrouped}
 
 
 def save_profile(profile: ExecutionProfile, path: str | Path) -> None:
@@ -224,10 +224,10 @@ def profile_text(profile: ExecutionProfile) -> str:
     data = record_to_data(profile)
     options = {name: value for group in GROUPS for name, value in data.pop(group).items()}
     for name, value in options.items():
-        own = profile.option(name)
+        number = profile.option(name)
         # sizes a parameter or a logit are no sizes of a thing: plain numbers, as the shipped files have them
-        if (name.endswith("_bytes") and name not in SIZES) or (own == 0.0 and isinstance(value, str)):
-            options[name] = own
+        if (name.endswith("_bytes") and name not in SIZES) or (number == 0.0 and isinstance(value, str)):
+            options[name] = number
     data = {"name": data.pop("name")} | options | data
     groups = {name: value for name, value in data.items() if isinstance(value, (dict, list))}
     flat = dump_yaml({name: value for name, value in data.items() if name not in groups})

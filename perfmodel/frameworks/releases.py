@@ -85,7 +85,7 @@ def load_releases(framework: str) -> Releases | None:
     if (not framework.isidentifier() and not re.fullmatch(r"[a-z0-9-]+", framework)) or not os.path.exists(path):
         return None
     data = read_yaml(path)
-    recipes = tuple(record_from_data(ReleaseRecipe, each, where=f"{path.name} recipes[{i}]") for i, each in enumerate(data["recipes"]))
+    recipes = tuple(record_from_data(ReleaseRecipe, entry, where=f"{path.name} recipes[{i}]") for i, entry in enumerate(data["recipes"]))
     return Releases(
         framework=data["framework"], source=data["source"], launches_as=data["launches_as"], releases=data["releases"], recipes=recipes
     )
@@ -104,15 +104,15 @@ def recipe_of(releases: Releases, release: str, *, model: str, chip: str, precis
     asked = release_key(release)
     kind = re.split(r"[-_]", chip)[0]
     for name in (model, ANY_MODEL):
-        found = [
-            each
-            for each in releases.recipes
-            if each.model == name and kind in each.chips and precision in each.precisions and release_key(each.release) <= asked
+        candidates = [
+            recipe
+            for recipe in releases.recipes
+            if recipe.model == name and kind in recipe.chips and precision in recipe.precisions and release_key(recipe.release) <= asked
         ]
-        if found:
-            latest = max(release_key(each.release) for each in found)
-            variants = [each for each in found if release_key(each.release) == latest]
-            return min(variants, key=lambda each: abs(each.global_batch - global_batch))
+        if candidates:
+            latest = max(release_key(recipe.release) for recipe in candidates)
+            variants = [recipe for recipe in candidates if release_key(recipe.release) == latest]
+            return min(variants, key=lambda recipe: abs(recipe.global_batch - global_batch))
     return None
 
 
@@ -138,19 +138,19 @@ def at_release(profile: ExecutionProfile, job: TrainingJob, chip: str) -> Execut
 
     Raises InputError for a framework, a release or chips of which no recipe is known.
     """
-    found = _stated_recipe(profile, job, chip)
-    if found is None:
+    stated = _stated_recipe(profile, job, chip)
+    if stated is None:
         return profile
-    releases, recipe = found
+    releases, recipe = stated
     return as_recipe_runs(profile, recipe, launch_time=load_profile(releases.launches_as).timing.host_launch_time)
 
 
 def unlike_recipe(profile: ExecutionProfile, plan: Plan, chip: str) -> str:
     """Differences between the plan and the recipe of its profile's release; empty if there are none."""
-    found = _stated_recipe(profile, plan.job, chip)
-    if found is None:
+    stated = _stated_recipe(profile, plan.job, chip)
+    if stated is None:
         return ""
-    recipe = found[1]
+    recipe = stated[1]
     operators = set(operators_of(read_modules(recipe.recompute, "recompute"))) if recipe.recompute else set()
     theirs = []
     if str(plan.dispatcher) != recipe.dispatcher:

@@ -211,15 +211,15 @@ _OF_KIND: Mapping[str, Callable[[Operator, Graph, ExecutionProfile], Operator]] 
 
 def _gradient_in_logits(graph: Graph, operators: Mapping[str, Operator]) -> dict[str, Operator]:
     """A fused loss writes the gradient over the logits, in the dtype of activations, where it lives until the product before reads it."""
-    found: dict[str, Operator] = {}
+    rewritten: dict[str, Operator] = {}
     for loss in operators.values():
         maker = graph.producer(loss.inputs[0].tensor) if loss.kind == "cross_entropy" and loss.backward else None
         if maker is not None:
-            made = operators[maker.name]
-            itemsize = graph.tensors[made.output.tensor].itemsize
-            gradient = Data(extent=_in_memory(made, len(made.inputs), graph), itemsize=itemsize)
-            found |= {loss.name: replace(loss, saved=()), made.name: replace(made, saved=(*made.saved, gradient))}
-    return found
+            product = operators[maker.name]
+            itemsize = graph.tensors[product.output.tensor].itemsize
+            gradient = Data(extent=_in_memory(product, len(product.inputs), graph), itemsize=itemsize)
+            rewritten |= {loss.name: replace(loss, saved=()), product.name: replace(product, saved=(*product.saved, gradient))}
+    return rewritten
 
 
 def _gated_products_again(graph: Graph, operators: Mapping[str, Operator]) -> dict[str, Operator]:
@@ -227,7 +227,7 @@ def _gated_products_again(graph: Graph, operators: Mapping[str, Operator]) -> di
 
     The product then holds it for the time of its own backward pass alone.
     """
-    found: dict[str, Operator] = {}
+    rewritten: dict[str, Operator] = {}
     for reader in operators.values():
         maker = graph.producer(reader.inputs[0].tensor) if reader.is_product and reader.backward else None
         if maker is None or not _is_gate(maker, graph):
@@ -236,16 +236,19 @@ def _gated_products_again(graph: Graph, operators: Mapping[str, Operator]) -> di
         result = Data(extent=_in_memory(gate, len(gate.inputs), graph), itemsize=graph.tensors[gate.output.tensor].itemsize)
         backward = tuple(replace(work, accesses=(*work.accesses, result)) if isinstance(work, Stream) else work for work in gate.backward)
         kept = tuple(data for data in reader.saved if data.of != 0)
-        found |= {gate.name: replace(gate, backward=backward), reader.name: replace(reader, saved=kept, scratch=(*reader.scratch, result))}
-    return found
+        rewritten |= {
+            gate.name: replace(gate, backward=backward),
+            reader.name: replace(reader, saved=kept, scratch=(*reader.scratch, result)),
+        }
+    return rewritten
 
 
 def _is_gate(op: Operator, graph: Graph) -> bool:
     """Whether it multiplies two activations, one of them through an activation function."""
     if op.kind != "elementwise" or op.settings.get("function") != "mul" or len(op.inputs) != 2:
         return False
-    makers = [graph.producer(operand.tensor) for operand in op.inputs]
-    return any(maker is not None and maker.settings.get("function") in ACTIVATIONS for maker in makers)
+    producers = [graph.producer(operand.tensor) for operand in op.inputs]
+    return any(producer is not None and producer.settings.get("function") in ACTIVATIONS for producer in producers)
 
 
 def _epilogues(graph: Graph) -> Iterator[Operator]:
@@ -312,7 +315,7 @@ def _without(op: Operator, internal: set[str], graph: Graph) -> Operator:
     Where it would be kept, the fused kernel computes it again from what its maker keeps.
     """
     operands = op.operands
-    inner = {place for place, operand in enumerate(operands) if operand.tensor in internal}
+    inner = {index for index, operand in enumerate(operands) if operand.tensor in internal}
     if not inner:
         return op
 
@@ -346,9 +349,9 @@ def _looks_up(op: Operator) -> bool:
     return any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
 
 
-def _in_memory(op: Operator, place: int, graph: Graph) -> Extent:
+def _in_memory(op: Operator, index: int, graph: Graph) -> Extent:
     """The elements of one of its operands, also those at positions that it reads whole."""
-    operand = op.operands[place]
+    operand = op.operands[index]
     return tuple(zip(graph.tensors[operand.tensor].shape, operand.dims, strict=True))
 
 

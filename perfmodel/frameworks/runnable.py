@@ -148,8 +148,8 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     every, runs = runs, runs.for_training(plan.job.train)
     for axis in AXES:
         if layout.degree(axis) > 1 and axis not in runs.axes:
-            beside = f" with a base in {plan.job.train.base}" if axis in every.axes else ""
-            return f"{axis}={layout.degree(axis)}: {framework} has no {axis}{beside}"
+            condition = f" with a base in {plan.job.train.base}" if axis in every.axes else ""
+            return f"{axis}={layout.degree(axis)}: {framework} has no {axis}{condition}"
     zero, pipelined = int(plan.zero), layout.pp > 1
     if zero in every.zero and zero not in runs.zero:
         return f"zero={zero}: {framework} cannot shard a base in {plan.job.train.base}, of which every data rank has a whole copy"
@@ -157,8 +157,8 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
         axis = "tp" if layout.tp > 1 else "cp"
         return f"zero={zero}: {framework} has ZeRO {_listed(runs.zero_beside_axes)} only with {axis}={layout.degree(axis)}"
     if not runs.admits_zero(zero, pipelined=pipelined, replicated=False):
-        beside, stages = (" with a pipeline", runs.zero_in_pipeline) if zero in runs.zero else ("", runs.zero)
-        return f"zero={zero}: {framework} has ZeRO {_listed(stages)} only{beside}"
+        condition, stages = (" with a pipeline", runs.zero_in_pipeline) if zero in runs.zero else ("", runs.zero)
+        return f"zero={zero}: {framework} has ZeRO {_listed(stages)} only{condition}"
     replicated = layout.dp_replicate > 1 and layout.dp_shard > 1
     if not runs.admits_zero(zero, pipelined=pipelined, replicated=replicated):
         return f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}: {framework} shards ZeRO {zero} over all data ranks only"

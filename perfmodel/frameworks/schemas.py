@@ -30,9 +30,9 @@ def profile_model(record: type) -> type[FileModel]:
     groups: dict[str, Any] = {}
     for group, names in FILE_GROUPS.items():
         fields: dict[str, Any] = {"source": _SOURCE, **{name: options[name] for name in sorted(names)}}
-        made = create_model(f"{group.capitalize()}Group", __base__=FileModel, __doc__="Options in a group, with their source.", **fields)
-        groups[group] = (made, Field(OMITTED, description="options in a group, with a source of their own"))
-    own: dict[str, Any] = {
+        model = create_model(f"{group.capitalize()}Group", __base__=FileModel, __doc__="Options in a group, with their source.", **fields)
+        groups[group] = (model, Field(OMITTED, description="options in a group, with a source of their own"))
+    ungrouped: dict[str, Any] = {
         "name": (Text, Field(description="what options and files call it")),
         "source": (Text, Field(description="where this was read or measured")),
         "base": (
@@ -45,7 +45,7 @@ def profile_model(record: type) -> type[FileModel]:
         "runs": (runs_model(), Field(OMITTED, description=about["runs"])),
         "fitted": (model_of(FittedTo), Field(OMITTED, description=about["fitted"])),
     }
-    return create_model("ProfileFile", __base__=FileModel, __doc__="What a framework does with a plan.", **own, **options, **groups)
+    return create_model("ProfileFile", __base__=FileModel, __doc__="What a framework does with a plan.", **ungrouped, **options, **groups)
 
 
 @cache
@@ -100,7 +100,7 @@ def _read_option(name: str, has_unit: bool, value: object, field: str) -> None:
 def _read_stages(value: object, field: str) -> None:
     """ZeRO stages as a list, or yes or no for all of them."""
     stages = value if isinstance(value, list) else [] if isinstance(value, bool) else [None]
-    if any(isinstance(each, bool) or each not in ZERO_STAGES for each in stages):
+    if any(isinstance(stage, bool) or stage not in ZERO_STAGES for stage in stages):
         raise bad_field(field, shown(value), f"must be true, false or a list of {', '.join(map(str, ZERO_STAGES))}", "correct it")
 
 

@@ -50,5 +50,5 @@ def _factors() -> Mapping[str, Mapping[str, tuple[float, float]]]:
     from perfmodel.foundation.files import read_yaml
 
     path = resource_dir("strategies") / "serving_residuals.yaml"
-    found: Any = read_yaml(path).get("factors", {}) if path.is_file() else {}
-    return {key: {metric: (float(each["low"]), float(each["high"])) for metric, each in of.items()} for key, of in found.items()}
+    factors: Any = read_yaml(path).get("factors", {}) if path.is_file() else {}
+    return {key: {metric: (float(bounds["low"]), float(bounds["high"])) for metric, bounds in of.items()} for key, of in factors.items()}

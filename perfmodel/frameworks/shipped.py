@@ -187,10 +187,10 @@ def with_bases(name: str) -> tuple[str, ...]:
 
 def flattened(data: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """The fields of a profile's file, out of their groups. Raises InputError for one that stands in another's."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in data.items():
         if key not in FILE_GROUPS:
-            found[key] = value
+            fields[key] = value
             continue
         if not isinstance(value, dict):
             raise InputError(f"{where}: {key}={shown(value)}: must be a group of fields; write them below it")
@@ -201,8 +201,8 @@ def flattened(data: Mapping[str, Any], *, where: str) -> dict[str, Any]:
                 raise InputError(f"{where}: {key}.{one_line(name)}: is no field of this group{suggest(one_line(name), FILE_GROUPS[key])}")
             if name in data:
                 raise InputError(f"{where}: {name}: stands both in the group {key} and outside; leave one of them out")
-            found[name] = item
-    return found
+            fields[name] = item
+    return fields
 
 
 def unit_of(constant: str) -> str:
@@ -219,16 +219,16 @@ def fitted_numbers(name: str) -> dict[str, FittedNumber]:
 
     return {
         constant: FittedNumber(
-            value=number(constant, each["value"]),
-            spread=number(constant, each["spread"]),
-            n=each["n"],
-            models=each["models"],
-            chips=tuple(each["chips"]),
-            date=each["date"],
-            how=each["how"],
-            is_lent=each.get("lent", False),
+            value=number(constant, entry["value"]),
+            spread=number(constant, entry["spread"]),
+            n=entry["n"],
+            models=entry["models"],
+            chips=tuple(entry["chips"]),
+            date=entry["date"],
+            how=entry["how"],
+            is_lent=entry.get("lent", False),
         )
-        for constant, each in _fitted_data(name).items()
+        for constant, entry in _fitted_data(name).items()
     }
 
 

@@ -45,15 +45,15 @@ def needs_length(profile: ExecutionProfile, seq_len: int) -> bool:
 
 def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionProfile) -> Tiled:
     """Operators that this profile runs in tiles."""
-    found, shares, tokens = dict[str, Operator](), dict[str, float](), dict[str, int]()
+    rewritten, shares, tokens = dict[str, Operator](), dict[str, float](), dict[str, int]()
     if profile.kernels.loss_form not in (WHOLE_LOSS, UPCAST_LOSS):
         for op in graph.operators:
             if op.kind == "cross_entropy" and op.backward:
-                _tile_loss(graph, operators, op, profile.kernels.loss_form, found, shares)
+                _tile_loss(graph, operators, op, profile.kernels.loss_form, rewritten, shares)
                 tokens |= dict.fromkeys(shares, tokens_at_once(op, profile))
     if profile.kernels.tiles_mlp:
-        _tile_feed_forwards(graph, operators, found, shares)
-    return Tiled(operators=found, shares=shares, tokens_at_once=tokens)
+        _tile_feed_forwards(graph, operators, rewritten, shares)
+    return Tiled(operators=rewritten, shares=shares, tokens_at_once=tokens)
 
 
 def logit_share(graph: Graph, profile: ExecutionProfile) -> float:
@@ -97,7 +97,7 @@ def _tile_loss(
     operators: Mapping[str, Operator],
     loss: Operator,
     form: str,
-    found: dict[str, Operator],
+    rewritten: dict[str, Operator],
     shares: dict[str, float],
 ) -> None:
     """From the product that makes the logits to the loss: nothing but what the product reads is kept."""
@@ -110,14 +110,14 @@ def _tile_loss(
         if maker.is_product:
             break
         maker = graph.producer(maker.inputs[0].tensor)
-    for each in chain:
-        op = _sized(operators[each], graph)
+    for member in chain:
+        op = _sized(operators[member], graph)
         backward = (*op.forward, *op.backward) if form == CHUNKED_LOSS else op.backward
         kept = tuple(data for data in op.saved if data.of is not None and op.operands[data.of].tensor not in shares)
-        found[each] = replace(op, backward=backward, saved=kept, scratch=())
+        rewritten[member] = replace(op, backward=backward, saved=kept, scratch=())
 
 
-def _tile_feed_forwards(graph: Graph, operators: Mapping[str, Operator], found: dict[str, Operator], shares: dict[str, float]) -> None:
+def _tile_feed_forwards(graph: Graph, operators: Mapping[str, Operator], rewritten: dict[str, Operator], shares: dict[str, float]) -> None:
     """Dense feed-forwards, in as many tiles as the sequence is longer than the hidden state is wide.
 
     Source: DeepSpeed 0.17, `runtime/sequence_parallel/ulysses_sp.py` (`TiledMLP`: forward without a graph, each shard again in backward);
@@ -133,7 +133,7 @@ def _tile_feed_forwards(graph: Graph, operators: Mapping[str, Operator], found: 
         op = _sized(operators[name], graph)
         saved = tuple(_share_of(op, data, graph, shares) for data in op.saved)
         scratch = tuple(_share_of(op, data, graph, shares) for data in op.scratch)
-        found[name] = replace(op, backward=(*op.forward, *op.backward), saved=saved, scratch=scratch)
+        rewritten[name] = replace(op, backward=(*op.forward, *op.backward), saved=saved, scratch=scratch)
 
 
 def _share_of(op: Operator, data: Data, graph: Graph, shares: Mapping[str, float]) -> Data:

@@ -24,22 +24,22 @@ class FoldedMesh:
     sizes: Mapping[str, int]
     parts: Mapping[str, tuple[str, ...]]
 
-    def place(self, place: Mapping[str, int]) -> dict[str, int]:
+    def place(self, indices: Mapping[str, int]) -> dict[str, int]:
         """Index of a rank on each finer axis, of its indices on the axes of the layout."""
-        found = {}
+        fine_indices = {}
         for axis, parts in self.parts.items():
-            index = place[axis]
+            index = indices[axis]
             for part in reversed(parts):
-                index, found[part] = divmod(index, self.sizes[part])
-        return found
+                index, fine_indices[part] = divmod(index, self.sizes[part])
+        return fine_indices
 
     def group_name(self, places: Sequence[Mapping[str, int]], kind: str) -> str:
         """Name of the group of ranks at these places on the axes of the layout; "none" for a single rank."""
-        whole = {axis for axis in self.parts if len({place[axis] for place in places}) > 1}
-        if any(len(self.parts[axis]) > 1 for axis in whole):
-            finer = [self.place(place) for place in places]
-            return self.name([axis for axis in self.sizes if len({place[axis] for place in finer}) > 1], kind)
-        return "+".join(axis for axis in self.parts if axis in whole) or "none"
+        spanned = {axis for axis in self.parts if len({rank[axis] for rank in places}) > 1}
+        if any(len(self.parts[axis]) > 1 for axis in spanned):
+            finer = [self.place(rank) for rank in places]
+            return self.name([axis for axis in self.sizes if len({rank[axis] for rank in finer}) > 1], kind)
+        return "+".join(axis for axis in self.parts if axis in spanned) or "none"
 
     def name(self, axes: Collection[str], kind: str) -> str:
         """Name of the group over these finer axes: axes of the layout joined by +, outermost first, or those of experts.
@@ -61,24 +61,24 @@ class FoldedMesh:
         """Names of those that together are just these axes; "" where there are none."""
         left, names = set(wanted), []
         for name, parts in named.items():
-            own = {part for part in parts if self.sizes.get(part, 1) > 1}
-            if own and own <= left:
+            present = {part for part in parts if self.sizes.get(part, 1) > 1}
+            if present and present <= left:
                 names.append(name)
-                left -= own
+                left -= present
         return "" if left else "+".join(names)
 
 
-def expert_rank(plan: Plan, place: Mapping[str, int]) -> int:
+def expert_rank(plan: Plan, indices: Mapping[str, int]) -> int:
     """Which of the ranks that experts are dealt over the one at `place` is: they are counted as ranks are."""
     mesh = folded_mesh(plan)
-    finer, strides = mesh.place(place), []
+    finer, strides = mesh.place(indices), []
     for axis, parts in mesh.parts.items():
         stride = plan.layout.stride(axis, plan.order)
         for part in reversed(parts):
             strides.append((stride, part))
             stride *= mesh.sizes[part]
     index, ways = 0, 1
-    for _, part in sorted(each for each in strides if each[1] in EXPERT_AXES and mesh.sizes[each[1]] > 1):
+    for _, part in sorted(entry for entry in strides if entry[1] in EXPERT_AXES and mesh.sizes[entry[1]] > 1):
         index += finer[part] * ways
         ways *= mesh.sizes[part]
     return index
@@ -99,8 +99,8 @@ def _folded(degrees: tuple[tuple[str, int], ...], tp_kv: int, experts: tuple[int
     tp_q = sizes.pop("tp") // tp_kv
     sizes |= {"tp_kv": tp_kv, "tp_q": tp_q}
     if experts is not None:
-        found = expert_parts(tp_kv=tp_kv, tp_q=tp_q, cp=sizes["cp"], ep=experts[0], etp=experts[1])
-        taken = {axis: int(size) for axis, size in found.items()}
+        expert_sizes = expert_parts(tp_kv=tp_kv, tp_q=tp_q, cp=sizes["cp"], ep=experts[0], etp=experts[1])
+        taken = {axis: int(size) for axis, size in expert_sizes.items()}
         data = data_axis(sizes["dp_shard"])
         sizes |= {data: sizes[data] // taken["dp_ep"], "cp": sizes["cp"] // taken["cp_ep"]}
         sizes |= {axis: sizes[axis] // taken[f"{axis}_ep"] for axis in ("tp_kv", "tp_q")}

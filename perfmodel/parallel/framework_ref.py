@@ -245,12 +245,12 @@ def framework_named(profile: str) -> str:
 
 def read_settings(given: object, name: str = "settings") -> dict[str, Value]:
     """`{"compile": True}`, `compile+fused_rmsnorm=false` or a list of such texts. Raises InputError for what is not known."""
-    found: dict[str, Value] = {}
-    for each, value in _pairs(given, name):
-        known = setting_value(each, value)
-        if found.setdefault(each, known) != known:
-            raise bad_field("setting", _text(each, known), f"was stated as {_text(each, found[each])} before", "state it once")
-    return _in_order(found)
+    settings: dict[str, Value] = {}
+    for setting, value in _pairs(given, name):
+        known = setting_value(setting, value)
+        if settings.setdefault(setting, known) != known:
+            raise bad_field("setting", _text(setting, known), f"was stated as {_text(setting, settings[setting])} before", "state it once")
+    return _in_order(settings)
 
 
 def _pairs(given: object, name: str) -> Iterator[tuple[str, object]]:
@@ -261,26 +261,26 @@ def _pairs(given: object, name: str) -> Iterator[tuple[str, object]]:
     for text in texts:
         if not isinstance(text, str):
             raise bad_field(name, shown(given), "must be a mapping of names to values", 'write {"compile": true}')
-        for each in re.split(r"[+,]", text):
-            setting, separator, value = (part.strip() for part in each.partition("="))
+        for assignment in re.split(r"[+,]", text):
+            setting, separator, value = (part.strip() for part in assignment.partition("="))
             yield setting, value if separator else True
 
 
 def stated(profile: str, settings: Mapping[str, Value]) -> str:
     """The text of a profile and these settings beside those that it has; what contradicts them is refused."""
     ref = FrameworkRef.parse(profile)
-    own = ref.settings
+    current = ref.settings
     for name, value in settings.items():
-        if own.get(name, value) != value:
-            rule = f"the profile {one_line(profile)} says {_text(name, own[name])}"
+        if current.get(name, value) != value:
+            rule = f"the profile {one_line(profile)} says {_text(name, current[name])}"
             raise bad_field("setting", _text(name, value), rule, "state one of them")
-    return str(FrameworkRef(name=ref.name, settings=_in_order({**own, **settings})))
+    return str(FrameworkRef(name=ref.name, settings=_in_order({**current, **settings})))
 
 
 def passed_over(settings: object) -> list[str]:
     """Settings of a measured run that are not read: unknown names, and unknown values."""
     given = settings.items() if isinstance(settings, Mapping) else ()
-    return [told for name, value in given if value is not None and (told := unread(name, value))]
+    return [text for name, value in given if value is not None and (text := unread(name, value))]
 
 
 def passed_over_line(names: Sequence[str]) -> str:
@@ -322,8 +322,8 @@ def setting_value(name: object, value: object) -> Value:
     """The value of a setting as somebody stated it. Raises InputError for a setting, or a value, that is not known."""
     if not isinstance(name, str) or name not in STATED:
         raise bad_field("setting", one_line(name), f"is not known{suggest(one_line(name), STATED)}")
-    found: Value = _read(name, STATED[name], value)
-    return found
+    known: Value = _read(name, STATED[name], value)
+    return known
 
 
 def _read(name: str, setting: StatedSetting, value: object) -> Any:
@@ -344,8 +344,8 @@ def _read(name: str, setting: StatedSetting, value: object) -> Any:
             raise bad_field(field, one_line(value), "must be a release such as 26.02 or 26.02.01", "write one in quotes")
         return text
     if isinstance(known[0], str):
-        said = value.lower() if isinstance(value, str) else ""
-        word = _SPELLINGS.get(re.sub("[^a-z0-9]", "", said), next((each for each in known if str(each).lower() == said), ""))
+        lowered = value.lower() if isinstance(value, str) else ""
+        word = _SPELLINGS.get(re.sub("[^a-z0-9]", "", lowered), next((choice for choice in known if str(choice).lower() == lowered), ""))
         if word not in known:
             raise bad_field(field, one_line(value), f"must be one of {', '.join(map(str, known))}", "use one of them")
         return word

@@ -78,14 +78,14 @@ def make_grid(
         for axis in order:
             stride[axis][rows] = running
             running = running * degree[axis][rows]
-    whole = np.asarray(degree["tp"], dtype=np.int64)
-    tp_kv = np.gcd(whole, num_key_value_heads).astype(np.float64)
+    tp = np.asarray(degree["tp"], dtype=np.int64)
+    tp_kv = np.gcd(tp, num_key_value_heads).astype(np.float64)
     tp_q = degree["tp"] / tp_kv
     fine = {"dp_replicate": degree["dp_replicate"], "dp_shard": degree["dp_shard"], "cp": degree["cp"], "tp_kv": tp_kv, "tp_q": tp_q}
     fine_stride = {axis: stride[axis] for axis in ("dp_replicate", "dp_shard", "cp")}
     fine_stride["tp_q"] = stride["tp"]
     fine_stride["tp_kv"] = stride["tp"] * tp_q
-    folded = [each for each in folding if each is not None]
+    folded = [pair for pair in folding if pair is not None]
     if folded:
         ep, etp = np.array(folded, dtype=np.float64).T
         _fold(fine, fine_stride, ep, etp)

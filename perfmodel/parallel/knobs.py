@@ -25,13 +25,13 @@ def read_rules(value: object, name: str) -> tuple[RuleSet, ...] | None:
     from perfmodel.foundation.values import several
     from perfmodel.parallel.algebra.rules import rule_set_of
 
-    found: list[RuleSet] = []
-    for each in value if isinstance(value, (list, tuple)) else (value,):
-        for one in several(each) if isinstance(each, str) and not Path(each).exists() else (each,):
+    rule_sets: list[RuleSet] = []
+    for entry in value if isinstance(value, (list, tuple)) else (value,):
+        for one in several(entry) if isinstance(entry, str) and not Path(entry).exists() else (entry,):
             rules = rule_set_of(one)
-            if rules not in found:
-                found.append(rules)
-    return tuple(found) or None
+            if rules not in rule_sets:
+                rule_sets.append(rules)
+    return tuple(rule_sets) or None
 
 
 def read_order(value: object, name: str) -> tuple[str, ...]:
@@ -46,10 +46,10 @@ def _zero(value: object, name: str) -> int:
     from perfmodel.foundation.values import whole
 
     try:
-        found = whole(value, name, least=0, most=3)
+        stage = whole(value, name, least=0, most=3)
     except InputError:
         raise bad_field(name, shown(value) if not isinstance(value, str) else value, "must be 0, 1, 2 or 3", "use 3 for FSDP") from None
-    return found
+    return stage
 
 
 def _modules(value: object, name: str) -> tuple[str, ...]:
@@ -113,10 +113,10 @@ class Knobs:
     fsdp: int | None = _count("--dp-shard N --zero 3", is_shorthand=True)
 
     def __post_init__(self) -> None:
-        for name, each in words_of(type(self)).items():
+        for name, knob in words_of(type(self)).items():
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, each.value(value, name))
+                object.__setattr__(self, name, knob.value(value, name))
 
     def given(self) -> dict[str, Any]:
         """The knobs that are not left out."""
@@ -147,7 +147,7 @@ class Knobs:
             given["recompute_operators"] = _operators_of(given.pop("recompute_modules"))
         if "rules" in given:
             if len(given["rules"]) > 1:
-                names = ",".join(each.name for each in given["rules"])
+                names = ",".join(rules.name for rules in given["rules"])
                 raise InputError(f"rules={names}: a plan has one rule set; give one of them (a search takes several)")
             given["rules"] = given["rules"][0]
         dp = given.pop("dp", None)
@@ -164,19 +164,19 @@ EXPERT_KNOBS = ("ep", "etp", "dispatcher")
 
 def searched_knobs(record: type = Knobs) -> tuple[str, ...]:
     """The knobs that a search fixes, bounds and tries, by name."""
-    return tuple(name for name, each in words_of(record).items() if each.is_searched)
+    return tuple(name for name, knob in words_of(record).items() if knob.is_searched)
 
 
 def bounded_knobs(record: type = Knobs) -> tuple[str, ...]:
     """Knobs that take a largest value in a search."""
-    return tuple(name for name, each in words_of(record).items() if each.is_searched and each.kind is int)
+    return tuple(name for name, knob in words_of(record).items() if knob.is_searched and knob.kind is int)
 
 
 def plan_keys(record: type = Knobs) -> tuple[str, ...]:
     """The knobs that a plan and its file have, by name."""
-    return tuple(name for name, each in words_of(record).items() if not each.is_shorthand)
+    return tuple(name for name, knob in words_of(record).items() if not knob.is_shorthand)
 
 
 def choices_of(record: type = Knobs) -> Mapping[str, type[StrEnum]]:
     """The knobs whose values are a closed choice."""
-    return {name: each.choices for name, each in words_of(record).items() if each.choices is not None}
+    return {name: knob.choices for name, knob in words_of(record).items() if knob.choices is not None}

@@ -75,7 +75,7 @@ class TraceComparison:
     @property
     def idle(self) -> Mapping[str, float]:
         """Measured idle seconds by what the host does, the mean over the ranks."""
-        return {name: sum(each.idle[name] for each in self.traces) / len(self.traces) for name in HOST}
+        return {name: sum(trace.idle[name] for trace in self.traces) / len(self.traces) for name in HOST}
 
     @property
     def straggler(self) -> tuple[int, float]:
@@ -83,8 +83,8 @@ class TraceComparison:
 
         Assumes that the ranks send the same; of one trace the time is 0.
         """
-        times = {each.rank: sum(each.groups[name] for name in COMMUNICATION) + each.overlapped for each in self.traces}
-        rank = min(times, key=lambda each: times[each])
+        times = {trace.rank: sum(trace.groups[name] for name in COMMUNICATION) + trace.overlapped for trace in self.traces}
+        rank = min(times, key=lambda candidate: times[candidate])
         return rank, (sum(times.values()) - len(times) * times[rank]) / max(len(times) - 1, 1)
 
     @property

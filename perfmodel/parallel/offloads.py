@@ -18,12 +18,12 @@ def read_offloads(value: object, name: str = "offload") -> tuple[str, ...]:
     texts = value.split(",") if isinstance(value, str) else value
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         raise bad_field(name, one_line(value), "must be a list of names", f"use {', '.join(OFFLOADS)} or none")
-    found = [text.strip().lower() for text in texts]
-    if found == ["none"]:
+    names = [text.strip().lower() for text in texts]
+    if names == ["none"]:
         return ()
-    if "none" in found:
+    if "none" in names:
         raise bad_field(name, one_line(value), "names none next to others", "write none alone, or ask once with each")
-    for text in found:
+    for text in names:
         if text not in OFFLOADS:
             raise bad_field(name, one_line(text), f"is not known{suggest(text, OFFLOADS)}", f"use {', '.join(OFFLOADS)} or none")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(names))

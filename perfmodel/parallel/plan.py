@@ -180,21 +180,21 @@ def _cuts_to_dict(plan: Plan) -> dict[str, Any]:
 
 def _knobs_of(plan: Plan) -> dict[str, Any]:
     """Name and plain value of every knob."""
-    found: dict[str, Any] = {}
+    knobs: dict[str, Any] = {}
     for name in plan_keys():
         if name in EXPERT_KNOBS and not plan.has_experts:
             continue
         value = plan.layout.degree(name) if name in DEFAULT_ORDER else getattr(plan, name)
-        found[name] = value.name if isinstance(value, RuleSet) else str(value) if isinstance(value, str) else value
-    return found | {"zero": int(plan.zero)}
+        knobs[name] = value.name if isinstance(value, RuleSet) else str(value) if isinstance(value, str) else value
+    return knobs | {"zero": int(plan.zero)}
 
 
 def expert_words(plan: Plan) -> list[str]:
     """How experts are dealt out, of a plan that has any: "ep 8", "etp 2", "allgather"."""
     if not plan.has_experts:
         return []
-    found = [f"ep {plan.ep}", f"etp {plan.etp}" if plan.etp > 1 else ""]
-    return [*filter(None, found), *([] if plan.dispatcher is Dispatcher.ALL_TO_ALL else [str(plan.dispatcher)])]
+    degrees = [f"ep {plan.ep}", f"etp {plan.etp}" if plan.etp > 1 else ""]
+    return [*filter(None, degrees), *([] if plan.dispatcher is Dispatcher.ALL_TO_ALL else [str(plan.dispatcher)])]
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
@@ -229,15 +229,15 @@ def tokens_of_rank(plan: Plan) -> int:
 
 def place_of(plan: Plan, rank: int) -> dict[str, int]:
     """The rank's index on each axis; ranks are numbered with the first axis of `order` innermost."""
-    place = {}
+    indices = {}
     for axis in plan.order:
-        rank, place[axis] = divmod(rank, plan.layout.degree(axis))
-    return place
+        rank, indices[axis] = divmod(rank, plan.layout.degree(axis))
+    return indices
 
 
-def rank_at(plan: Plan, place: Mapping[str, int]) -> int:
+def rank_at(plan: Plan, indices: Mapping[str, int]) -> int:
     """The rank whose index on each axis is given; 0 where it is left out."""
-    return sum(place.get(axis, 0) * plan.layout.stride(axis, plan.order) for axis in plan.order)
+    return sum(indices.get(axis, 0) * plan.layout.stride(axis, plan.order) for axis in plan.order)
 
 
 @lru_cache(maxsize=65536)
@@ -399,15 +399,17 @@ def _check_degrees(plan: Plan) -> None:
             + (f"divide num_key_value_heads={heads}; use {_choices(heads)}" if "tp_kv" in rules.axes else "have no other; use tp=1")
         )
     _check_experts(plan)
-    found = broken(rules, model, seq_len, **degrees)
-    if found is None:
+    condition = broken(rules, model, seq_len, **degrees)
+    if condition is None:
         return
-    ways = found.ways(fine_sizes(model, **degrees))
-    if found.is_multiple:
-        raise InputError(f"tp={ways}: must divide {found.field}={found.size} or be a multiple of it; use {_choices(found.size)}")
-    if found.is_sequence:
+    ways = condition.ways(fine_sizes(model, **degrees))
+    if condition.is_multiple:
+        raise InputError(
+            f"tp={ways}: must divide {condition.field}={condition.size} or be a multiple of it; use {_choices(condition.size)}"
+        )
+    if condition.is_sequence:
         raise InputError(f"cp*tp={ways}: must divide seq_len={seq_len} (tp counts under sequence parallelism); use smaller degrees")
-    raise InputError(f"{found.named}={ways}: must divide {found.field}={found.size}; use {_choices(found.size)}")
+    raise InputError(f"{condition.named}={ways}: must divide {condition.field}={condition.size}; use {_choices(condition.size)}")
 
 
 def check_expert_knobs(knobs: Mapping[str, Any], job: TrainingJob) -> None:
@@ -467,9 +469,9 @@ def make_plan(
     num_chips = whole(num_chips, "chips")
     cluster, profile = text_of(cluster, "cluster", "its name"), text_of(profile, "profile", "its name")
     calibration = text_of(calibration, "calibration", "its name, or nothing")
-    said = knobs.planned()
-    pp, cp, tp = said.get("pp", 1), said.get("cp", 1), said.get("tp", 1)
-    dp_replicate, dp_shard, zero = said.get("dp_replicate"), said.get("dp_shard"), said.get("zero")
+    chosen = knobs.planned()
+    pp, cp, tp = chosen.get("pp", 1), chosen.get("cp", 1), chosen.get("tp", 1)
+    dp_replicate, dp_shard, zero = chosen.get("dp_replicate"), chosen.get("dp_shard"), chosen.get("zero")
     degrees = {"pp": pp, "dp_replicate": dp_replicate, "dp_shard": dp_shard, "cp": cp, "tp": tp}
     given = pp * cp * tp * (dp_replicate or 1) * (dp_shard or 1)
     if num_chips % given:
@@ -502,38 +504,38 @@ def make_plan(
             )
         zero = 0  # one data rank holds everything at any stage: one plan, one row
     layout = ParallelLayout(pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, tp=tp)
-    operators = _names(said.get("recompute_operators", recompute_operators), "recompute_operators")
+    operators = _names(chosen.get("recompute_operators", recompute_operators), "recompute_operators")
     without = lacking(operators, job.transformer)
     if without:
         raise bad_field("recompute_modules", without, f"no layer of {job.transformer.name} has it", "leave it out")
-    if said.get("virtual_stages", 1) > 1:
-        said = {"schedule": "interleaved"} | said
+    if chosen.get("virtual_stages", 1) > 1:
+        chosen = {"schedule": "interleaved"} | chosen
     if stage_layers is not None:
         if not isinstance(stage_layers, (list, tuple)):
             raise bad_field("stage_layers", shown(stage_layers), "must be the layers of each stage", "leave it out for even stages")
-        stage_layers = tuple(whole(each, "stage_layers", least=0) for each in stage_layers)
+        stage_layers = tuple(whole(layers, "stage_layers", least=0) for layers in stage_layers)
     else:
-        stage_layers = default_stage_layers(job, pp, said.get("virtual_stages", 1))
-    if said.get("etp") is None:
-        said["etp"] = tp if said.get("ep", 1) == 1 and job.transformer.experts is not None else 1
+        stage_layers = default_stage_layers(job, pp, chosen.get("virtual_stages", 1))
+    if chosen.get("etp") is None:
+        chosen["etp"] = tp if chosen.get("ep", 1) == 1 and job.transformer.experts is not None else 1
     return Plan(
         job=job,
         cluster=cluster,
         num_chips=num_chips,
         layout=layout,
-        rules=_rules(said.get("rules"), said.get("sequence_parallel"), tp),
+        rules=_rules(chosen.get("rules"), chosen.get("sequence_parallel"), tp),
         zero=ZeroStage(zero),
         recompute_operators=operators,
         stage_layers=stage_layers,
         profile=profile,
         calibration=calibration,
-        **{name: _chosen(each.choices, name, said.get(name, each.in_files)) for name, each in _AS_GIVEN.items()},
+        **{name: _chosen(knob.choices, name, chosen.get(name, knob.in_files)) for name, knob in _AS_GIVEN.items()},
     )
 
 
 #: Knobs that a plan has as they are given.
 _AS_GIVEN = {
-    name: each for name, each in words_of(Knobs).items() if name in {field.name for field in fields(Plan)} - {"rules", "zero"}
+    name: knob for name, knob in words_of(Knobs).items() if name in {field.name for field in fields(Plan)} - {"rules", "zero"}
 }  # fmt: skip
 
 

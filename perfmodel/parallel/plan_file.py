@@ -183,13 +183,13 @@ def read_plan(path: str | Path) -> Plan:
     is_name = path.suffix not in (".yaml", ".yml") and path.parent == Path()
     shipped = resource_dir("strategies") / "plans" / f"{path.name}.yaml"
     try:
-        found = path if path.is_file() else shipped if is_name and shipped.is_file() else None
+        file = path if path.is_file() else shipped if is_name and shipped.is_file() else None
     except (OSError, ValueError):  # a name too long, or with a null byte
-        found = None
-    if found is None:
+        file = None
+    if file is None:
         shown = one_line(path, 200)
         raise InputError(f"plan={shown}: no such file and no expert plan{suggest(shown, list_plans())}")
-    return plan_from_dict(read_yaml(found), where=str(found), is_shipped=found == shipped)
+    return plan_from_dict(read_yaml(file), where=str(file), is_shipped=file == shipped)
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:

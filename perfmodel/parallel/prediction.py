@@ -38,7 +38,7 @@ class NotPredicted:
 
 def first_reasons(failures: Iterable[NotPredicted]) -> str:
     """Why nothing could be predicted, in one sentence: what differs among the first reasons."""
-    return "; ".join(list(dict.fromkeys(each.reason for each in failures))[:3])
+    return "; ".join(list(dict.fromkeys(failure.reason for failure in failures))[:3])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -146,7 +146,7 @@ class Predictions(Sequence[Prediction]):
         return data_frame(table_rows(self.predictions, self.not_predicted))
 
     def __str__(self) -> str:
-        return "\n".join([predictions_text(self), *(f"not predicted: {each}" for each in self.not_predicted)])
+        return "\n".join([predictions_text(self), *(f"not predicted: {failure}" for failure in self.not_predicted)])
 
     __repr__ = __str__
 
@@ -156,11 +156,11 @@ class Predictions(Sequence[Prediction]):
 
 def predictions_text(predictions: Sequence[Prediction]) -> str:
     """One line for each."""
-    return columns_text([_HEADERS, *(_cells(each) for each in predictions)])
+    return columns_text([_HEADERS, *(_cells(prediction) for prediction in predictions)])
 
 
 def predictions_html(predictions: Sequence[Prediction]) -> str:
-    return html_table(_HEADERS, [_cells(each) for each in predictions])
+    return html_table(_HEADERS, [_cells(prediction) for prediction in predictions])
 
 
 def summary(prediction: Prediction) -> list[tuple[str, str]]:
@@ -174,7 +174,7 @@ def summary(prediction: Prediction) -> list[tuple[str, str]]:
         ("plan", f"{plan.num_chips:,} chip{'s' * (plan.num_chips > 1)} of {plan.cluster}: {knobs}"),
         ("step time", f"{format_step(prediction.step_time)}; {prediction.tokens_per_second_per_chip:,.0f} {job.unit}/s a chip"),
         ("utilisation", f"{flop_rate_text(prediction.tflops_per_chip)} TFLOP/s a chip, MFU {prediction.mfu_palm:.1%}"),
-        ("memory", _room(prediction)),
+        ("memory", _memory_text(prediction)),
         ("based on", f"{prediction.rests_on['forward']}; framework {plan.profile}"),
         *(("note", warning) for warning in notes(prediction)),
     ]
@@ -256,8 +256,8 @@ def routed_text(job: TrainingJob) -> str:
     """How tokens spread over experts, where that is not evenly: `, routing skew:1.3, capacity 1.25`."""
     if job.routing == BALANCED:
         return ""
-    room = f", capacity {job.routing.capacity_factor:g}" if job.routing.capacity_factor else ""
-    return f", routing {job.routing}{room}"
+    capacity = f", capacity {job.routing.capacity_factor:g}" if job.routing.capacity_factor else ""
+    return f", routing {job.routing}{capacity}"
 
 
 def _degrees(plan: Plan) -> str:
@@ -293,13 +293,13 @@ def _cells(prediction: Prediction) -> tuple[str, ...]:
         format_step(prediction.step_time),
         flop_rate_text(prediction.tflops_per_chip),
         f"{prediction.mfu_palm:.1%}",
-        _room(prediction),
+        _memory_text(prediction),
         probability_cell(prediction.fits_probability),
         _degrees(plan),
     )
 
 
-def _room(prediction: Prediction) -> str:
+def _memory_text(prediction: Prediction) -> str:
     return f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable: {prediction.verdict}"
 
 

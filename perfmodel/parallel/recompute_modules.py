@@ -24,12 +24,12 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 def read_modules(value: object, name: str) -> tuple[str, ...]:
     """Names, as a list or with commas."""
     names = several(value) if isinstance(value, str) else value
-    if not isinstance(names, (list, tuple)) or not names or not all(isinstance(each, str) for each in names):
+    if not isinstance(names, (list, tuple)) or not names or not all(isinstance(module, str) for module in names):
         raise bad_field(name, shown(value), "must name modules", f"use some of {', '.join(MODULES)}")
-    for each in names:
-        if each not in MODULES:
-            rule = f"is no module that can be recomputed{suggest(each, MODULES)}"
-            raise bad_field(name, shown(each), rule, f"use some of {', '.join(MODULES)}")
+    for module in names:
+        if module not in MODULES:
+            rule = f"is no module that can be recomputed{suggest(module, MODULES)}"
+            raise bad_field(name, shown(module), rule, f"use some of {', '.join(MODULES)}")
     return tuple(module for module in MODULES if module in names)
 
 
@@ -53,7 +53,7 @@ def useful_lists(model: TransformerConfig) -> tuple[tuple[str, ...], ...]:
 
 def recompute_words(recompute: str, operators: Sequence[str]) -> str:
     """Recomputation as text: the modules by name, if they are not only the core of attention."""
-    names = [name for name, own in MODULES.items() if set(own) <= set(operators)]
+    names = [name for name, parts in MODULES.items() if set(parts) <= set(operators)]
     return "+".join(names) if recompute == "selective" and names != ["core_attn"] and names else recompute
 
 

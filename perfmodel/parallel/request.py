@@ -165,29 +165,29 @@ class Request:
         from perfmodel.parallel.framework_ref import read_settings
         from perfmodel.parallel.offloads import OFFLOADS, read_offloads
 
-        found: dict[str, Any] = read_settings(self.settings)
+        settings: dict[str, Any] = read_settings(self.settings)
         if self.cp_form is not None:
-            found |= {"cp_form": _context_form(self.cp_form, "cp_form")}
+            settings |= {"cp_form": _context_form(self.cp_form, "cp_form")}
         if self.offload is not None:
-            found |= {OFFLOADS[name]: True for name in read_offloads(self.offload)}
-        return read_settings(found)
+            settings |= {OFFLOADS[name]: True for name in read_offloads(self.offload)}
+        return read_settings(settings)
 
     @property
     def is_list(self) -> bool:
         """Whether some of the words were given as a list, be it of one value."""
-        return any(is_list(getattr(self, name)) for name, each in words_of(type(self)).items() if each.several)
+        return any(is_list(getattr(self, name)) for name, entry in words_of(type(self)).items() if entry.several)
 
     def described(self) -> dict[str, Any]:
         """Given values as plain data, without those that were left out."""
         named = {
-            name: getattr(getattr(self, name), "name", getattr(self, name)) for name, each in words_of(type(self)).items() if each.several
+            name: getattr(getattr(self, name), "name", getattr(self, name)) for name, entry in words_of(type(self)).items() if entry.several
         }
         for name in ("train", "routing"):
             if named[name] is not None:
                 named[name] = str(named[name])
-        found = {name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None}
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None}
         if self.settings:
             from perfmodel.parallel.framework_ref import read_settings, settings_text
 
-            found["settings"] = settings_text(read_settings(self.settings))
-        return found
+            values["settings"] = settings_text(read_settings(self.settings))
+        return values

@@ -27,7 +27,7 @@ def table_rows(
     intervals   of the step times, one for each prediction; empty: none
     """
     bounds: Sequence[StepInterval | None] = intervals or [None] * len(predictions)
-    rows = [prediction_row(each, tokens=tokens, interval=interval) for each, interval in zip(predictions, bounds, strict=True)]
+    rows = [prediction_row(prediction, tokens=tokens, interval=interval) for prediction, interval in zip(predictions, bounds, strict=True)]
     return [*rows, *map(not_predicted_row, failures)]
 
 

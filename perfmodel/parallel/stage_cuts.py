@@ -65,17 +65,17 @@ def _by_cost(model: TransformerConfig, seq_len: int, precision: Precision, num_r
     """Layers of each stage by cost, of two ways the one with the faster slowest rank. Stages other than the first and last have a layer."""
     costs = _costs(model, seq_len, precision)
     until = np.cumsum([0.0, *(costs[name] for name in layer_order(model.layer_kinds))])
-    beside = np.zeros(num_ranks)
-    beside[0] += costs["embedding"]
-    beside[-1] += costs["head"]
-    mean = (until[-1] + beside.sum()) / num_ranks
-    until, beside = until / mean, beside / mean
-    ways = [_balanced_stages(until, beside, virtual_stages)]
-    if virtual_stages > 1 and all((ranks := _balanced_ranks(until, beside, virtual_stages))[1:-1]):
+    extra_costs = np.zeros(num_ranks)
+    extra_costs[0] += costs["embedding"]
+    extra_costs[-1] += costs["head"]
+    mean = (until[-1] + extra_costs.sum()) / num_ranks
+    until, extra_costs = until / mean, extra_costs / mean
+    ways = [_balanced_stages(until, extra_costs, virtual_stages)]
+    if virtual_stages > 1 and all((ranks := _balanced_ranks(until, extra_costs, virtual_stages))[1:-1]):
         ways.append(ranks)
 
     def slowest(layers: tuple[int, ...]) -> float:
-        taken = np.diff(until[np.cumsum([0, *layers])]).reshape(virtual_stages, num_ranks).sum(axis=0) + beside
+        taken = np.diff(until[np.cumsum([0, *layers])]).reshape(virtual_stages, num_ranks).sum(axis=0) + extra_costs
         return float(_sharp(taken).sum())
 
     return min(ways, key=slowest)
@@ -89,38 +89,38 @@ def _sharp(taken: Array) -> Array:
     return fourth * fourth
 
 
-def _balanced_stages(until: Array, beside: Array, virtual_stages: int) -> tuple[int, ...]:
-    """The least sum of a high power of what stages take, what the ends have beside layers shared out to all stages of their rank.
+def _balanced_stages(until: Array, extra_costs: Array, virtual_stages: int) -> tuple[int, ...]:
+    """The least sum of a high power of what stages take, what the ends have extra_costs layers shared out to all stages of their rank.
 
-    until    what the layers before each take, and all; beside: what ranks take beside layers
+    until    what the layers before each take, and all; extra_costs: what ranks take extra_costs layers
     """
     of_stage = np.round(until[None, :] - until[:, None], 9)  # [first layer, layer after the last]; like layers are equal to the bit
-    shared = beside / virtual_stages
+    shared = extra_costs / virtual_stages
     # [layer after the last, first layer], the last first: of ways as good the one with fewer layers at the end
-    backwards = {each: _sharp(np.where(of_stage >= 0, of_stage + each, np.inf)).T[:, ::-1] for each in set(shared.tolist())}
+    backwards = {extra: _sharp(np.where(of_stage >= 0, of_stage + extra, np.inf)).T[:, ::-1] for extra in set(shared.tolist())}
     nothing = np.diag(np.full(len(until), np.inf))[:, ::-1]
-    ends = {each: np.ascontiguousarray(powers) for each, powers in backwards.items()}
-    inner = {each: powers + nothing for each, powers in ends.items()}  # without stages that have no layers
+    ends = {extra: np.ascontiguousarray(powers) for extra, powers in backwards.items()}
+    inner = {extra: powers + nothing for extra, powers in ends.items()}  # without stages that have no layers
     least = np.full(len(until), np.inf)
     least[0] = 0.0
     begins = []
     stages = np.tile(shared, virtual_stages).tolist()
-    for place, each in enumerate(stages):
-        total = least[::-1] + (inner if 0 < place < len(stages) - 1 else ends)[each]
+    for stage, extra in enumerate(stages):
+        total = least[::-1] + (inner if 0 < stage < len(stages) - 1 else ends)[extra]
         chosen = total.argmin(axis=1)
         begins.append(len(until) - 1 - chosen)
         least = total[np.arange(len(until)), chosen]
-    found, end = [], len(until) - 1
+    layers, end = [], len(until) - 1
     for begin in reversed(begins):
-        found.append(end - int(begin[end]))
+        layers.append(end - int(begin[end]))
         end = int(begin[end])
-    return tuple(reversed(found))
+    return tuple(reversed(layers))
 
 
-def _balanced_ranks(until: Array, beside: Array, virtual_stages: int) -> tuple[int, ...]:
+def _balanced_ranks(until: Array, extra_costs: Array, virtual_stages: int) -> tuple[int, ...]:
     """Mean layers dealt out one by one to the rank that takes least, inner ones first, and of each rank to its stages in turn."""
-    num_layers, ranks = len(until) - 1, [*range(1, len(beside) - 1), 0, len(beside) - 1]
-    held, taken = [0] * len(beside), beside.tolist()
+    num_layers, ranks = len(until) - 1, [*range(1, len(extra_costs) - 1), 0, len(extra_costs) - 1]
+    held, taken = [0] * len(extra_costs), extra_costs.tolist()
     for _ in range(num_layers):
         rank = min(ranks, key=taken.__getitem__)
         held[rank] += 1
@@ -136,7 +136,7 @@ def layers_of_stages(held: Sequence[int], virtual_stages: int) -> tuple[int, ...
 def _costs(model: TransformerConfig, seq_len: int, precision: Precision) -> Mapping[str, float]:
     """Cost of a sequence in each region, forward and backward. [FLOP in 16 bits]"""
     by_length = _costs_by_length(model, graph_length(model, seq_len), precision)
-    return {region: sum(each.at(seq_len) for each in costs) for region, costs in by_length.items()}
+    return {region: sum(cost.at(seq_len) for cost in costs) for region, costs in by_length.items()}
 
 
 @lru_cache(maxsize=64)

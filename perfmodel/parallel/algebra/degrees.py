@@ -74,17 +74,17 @@ def conditions(rules: RuleSet, model: TransformerConfig, seq_len: int) -> tuple[
         return any(axis in cut for name, cut in rules.cuts() if name in names for axis in axes)
 
     heads, kv = model.num_attention_heads, model.num_key_value_heads
-    found: list[Condition] = []
+    result: list[Condition] = []
     if cuts(_HEADS[0], _TP[:1]) and cuts(_HEADS[1], _TP[1:]):
-        found.append(Condition(axes=_TP, field="num_attention_heads", size=heads))
+        result.append(Condition(axes=_TP, field="num_attention_heads", size=heads))
     if cuts((*_HEADS[0], *_HEADS[1]), _TP):
         # tp_kv is the part of tp that divides the key-value heads: what is left of it is whole heads for each
-        found.append(Condition(axes=_TP, field="num_key_value_heads", size=kv, is_multiple=True))
+        result.append(Condition(axes=_TP, field="num_key_value_heads", size=kv, is_multiple=True))
     sizes = logical_sizes(model, seq_len)
-    said = [(name, axes) for name, axes in rules.cuts() if axes and name in sizes and name in _FIELDS]
-    said.sort(key=lambda each: list(_FIELDS).index(each[0]))
-    found += [Condition(axes=axes, field=_FIELDS[name], size=sizes[name]) for name, axes in said]
-    return tuple(dict.fromkeys(found))
+    cut_dims = [(name, axes) for name, axes in rules.cuts() if axes and name in sizes and name in _FIELDS]
+    cut_dims.sort(key=lambda rule: list(_FIELDS).index(rule[0]))
+    result += [Condition(axes=axes, field=_FIELDS[name], size=sizes[name]) for name, axes in cut_dims]
+    return tuple(dict.fromkeys(result))
 
 
 def fine_sizes(model: TransformerConfig, *, cp: int, tp: int) -> dict[str, int]:
@@ -103,7 +103,7 @@ def unused_axis(rules: RuleSet, model: TransformerConfig, *, cp: int, tp: int) -
 def broken(rules: RuleSet, model: TransformerConfig, seq_len: int, *, cp: int, tp: int) -> Condition | None:
     """The first condition that these degrees break."""
     fine = fine_sizes(model, cp=cp, tp=tp)
-    return next((each for each in conditions(rules, model, seq_len) if not each.holds(fine)), None)
+    return next((condition for condition in conditions(rules, model, seq_len) if not condition.holds(fine)), None)
 
 
 def admits(rules: RuleSet, model: TransformerConfig, seq_len: int, *, cp: int, tp: int) -> bool:

@@ -180,10 +180,10 @@ class ShardedGraph:
     @cached_property
     def moved(self) -> Mapping[tuple[str, Pass], list[Traffic]]:
         """Collectives of each tensor in one pass, or of its gradient, in order."""
-        found: dict[tuple[str, Pass], list[Traffic]] = {}
+        rows: dict[tuple[str, Pass], list[Traffic]] = {}
         for row in self.traffic:
-            found.setdefault((row.tensor, row.phase), []).append(row)
-        return found
+            rows.setdefault((row.tensor, row.phase), []).append(row)
+        return rows
 
     def traffic_of(self, tensor: str, phase: Pass) -> list[Traffic]:
         return self.moved.get((tensor, phase), [])
@@ -210,37 +210,37 @@ class ShardedGraph:
     def entering(self) -> Mapping[str, frozenset[str]]:
         """Inputs of each region, which are all that full recomputation keeps of it, under the name of the operator that hands them on
         unchanged, if there is one."""
-        made = {op.output.tensor: op.layer for op in self.graph.operators}
-        found: dict[str, frozenset[str]] = {}
+        layer_of = {op.output.tensor: op.layer for op in self.graph.operators}
+        inputs: dict[str, frozenset[str]] = {}
         for region in self.graph.regions:
             given = {
                 op.output.tensor if op.passes_gradient and len(op.inputs) == 1 and not op.forward else operand.tensor
                 for op in self.graph.operators_of(region.name)
                 for operand in self.activations[op.name]
-                if made.get(operand.tensor, region.name) != region.name
+                if layer_of.get(operand.tensor, region.name) != region.name
             }
-            found[region.name] = frozenset((region.carried,) if region.is_repeated else given)
-        return found
+            inputs[region.name] = frozenset((region.carried,) if region.is_repeated else given)
+        return inputs
 
     @cached_property
     def exchange_position(self) -> Mapping[str, ExchangePosition]:
         """By operator of the blocks that exchange rows: before, what leads to a set of rows or to what is read with one; after, what comes
         of one; beside, what does neither."""
-        graph, found = self.graph, dict[str, ExchangePosition]()
+        graph, positions = self.graph, dict[str, ExchangePosition]()
         for operators in (graph.operators_of(region.name) for region in graph.regions if region.is_block):
-            sets = {op.name: any(graph.tensors[each.tensor].is_set for each in op.inputs) for op in operators}
-            made, wanted = set[str](), {each.tensor for op in operators if sets[op.name] for each in op.inputs}
+            sets = {op.name: any(graph.tensors[operand.tensor].is_set for operand in op.inputs) for op in operators}
+            exchanged, wanted = set[str](), {operand.tensor for op in operators if sets[op.name] for operand in op.inputs}
             leading = set[str]()
             for op in reversed(operators):
                 if graph.tensors[op.output.tensor].is_set or op.output.tensor in wanted:
                     leading.add(op.name)
-                    wanted.update(each.tensor for each in op.inputs)
+                    wanted.update(operand.tensor for operand in op.inputs)
             for op in operators if leading else ():
-                found[op.name] = ExchangePosition.BEFORE if op.name in leading else ExchangePosition.CONCURRENT
-                if sets[op.name] or any(each.tensor in made for each in op.inputs):
-                    found[op.name] = ExchangePosition.AFTER
-                    made.add(op.output.tensor)
-        return found
+                positions[op.name] = ExchangePosition.BEFORE if op.name in leading else ExchangePosition.CONCURRENT
+                if sets[op.name] or any(operand.tensor in exchanged for operand in op.inputs):
+                    positions[op.name] = ExchangePosition.AFTER
+                    exchanged.add(op.output.tensor)
+        return positions
 
     def operand_bytes(self, op: Operator, operand: Operand, *, itemsize: float | None = None, is_expanded: bool = True) -> Amount:
         """Bytes of an operand in the layout in which the operator holds it, with the tensor's itemsize unless another is given.
@@ -252,7 +252,7 @@ class ShardedGraph:
         if maker is not None and op.streams(operand):
             op, dims = maker, maker.output.dims
         elif maker is not None and maker is not op and not (is_expanded and op.is_product):
-            dims = tuple(name for name, made in zip(dims, maker.output.dims, strict=True) if made not in maker.stretched)
+            dims = tuple(name for name, produced in zip(dims, maker.output.dims, strict=True) if produced not in maker.stretched)
         tensor = self.graph.tensors[operand.tensor]
         amount = amount_of(op, self.shardings[op.name], dims, scale=tensor.itemsize if itemsize is None else itemsize)
         return amount.at_once(tensor.tokens_at_once) if tensor.tokens_at_once else amount
@@ -434,7 +434,7 @@ def _check_edges(graph: Graph, needed: Mapping[tuple[str, int], Layout], left: M
     Blocks follow one another as they follow what comes before them, so all edges between regions of a graph with blocks have one layout.
     The copies of a stretched dim are there for the axes that cut it: nothing may be redistributed at its position.
     """
-    boundary = {left[each.carried]: each.carried for each in graph.repeats if graph.producer(each.carried) is not None}
+    boundary = {left[region.carried]: region.carried for region in graph.repeats if graph.producer(region.carried) is not None}
     for producer in graph.operators:
         tensor = producer.output.tensor
         for reader, i in graph.consumers(tensor):
@@ -484,20 +484,20 @@ def _joined_inputs(graph: Graph, left: Mapping[str, Layout]) -> dict[str, str]:
 
 def _own_traffic(op: Operator, sharding: Sharding, activation_bytes: float) -> Iterator[Traffic]:
     """Collectives that an operator issues by itself: norms and the loss reduce over a cut dim."""
-    for own in op.traffic:
-        axes = frozenset(axis for dim in own.over for axis in sharding.get(dim, ()))
+    for collective in op.traffic:
+        axes = frozenset(axis for dim in collective.over for axis in sharding.get(dim, ()))
         if axes:
             yield Traffic(
-                kind=own.kind,
+                kind=collective.kind,
                 axes=axes,
-                elements=extent_amount(op, sharding, own.extent),
-                itemsize=own.itemsize or activation_bytes,
+                elements=extent_amount(op, sharding, collective.extent),
+                itemsize=collective.itemsize or activation_bytes,
                 region=op.layer,
-                phase=own.phase,
+                phase=collective.phase,
                 tensor=op.output.tensor,
                 operator=op.name,
                 is_own=True,
-                repeats=own.repeats,
+                repeats=collective.repeats,
             )
 
 
@@ -509,7 +509,7 @@ def _parameters(
     *,
     skips_unread: bool,
 ) -> tuple[ParameterLayout, ...]:
-    found: list[ParameterLayout] = []
+    parameters: list[ParameterLayout] = []
     ends = {region.name for region in (graph.regions[0], graph.regions[-1]) if not region.is_block}
     outputs = {op.name: op.output.tensor for op in graph.operators}
     for name, tensor in graph.tensors.items():
@@ -531,7 +531,7 @@ def _parameters(
         sums = left[outputs[tensor.bias_of]].partial if tensor.bias_of in outputs else frozenset[str]()
         layout = parameter_layout(tensor, uses, shardings, sum_axes=sums)
         first = graph.operators_of(layout.regions[0])
-        found.append(
+        parameters.append(
             replace(
                 layout,
                 is_end=ends.issuperset(layout.regions),
@@ -544,7 +544,7 @@ def _parameters(
                 casts=tensor.casts,
             )
         )
-    return tuple(found)
+    return tuple(parameters)
 
 
 def parameter_layout(

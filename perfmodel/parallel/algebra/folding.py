@@ -59,14 +59,14 @@ def takes_replicas(*, dp_shard: Column, cp: Column, tp: Column, ep: Column, etp:
 def foldings(*, num_experts: int, width: int, tp_kv: int, tp_q: int, cp: int, data: int) -> list[tuple[int, int]]:
     """Every (ep, etp) that folds over these degrees and deals experts out evenly; etp is tp or 1."""
     tp = tp_kv * tp_q
-    found = []
+    pairs = []
     for etp in dict.fromkeys((tp, 1)):
         for ep in range(1, min(num_experts, tp // etp * cp * data) + 1):
             if num_experts % ep or width % etp:
                 continue
             if not folding_fault(tp_kv=tp_kv, tp_q=tp_q, cp=cp, data=data, ep=ep, etp=etp):
-                found.append((ep, etp))
-    return found
+                pairs.append((ep, etp))
+    return pairs
 
 
 def folding_fault(*, tp_kv: int, tp_q: int, cp: int, data: int, ep: int, etp: int) -> str:

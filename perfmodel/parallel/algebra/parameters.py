@@ -93,7 +93,7 @@ def parameter_events(
     stores_shards = zero == 3 or (zero == 2 and stores_shards_zero2)
     first = parameter.gradient_axes & TENSOR_AXES if reduces_tp_first and stores_shards else frozenset[str]()
     rest = parameter.gradient_axes - cut - first
-    each: Times = "microbatch" if reduces_each_microbatch else "step"
+    reduction_times: Times = "microbatch" if reduces_each_microbatch else "step"
     events: list[ParameterEvent] = []
 
     def event(kind: CollectiveKind, axes: frozenset[str], what: What, times: Times) -> None:
@@ -109,13 +109,13 @@ def parameter_events(
         event(CollectiveKind.ALL_GATHER, cut, "gather_backward", "microbatch")
     if parameter.is_frozen:
         return tuple(events)  # there is no gradient to reduce, and nothing new to publish
-    event(CollectiveKind.ALL_REDUCE, first, "sum", each)
+    event(CollectiveKind.ALL_REDUCE, first, "sum", reduction_times)
     if zero >= 2:
-        event(CollectiveKind.REDUCE_SCATTER, cut, "reduce" if reduces_each_microbatch else "finish", each)
+        event(CollectiveKind.REDUCE_SCATTER, cut, "reduce" if reduces_each_microbatch else "finish", reduction_times)
     elif zero == 1:
         event(CollectiveKind.REDUCE_SCATTER, cut, "finish", "step")
     if zero == 0:
-        event(CollectiveKind.ALL_REDUCE, rest, "reduce" if reduces_each_microbatch else "finish", each)
+        event(CollectiveKind.ALL_REDUCE, rest, "reduce" if reduces_each_microbatch else "finish", reduction_times)
     else:
         event(CollectiveKind.ALL_REDUCE, rest, "finish", "step")
     if tied_across_stages and len(parameter.regions) > 1:

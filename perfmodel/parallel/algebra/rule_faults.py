@@ -43,12 +43,12 @@ def _graphs() -> tuple[Graph, ...]:
 @lru_cache(maxsize=1)
 def _known() -> dict[str, set[str]]:
     """Names of the dims of every operator that some model has."""
-    found: dict[str, set[str]] = {}
+    dims: dict[str, set[str]] = {}
     others = (build_graph(load_model(name), attention="flash", **_SIZES) for name in _FURTHER)  # type: ignore[arg-type]
     for graph in (*_graphs(), *others):
         for operator in graph.operators:
-            found.setdefault(operator.name_in_layer, set()).update(map(operator.logical_name, operator.dims))
-    return found
+            dims.setdefault(operator.name_in_layer, set()).update(map(operator.logical_name, operator.dims))
+    return dims
 
 
 def _faults(rules: RuleSet) -> Iterator[str]:
@@ -58,12 +58,12 @@ def _faults(rules: RuleSet) -> Iterator[str]:
         # every operator has it: the microbatch is counted for each data-parallel rank
         yield "batch: must be cut by the two data axes and by nothing else; write batch: [dp_replicate, dp_shard]"
     graphs, known = _graphs(), _known() if rules.operators else {}
-    for name, own in rules.operators.items():
+    for name, cuts in rules.operators.items():
         if name not in known:
             yield f"operators: {one_line(name, 80)}: no operator of a model{suggest(name, known)}"
         else:
             yield from (
-                f"{name}.{dim}: {name} has no such dim; it has {', '.join(sorted(known[name]))}" for dim in own if dim not in known[name]
+                f"{name}.{dim}: {name} has no such dim; it has {', '.join(sorted(known[name]))}" for dim in cuts if dim not in known[name]
             )
     of_operators = list(dict.fromkeys(fault for graph in graphs for operator in graph.operators for fault in _of_operator(rules, operator)))
     yield from of_operators

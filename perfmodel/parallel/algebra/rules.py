@@ -42,8 +42,8 @@ class RuleSet:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "axes", frozenset(axis for _, axes in self.cuts() for axis in axes))
-        own = frozenset((name, frozenset(cuts.items())) for name, cuts in self.operators.items())
-        object.__setattr__(self, "key", hash((self.name, frozenset(self.rules.items()), own)))
+        operators = frozenset((name, frozenset(cuts.items())) for name, cuts in self.operators.items())
+        object.__setattr__(self, "key", hash((self.name, frozenset(self.rules.items()), operators)))
 
     def __hash__(self) -> int:
         return self.key
@@ -59,14 +59,14 @@ class RuleSet:
     def cut(self, operator: str, logical: str) -> tuple[str, ...]:
         """The axes that cut this dim of this operator."""
         rule = self.rules.get(logical, ())
-        own = self.operators.get(operator)
-        return rule if own is None else own.get(logical, rule)
+        overrides = self.operators.get(operator)
+        return rule if overrides is None else overrides.get(logical, rule)
 
     def cuts(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Every (dim, axes) that is said, of all operators and of single ones."""
         yield from self.rules.items()
-        for own in self.operators.values():
-            yield from own.items()
+        for cuts in self.operators.values():
+            yield from cuts.items()
 
     def _anywhere(self, logical: str) -> frozenset[str]:
         return frozenset(axis for name, axes in self.cuts() if name == logical for axis in axes)
@@ -96,20 +96,20 @@ class RuleSet:
         def written(cuts: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
             return {name: _whole_axes(axes) for name, axes in cuts.items()}
 
-        own = {"operators": {name: written(cuts) for name, cuts in self.operators.items()}} if self.operators else {}
-        return {"name": self.name, "source": self.source, "rules": written(self.rules), **own}
+        operators = {"operators": {name: written(cuts) for name, cuts in self.operators.items()}} if self.operators else {}
+        return {"name": self.name, "source": self.source, "rules": written(self.rules), **operators}
 
 
 @lru_cache(maxsize=1024)
 def _among(rules: RuleSet, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
     kept = {name: tuple(axis for axis in cut if axis in axes) for name, cut in rules.rules.items()}
-    found = {name: cut for name, cut in kept.items() if cut}
-    for operator, own in rules.operators.items():
-        for name, cut in own.items():
+    result = {name: cut for name, cut in kept.items() if cut}
+    for operator, overrides in rules.operators.items():
+        for name, cut in overrides.items():
             left = tuple(axis for axis in cut if axis in axes)
             if left != kept.get(name, ()):
-                found[f"{operator}.{name}"] = left
-    return found
+                result[f"{operator}.{name}"] = left
+    return result
 
 
 def _whole_axes(axes: tuple[str, ...]) -> list[str]:
@@ -133,17 +133,17 @@ def rule_set_from_dict(data: Any, *, where: str = "rule set", default_name: str 
 
 
 def _fine_cuts(cuts: Mapping[str, list[str]], where: str) -> dict[str, tuple[str, ...]]:
-    found = {dim: tuple(part for axis in axes for part in AXIS_PARTS[axis]) for dim, axes in cuts.items()}
-    for dim, fine in found.items():
+    fine_cuts = {dim: tuple(part for axis in axes for part in AXIS_PARTS[axis]) for dim, axes in cuts.items()}
+    for dim, fine in fine_cuts.items():
         if len(set(fine)) != len(fine):
             raise InputError(f"{where}.{dim}={shown(cuts[dim])}: an axis may occur once; remove the repetition")
-    return found
+    return fine_cuts
 
 
 def _near(value: object, known: Collection[str]) -> str:
     """`suggest`, unless all that it could do is to list the names, which follow anyhow."""
-    found = suggest(one_line(value), known)
-    return found.rstrip("?") + "?" if "did you mean" in found else ""
+    remedy = suggest(one_line(value), known)
+    return remedy.rstrip("?") + "?" if "did you mean" in remedy else ""
 
 
 def list_rule_sets() -> list[str]:
@@ -178,10 +178,10 @@ def load_rule_set(name: str | Path) -> RuleSet:
         return _shipped(str(name))
     if not os.path.exists(path):  # pathlib raises for a name too long or a folder that may not be entered
         raise InputError(f"rules={one_line(name, 200)}: no such file; give the path of a rule set, or one of {', '.join(list_rule_sets())}")
-    found = rule_set_from_dict(read_yaml(path), where=str(path), default_name=path.stem)
-    if found.name in list_rule_sets() and (found.operators or found.rules != _shipped(found.name).rules):
-        raise InputError(f"{path}: name={found.name}: is that of a shipped rule set with other rules; give yours a name of its own")
-    return check_rule_set(found, where=str(path))
+    rules = rule_set_from_dict(read_yaml(path), where=str(path), default_name=path.stem)
+    if rules.name in list_rule_sets() and (rules.operators or rules.rules != _shipped(rules.name).rules):
+        raise InputError(f"{path}: name={rules.name}: is that of a shipped rule set with other rules; give yours a name of its own")
+    return check_rule_set(rules, where=str(path))
 
 
 def check_rule_set(rules: RuleSet, *, where: str) -> RuleSet:

@@ -158,10 +158,10 @@ def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tup
     bits: dict[str, int] = {}
 
     def mask(axes: Iterable[str]) -> int:
-        found = 0
+        bits_of_axes = 0
         for axis in axes:
-            found |= bits.setdefault(axis, 1 << len(bits))
-        return found
+            bits_of_axes |= bits.setdefault(axis, 1 << len(bits))
+        return bits_of_axes
 
     def names(mask: int) -> frozenset[str]:
         return frozenset(axis for axis, bit in bits.items() if mask & bit)
@@ -204,20 +204,20 @@ def chunks_between(source: Layout, target: Layout, steps: Sequence[Step]) -> tup
     scatter = axes_of.get(CollectiveKind.REDUCE_SCATTER, none)
     exchange = axes_of.get(CollectiveKind.ALL_TO_ALL, none)
     gather = axes_of.get(CollectiveKind.ALL_GATHER, none)
-    found = []
+    chunks = []
     for have, want in zip(source.cuts, target.cuts, strict=True):
         common = _common_prefix(have, want)
         lost, new = have[common:], want[common:]
         fresh = tuple(axis for axis in new if axis not in source.cut_axes)
         if not lost:
-            found.append((Chunks(want, free=tuple(axis for axis in new if axis in exchange)), Chunks(want)))
+            chunks.append((Chunks(want, free=tuple(axis for axis in new if axis in exchange)), Chunks(want)))
         elif not new:
-            found.append((Chunks(have), Chunks(have, free=tuple(axis for axis in lost if axis in exchange))))
+            chunks.append((Chunks(have), Chunks(have, free=tuple(axis for axis in lost if axis in exchange))))
         elif exchange.issuperset(lost + new):
-            found.append((Chunks(have, further=fresh), Chunks(want, further=tuple(axis for axis in lost if axis in gather))))
+            chunks.append((Chunks(have, further=fresh), Chunks(want, further=tuple(axis for axis in lost if axis in gather))))
         else:
-            found.append((Chunks(have, further=tuple(axis for axis in fresh if axis in scatter)),) * 2)
-    return tuple(found)
+            chunks.append((Chunks(have, further=tuple(axis for axis in fresh if axis in scatter)),) * 2)
+    return tuple(chunks)
 
 
 def sliced_towards(layout: Layout, goal: Layout) -> Layout:

@@ -94,15 +94,15 @@ def plan_by_rules(plan: Plan, graph: Graph) -> Plan:
 
 
 def _held(graph: Graph, shardings: dict[str, Sharding]) -> dict[str, Held]:
-    found = {}
+    held = {}
     for tensor in graph.shared():
         producer, readers = graph.operators[graph.producers()[tensor]], graph.consumers(tensor)
-        wanted = {input_layout(shardings[operator.name], operator.inputs[place]).cuts for operator, place in readers}
+        wanted = {input_layout(shardings[operator.name], operator.inputs[index]).cuts for operator, index in readers}
         cuts = wanted.pop() if len(wanted) == 1 else output_layout(producer, shardings[producer.name]).cuts
-        gradients = (gradient_layout(shardings[operator.name], operator.inputs[place]) for operator, place in readers)
+        gradients = (gradient_layout(shardings[operator.name], operator.inputs[index]) for operator, index in readers)
         partial = frozenset(axis for gradient in gradients for axis in gradient.partial) - {axis for cut in cuts for axis in cut}
-        found[tensor] = Held(cuts=cuts, partial=partial)
-    return found
+        held[tensor] = Held(cuts=cuts, partial=partial)
+    return held
 
 
 def _stages(plan: Plan, graph: Graph) -> tuple[str, ...]:

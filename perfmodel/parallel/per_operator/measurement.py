@@ -84,11 +84,11 @@ class NetworkMeasurement:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; nan becomes null."""
         data: dict[str, Any] = {"schema_version": NETWORK_MEASUREMENT_VERSION}
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for entry in fields(self):
+            value = getattr(self, entry.name)
             if isinstance(value, Plan):
                 value = plan_to_dict(value)
-            elif each.name == "traffic":
+            elif entry.name == "traffic":
                 value = [
                     {
                         "kind": str(row.kind),
@@ -108,5 +108,5 @@ class NetworkMeasurement:
                 value = list(value)
             elif isinstance(value, float) and value != value:
                 value = None
-            data[each.name] = value
+            data[entry.name] = value
         return data

@@ -84,14 +84,14 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
         blocks = {
             number for number, (start, _) in enumerate(sections) if not network.blocks or network.operators[start].layer in network.blocks
         }
-        found = {name: [index for index, _ in network.readers()[name] if run[0] <= index < run[1]] for name in layouts}
-        sections_of_each = {name: {section_of[index] for index in reading} for name, reading in found.items() if reading}
+        readers_of = {name: [index for index, _ in network.readers()[name] if run[0] <= index < run[1]] for name in layouts}
+        sections_of_each = {name: {section_of[index] for index in reading} for name, reading in readers_of.items() if reading}
         # where ZeRO cuts weights, one that several ends read belongs to one unit with all of theirs
-        joins_ends = plan.zero >= 2 and any(len(each) > 1 and not each & blocks for each in sections_of_each.values())
+        joins_ends = plan.zero >= 2 and any(len(read_in) > 1 and not read_in & blocks for read_in in sections_of_each.values())
         for name, layout in layouts.items():
             if name not in sections_of_each:
                 continue
-            reading, read_in = found[name], sections_of_each[name]
+            reading, read_in = readers_of[name], sections_of_each[name]
             holders, is_end = holding_stages(network, runs, name), not read_in & blocks
             is_alone = len(read_in) == 1 and not (joins_ends and is_end)
             section = min(read_in) if is_alone or plan.zero < 2 else -1
@@ -218,12 +218,12 @@ def step_traffic(network: Graph, plan: Plan, stage: int = 0) -> tuple[NetworkTra
 
     units = [unit for unit in parameter_units(network, plan) if unit.stage == stage]
     alone = {name for unit in units if plan.zero >= 2 and not unit.shard_axes for name in unit.parameters}
-    found = [
+    rows = [
         row if row.what == "gradient" else replace(row, repeats=row.repeats * plan.num_microbatches * (1 + again(row)))
         for row in network_traffic(network, plan)
         if is_inside(row) and (row.what != "gradient" or row.tensor in alone)
     ]
-    found.extend(tied_traffic(unit, plan.zero) for unit in units if len(unit.holders) > 1 and not unit.is_frozen)
+    rows.extend(tied_traffic(unit, plan.zero) for unit in units if len(unit.holders) > 1 and not unit.is_frozen)
     for unit in units:
-        found.extend(unit_traffic(unit, plan.zero, plan.num_microbatches, keeps=plan.layout.pp > 1))
-    return tuple(found)
+        rows.extend(unit_traffic(unit, plan.zero, plan.num_microbatches, keeps=plan.layout.pp > 1))
+    return tuple(rows)

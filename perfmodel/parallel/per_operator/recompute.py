@@ -26,13 +26,13 @@ def recomputed_runs(network: Graph, plan: Plan, run: tuple[int, int]) -> list[tu
     ]
     if plan.recompute is Recompute.FULL:
         return layers
-    found = []
+    runs = []
     for start, end in layers:
         for group, members in groupby(range(start, end), key=lambda index: network.operators[index].group):
             if group and group in plan.recompute_operators:
                 places = list(members)
-                found.append((places[0], places[-1] + 1))
-    return found
+                runs.append((places[0], places[-1] + 1))
+    return runs
 
 
 def issued_again(network: Graph, plan: Plan, run: tuple[int, int]) -> Callable[[NetworkTraffic], bool]:
@@ -40,21 +40,21 @@ def issued_again(network: Graph, plan: Plan, run: tuple[int, int]) -> Callable[[
     runs = recomputed_runs(network, plan, run)
     if not runs:
         return lambda row: False
-    place = {operator.name: index for index, operator in enumerate(network.operators)}
-    made = network.producers()
+    index_of = {operator.name: index for index, operator in enumerate(network.operators)}
+    producers = network.producers()
     of: dict[int, tuple[int, int]] = {}
     for start, end in runs:
         last = max((index for index in range(start, end) if network.operators[index].saved), default=-1)
         of |= dict.fromkeys(range(start, end), (start, last))
 
     def again(row: NetworkTraffic) -> bool:
-        index = place[row.operator]
+        index = index_of[row.operator]
         if row.phase is Pass.BACKWARD or row.what == "gradient" or index not in of:
             return False
         start, last = of[index]
-        if row.what == "edge" and made[row.tensor] == index:
+        if row.what == "edge" and producers[row.tensor] == index:
             return index < last  # on its way to the layout that holds it
-        is_read_before = plan.recompute is Recompute.SELECTIVE and row.what == "edge" and made[row.tensor] < start
+        is_read_before = plan.recompute is Recompute.SELECTIVE and row.what == "edge" and producers[row.tensor] < start
         return index <= last and not is_read_before
 
     return again

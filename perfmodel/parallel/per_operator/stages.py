@@ -19,13 +19,13 @@ from perfmodel.workload.graph import Graph, TensorRole
 
 def crossing(network: Graph, position: int) -> list[str]:
     """Activations made before operator `position` and read by it or a later one."""
-    made = {operator.output.tensor for operator in network.operators[:position]}
-    found = []
+    produced = {operator.output.tensor for operator in network.operators[:position]}
+    tensors = []
     for operator in network.operators[position:]:
         for operand in operator.inputs:
-            if operand.tensor in made and operand.tensor not in found:
-                found.append(operand.tensor)
-    return found
+            if operand.tensor in produced and operand.tensor not in tensors:
+                tensors.append(operand.tensor)
+    return tensors
 
 
 def blocks_of(network: Graph, *, spanning: Collection[str] = ()) -> list[tuple[int, int]]:
@@ -64,11 +64,11 @@ def stage_runs(network: Graph, plan: Plan) -> list[tuple[int, int]]:
     for name in plan.cuts.stages:
         if name not in starts:
             raise bad_field("stages", name, "no stage can begin there", "one begins where one tensor alone goes on; search again and save")
-    found = [starts[name] for name in plan.cuts.stages]
-    if found[0] or found != sorted(set(found)):
+    begins = [starts[name] for name in plan.cuts.stages]
+    if begins[0] or begins != sorted(set(begins)):
         rule = "must begin with the first operator and go on in order"
         raise bad_field("stages", ", ".join(plan.cuts.stages), rule, "search again and save")
-    return list(itertools.pairwise([*found, len(names)]))
+    return list(itertools.pairwise([*begins, len(names)]))
 
 
 def sections_of(network: Graph, run: tuple[int, int]) -> list[tuple[int, int]]:

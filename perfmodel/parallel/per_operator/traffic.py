@@ -53,15 +53,15 @@ def traffic_on(plan: Plan, derivation: ShardedGraph) -> tuple[NetworkTraffic, ..
     Backward goes through the operators the other way; gradients of parameters are reduced after it.
     """
     graph = derivation.graph
-    made, readers = graph.producers(), graph.readers()
-    place = {operator.name: index for index, operator in enumerate(graph.operators)}
+    producers, readers = graph.producers(), graph.readers()
+    index_of = {operator.name: index for index, operator in enumerate(graph.operators)}
 
     size = cache(plan.cuts.size)
 
     def turn(row: Traffic) -> tuple[bool, int, int]:
         """Order of an operator's traffic: its inputs, then its own, then its output's change to the layout that is held."""
-        at = place[row.operator]
-        then = 1 if row.is_own else 2 if made[row.tensor] == at else 0
+        at = index_of[row.operator]
+        then = 1 if row.is_own else 2 if producers[row.tensor] == at else 0
         return (True, -at, -then) if row.phase is Pass.BACKWARD else (False, at, then)
 
     issued = [

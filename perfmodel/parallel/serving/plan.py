@@ -77,7 +77,7 @@ class ServingPlan:
         shared = sorted({1, self.pcp, self.tp * self.pcp})
         if self.pcp > 1 and self.dcp not in shared:
             rule = f"must be 1, pcp or tp * pcp with pcp={self.pcp}: all of its ranks share the tokens of a cache, or none"
-            raise bad_field("dcp", self.dcp, rule, f"use {', '.join(str(each) for each in shared)}")
+            raise bad_field("dcp", self.dcp, rule, f"use {', '.join(str(degree) for degree in shared)}")
 
     @property
     def chips_of_stage(self) -> int:

@@ -28,24 +28,24 @@ def _rate(value: object, name: str) -> float:
     from perfmodel.foundation.errors import bad_field
 
     try:
-        found = float(str(value).strip().removesuffix("/s"))
+        rate = float(str(value).strip().removesuffix("/s"))
     except ValueError:
-        found = 0.0
-    if not 0.0 < found < 1e9:
+        rate = 0.0
+    if not 0.0 < rate < 1e9:
         raise bad_field(name, value, "must be a positive number of requests a second", "write 2.5")
-    return found
+    return rate
 
 
 def _price(value: object, name: str) -> float:
     from perfmodel.foundation.errors import bad_field
 
     try:
-        found = float(str(value).strip().removeprefix("$"))
+        price = float(str(value).strip().removeprefix("$"))
     except ValueError:
-        found = 0.0
-    if not 0.0 < found < 1e6:
+        price = 0.0
+    if not 0.0 < price < 1e6:
         raise bad_field(name, value, "must be a positive number of USD an hour for a chip", "write 2.5")
-    return found
+    return price
 
 
 def _share(value: object, name: str) -> float:

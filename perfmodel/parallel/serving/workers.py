@@ -49,19 +49,19 @@ def parse_workers(value: object, name: str = "workers") -> tuple[StatedWorkers, 
 
 def _group(text: str, value: object, name: str) -> StatedWorkers:
     size, *given = text.split(",")
-    found = _SIZE.fullmatch(size.strip())
-    if found is None:
+    match = _SIZE.fullmatch(size.strip())
+    if match is None:
         raise bad_field(name, value, "must be prefill workers x chips of each : decode workers x chips of each", _REMEDY)
     degrees: dict[str, int] = {}
-    for each in given:
-        degree, _, number = each.partition("=")
+    for entry in given:
+        degree, _, number = entry.partition("=")
         degree = degree.strip().replace("-", "_")
         if degree not in DEGREES:
-            raise bad_field(name, value, f"{degree or each} is no degree of a worker", f"use {', '.join(DEGREES).replace('_', '-')}")
+            raise bad_field(name, value, f"{degree or entry} is no degree of a worker", f"use {', '.join(DEGREES).replace('_', '-')}")
         if degree in degrees:
             raise bad_field(name, value, f"{degree} is given twice for one kind of worker", "keep one")
         degrees[degree] = whole(number, f"{name}: {degree}")
-    return StatedWorkers(count=whole(found[1], name), chips=whole(found[2], name), cluster=found[3] or "", degrees=degrees)
+    return StatedWorkers(count=whole(match[1], name), chips=whole(match[2], name), cluster=match[3] or "", degrees=degrees)
 
 
 def cluster_text(groups: tuple[StatedWorkers, StatedWorkers]) -> str:
