@@ -1,4 +1,4 @@
-"""The ranks of a plan on the finer axes that its attention and its experts are products of (`algebra/folding.py`), and names of groups."""
+"""Ranks of a plan on the finer axes that compose its attention and expert meshes (`algebra/folding.py`), and names of groups."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
 
-#: What is left to experts of the axes that hold copies of them: the first holds replicas, ZeRO may cut over the second.
+#: Data-parallel axes of experts: the first holds replicas, ZeRO may shard over the second.
 EXPERT_DATA: Mapping[str, tuple[str, ...]] = {"edp_replicate": ("dp_replicate",), "edp_shard": ("dp_shard", "cp")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedMesh:
-    """sizes: finer axis -> ranks; parts: axis of the layout -> the finer ones that it is a product of, outermost first."""
+    """Mesh of finer axes.
+
+    sizes   finer axis -> ranks
+    parts   axis of the layout -> the finer axes of which it is the product, outermost first
+    """
 
     sizes: Mapping[str, int]
     parts: Mapping[str, tuple[str, ...]]
 
     def place(self, indices: Mapping[str, int]) -> dict[str, int]:
-        """Index of a rank on each finer axis, of its indices on the axes of the layout."""
+        """Return the index of a rank on each finer axis, given its indices on the axes of the layout."""
         fine_indices = {}
         for axis, parts in self.parts.items():
             index = indices[axis]
@@ -34,7 +38,7 @@ class FoldedMesh:
         return fine_indices
 
     def group_name(self, places: Sequence[Mapping[str, int]], kind: str) -> str:
-        """Name of the group of ranks at these places on the axes of the layout; "none" for a single rank."""
+        """Return the name of the group of ranks with these indices on the axes of the layout; "none" for a single rank."""
         spanned = {axis for axis in self.parts if len({rank[axis] for rank in places}) > 1}
         if any(len(self.parts[axis]) > 1 for axis in spanned):
             finer = [self.place(rank) for rank in places]
@@ -42,9 +46,9 @@ class FoldedMesh:
         return "+".join(axis for axis in self.parts if axis in spanned) or "none"
 
     def name(self, axes: Collection[str], kind: str) -> str:
-        """Name of the group over these finer axes: axes of the layout joined by +, outermost first, or those of experts.
+        """Return the name of the group over these finer axes: axes of the layout joined by +, outermost first, or axes of experts.
 
-        The same ranks may be both: what experts send is named by their axes, all else by the layout's.
+        Where both name the same ranks, the all-to-all of experts has the name of their axes, all else that of the layout's.
         """
         wanted = {axis for axis in axes if self.sizes.get(axis, 1) > 1}
         experts = {"ep": EXPERT_AXES, "etp": REFINED["etp"], "edp": sum(EXPERT_DATA.values(), ()), **EXPERT_DATA}
@@ -54,11 +58,11 @@ class FoldedMesh:
         for name in names:
             if name:
                 return name
-        # of neither mesh: the axes of the layout that it lies along
+        # a group of neither mesh: the axes of the layout that it spans
         return "+".join(axis for axis, parts in self.parts.items() if wanted.intersection(parts))
 
     def _among(self, wanted: set[str], named: Mapping[str, tuple[str, ...]]) -> str:
-        """Names of those that together are just these axes; "" where there are none."""
+        """Return the names of the axes that together are exactly the wanted ones; "" if there are none."""
         left, names = set(wanted), []
         for name, parts in named.items():
             present = {part for part in parts if self.sizes.get(part, 1) > 1}
@@ -69,7 +73,7 @@ class FoldedMesh:
 
 
 def expert_rank(plan: Plan, indices: Mapping[str, int]) -> int:
-    """Which of the ranks that experts are dealt over the one at `place` is: they are counted as ranks are."""
+    """Return the index of a rank in its expert-parallel group, whose ranks are numbered in the order of all ranks."""
     mesh = folded_mesh(plan)
     finer, strides = mesh.place(indices), []
     for axis, parts in mesh.parts.items():
@@ -85,7 +89,7 @@ def expert_rank(plan: Plan, indices: Mapping[str, int]) -> int:
 
 
 def folded_mesh(plan: Plan) -> FoldedMesh:
-    """The mesh of a plan with or without experts."""
+    """Return the mesh of a plan with or without experts."""
     layout = plan.layout
     degrees = tuple((axis, layout.degree(axis)) for axis in reversed(DEFAULT_ORDER))
     fine = fine_sizes(plan.job.transformer, cp=layout.cp, tp=layout.tp)

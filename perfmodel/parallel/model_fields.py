@@ -14,7 +14,7 @@ from perfmodel.workload.network_model import NetworkModel
 
 
 def read_model(value: object, field: str) -> TransformerConfig | NetworkModel:
-    """A shipped model by its name, or all of its fields, or a network. Raises InputError with everything that is wrong."""
+    """Return a shipped model by name, or the model of all its fields, or a network. Raises InputError with all faults."""
     if isinstance(value, str):
         from perfmodel.workload.models import load_model
 

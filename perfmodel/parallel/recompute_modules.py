@@ -10,7 +10,7 @@ from perfmodel.workload.config import TransformerConfig
 
 _EXPERTS = ("permute", "sort", "experts_up", "experts_activation", "experts_down", "unsort", "unpermute")
 
-#: Module -> operators that run again in backward. What they make is not kept; what goes into the first of them is.
+#: Module -> operators that backward recomputes. Their outputs are not saved; the inputs of the first one are.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "core_attn": ("attention_core",),
     "layernorm": ("attention_norm", "mlp_norm", "q_a_norm", "kv_a_norm"),
@@ -22,7 +22,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 
 
 def read_modules(value: object, name: str) -> tuple[str, ...]:
-    """Names, as a list or with commas."""
+    """Return the named modules, from a list or a text with commas."""
     names = several(value) if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not names or not all(isinstance(module, str) for module in names):
         raise bad_field(name, shown(value), "must name modules", f"use some of {', '.join(MODULES)}")
@@ -34,7 +34,7 @@ def read_modules(value: object, name: str) -> tuple[str, ...]:
 
 
 def lacking(operators: Sequence[str], model: TransformerConfig) -> str:
-    """The module that is asked for, and that no layer of the model has; "" where there is none."""
+    """Return a requested module that no layer of the model has; "" if there is none."""
     has = {
         "mla_up_proj": model.latent is not None,
         "mlp": any(kind.feed_forward == "dense" for kind in model.layer_kinds),
@@ -44,7 +44,7 @@ def lacking(operators: Sequence[str], model: TransformerConfig) -> str:
 
 
 def useful_lists(model: TransformerConfig) -> tuple[tuple[str, ...], ...]:
-    """Modules that a search tries, of models with experts or latents: what is quick to run again and large to keep."""
+    """Return the modules that a search tries, of models with experts or latents: cheap to recompute and large to save."""
     if model.experts is None and model.latent is None:
         return ()
     names = ["layernorm"] + ["mla_up_proj"] * (model.latent is not None) + ["moe_act"] * (model.experts is not None)
@@ -52,11 +52,12 @@ def useful_lists(model: TransformerConfig) -> tuple[tuple[str, ...], ...]:
 
 
 def recompute_words(recompute: str, operators: Sequence[str]) -> str:
-    """Recomputation as text: the modules by name, if they are not only the core of attention."""
+    """Return recomputation as text: the modules by name, unless it is the core of attention alone."""
     names = [name for name, parts in MODULES.items() if set(parts) <= set(operators)]
     return "+".join(names) if recompute == "selective" and names != ["core_attn"] and names else recompute
 
 
 def operators_of(modules: Sequence[str]) -> tuple[str, ...]:
-    """The operators of these modules, in the order of `MODULES`."""
+    """Return the operators of these modules."""
+
     return tuple(operator for module in modules for operator in MODULES[module])

@@ -1,4 +1,4 @@
-"""Faults of rule sets: shardings that no operator supports, found by applying a rule set to models of every form."""
+"""Faults of rule sets: shardings that no operator supports, found by applying a rule set to models of every architecture."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from perfmodel.workload.transformer import build_graph
 if TYPE_CHECKING:
     from perfmodel.parallel.algebra.rules import RuleSet
 
-#: Between them these have every operator: learned positions, biases and dropout; grouped heads; norms of q and k; a parallel block. What
-#: only some models can follow (tied embeddings have one rule) is told where the job is known.
+#: Models that together have every operator: learned positions, biases and dropout; grouped heads; norms of q and k; a parallel block.
+#: Faults that depend on the model (tied embeddings have one rule) are reported when the job is known.
 _MODELS = ("gpt2", "llama-3-8b", "qwen3-8b", "falcon-7b")
-#: Between them these have the operators of all other layers.
+#: Models that together have the operators of all other layers.
 _FURTHER = ("deepseek-v3.2", "nemotron-h-8b", "qwen3-next-80b-a3b")
 _SIZES = {"seq_len": 1024, "dropout": True, "activation_bytes": 2.0, "parameter_bytes": 2.0}
 _BATCH = ("dp_replicate", "dp_shard")
 
 
 def faults_of(rules: RuleSet) -> list[str]:
-    """Everything that stands against it, a sentence each; none where every model can follow it."""
+    """Return the faults of a rule set, a sentence each; none if every model supports it."""
     return list(dict.fromkeys(_faults(rules)))
 
 
@@ -42,7 +42,7 @@ def _graphs() -> tuple[Graph, ...]:
 
 @lru_cache(maxsize=1)
 def _known() -> dict[str, set[str]]:
-    """Names of the dims of every operator that some model has."""
+    """Return the names of the dims of every operator that some model has."""
     dims: dict[str, set[str]] = {}
     others = (build_graph(load_model(name), attention="flash", **_SIZES) for name in _FURTHER)  # type: ignore[arg-type]
     for graph in (*_graphs(), *others):
@@ -55,7 +55,7 @@ def _faults(rules: RuleSet) -> Iterator[str]:
     if any(
         sorted(axes) != sorted(_BATCH) for axes in (rules.rules.get("batch", ()), *(cut for name, cut in rules.cuts() if name == "batch"))
     ):
-        # every operator has it: the microbatch is counted for each data-parallel rank
+        # every operator has a batch dim: the micro-batch is counted per data-parallel rank
         yield "batch: must be cut by the two data axes and by nothing else; write batch: [dp_replicate, dp_shard]"
     graphs, known = _graphs(), _known() if rules.operators else {}
     for name, cuts in rules.operators.items():
