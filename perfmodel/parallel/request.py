@@ -1,6 +1,6 @@
-"""Requests of verbs: job, cluster and assumptions, as a program or a command line gives them.
+"""Requests of verbs: job, cluster and assumptions, as given in a program or on a command line.
 
-What reads a value is imported when there is one: `perfmodel predict --help` reads none.
+The readers of values are imported when the first value is read: `perfmodel predict --help` reads none.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _offloads(value: object, name: str) -> Any:
     return read_offloads(value, name)
 
 
-#: Words of which several values give one answer for each combination.
+#: Words that take several values; each combination of values gives one answer.
 _several = partial(word, several=True)
 
 
@@ -161,7 +161,7 @@ class Request:
     )  # fmt: skip
 
     def stated(self) -> dict[str, Any]:
-        """Stated settings of the setup."""
+        """Return the stated settings."""
         from perfmodel.parallel.framework_ref import read_settings
         from perfmodel.parallel.offloads import OFFLOADS, read_offloads
 
@@ -174,11 +174,11 @@ class Request:
 
     @property
     def is_list(self) -> bool:
-        """Whether some of the words were given as a list, be it of one value."""
+        """Whether any of the words was given as a list, even of one value."""
         return any(is_list(getattr(self, name)) for name, entry in words_of(type(self)).items() if entry.several)
 
     def described(self) -> dict[str, Any]:
-        """Given values as plain data, without those that were left out."""
+        """Return the given values as plain data, without those that were left out."""
         named = {
             name: getattr(getattr(self, name), "name", getattr(self, name)) for name, entry in words_of(type(self)).items() if entry.several
         }

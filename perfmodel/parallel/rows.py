@@ -1,4 +1,4 @@
-"""Predictions as flat rows, for `--csv` and data frames: SI units, the columns named as in `--json`."""
+"""Predictions as flat rows, for `--csv` and data frames: SI units, with the column names of `--json`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table_rows(
 
 
 def prediction_row(prediction: Prediction, *, tokens: float = 0.0, interval: StepInterval | None = None) -> dict[str, Any]:
-    """Return the job, the knobs, the results, the parts of the step and the classes of memory; with an interval its ends [s]."""
+    """Return the job, the knobs, the results, the parts of the step and the classes of memory; with an interval its bounds [s]."""
     row: dict[str, Any] = plan_facts(prediction.plan) | {
         "order": "-".join(prediction.plan.order),
         "calibration": prediction.calibration,

@@ -78,7 +78,7 @@ _size = partial(word, read=_whole, takes="int | str")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ServingRequest:
-    """None is the default: of the engine, of the model's checkpoint, or the smallest plan that fits."""
+    """Request of `serve`. None is the default: of the engine, of the model's checkpoint, or the smallest plan that fits."""
 
     model: Any = word("A model's name (`perfmodel models`) or a config.json", metavar="NAME|PATH", takes="Name | TransformerConfig")
     cluster: Any = word("A cluster's name (`perfmodel clusters`) or file", metavar="NAME|PATH", takes="Name | Cluster")

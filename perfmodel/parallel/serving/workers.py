@@ -19,12 +19,12 @@ DEGREES = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedWorkers:
-    """Workers of one pool.
+    """Stated workers of one pool.
 
-    count    workers
-    chips    of each
-    cluster  of their chips, where it is stated
-    degrees  that were given
+    count    number of workers
+    chips    chips of each worker
+    cluster  cluster of their chips, if stated
+    degrees  stated degrees by name
     """
 
     count: int
@@ -34,7 +34,7 @@ class StatedWorkers:
 
 
 def parse_workers(value: object, name: str = "workers") -> tuple[StatedWorkers, StatedWorkers]:
-    """Prefill and decode workers. Raises InputError."""
+    """Return the prefill and the decode workers of a text. Raises InputError."""
     parts = str(value).split(":")
     if len(parts) != 2:
         raise bad_field(name, value, "must be prefill workers x chips of each : decode workers x chips of each", _REMEDY)
@@ -65,5 +65,5 @@ def _group(text: str, value: object, name: str) -> StatedWorkers:
 
 
 def cluster_text(groups: tuple[StatedWorkers, StatedWorkers]) -> str:
-    """The cluster of workers that name their chips (`hardware/mixed.py`); empty where they do not."""
+    """Return the cluster of workers that name their chips (`hardware/mixed.py`); "" if they do not."""
     return "+".join(f"{group.count * group.chips}@{group.cluster}" for group in groups) if groups[0].cluster else ""
