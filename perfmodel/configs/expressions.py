@@ -1,4 +1,4 @@
-"""Arithmetic of config tables, shell scripts and Python configs: numbers, names, comparisons and a few functions; nothing is executed."""
+"""Evaluator of expressions in config tables, shell scripts and Python configs: arithmetic, comparisons, a few functions; no execution."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Unknown(Exception):
 
 
 def evaluate(expression: str, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] = _FUNCTIONS) -> Any:
-    """Return the value of an expression, or None where a name that it needs has no value.
+    """Return the value of an expression, or None if a required name has no value.
 
-    `and`, `or` and `==` take names without a value as None; arithmetic does not.
+    `and`, `or` and `==` treat names without a value as None; arithmetic does not.
     """
     try:
         return value_of(_parsed(expression), names, {**_FUNCTIONS, **functions})

@@ -1,4 +1,4 @@
-"""Configs in Python, as those of torchtitan: a function that returns nested calls with keywords. The file is parsed, never executed."""
+"""Configs in Python, as in torchtitan: a function that returns nested calls with keywords. The file is parsed, never executed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_DEPTH = 32
 def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
     """Return the flat keys of the config that a function of the file returns.
 
-    wanted   the function's name; needed where there are several
+    wanted   name of the function; required if there are several
     """
     try:
         tree = ast.parse(text)
@@ -43,7 +43,7 @@ def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
     keys: dict[str, Any] = {}
     if isinstance(result, ast.Call):
         base = result.func.id if isinstance(result.func, ast.Name) else ""
-        if base in functions and not result.keywords:  # a config that starts from another of the file
+        if base in functions and not result.keywords:  # a config that modifies another one of the file
             keys = read_python(text, where=where, wanted=base)
         keys |= dict(_keywords(result, names, calls))
     for node in function.body:  # config.training.steps = 10
@@ -59,7 +59,7 @@ def _returned(function: ast.FunctionDef) -> ast.expr | None:
 
 
 def _constants(body: list[ast.stmt], names: Mapping[str, Any]) -> dict[str, Any]:
-    """Names that are assigned a number, a text or arithmetic of them."""
+    """Return the names that are assigned a number, a text or arithmetic of them."""
     constants = dict(names)
     for node in body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):

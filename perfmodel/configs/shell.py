@@ -1,7 +1,7 @@
-"""Launch scripts: the variables, arrays and defaults of a shell script, and the command that starts the job. Nothing is executed.
+"""Reader of launch scripts: the variables, arrays and defaults of a shell script, and its commands. Nothing is executed.
 
-Read are assignments, arrays, `${NAME}`, `${NAME:-default}`, `$((...))`, `$(expr ...)`, quotes, comments and continued lines. Branches and
-loops are read in order, as if each ran once; what a command prints is not known and is left out.
+It expands assignments, arrays, `${NAME}`, `${NAME:-default}`, `$((...))`, `$(expr ...)`, quotes, comments and continued lines. Branches and
+loops are read in order, as if each ran once. The output of other commands is unknown and left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEPARATORS = ("&&", "||", ";", "|", "&", "\n")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellCommand:
-    """A command of a script: its words after expansion, and the variables that stand before it."""
+    """A command of a script: its words after expansion, and the variables set for it."""
 
     words: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
@@ -56,14 +56,14 @@ def _added(before: Any, value: Any) -> Any:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """The statements of a script; comments go."""
+    """Yield the statements of a script, without comments."""
     yield from filter(None, map(str.strip, _scan(text, _separator, comments=True)))
 
 
 def _scan(text: str, separator: Callable[[str, int], str], *, comments: bool) -> Iterator[str]:
-    """The pieces between separators; quotes, arrays and substitutions stay whole.
+    """Yield the pieces between separators; quotes, arrays and substitutions are not split.
 
-    separator   (text, index) -> the separator that begins there, or nothing
+    separator   (text, index) -> separator that begins at the index, or ""
     """
     current, depth, index, quote = "", 0, 0, ""
     while index < len(text):
@@ -94,7 +94,7 @@ def _scan(text: str, separator: Callable[[str, int], str], *, comments: bool) ->
 
 
 def _separator(text: str, index: int) -> str:
-    """Return the sign that ends a statement here; not the sign of `2>&1`."""
+    """Return the separator of statements at the index, or ""; `&` in `2>&1` is none."""
     mark = next((mark for mark in _SEPARATORS if text.startswith(mark, index)), "")
     return "" if mark == "&" and text[index - 1 : index] == ">" else mark
 
@@ -118,12 +118,12 @@ def _array(text: str, variables: dict[str, Any]) -> list[str]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """The words of a statement before expansion, with their quotes."""
+    """Yield the words of a statement before expansion, with their quotes."""
     yield from filter(None, _scan(text, lambda text, index: text[index] if text[index].isspace() else "", comments=False))
 
 
 def _fields(raw: str, variables: dict[str, Any]) -> list[str]:
-    """The words that one word expands to: an array to its elements, an unquoted text to its parts."""
+    """Return the words to which one word expands: an array to its elements, an unquoted text to its parts."""
     inner = raw.strip('"')
     braced = re.fullmatch(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", inner)
     if braced:
@@ -137,12 +137,12 @@ def _fields(raw: str, variables: dict[str, Any]) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Words of an unquoted element: `--split '99,1,0'` is two."""
+    """Return the words of an unquoted element: `--split '99,1,0'` is two."""
     return [word.strip("'") for word in text.split()] if text else []
 
 
 def _expand(text: str, variables: dict[str, Any]) -> str:
-    """The text with its variables and arithmetic; a command that is not known becomes nothing."""
+    """Return the text with its variables and arithmetic expanded; an unknown command expands to nothing."""
     expanded, quote, index = "", "", 0
     while index < len(text):
         char = text[index]
@@ -177,7 +177,7 @@ def _expand(text: str, variables: dict[str, Any]) -> str:
 
 
 def _closed(text: str, start: int) -> tuple[str, int]:
-    """Return the text between the bracket at `start` and the one that closes it, and the index after that."""
+    """Return the text between the bracket at `start` and its closing bracket, and the index after that."""
     depth = 0
     for index in range(start, len(text)):
         depth += (text[index] in "({") - (text[index] in ")}")
@@ -187,7 +187,7 @@ def _closed(text: str, start: int) -> tuple[str, int]:
 
 
 def _printed(inside: str, variables: dict[str, Any]) -> str:
-    """Output of `$(expr ...)` and `$(echo ...)`; nothing of other commands."""
+    """Return the output of `$(expr ...)` and `$(echo ...)`; "" for other commands."""
     name, _, rest = inside.strip().partition(" ")
     expanded = _expand(rest, variables)
     if name == "expr":

@@ -1,8 +1,8 @@
-"""Tables of keys, one for each framework: strategies/configs/*.yaml. A table says what a key means, and which keys a plan is written as.
+"""Tables of keys, one for each framework: strategies/configs/*.yaml. A table has the meaning of each key, and the keys of an exported plan.
 
-Facts are what keys mean: words of a request (`model`, `seq_len`), knobs (`tp`, `micro_batch`), settings (`compile`), fields of a model
-(`model.hidden_size`, `experts.top_k`), and what these follow from (`accumulation`, `nodes`). strategies/configs/common.yaml has the rules
-that hold for all frameworks.
+Keys mean facts: words of a request (`model`, `seq_len`), knobs (`tp`, `micro_batch`), settings (`compile`), fields of a model
+(`model.hidden_size`, `experts.top_k`), and facts from which these are derived (`accumulation`, `nodes`). strategies/configs/common.yaml has
+the rules for all frameworks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 
 COMMON = "common"
-#: Fields that a table does not take over from its base.
+#: Fields that a table does not inherit from its base.
 _OWN = ("recognise", "outputs", "launch")
 
 
@@ -26,10 +26,10 @@ _OWN = ("recognise", "outputs", "launch")
 class KeyMeaning:
     """Meaning of one key.
 
-    to       the fact that its value is; empty: `values` name the facts
-    values   value in lower case -> value of the fact, or several facts; None: it has no effect on time or memory
-    formula  of `value` and the other facts, in place of the value
-    note     sentence for a value that has an effect that is not predicted
+    to       fact that has its value; empty: `values` name the facts
+    values   value in lower case -> value of the fact, or several facts; None: no effect on time or memory
+    formula  expression of `value` and the other facts, in place of the value
+    note     sentence for a value with an effect that is not predicted
     """
 
     to: str = ""
@@ -50,13 +50,13 @@ class FactRule:
 class WrittenFile:
     """One file of an export.
 
-    name    its name; {stem} is the name that was asked for, without its ending
+    name    name of the file; {stem} is the requested name without its ending
     form    toml, yaml, json or python; of the launch line flags, arguments (truth values are written) or overrides (key=value)
     keys    key -> expression of its value; None leaves the key out
-    always  lines of the file that no fact says, key -> value
+    always  constant lines of the file, key -> value
     when    condition on the facts under which the file is written
     head    of Python: text before the arguments of the config, with facts in braces
-    calls   of Python: section -> what makes it
+    calls   of Python: section -> function that makes it
     """
 
     name: str
@@ -70,15 +70,15 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkTable:
-    """Everything that is known of the configuration of one framework.
+    """Table of the configuration of one framework.
 
-    name       of the file in strategies/configs
-    framework  as people call it
-    profile    execution profile that is assumed; of serving the engine
-    recognise  alternatives: keys that are all there, or `program=PATTERN`
+    name       name of the file in strategies/configs
+    framework  name of the framework for users
+    profile    assumed execution profile, or serving engine
+    recognise  alternatives: keys that must all be present, or `program=PATTERN`
     harmless   patterns of keys without effect on time and memory
-    defaults   fact -> expression of what the framework does where no key says it
-    derive     fact -> expressions of it, tried in order where no key says it
+    defaults   fact -> expression of the framework's default, if no key sets the fact
+    derive     fact -> expressions of it, tried in order if no key sets the fact
     notes, refused   rules on reading
     cannot     rules on writing: what the framework cannot express
     lossy      rules on writing: what the framework does otherwise
@@ -105,17 +105,17 @@ class FrameworkTable:
     let: tuple[tuple[str, str], ...]
 
     def values_of(self, fact: str) -> set[Any]:
-        """Values that keys can give a fact by name."""
+        """Return the values that keys can give a fact by `values`."""
         values = {value for key in self.keys.values() if key.to == fact for value in (key.values or {}).values()}
         meanings = [meaning for key in self.keys.values() for meaning in (key.values or {}).values() if isinstance(meaning, Mapping)]
         return values | {meaning[fact] for meaning in meanings if fact in meaning}
 
     def can_set(self, fact: str, value: object) -> bool:
-        """Whether a key can give a fact this value."""
+        """Return whether a key can give a fact this value."""
         return value in self.values_of(fact) or any(key.to == fact and not key.values for key in self.keys.values())
 
     def entry(self, key: str) -> tuple[str, KeyMeaning] | None:
-        """The table's key that a file's key is: the same, or its last components; the longest counts."""
+        """Return the table's key for a file's key: the same, or the longest of its last components."""
         parts = key.split(".")
         for start in range(len(parts)):
             name = ".".join(parts[start:])
@@ -129,7 +129,7 @@ class FrameworkTable:
 
 @lru_cache(maxsize=1)
 def load_tables() -> Mapping[str, FrameworkTable]:
-    """Every table by its name, in the order in which a configuration is tried."""
+    """Return every table by name, in the order in which a configuration is matched."""
     folder = resource_dir("strategies") / "configs"
     contents = {path.stem: read_yaml(path) for path in sorted(folder.glob("*.yaml"))}
     common = contents.pop(COMMON)
@@ -139,7 +139,7 @@ def load_tables() -> Mapping[str, FrameworkTable]:
 
 
 def table_named(name: str) -> FrameworkTable:
-    """The table of a framework that plans can be written for. Raises InputError."""
+    """Return the table of a framework for which plans can be written. Raises InputError."""
     known = {key: table for key, table in load_tables().items() if table.outputs}
     if name not in known:
         raise bad_field("to", name, "is no framework that plans are written for", suggest(name, known).removeprefix("; "))
@@ -147,7 +147,7 @@ def table_named(name: str) -> FrameworkTable:
 
 
 def _based(name: str, contents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """A table with what it takes over from its base: keys and rules join, other fields are its own."""
+    """Return a table merged with its base: keys and rules are joined, other fields override the base."""
     merged = dict(contents[name])
     if "base" not in merged:
         return merged
@@ -205,5 +205,5 @@ def _key(entry: Any) -> KeyMeaning:
 
 
 def plain(value: Any) -> str:
-    """A value as `values` of a table name it: in lower case, true and false for truth values."""
+    """Return a value as a key of a table's `values`: in lower case, true and false for truth values."""
     return str(value).strip().lower()

@@ -1,4 +1,4 @@
-"""A plan as a framework's configuration and the lines that start it, by the framework's table."""
+"""Writer of a plan as a framework's configuration and launch script, by the framework's table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ExportedPlan:
 
     files     name -> text, the launch script last
     options   key -> value of every option, of all files together
-    notes     what the framework does otherwise than the plan says
+    notes     differences between the framework's run and the plan
     """
 
     framework: str
@@ -33,16 +33,16 @@ class ExportedPlan:
 
     @property
     def script(self) -> str:
-        """The name of the launch script."""
+        """Name of the launch script."""
         return list(self.files)[-1]
 
 
 def write_config(
     facts: Mapping[str, Any], table: FrameworkTable, *, prediction: Prediction | None, stem: str = "plan", launcher: str = TORCHRUN
 ) -> ExportedPlan:
-    """Return the plan with these facts as the framework's files. Raises InputError for what the framework cannot express.
+    """Return the plan with these facts as the framework's files. Raises InputError if the framework cannot express it.
 
-    prediction   gives the numbers in comments; None: no comments
+    prediction   has the numbers in comments; None: no comments
     """
     launched_by = launcher_named(launcher)
     names = {**facts, "stem": stem, "framework": table.framework, "profile": table.profile}
@@ -84,7 +84,7 @@ def _filled(text: str, names: Mapping[str, Any]) -> str:
 def _lines(
     output: WrittenFile, names: Mapping[str, Any], prediction: Prediction | None, let: Mapping[str, str]
 ) -> Iterator[tuple[str, Any, str]]:
-    """Key, value and comment of each option that the plan says."""
+    """Yield key, value and comment of each option of the plan."""
     for key, value in output.always.items():
         yield key, value, ""
     for key, expression in output.keys.items():
@@ -94,7 +94,7 @@ def _lines(
 
 
 def _comment(expression: str, prediction: Prediction | None) -> str:
-    """The parts of time and the memory that the first fact of an expression decides."""
+    """Return the parts of time and the memory that the first fact of an expression determines."""
     if prediction is None:
         return ""
     fact = next((name for name in re.findall(r"[a-z_.]+", expression) if name in DECIDES), None)
@@ -167,7 +167,7 @@ def _toml(tree: Mapping[str, Any], section: str) -> Iterator[str]:
 
 
 def _python(tree: Mapping[str, Any], calls: Mapping[str, str], depth: int) -> Iterator[str]:
-    """Keyword arguments; a section is a call, and a text that begins with `=` is an expression."""
+    """Yield keyword arguments; a section is a call, and a text that begins with `=` is an expression."""
     indent = "    " * depth
     for key, entry in tree.items():
         if isinstance(entry, Mapping):
@@ -188,7 +188,7 @@ def _scalar(value: Any) -> str:
 
 
 def _module_names(stage_layers: Sequence[int], head: str = "output") -> list[list[str]]:
-    """torchtitan's modules of each stage: embedding first, norm and the head last."""
+    """Return torchtitan's modules of each stage: embedding first, norm and head last."""
     modules: list[list[str]] = []
     layer = 0
     for count in stage_layers:
@@ -200,7 +200,8 @@ def _module_names(stage_layers: Sequence[int], head: str = "output") -> list[lis
 
 
 def _megatron_layout(stage_layers: Sequence[int]) -> str:
-    """Megatron's layout of stages: `Et*7|t*9|t*7L`."""
+    """Return Megatron's layout of stages: `Et*7|t*9|t*7L`."""
+
     stages = [f"t*{count}" if count else "" for count in stage_layers]
     return f"E{'|'.join(stages)}L"
 

@@ -1,7 +1,7 @@
-"""Words that people give to a verb, each written once: as a field of a record.
+"""Words: inputs of a verb, each defined once as a field of a record.
 
-A record is a frozen dataclass whose fields are made by `word`. Arguments in Python (`takes`), options of a command line
-(`cli/options.py`), keys of files and names of knobs come from its fields, so a new word is one line.
+A record is a frozen dataclass whose fields are made by `word`. Arguments in Python (`takes`), options of the command line
+(`cli/options.py`), keys of files and names of knobs are derived from its fields, so a new word is one line.
 """
 
 from __future__ import annotations
@@ -24,31 +24,30 @@ Value = TypeVar("Value")
 Several: TypeAlias = "Value | Sequence[Value] | None"
 
 
-#: An option of the command line in a help text, which is an argument in Python.
+#: An option of the command line in a help text; in Python it is an argument.
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Word:
-    """Description of an option (a word) of a verb.
+    """Description of an input (a word) of a verb.
 
-    help, otherwise   what it means, and what holds where it is left out
-    metavar           what stands for its value in help
-    kind              what a command line gives: int, str, bool or Path
+    help, otherwise   meaning, and meaning if left out
+    metavar           placeholder of its value in help
+    kind              type on a command line: int, str, bool or Path
     aliases           other names of its option
-    option            what its option is called, where not as the word; repeats: it may be given again and again
-    takes             of what types a program gives it; empty: as the field is annotated
-    read              makes the value of what was given, or refuses it, where its kind alone does not say how; the second argument is
-                      the word's name
-    least             the smallest number
-    several           several values may be given where a verb takes several; several_help: what is said there, where that is not `help`
-    split             the values in what was given (the second argument is the word's name), where not commas and lists tell them apart
-    default_text      its default as a command line shows it
-    missing           what to give, where no answer is possible without it
-    choices           the values that there are, of a closed choice
-    is_searched       a search tries several values of it and keeps them apart
-    is_shorthand      says what other words say, which files then hold
-    in_files          what a file means that leaves it out; None: nothing by itself
+    option            name of its option, if not the word's; repeats: the option may be repeated
+    takes             types in a program; empty: those of the field's annotation
+    read              reader of a given value and the word's name, where the kind does not suffice; it returns the value or raises
+    least             smallest number
+    several           whether several values may be given to a verb that takes several; several_help: help of such a verb
+    split             function of a given value and the word's name that returns its values, where commas and lists do not separate them
+    default_text      default shown on a command line
+    missing           remedy if a required word is missing
+    choices           enumeration of a closed choice
+    is_searched       whether a search varies it
+    is_shorthand      whether it stands for other words, which files hold instead
+    in_files          default in a file that leaves it out; None: no default
     """
 
     help: str
@@ -77,7 +76,7 @@ class Word:
         return self.is_searched and self.kind is not bool
 
     def values(self, given: object, name: str) -> list[Any]:
-        """The given values, one or several, before they are read."""
+        """Return the given values, one or several, before they are read."""
         from perfmodel.foundation.values import several, several_numbers
 
         if self.split is not None:
@@ -85,7 +84,7 @@ class Word:
         return several_numbers(given, name) if self.kind is int else several(given)
 
     def value(self, given: object, name: str) -> Any:
-        """The given value after reading. Raises InputError."""
+        """Return the given value after reading. Raises InputError."""
         if self.read is not None:
             return self.read(given, name)
         read_whole, yes_or_no, text_of = _readers()
@@ -96,19 +95,19 @@ class Word:
 
 @cache
 def _readers() -> tuple[Callable[..., int], Callable[..., bool], Callable[..., str]]:
-    """Imported when there is a value to read: `--help` has none."""
+    """Return readers by kind, imported when the first value is read: `--help` reads none."""
     from perfmodel.foundation.values import text_of, whole, yes_or_no
 
     return whole, yes_or_no, text_of
 
 
 def word(help: str, *, default: Any = None, **more: Any) -> Any:
-    """A field of a record."""
+    """Return a field of a record of words."""
     return field(default=default, metadata={"word": Word(help=help, **more)})
 
 
 def words_of(record: type) -> Mapping[str, Word]:
-    """The words of a record by name, in its order."""
+    """Return the words of a record by name, in its order."""
     return _words_of(cast(Any, record))
 
 
@@ -118,31 +117,31 @@ def _words_of(record: Any) -> Mapping[str, Word]:
 
 
 def given_words(record: Any) -> dict[str, Any]:
-    """The words of a record that were given, by name: those that are not left out."""
+    """Return the words of a record that were given, by name."""
     return {name: getattr(record, name) for name in words_of(type(record)) if getattr(record, name) is not None}
 
 
 class Combinations(tuple[Any, ...]):
-    """One record for each combination of the values of varied words; is_list: some of these were given as a list."""
+    """Records of all combinations of the values of varied words. is_list: whether some of the words were given as a list."""
 
     is_list: bool = False
 
 
 def is_list(given: object) -> bool:
-    """Return whether several values were given as a list, be it of one; a matrix is one value."""
+    """Return whether values were given as a list, even of one value; a matrix is one value."""
     return isinstance(given, Sequence) and not isinstance(given, str) and not any(isinstance(entry, (list, tuple)) for entry in given)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Words:
-    """Some words of a record, as a verb takes them.
+    """Selection of a record's words for a verb.
 
-    only, without   names, separated by spaces: the only ones, or all but these
-    needed          those that cannot be left out
+    only, without   names, separated by spaces: only these, or all except these
+    needed          required words
     several         whether the verb takes several values of the words that may have several
     varied          whether it takes several values of searched words: its argument is then `Combinations`
-    helps           what is said of a word of this verb in place of its own help
-    defaults        defaults of this verb, as they are shown
+    helps           help texts of this verb, in place of the words' own
+    defaults        defaults of this verb, as text
     """
 
     record: type
@@ -160,7 +159,7 @@ class Words:
         return {name: known[name] for name in names}
 
     def make(self, given: Mapping[str, Any]) -> Any:
-        """The record of what was given by name, or `Combinations` of records, the last word varying fastest."""
+        """Return the record of the given words, or `Combinations` of records, with the last word varying fastest."""
         if not self.varied:
             return self.record(**given)
         words = words_of(self.record)
@@ -172,7 +171,7 @@ class Words:
 
 
 def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """A function whose parameters of these names are records, as one that takes their words by name.
+    """Return a decorator: parameters with these names, which are records, are replaced by their words as keyword arguments.
 
     `@takes(knobs=Knobs) def predict(plan, *, knobs)` is called as `predict(plan, tp=2)`; its signature lists every word.
     """
@@ -216,7 +215,8 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
 
 
 def _spelled_out(signature: inspect.Signature, chosen: Mapping[str, Words]) -> inspect.Signature:
-    """The signature with the words of each record in its place."""
+    """Return the signature with the words of each record in its place."""
+
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         parameters += _arguments(chosen[name]) if name in chosen else [parameter]
