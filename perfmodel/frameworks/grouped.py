@@ -1,4 +1,4 @@
-"""Records whose options lie in typed groups: a training framework, a serving engine."""
+"""Records with options in typed groups: a training framework, a serving engine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Self
 
 
 def group_of(groups: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the group of each option; groups: dataclasses by the fields of a record that hold them."""
+    """Return the group of each option. groups: field of a record -> dataclass of the group."""
     return MappingProxyType({option.name: group for group, of in groups.items() for option in fields(of)})
 
 
 def in_groups(values: Mapping[str, Any], groups: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Split flat fields into those of the record itself, and options by group; groups: of each option (`group_of`)."""
+    """Split flat fields into those of the record itself, and options by group. groups: option -> group (`group_of`)."""
     fields_of_record: dict[str, Any] = {}
     options: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
@@ -31,11 +31,11 @@ class Grouped:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Every option by name, without its group, as files have them."""
+        """Every option by name, without groups, as in files."""
         return {name: self.option(name) for name in self.GROUP_OF}
 
     def option(self, name: str) -> Any:
-        """Return the value of an option, whatever its group."""
+        """Return the value of an option of any group."""
         return getattr(getattr(self, self.GROUP_OF[name]), name)
 
     def having(self, **changes: Any) -> Self:
