@@ -21,7 +21,7 @@ _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _WHOLE = re.compile(r"\s*(\d{1,3}(?:_\d{3})+|\d{1,12})(\.\d{1,9})?\s*([kKmMgG]?)i?\s*", re.ASCII)
 
 
-def whole(value: object, field: str, *, least: int = 1, most: int = MAX_WHOLE, remedy: str = "write 64 or 8k (8192)") -> int:
+def read_integer(value: object, field: str, *, least: int = 1, most: int = MAX_WHOLE, remedy: str = "write 64 or 8k (8192)") -> int:
     """Return an integer from `least` to `most`; text may have a binary suffix: `8k`, `1M`."""
     number = _number(value)
     if number is None or not least <= number <= most:
@@ -173,7 +173,7 @@ def several_numbers(value: object, field: str) -> list[Any]:
         if len(ends) == 1:
             numbers.append(entry)
             continue
-        first, *others = (whole(end, field) for end in ends)
+        first, *others = (read_integer(end, field) for end in ends)
         if len(others) != 1 or others[0] < first:
             raise bad_field(field, entry, "must be two numbers, the smaller first", "write 256..2048 for 256,512,1024,2048")
         numbers += doubled(first, others[0])

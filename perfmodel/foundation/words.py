@@ -87,18 +87,18 @@ class Word:
         """Return the given value after reading. Raises InputError."""
         if self.read is not None:
             return self.read(given, name)
-        read_whole, yes_or_no, text_of = _readers()
+        read_number, yes_or_no, text_of = _readers()
         if self.kind is int:
-            return read_whole(given, name, least=self.least, remedy="write 8")
+            return read_number(given, name, least=self.least, remedy="write 8")
         return yes_or_no(given, name) if self.kind is bool else text_of(given, name, "its name")
 
 
 @cache
 def _readers() -> tuple[Callable[..., int], Callable[..., bool], Callable[..., str]]:
     """Return readers by kind, imported when the first value is read: `--help` reads none."""
-    from perfmodel.foundation.values import text_of, whole, yes_or_no
+    from perfmodel.foundation.values import read_integer, text_of, yes_or_no
 
-    return whole, yes_or_no, text_of
+    return read_integer, yes_or_no, text_of
 
 
 def word(help: str, *, default: Any = None, **more: Any) -> Any:

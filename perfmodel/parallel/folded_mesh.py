@@ -28,20 +28,20 @@ class FoldedMesh:
     sizes: Mapping[str, int]
     parts: Mapping[str, tuple[str, ...]]
 
-    def place(self, indices: Mapping[str, int]) -> dict[str, int]:
+    def fine_indices(self, indices: Mapping[str, int]) -> dict[str, int]:
         """Return the index of a rank on each finer axis, given its indices on the axes of the layout."""
-        fine_indices = {}
+        finer = {}
         for axis, parts in self.parts.items():
             index = indices[axis]
             for part in reversed(parts):
-                index, fine_indices[part] = divmod(index, self.sizes[part])
-        return fine_indices
+                index, finer[part] = divmod(index, self.sizes[part])
+        return finer
 
     def group_name(self, places: Sequence[Mapping[str, int]], kind: str) -> str:
         """Return the name of the group of ranks with these indices on the axes of the layout; "none" for a single rank."""
         spanned = {axis for axis in self.parts if len({rank[axis] for rank in places}) > 1}
         if any(len(self.parts[axis]) > 1 for axis in spanned):
-            finer = [self.place(rank) for rank in places]
+            finer = [self.fine_indices(rank) for rank in places]
             return self.name([axis for axis in self.sizes if len({rank[axis] for rank in finer}) > 1], kind)
         return "+".join(axis for axis in self.parts if axis in spanned) or "none"
 
@@ -75,7 +75,7 @@ class FoldedMesh:
 def expert_rank(plan: Plan, indices: Mapping[str, int]) -> int:
     """Return the index of a rank in its expert-parallel group, whose ranks are numbered in the order of all ranks."""
     mesh = folded_mesh(plan)
-    finer, strides = mesh.place(indices), []
+    finer, strides = mesh.fine_indices(indices), []
     for axis, parts in mesh.parts.items():
         stride = plan.layout.stride(axis, plan.order)
         for part in reversed(parts):

@@ -43,10 +43,10 @@ def read_order(value: object, name: str) -> tuple[str, ...]:
 
 
 def _zero(value: object, name: str) -> int:
-    from perfmodel.foundation.values import whole
+    from perfmodel.foundation.values import read_integer
 
     try:
-        stage = whole(value, name, least=0, most=3)
+        stage = read_integer(value, name, least=0, most=3)
     except InputError:
         raise bad_field(name, shown(value) if not isinstance(value, str) else value, "must be 0, 1, 2 or 3", "use 3 for FSDP") from None
     return stage

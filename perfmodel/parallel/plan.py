@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.values import text_of, whole
+from perfmodel.foundation.values import read_integer, text_of
 from perfmodel.foundation.words import takes, words_of
 from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
 from perfmodel.parallel.algebra.folding import data_axis, folding_fault, takes_replicas
@@ -352,7 +352,7 @@ def assigned_plan(
     calibration: str = "",
 ) -> Plan:
     """Make a plan with a sharding per operator. Stage k is on the chips with index k % pp, which hold `virtual_stages` stages."""
-    virtual_stages = whole(virtual_stages, "virtual_stages")
+    virtual_stages = read_integer(virtual_stages, "virtual_stages")
     for name, value, most in (("zero", zero, 3), ("micro_batch", micro_batch, job.global_batch)):
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
             raise bad_field(name, shown(value), f"must be a whole number of {most} at most", "correct it")
@@ -464,7 +464,7 @@ def make_plan(
     Degrees that are left out are 1. Remaining chips go to dp_replicate, or to dp_shard if a ZeRO stage is given. dp_shard without a ZeRO
     stage means stage 3 (FSDP). The default rules are Megatron's, with sequence parallelism if tp > 1, unless the switch is given.
     """
-    num_chips = whole(num_chips, "chips")
+    num_chips = read_integer(num_chips, "chips")
     cluster, profile = text_of(cluster, "cluster", "its name"), text_of(profile, "profile", "its name")
     calibration = text_of(calibration, "calibration", "its name, or nothing")
     chosen = knobs.planned()
@@ -511,7 +511,7 @@ def make_plan(
     if stage_layers is not None:
         if not isinstance(stage_layers, (list, tuple)):
             raise bad_field("stage_layers", shown(stage_layers), "must be the layers of each stage", "leave it out for even stages")
-        stage_layers = tuple(whole(layers, "stage_layers", least=0) for layers in stage_layers)
+        stage_layers = tuple(read_integer(layers, "stage_layers", least=0) for layers in stage_layers)
     else:
         stage_layers = default_stage_layers(job, pp, chosen.get("virtual_stages", 1))
     if chosen.get("etp") is None:

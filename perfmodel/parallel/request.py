@@ -76,9 +76,9 @@ def _numbers(value: object, name: str) -> list[Any]:
 
 def _sizes(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
     def read(value: object, name: str) -> int:
-        from perfmodel.foundation.values import whole
+        from perfmodel.foundation.values import read_integer
 
-        return whole(value, name, most=most)
+        return read_integer(value, name, most=most)
 
     return _several(help, takes="int | str", read=read, split=_numbers, **more)
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def _whole(value: object, name: str) -> int:
-    from perfmodel.foundation.values import whole
+    from perfmodel.foundation.values import read_integer
 
-    return whole(value, name, most=2**31 - 1)
+    return read_integer(value, name, most=2**31 - 1)
 
 
 def _lengths(value: object, name: str) -> Any:

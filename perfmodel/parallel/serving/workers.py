@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perfmodel.foundation.errors import bad_field
-from perfmodel.foundation.values import whole
+from perfmodel.foundation.values import read_integer
 
 _SIZE = re.compile(r"(\d{1,6})\s*x\s*(\d{1,6})\s*(?:@\s*(.+?)\s*)?", re.ASCII)
 _REMEDY = "write 3x4:1x8 for three prefill workers of 4 chips and one decode worker of 8; degrees follow, as in 1x8,tp=2,pp=4:1x8,tp=8"
@@ -60,8 +60,8 @@ def _group(text: str, value: object, name: str) -> StatedWorkers:
             raise bad_field(name, value, f"{degree or entry} is no degree of a worker", f"use {', '.join(DEGREES).replace('_', '-')}")
         if degree in degrees:
             raise bad_field(name, value, f"{degree} is given twice for one kind of worker", "keep one")
-        degrees[degree] = whole(number, f"{name}: {degree}")
-    return StatedWorkers(count=whole(match[1], name), chips=whole(match[2], name), cluster=match[3] or "", degrees=degrees)
+        degrees[degree] = read_integer(number, f"{name}: {degree}")
+    return StatedWorkers(count=read_integer(match[1], name), chips=read_integer(match[2], name), cluster=match[3] or "", degrees=degrees)
 
 
 def cluster_text(groups: tuple[StatedWorkers, StatedWorkers]) -> str:
