@@ -68,7 +68,7 @@ def _parsed(expression: str) -> ast.expr:
 
 
 def value_of(node: ast.expr, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] = _FUNCTIONS) -> Any:
-    """Return the value of a parsed expression. Raises Unknown for what is not arithmetic."""
+    """Return the value of a parsed expression. Raises Unknown for a node that is not arithmetic."""
 
     def value(operand: ast.expr) -> Any:
         return value_of(operand, names, functions)

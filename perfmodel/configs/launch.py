@@ -1,7 +1,7 @@
 """Files that start a job: shell scripts, tasks of SkyPilot and objects of Kubernetes, by the tables in strategies/launchers.
 
-A table has the name of the file, shell lines before the command, rules for plans that the launcher cannot express, and the document around
-the script as a template: texts with expressions in braces, and `=expression` for other values.
+A table has the name of the file, shell lines before the command, and rules for plans that the launcher cannot express. It may have the
+document around the script as a template: texts with expressions in braces, and `=expression` for other values.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class FrameworkTable:
     defaults   fact -> expression of the framework's default, if no key sets the fact
     derive     fact -> expressions of it, tried in order if no key sets the fact
     notes, refused   rules on reading
-    cannot     rules on writing: what the framework cannot express
-    lossy      rules on writing: what the framework does otherwise
+    cannot     rules on writing: plans that the framework cannot express
+    lossy      rules on writing: plans that the framework expresses differently
     let        names for the expressions of outputs, in order
     outputs    files that a plan is written as, or names of `files` of the base; launch: the program and its arguments, with facts in braces
     """

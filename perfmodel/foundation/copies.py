@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """Copies of a row: it goes to `chosen` of `slots` equally likely slots, which are distributed over places in order.
+    """Copies of a row: it is sent to `chosen` of `slots` equally likely slots, which are distributed over places in order.
 
     groups, top_groups   number of groups of neighbouring slots, and of groups from which a row chooses its slots; 1 and 1: from all
     """

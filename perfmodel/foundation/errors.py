@@ -112,9 +112,8 @@ def presentable(message: str) -> str:
 def shortened(sentence: str, longest: int = LONGEST_SENTENCE) -> str:
     """Return a sentence of about `longest` characters that keeps the field, the value, the rule and the remedy.
 
-    A list of faults may be `_FAULTS_SHOWN` times as long, each of them one such sentence. The least useful text is removed first: further
-    names of an enumeration, the last faults of a list, explanations in parentheses, clauses between the first and the last, and finally
-    the middle of the rest.
+    A list of faults may be `_FAULTS_SHOWN` times as long, each of them one such sentence. The least useful text is removed first, in this
+    order: further names of an enumeration, the last faults of a list, explanations in parentheses, inner clauses, the middle of the rest.
     """
     if _NEXT_FAULT.search(sentence):
         return _fewer_faults(sentence, longest)

@@ -10,7 +10,7 @@ from perfmodel.foundation.errors import InputError, PerfModelError, bad_field
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
-# Names of a process's own streams: the descriptor is written itself, whatever file it refers to.
+# Names of a process's own streams: their descriptors are written to, and the files behind them are never replaced.
 _STREAM = re.compile(r"(?:/dev|/proc/self)/fd/(\d{1,9})|/dev/(stdout|stderr)", re.ASCII)
 
 

@@ -44,7 +44,7 @@ _CONCERNS: Sequence[tuple[Callable[[Runs], bool], tuple[str, ...]]] = (
 )  # fmt: skip
 
 _LEAST = 1e-6
-"""Smallest variance of a constant, in units of its prior spread."""
+"""Smallest variance of a constant, in units of its prior variance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def known_families(*, without: Iterable[str] = ()) -> dict[str, list[ExecutionPr
     """Return family -> its profiles, without those left out."""
     left_out, families = set(without), dict[str, list[ExecutionProfile]]()
     for name in list_profiles():
-        if name == GENERIC or name in left_out:  # the first is made of the others
+        if name == GENERIC or name in left_out:  # generic is derived from the others
             continue
         profile = load_profile(name)
         if profile.family:

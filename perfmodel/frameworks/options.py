@@ -1,4 +1,4 @@
-"""Options of a training framework, in groups by what reads them.
+"""Options of a training framework, in groups by their readers.
 
 `rates` change the machine that prices a program, and `timing` is read when the times of a step are combined. Programs are compiled from the
 other groups (`ExecutionProfile.compiled`).

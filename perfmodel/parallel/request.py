@@ -85,7 +85,7 @@ def _sizes(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Request:
-    """One value of everything, or several; None is the default, or what the plan says."""
+    """Request for predictions. Each word has one value or several; None is the default, or the value of the plan."""
 
     model: Any = _several(
         "A model's name (`perfmodel models`), its Hugging Face hub id or a config.json", metavar="NAME|PATH",

@@ -25,8 +25,8 @@ MEASUREMENT_VERSION = 1
 class CollectiveCount:
     """Collectives that one rank issued in a step, of one kind on one axis (or product of axes, joined by `+`).
 
-    num_bytes counts full buffers, as the sharding algebra does: the gathered tensor of an all-gather, the whole input of a
-    reduce-scatter, the local buffer of an all-to-all, the message of a send or a receive.
+    num_bytes   full buffers, as in the sharding algebra: the gathered tensor of an all-gather, the whole input of a reduce-scatter, the
+                local buffer of an all-to-all, the message of a send or a receive
     """
 
     kind: str

@@ -110,7 +110,7 @@ class JobFile(PlanRecord):
 
 
 def _knob(name: str, knob: Word) -> tuple[Any, Any]:
-    """Type and description of a knob in a file."""
+    """Return the type and the description of a knob in a file."""
     about = f"{knob.help.rstrip('.')}{f'; {knob.otherwise}' if knob.otherwise else ''}"
     if name == "rules":
         return Annotated[Any, ReadBy(_read_rules, {"type": ["string", "object"]})], Field(OMITTED, description=about)

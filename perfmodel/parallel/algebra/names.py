@@ -17,6 +17,6 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,39}", re.ASCII)
 
 
 def check_rule_name(name: Any, field: str) -> None:
-    """Raise InputError for what cannot be the name of a rule set."""
+    """Refuse a value that cannot be the name of a rule set."""
     if not isinstance(name, str) or (name and not _NAME.fullmatch(name)):
         raise bad_field(field, shown(name), "must be letters, digits and . _ + - alone, 40 at most", "give it a short name")

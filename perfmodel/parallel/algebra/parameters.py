@@ -1,16 +1,16 @@
 """Collectives of a parameter in a step: gathers, gradient reductions, publishing (ZeRO, FSDP and HSDP).
 
-A parameter has three layouts, as stored Lp, as accumulated gradient La, as optimizer state Lo, and two lifetimes: how long
-it stays gathered and how long its gradient accumulates before it is reduced. Adding partial sums to partial sums is free, so
-"when to reduce" is a layout too (R14 of the sharding algebra). On the axes that ZeRO may cut (R replicated, S cut by rows of
-the stored matrix, P partial):
+A parameter has three layouts: as stored Lp, as accumulated gradient La, as optimizer state Lo. It has two lifetimes: the time that it stays
+gathered, and the time that its gradient accumulates before the reduction. Partial sums are added without communication, so the time of the
+reduction is a layout too (R14 of the sharding algebra). On the axes that ZeRO may shard (R replicated, S sharded by rows of the stored
+matrix, P partial):
 
     ZeRO-0, once a step          Lp R, La P, Lo R       ZeRO-2, full copies      Lp R, La S, Lo S
     ZeRO-0, each microbatch      Lp R, La R, Lo R       ZeRO-2, stores shards    Lp S, freed after backward, La S, Lo S
     ZeRO-1                       Lp R, La P, Lo S       ZeRO-3 (FSDP)            Lp S, freed after forward too, La S, Lo S
 
-where La is P instead of S if gradients are reduced on the last microbatch only. On the other axes of the gradient (HSDP's
-replicate axis, tp for a norm weight under sequence parallelism) a shard is all-reduced once a step, after the scattering.
+where La is P instead of S if gradients are reduced on the last micro-batch only. On the other axes of the gradient (HSDP's
+replicate axis, tp for a norm weight under sequence parallelism) a shard is all-reduced once a step, after the reduce-scatter.
 """
 
 from __future__ import annotations

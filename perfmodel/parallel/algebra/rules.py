@@ -142,7 +142,7 @@ def _fine_cuts(cuts: Mapping[str, list[str]], where: str) -> dict[str, tuple[str
 
 
 def _near(value: object, known: Collection[str]) -> str:
-    """Return what `suggest` returns, but "" where that lists all names, which the message lists anyway."""
+    """Return the remedy of `suggest`, or "" if it would list all names, which the message lists anyway."""
     remedy = suggest(one_line(value), known)
     return remedy.rstrip("?") + "?" if "did you mean" in remedy else ""
 

@@ -150,7 +150,7 @@ def _layout(sharding: Sharding, dims: Sequence[str], summed: Sequence[str] = ())
 def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tuple[Step, ...]:
     """Return the collectives from one layout to another (`redistribution.collectives`), for named axes in any order.
 
-    is_set   of `Tensor`: axes that stay at a position shard it in the same way, whatever cuts are added or removed outside them
+    is_set   of `Tensor`: axes that stay at a position shard it in the same way, even if cuts outside them are added or removed
     """
     if target.partial - source.partial:
         raise AssertionError("a layout cannot become partial by communication")

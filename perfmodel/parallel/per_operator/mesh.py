@@ -1,7 +1,9 @@
 """Mesh of a plan with a sharding per operator: axes on the tiers of the network.
 
-The mesh has one axis for each prime factor of each tier's size, outermost first: 32 chips as 4 nodes of 8 are `n0 n1 | c0 c1 c2`, each of
-size 2. An operator assigns each axis to one of its dims or to none. The axes of a dim are in the order of the mesh, outermost first.
+The mesh has one axis for each prime factor of each tier's size, outermost first. For example, 32 chips as 4 nodes of 8 are
+`n0 n1 | c0 c1 c2`, each of size 2. An operator assigns each axis to one of its dims or to none. The axes of a dim are in the order of the
+mesh, outermost first.
+
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def mesh_axes(num_chips: int, tier_sizes: tuple[int, ...], *, most: int = 0) -> 
     tier_sizes   chips in one domain of each tier, innermost first (`Cluster.tiers[i].size`)
     most         largest number of axes (0: any): the smallest axes of the tier with most axes are joined
 
-    A tier has the greatest divisor of the remaining chips that fits it: 24 chips on nodes of 8 are 8 x 3, 12 on nodes of 8 are 6 x 2.
+    The size of a tier is the greatest divisor of the remaining chips that fits. So 24 chips on nodes of 8 are 8 x 3, and 12 are 6 x 2.
     """
     if isinstance(num_chips, bool) or not isinstance(num_chips, int) or num_chips < 1:
         raise bad_field("chips", num_chips, "must be a whole number of at least 1", "use 8, 16, 32 or 64")
