@@ -85,7 +85,7 @@ def adapter_targets(modules: Any, model: Any = None) -> list[str] | None:
 
 def peft_targets(model: Any) -> list[str] | None:
     """Return the default target modules of PEFT; None for models without a default."""
-    config = _found(model)
+    config = _model_config(model)
     return None if config is None else list(_PEFT_DEFAULTS.get(config.architecture, ())) or None
 
 
@@ -96,11 +96,11 @@ def _names(modules: Any) -> list[str]:
 
 def _operators(model: Any) -> tuple[tuple[str, ...], int]:
     """Return the linear operators of a model's layer, and its number of layers."""
-    config = _found(model)
+    config = _model_config(model)
     return (_USUAL, 1) if config is None else (linear_operators(config), config.num_hidden_layers)
 
 
-def _found(model: Any) -> TransformerConfig | None:
+def _model_config(model: Any) -> TransformerConfig | None:
     try:
         return model if isinstance(model, TransformerConfig) else load_model(str(model))
     except InputError:

@@ -93,12 +93,12 @@ def command_line(program: str, *, nodes: int, per_node: int, has_flags: bool) ->
     """
     head, command = "${HEAD_NODE:-localhost}", program
     if not program.startswith(_STARTERS):
-        meeting = f" --rdzv_backend c10d --rdzv_endpoint {head}:29500" if nodes > 1 else ""
-        command = f"torchrun --nnodes {nodes} --nproc_per_node {per_node}{meeting} {program}"
+        rendezvous = f" --rdzv_backend c10d --rdzv_endpoint {head}:29500" if nodes > 1 else ""
+        command = f"torchrun --nnodes {nodes} --nproc_per_node {per_node}{rendezvous} {program}"
     elif program.startswith("accelerate") and nodes > 1:
         rank = "--machine_rank ${NODE_RANK:-0} --rdzv_backend c10d"  # c10d assigns ranks itself if NODE_RANK is not set
-        meeting = f"{rank} --main_process_ip {head} --main_process_port 29500"
-        command = program.replace("accelerate launch", f"accelerate launch {meeting}")
+        rendezvous = f"{rank} --main_process_ip {head} --main_process_port 29500"
+        command = program.replace("accelerate launch", f"accelerate launch {rendezvous}")
     return f'{command} "${{ARGS[@]}}"' if has_flags else command
 
 

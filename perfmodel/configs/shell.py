@@ -42,14 +42,14 @@ def read_script(text: str) -> tuple[list[ShellCommand], dict[str, str]]:
             name, adds, value = assigned.groups()
             expanded = _array(value[1:-1], variables) if value.startswith("(") else _expand(value, variables)
             before = variables.get(name, [] if isinstance(expanded, list) else "") if adds else None
-            variables[name] = expanded if before is None else _added(before, expanded)
+            variables[name] = expanded if before is None else _appended(before, expanded)
         elif not _KEYWORDS.match(statement):
             commands.append(_command(statement, variables))
     plain = {name: value if isinstance(value, str) else " ".join(value) for name, value in variables.items()}
     return [command for command in commands if command.words], plain
 
 
-def _added(before: Any, value: Any) -> Any:
+def _appended(before: Any, value: Any) -> Any:
     if isinstance(before, list) or isinstance(value, list):
         return [*(before if isinstance(before, list) else [before]), *(value if isinstance(value, list) else [value])]
     return before + value
@@ -155,15 +155,15 @@ def _expand(text: str, variables: dict[str, Any]) -> str:
         elif char == "\\" and index + 1 < len(text):
             expanded, index = expanded + text[index + 1], index + 2
         elif char == "$" and text.startswith("$((", index):
-            inside, index = _closed(text, index + 1)
+            inside, index = _bracketed(text, index + 1)
             plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: str(variables.get(name[1], name[1])), inside[1:-1])
             value = evaluate(plain.replace(" / ", " // ").replace("/", "//").replace("////", "//"), {})
             expanded += "" if value is None else str(int(value) if isinstance(value, (bool, float)) else value)
         elif char == "$" and text.startswith("$(", index):
-            inside, index = _closed(text, index + 1)
-            expanded += _printed(inside, variables)
+            inside, index = _bracketed(text, index + 1)
+            expanded += _command_output(inside, variables)
         elif char == "$" and text.startswith("${", index):
-            inside, index = _closed(text, index + 1)
+            inside, index = _bracketed(text, index + 1)
             expanded += _parameter(inside, variables)
         elif char == "$" and (name := _NAME.match(text, index + 1)):
             expanded += _text(variables.get(name[0], ""))
@@ -176,7 +176,7 @@ def _expand(text: str, variables: dict[str, Any]) -> str:
     return expanded
 
 
-def _closed(text: str, start: int) -> tuple[str, int]:
+def _bracketed(text: str, start: int) -> tuple[str, int]:
     """Return the text between the bracket at `start` and its closing bracket, and the index after that."""
     depth = 0
     for index in range(start, len(text)):
@@ -186,7 +186,7 @@ def _closed(text: str, start: int) -> tuple[str, int]:
     return text[start + 1 :], len(text)
 
 
-def _printed(inside: str, variables: dict[str, Any]) -> str:
+def _command_output(inside: str, variables: dict[str, Any]) -> str:
     """Return the output of `$(expr ...)` and `$(echo ...)`; "" for other commands."""
     name, _, rest = inside.strip().partition(" ")
     expanded = _expand(rest, variables)

@@ -69,7 +69,7 @@ def _read(path: Path, wanted: str) -> ConfigKeys:
             _read_launch(source, script)
     else:
         _read_launch(source, read_text(path, _WHAT))
-    _follow(source)
+    _read_named_files(source)
     source.keys = _resolved(source.keys, where=str(path))
     return source
 
@@ -192,7 +192,7 @@ def _value(text: str) -> Any:
     return text
 
 
-def _follow(source: ConfigKeys) -> None:
+def _read_named_files(source: ConfigKeys) -> None:
     """Add the keys of the files that options name; keys of the launch line are not overwritten."""
     seen = set(source.keys)
     while True:

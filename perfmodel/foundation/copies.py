@@ -34,15 +34,15 @@ class Copies:
         E, k = float(self.slots), self.chosen
         m = min(self.top_groups, k)
         if self.groups == self.top_groups:
-            return P * (1.0 - _none_of(E, E / P, k))
+            return P * (1.0 - _probability_of_none(E, E / P, k))
         G = float(self.groups)
         pool = m * E / G - m
-        whole_groups = P * (1.0 - _none_of(G, G / P, m))
-        parts = m * np.maximum(P / G, 1.0) * (1.0 - (1.0 - G / np.maximum(P, G)) * _none_of(pool, E / P, k - m))
+        whole_groups = P * (1.0 - _probability_of_none(G, G / P, m))
+        parts = m * np.maximum(P / G, 1.0) * (1.0 - (1.0 - G / np.maximum(P, G)) * _probability_of_none(pool, E / P, k - m))
         return np.where(P <= G, whole_groups, parts)
 
 
-def _none_of(total: float, marked: Any, drawn: int) -> Any:
+def _probability_of_none(total: float, marked: Any, drawn: int) -> Any:
     """Return the probability to draw none of `marked` items: C(total - marked, drawn) / C(total, drawn), without replacement."""
     probability = np.ones_like(marked)
     for i in range(drawn):

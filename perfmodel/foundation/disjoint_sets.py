@@ -16,24 +16,24 @@ class DisjointSets(Generic[Item]):
     """
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
-        self._above: dict[Item, Item] = {item: item for item in items}
+        self._parents: dict[Item, Item] = {item: item for item in items}
 
     def find(self, item: Item) -> Item:
         """Return the representative of the item's set; an unknown item is added as a new set."""
-        above = self._above
-        above.setdefault(item, item)
-        while above[item] != item:
-            above[item] = above[above[item]]
-            item = above[item]
+        parents = self._parents
+        parents.setdefault(item, item)
+        while parents[item] != item:
+            parents[item] = parents[parents[item]]
+            item = parents[item]
         return item
 
     def join(self, item: Item, other: Item) -> None:
         """Merge the sets of two items; the representative of `other` becomes that of both."""
-        self._above[self.find(item)] = self.find(other)
+        self._parents[self.find(item)] = self.find(other)
 
     def __contains__(self, item: Item) -> bool:
-        return item in self._above
+        return item in self._parents
 
     def representatives(self) -> dict[Item, Item]:
         """Return the representative of every item."""
-        return {item: self.find(item) for item in self._above}
+        return {item: self.find(item) for item in self._parents}

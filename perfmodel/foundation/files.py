@@ -147,9 +147,9 @@ def _check_aliases(root: Any) -> None:
         if key not in sizes:
             open_nodes.add(key)
             parts = [part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,))]
-            below = [measure(part) for part in (parts if isinstance(node.value, list) else ())]
+            children = [measure(part) for part in (parts if isinstance(node.value, list) else ())]
             open_nodes.discard(key)
-            sizes[key] = 1 + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)
+            sizes[key] = 1 + sum(size for size, _ in children), 1 + max((depth for _, depth in children), default=0)
             if sizes[key][0] > MAX_NODES or sizes[key][1] > MAX_DEPTH:
                 raise InputError(
                     f"line {node.start_mark.line + 1}: aliases stand for more than {MAX_NODES:,} values or {MAX_DEPTH} levels; "

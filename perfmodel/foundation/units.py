@@ -201,8 +201,8 @@ def exact_quantity(value: float, kind: str) -> str:
         for digits in (f"{value / (factor * 10.0**power):.15g}", repr(float(value) / (factor * 10.0**power))):
             text = f"{digits} {unit}".strip()
             if "inf" not in digits and parse_quantity(text, kind) == value:
-                awkward = 4 * ("e" in digits) + 2 * (not 1 <= float(digits) < 1000)
-                candidates.append((len(digits) + awkward, len(text), text))
+                penalty = 4 * ("e" in digits) + 2 * (not 1 <= float(digits) < 1000)
+                candidates.append((len(digits) + penalty, len(text), text))
     base = next(unit for unit, scale in units.items() if scale == (1.0, 0))
     return min(candidates)[2] if candidates else f"{value!r} {base}".strip()
 

@@ -181,7 +181,7 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
         signature = inspect.signature(function)
         others = [name for name in signature.parameters if name not in chosen]
         positional = [name for name in others if signature.parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-        home = {name: group for group, words in chosen.items() for name in words.words()}
+        group_of_word = {name: group for group, words in chosen.items() for name in words.words()}
         short = {alias.strip("-"): name for words in chosen.values() for name, entry in words.words().items() for alias in entry.aliases}
         needed = [name for words in chosen.values() for name in words.needed.split()]
 
@@ -195,12 +195,12 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
             parts: dict[str, dict[str, Any]] = {group: {} for group in chosen}
             rest: dict[str, Any] = {}
             for name, value in given.items():
-                if name in home:
-                    parts[home[name]][name] = value
+                if name in group_of_word:
+                    parts[group_of_word[name]][name] = value
                 elif name in others:
                     rest[name] = value
                 else:
-                    remedy = f"; here it is {short[name]!r}" if name in short else suggest(name, [*others, *home])
+                    remedy = f"; here it is {short[name]!r}" if name in short else suggest(name, [*others, *group_of_word])
                     raise TypeError(f"{function.__name__}() has no argument {name!r}{remedy}")
             absent = [name for name in needed if name not in given]
             if absent:

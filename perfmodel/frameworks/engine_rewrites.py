@@ -59,8 +59,8 @@ def _calls(derivation: ShardedGraph) -> dict[str, tuple[Operator, str]]:
     calls = {}
     for op in derivation.graph.operators:
         if weight_of(op, derivation.graph) is not None:
-            of = first.setdefault((op.layer, op.inputs[0].tensor, derivation.needed[op.name, 0]), op)
-            calls[op.name] = (of, of.name)
+            first_operator = first.setdefault((op.layer, op.inputs[0].tensor, derivation.needed[op.name, 0]), op)
+            calls[op.name] = (first_operator, first_operator.name)
     return calls
 
 

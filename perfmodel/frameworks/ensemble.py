@@ -62,8 +62,8 @@ def likely_profiles(profile: ExecutionProfile) -> tuple[Likely, ...]:
     it.
     """
     if profile.fitted.num_runs:
-        return tuple(_about(profile))
-    return tuple(_known(profile)) if profile.known_as == GENERIC else ()
+        return tuple(_fitted_members(profile))
+    return tuple(_known_members(profile)) if profile.known_as == GENERIC else ()
 
 
 def known_families(*, without: Iterable[str] = ()) -> dict[str, list[ExecutionProfile]]:
@@ -112,13 +112,13 @@ def points_about(covariance: Array) -> Iterator[tuple[float, Array]]:
         yield 0.5, -column
 
 
-def _known(profile: ExecutionProfile) -> Iterator[Likely]:
+def _known_members(profile: ExecutionProfile) -> Iterator[Likely]:
     settings = FrameworkRef.parse(profile.name).settings
     for member in family_weights(known_families(), load_profile(GENERIC)):
         yield replace(member, profile=with_settings(member.profile, settings))
 
 
-def _about(profile: ExecutionProfile) -> Iterator[Likely]:
+def _fitted_members(profile: ExecutionProfile) -> Iterator[Likely]:
     constants = profile.fitted.constants
     for weight, point in points_about(np.array(profile.fitted.covariance, dtype=np.float64)):
         moved: dict[str, Any] = {}

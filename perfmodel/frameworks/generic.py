@@ -62,7 +62,7 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
     values["attention_rate_fraction"] = _attention_rate(known.values(), str(values["attention_kernel"]))
     values |= {name: profile.option(name) for profile in every if profile.name == MEMORY_ACCOUNT for name in ACCOUNTED}
     values["overlaps_gradients"] = ZERO_STAGES  # the delayed part is a share, which can be fitted
-    values |= {name: _most(known.values(), name) for name in _MOST}
+    values |= {name: _largest(known.values(), name) for name in _MOST}
     values |= SAFE_MEMORY | {name: type(values[name])(0) for name in _NOT_SHARED}  # type: ignore[call-arg]
     names = ", ".join(f"{name} ({', '.join(profile.name for profile in profiles)})" for name, profiles in sorted(known.items()))
     has_account = any(profile.name == MEMORY_ACCOUNT for profile in every)
@@ -134,7 +134,9 @@ def _attention_rate(families: Iterable[Sequence[ExecutionProfile]], kernel: str)
     """Return the mean of the families' rates of fused attention relative to `kernel`, including the rates of their generations."""
     generations = [calibration.attention_generations for calibration in map(load_calibration, list_calibrations())]
     rates = {
-        generation: float(np.exp(np.mean([np.log(of.get(generation, 1.0) / of.get(kernel, 1.0)) for of in generations if of])))
+        generation: float(
+            np.exp(np.mean([np.log(by_kernel.get(generation, 1.0) / by_kernel.get(kernel, 1.0)) for by_kernel in generations if by_kernel]))
+        )
         for generation in ATTENTION_KERNELS
     }
 
@@ -144,5 +146,5 @@ def _attention_rate(families: Iterable[Sequence[ExecutionProfile]], kernel: str)
     return _mean([[with_kernel(profile) for profile in profiles] for profiles in families], "attention_rate_fraction")
 
 
-def _most(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
+def _largest(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
     return max(_mean([profiles], name) for profiles in families)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 def group_of(groups: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the group of each option. groups: field of a record -> dataclass of the group."""
-    return MappingProxyType({option.name: group for group, of in groups.items() for option in fields(of)})
+    return MappingProxyType({option.name: group for group, group_type in groups.items() for option in fields(group_type)})
 
 
 def in_groups(values: Mapping[str, Any], groups: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

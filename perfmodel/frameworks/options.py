@@ -376,9 +376,13 @@ GROUPS: Mapping[str, Any] = MappingProxyType(
 GROUP_OF: Mapping[str, str] = group_of(GROUPS)
 """Option -> its group."""
 
-KIND_OF: Mapping[str, str] = MappingProxyType({option.name: str(option.type) for of in GROUPS.values() for option in fields(of)})
+KIND_OF: Mapping[str, str] = MappingProxyType(
+    {option.name: str(option.type) for group_type in GROUPS.values() for option in fields(group_type)}
+)
 """Option -> its type, as text."""
 
 
-OPTIONAL = frozenset(name for of in GROUPS.values() for name, option in of.__dataclass_fields__.items() if option.default is not MISSING)
+OPTIONAL = frozenset(
+    name for group_type in GROUPS.values() for name, option in group_type.__dataclass_fields__.items() if option.default is not MISSING
+)
 """Options that a file may leave out."""

@@ -191,7 +191,7 @@ def _profile_from(data: Mapping[str, Any], where: str) -> ExecutionProfile:
     """Return the profile of valid contents."""
     fields_of_profile, groups = in_groups({name: _value(name, value) for name, value in data.items()}, GROUP_OF)
     try:
-        return ExecutionProfile(**fields_of_profile, **{group: of(**groups.get(group, {})) for group, of in GROUPS.items()})
+        return ExecutionProfile(**fields_of_profile, **{group: group_type(**groups.get(group, {})) for group, group_type in GROUPS.items()})
     except InputError as error:
         raise InputError(f"{where}: {error} {fields_of_profile['name']}") from None
 

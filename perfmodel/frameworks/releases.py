@@ -153,13 +153,13 @@ def unlike_recipe(profile: ExecutionProfile, plan: Plan, chip: str) -> str:
         return ""
     recipe = stated[1]
     operators = set(operators_of(read_modules(recipe.recompute, "recompute"))) if recipe.recompute else set()
-    theirs = []
+    differences = []
     if str(plan.dispatcher) != recipe.dispatcher:
-        theirs.append(f"the dispatcher {recipe.dispatcher}")
+        differences.append(f"the dispatcher {recipe.dispatcher}")
     if operators and plan.recompute is not Recompute.FULL and not operators <= set(plan.recompute_operators):
-        theirs.append(f"recomputes {', '.join(recipe.recompute)}")
+        differences.append(f"recomputes {', '.join(recipe.recompute)}")
     named = f"the recipe of release {profile.release}" + ("" if recipe.model == ANY_MODEL else f" for {recipe.model}")
-    return f"{named} has {' and '.join(theirs)}: the plan does not" if theirs else ""
+    return f"{named} has {' and '.join(differences)}: the plan does not" if differences else ""
 
 
 def _stated_recipe(profile: ExecutionProfile, job: TrainingJob, chip: str) -> tuple[Releases, ReleaseRecipe] | None:

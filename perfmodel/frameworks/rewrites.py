@@ -83,7 +83,7 @@ def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
     if profile.kernels.fused_cross_entropy:
         operators |= _gradient_in_logits(graph, operators)
     if profile.activations.recomputes_gated_product:
-        operators |= _gated_products_again(graph, operators)
+        operators |= _recomputed_gated_products(graph, operators)
     traffic = {"rms_norm": profile.kernels.rms_norm_traffic, "rotary": profile.kernels.rotary_traffic}
     operators = {
         name: _more_traffic(op, graph, traffic[op.kind]) if traffic.get(op.kind, 1.0) != 1.0 else op for name, op in operators.items()
@@ -230,7 +230,7 @@ def _gradient_in_logits(graph: Graph, operators: Mapping[str, Operator]) -> dict
     return rewritten
 
 
-def _gated_products_again(graph: Graph, operators: Mapping[str, Operator]) -> dict[str, Operator]:
+def _recomputed_gated_products(graph: Graph, operators: Mapping[str, Operator]) -> dict[str, Operator]:
     """Return gates and the products that read them, where the gate's backward kernel recomputes its result instead of saving it.
 
     The product then holds the result only during its own backward pass.

@@ -51,4 +51,7 @@ def _factors() -> Mapping[str, Mapping[str, tuple[float, float]]]:
 
     path = resource_dir("strategies") / "serving_residuals.yaml"
     factors: Any = read_yaml(path).get("factors", {}) if path.is_file() else {}
-    return {key: {metric: (float(bounds["low"]), float(bounds["high"])) for metric, bounds in of.items()} for key, of in factors.items()}
+    return {
+        key: {metric: (float(bounds["low"]), float(bounds["high"])) for metric, bounds in metrics.items()}
+        for key, metrics in factors.items()
+    }

@@ -14,7 +14,7 @@ def cuts_alike(rules: RuleSet, other: RuleSet, model: TransformerConfig, attenti
     """Return whether both shard every operator of this model alike, where only these fine axes have more than one rank."""
     if rules.operators or other.operators:
         return _cuts(rules, model, attention, axes) == _cuts(other, model, attention, axes)
-    return _left_of_model(rules, model, axes) == _left_of_model(other, model, axes)
+    return _rules_for_model(rules, model, axes) == _rules_for_model(other, model, axes)
 
 
 def cuts_as(names: Iterable[str], rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> str:
@@ -22,7 +22,7 @@ def cuts_as(names: Iterable[str], rules: RuleSet, model: TransformerConfig, atte
     return next((name for name in names if cuts_alike(rules, load_rule_set(name), model, attention, axes)), "")
 
 
-def _left_of_model(rules: RuleSet, model: TransformerConfig, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
+def _rules_for_model(rules: RuleSet, model: TransformerConfig, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
     """Return the rules for this model without those of dims that it lacks, of a rule set without rules for single operators."""
     lacking = {name for names, has in _OF_SOME_MODELS if not has(model) for name in names}
     return {name: cut for name, cut in rules.among(axes).items() if name not in lacking}

@@ -229,8 +229,8 @@ class FrameworkRef:
     def parse(text: str) -> FrameworkRef:
         """Return the framework and settings of a text. Raises InputError for an unknown setting or value."""
         name = framework_named(text)
-        behind = text[len(name) :]
-        return FrameworkRef(name=name, settings=MappingProxyType(read_settings(behind[len(SEPARATOR) :]) if behind else {}))
+        suffix = text[len(name) :]
+        return FrameworkRef(name=name, settings=MappingProxyType(read_settings(suffix[len(SEPARATOR) :]) if suffix else {}))
 
     def __str__(self) -> str:
         return SEPARATOR.join([self.name, settings_text(self.settings)]) if self.settings else self.name

@@ -40,7 +40,7 @@ def lacking(operators: Sequence[str], model: TransformerConfig) -> str:
         "mlp": any(kind.feed_forward == "dense" for kind in model.layer_kinds),
         **dict.fromkeys(("moe_act", "moe"), model.experts is not None),
     }
-    return next((name for name, there in has.items() if not there and set(MODULES[name]) <= set(operators)), "")
+    return next((name for name, is_present in has.items() if not is_present and set(MODULES[name]) <= set(operators)), "")
 
 
 def useful_lists(model: TransformerConfig) -> tuple[tuple[str, ...], ...]:

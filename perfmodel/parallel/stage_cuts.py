@@ -75,12 +75,12 @@ def _by_cost(model: TransformerConfig, seq_len: int, precision: Precision, num_r
 
     def slowest(layers: tuple[int, ...]) -> float:
         taken = np.diff(until[np.cumsum([0, *layers])]).reshape(virtual_stages, num_ranks).sum(axis=0) + extra_costs
-        return float(_sharp(taken).sum())
+        return float(_eighth_power(taken).sum())
 
     return min(ways, key=slowest)
 
 
-def _sharp(taken: Array) -> Array:
+def _eighth_power(taken: Array) -> Array:
     """Return the eighth power of costs, whose sum approximates the maximum but depends on all terms.
 
     It is computed by products, because a power may differ between machines.
@@ -91,7 +91,7 @@ def _sharp(taken: Array) -> Array:
 
 
 def _balanced_stages(until: Array, extra_costs: Array, virtual_stages: int) -> tuple[int, ...]:
-    """Return the layers with the least sum of `_sharp` of the stages' costs, by dynamic programming.
+    """Return the layers with the least sum of `_eighth_power` of the stages' costs, by dynamic programming.
 
     until        cumulative cost of the layers before each layer, and of all
     extra_costs  costs of each rank in addition to layers (embedding, head), divided evenly among its stages
@@ -99,7 +99,7 @@ def _balanced_stages(until: Array, extra_costs: Array, virtual_stages: int) -> t
     of_stage = np.round(until[None, :] - until[:, None], 9)  # [first layer, layer after the last]; like layers are equal to the bit
     shared = extra_costs / virtual_stages
     # [layer after the last, first layer], the last first: ties go to fewer layers at the end
-    backwards = {extra: _sharp(np.where(of_stage >= 0, of_stage + extra, np.inf)).T[:, ::-1] for extra in set(shared.tolist())}
+    backwards = {extra: _eighth_power(np.where(of_stage >= 0, of_stage + extra, np.inf)).T[:, ::-1] for extra in set(shared.tolist())}
     nothing = np.diag(np.full(len(until), np.inf))[:, ::-1]
     ends = {extra: np.ascontiguousarray(powers) for extra, powers in backwards.items()}
     inner = {extra: powers + nothing for extra, powers in ends.items()}  # without stages that have no layers

@@ -369,7 +369,7 @@ def derive(
         if held is None:
             moves = _joint_moves(producer, left[tensor.name], reading)
         else:
-            moves = _moves_by_way_of(held.get(tensor.name), producer, left[tensor.name], reading)
+            moves = _moves_through_held(held.get(tensor.name), producer, left[tensor.name], reading)
         for move in moves:
             if move.phase is Pass.BACKWARD and not tensor.has_gradient:
                 continue
@@ -421,7 +421,7 @@ def _joint_moves(producer: Operator, left: Layout, reading: Sequence[_Reading]) 
         yield _Move(gradient, goal, Pass.BACKWARD, reading[0][0].layer, producer.name)
 
 
-def _moves_by_way_of(held: Held | None, producer: Operator, left: Layout, reading: Sequence[_Reading]) -> Iterator[_Move]:
+def _moves_through_held(held: Held | None, producer: Operator, left: Layout, reading: Sequence[_Reading]) -> Iterator[_Move]:
     """Yield the redistributions to the held layout of a tensor, and from there to each reader."""
     if held is not None:
         yield _Move(left, held.layout, Pass.FORWARD, producer.layer, producer.name)

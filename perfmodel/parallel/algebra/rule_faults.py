@@ -65,7 +65,9 @@ def _faults(rules: RuleSet) -> Iterator[str]:
             yield from (
                 f"{name}.{dim}: {name} has no such dim; it has {', '.join(sorted(known[name]))}" for dim in cuts if dim not in known[name]
             )
-    of_operators = list(dict.fromkeys(fault for graph in graphs for operator in graph.operators for fault in _of_operator(rules, operator)))
+    of_operators = list(
+        dict.fromkeys(fault for graph in graphs for operator in graph.operators for fault in _operator_faults(rules, operator))
+    )
     yield from of_operators
     if of_operators:
         return
@@ -76,7 +78,7 @@ def _faults(rules: RuleSet) -> Iterator[str]:
             yield str(error)
 
 
-def _of_operator(rules: RuleSet, operator: Operator) -> Iterator[str]:
+def _operator_faults(rules: RuleSet, operator: Operator) -> Iterator[str]:
     cut: dict[str, list[str]] = {}
     for dim in operator.dims:
         name = operator.logical_name(dim)
@@ -88,5 +90,5 @@ def _of_operator(rules: RuleSet, operator: Operator) -> Iterator[str]:
             yield f"{name}: cannot be cut ({why}); leave it out"
     for axis, dims in cut.items():
         if len(dims) > 1:
-            spoken = "tp" if axis in AXIS_PARTS["tp"] else axis
-            yield f"{spoken}: cuts {' and '.join(dims)}, which one operator has: an axis may cut one of its dims; leave the others whole"
+            label = "tp" if axis in AXIS_PARTS["tp"] else axis
+            yield f"{label}: cuts {' and '.join(dims)}, which one operator has: an axis may cut one of its dims; leave the others whole"

@@ -42,16 +42,16 @@ def issued_again(network: Graph, plan: Plan, run: tuple[int, int]) -> Callable[[
         return lambda row: False
     index_of = {operator.name: index for index, operator in enumerate(network.operators)}
     producers = network.producers()
-    of: dict[int, tuple[int, int]] = {}
+    run_of: dict[int, tuple[int, int]] = {}
     for start, end in runs:
         last = max((index for index in range(start, end) if network.operators[index].saved), default=-1)
-        of |= dict.fromkeys(range(start, end), (start, last))
+        run_of |= dict.fromkeys(range(start, end), (start, last))
 
     def again(row: NetworkTraffic) -> bool:
         index = index_of[row.operator]
-        if row.phase is Pass.BACKWARD or row.what == "gradient" or index not in of:
+        if row.phase is Pass.BACKWARD or row.what == "gradient" or index not in run_of:
             return False
-        start, last = of[index]
+        start, last = run_of[index]
         if row.what == "edge" and producers[row.tensor] == index:
             return index < last  # the redistribution to its held layout
         is_read_before = plan.recompute is Recompute.SELECTIVE and row.what == "edge" and producers[row.tensor] < start
