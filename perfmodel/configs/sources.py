@@ -86,7 +86,7 @@ def _keys_of_file(path: Path, wanted: str = "", text: str | None = None) -> dict
         elif path.suffix == ".json":
             data = json.loads(text)
         else:
-            data = parse_yaml(_without_tuple_tags(text), where=str(path))
+            data = parse_yaml(text.replace("!!python/tuple", ""), where=str(path))  # tuples become lists
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
@@ -94,11 +94,6 @@ def _keys_of_file(path: Path, wanted: str = "", text: str | None = None) -> dict
     if not isinstance(data, Mapping):
         raise InputError(f"{one_line(path, 200)}: must hold a mapping of fields at the top; give a config of a framework")
     return dict(flattened(data))
-
-
-def _without_tuple_tags(text: str) -> str:
-    """Return YAML without the tags of Python tuples, which are then read as lists."""
-    return text.replace("!!python/tuple", "")
 
 
 def flattened(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

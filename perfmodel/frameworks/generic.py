@@ -62,7 +62,7 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
     values["attention_rate_fraction"] = _attention_rate(known.values(), str(values["attention_kernel"]))
     values |= {name: profile.option(name) for profile in every if profile.name == MEMORY_ACCOUNT for name in ACCOUNTED}
     values["overlaps_gradients"] = ZERO_STAGES  # the delayed part is a share, which can be fitted
-    values |= {name: _largest(known.values(), name) for name in _MOST}
+    values |= {name: max(_mean([profiles], name) for profiles in known.values()) for name in _MOST}
     values |= SAFE_MEMORY | {name: type(values[name])(0) for name in _NOT_SHARED}  # type: ignore[call-arg]
     names = ", ".join(f"{name} ({', '.join(profile.name for profile in profiles)})" for name, profiles in sorted(known.items()))
     has_account = any(profile.name == MEMORY_ACCOUNT for profile in every)
@@ -144,7 +144,3 @@ def _attention_rate(families: Iterable[Sequence[ExecutionProfile]], kernel: str)
         return profile.having(attention_rate_fraction=profile.rates.attention_rate_fraction * rates[profile.kernels.attention_kernel])
 
     return _mean([[with_kernel(profile) for profile in profiles] for profiles in families], "attention_rate_fraction")
-
-
-def _largest(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
-    return max(_mean([profiles], name) for profiles in families)

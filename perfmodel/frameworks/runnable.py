@@ -123,19 +123,6 @@ RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
     "offloads": (*OFFLOADS, "optimizer,parameters"),
 }
 
-#: Optional fields of a file, with the defaults of `Runs`.
-MAY_BE_LEFT_OUT = (
-    "rules",
-    "flex",
-    "recompute_modules",
-    "sharded_bases",
-    "axes_of_bases",
-    "zero_beside_axes",
-    "offloads",
-    "default_recompute",
-    "context_forms",
-)
-
 
 def _listed(values: Sequence[int | str]) -> str:
     *first, last = map(str, values) if values else ("none",)

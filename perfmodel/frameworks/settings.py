@@ -124,26 +124,6 @@ def _release(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return replace(profile, release=str(value))
 
 
-def _permutes(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(permutes_in_exchange=value) if isinstance(value, bool) else profile
-
-
-def _fused_experts(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(fuses_experts=value) if isinstance(value, bool) else profile
-
-
-def _shared_experts(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(hides_shared_experts=value) if isinstance(value, bool) else profile
-
-
-def _low_rows(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(sends_low_rows=value) if isinstance(value, bool) else profile
-
-
-def _low_weights(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(gathers_low_weights=value) if isinstance(value, bool) else profile
-
-
 def _mixed_precision(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     """Apply Composer's modes: DEFAULT gathers bf16 and reduces fp32, PURE both in bf16 (`composer/distributed`, `get_mixed_precision`)."""
     return profile.having(reduce_dtype="fp32") if value == "DEFAULT" else profile
@@ -304,11 +284,11 @@ CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = 
     "tp_async": _tp_async,
     "moe_overlap": _exchanges,
     "delayed_weight_gradients": _delayed_weight_gradients,
-    "hybridep": _permutes,
-    "fused_experts": _fused_experts,
-    "moe_shared_overlap": _shared_experts,
-    "fp8_dispatch": _low_rows,
-    "fp8_params": _low_weights,
+    "hybridep": _switch("permutes_in_exchange"),
+    "fused_experts": _switch("fuses_experts"),
+    "moe_shared_overlap": _switch("hides_shared_experts"),
+    "fp8_dispatch": _switch("sends_low_rows"),
+    "fp8_params": _switch("gathers_low_weights"),
     "attention_kernel": _attention_kernel,
     "cp_form": _context_form,
     "fp8_recipe": _fp8_recipe,
