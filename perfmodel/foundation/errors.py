@@ -84,7 +84,7 @@ def shown(value: object) -> str:
     brief.maxstring = brief.maxother = brief.maxlong = 60
     try:
         return one_line(brief.repr(value))
-    except (ValueError, RecursionError):  # an integer of more digits than Python writes
+    except (ValueError, RecursionError):  # an integer with more digits than Python converts
         return f"a {type(value).__name__} too long to show"
 
 
@@ -92,7 +92,7 @@ def plain_text(value: object) -> str:
     """Return `str(value)`, or the type of a value that Python cannot convert."""
     try:
         return str(value)
-    except (ValueError, RecursionError):  # an integer of more digits than Python writes
+    except (ValueError, RecursionError):  # an integer with more digits than Python converts
         return f"a {type(value).__name__} too long to show"
 
 

@@ -24,7 +24,7 @@ from perfmodel.parallel.layout import ZERO_STAGES
 #: Properties of one cluster, not of a framework.
 _NOT_SHARED = frozenset({"host_layer_time_per_tp_across_nodes", "places_layers_by_cost"})
 
-#: Options that only one framework's allocator needs: delays of its own collectives and accumulators.
+#: Behaviour that was measured in one framework's allocator only: delays that its own collectives and accumulators cause.
 SAFE_MEMORY = {
     "delayed_collectives": 0.0,
     "waiting_gradient_fraction": 0.0,
@@ -32,7 +32,7 @@ SAFE_MEMORY = {
 }
 
 #: Options that together determine the memory of weights, gradients and optimizer states. They are those of one framework, because a mixture
-#: would need more or less memory than any framework: torch's own, which most training loops use. If it is left out, each is that of most.
+#: would need more or less memory than any framework: torch's own, which most training loops use. Without it, each is the most common value.
 MEMORY_ACCOUNT = "torch-fsdp2"
 ACCOUNTED = ("stores_master_weights", "accumulate_dtype", "zero2_stores_shards")
 

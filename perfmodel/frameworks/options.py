@@ -242,7 +242,8 @@ class CommunicationOptions:
     pp_overlap                        pipeline sends overlap with compute in the steady state
     scatters_pipeline_sends           activations replicated over tp are sent in tp parts and gathered (Megatron's scatter-gather)
     hides_exchanges                   the exchanges of rows with experts of one micro-batch overlap with the passes of another
-    hides_shared_experts              operators of a layer that do not depend on exchanged rows, or lead to them, overlap with the exchange
+    hides_shared_experts              operators of a layer that neither lead to exchanged rows nor depend on them overlap with the exchange
+
     sends_low_rows                    rows are sent to experts in the precision of their products, if the recipe supports it (DeepEP)
     gathers_low_weights               weights are gathered and stored in that precision alone (TransformerEngine's primary weights, torchao)
     reduces_tp_gradients_first        with sharded weights, a full gradient that is partial over tp is all-reduced over tp by itself, before

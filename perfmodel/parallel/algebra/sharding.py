@@ -185,7 +185,7 @@ def _common_prefix(have: tuple[str, ...], want: tuple[str, ...]) -> int:
     return common
 
 
-class Chunks(NamedTuple):
+class HeldChunks(NamedTuple):
     """Chunks of a position that a chip holds.
 
     Of the cut over `axes` it holds the chunks of all chips along `free`, and of these its part of a cut over `further`.
@@ -196,7 +196,7 @@ class Chunks(NamedTuple):
     further: tuple[str, ...] = ()
 
 
-def chunks_between(source: Layout, target: Layout, steps: Sequence[Step]) -> tuple[tuple[Chunks, Chunks], ...]:
+def chunks_between(source: Layout, target: Layout, steps: Sequence[Step]) -> tuple[tuple[HeldChunks, HeldChunks], ...]:
     """Return the chunks of each position that a chip holds after slices and reduce-scatter, and after the all-to-all.
 
     This is inside the common outer cuts of the two layouts. A position that only loses cuts holds the chunks of the axes that are already
@@ -214,13 +214,13 @@ def chunks_between(source: Layout, target: Layout, steps: Sequence[Step]) -> tup
         lost, new = have[common:], want[common:]
         fresh = tuple(axis for axis in new if axis not in source.cut_axes)
         if not lost:
-            chunks.append((Chunks(want, free=tuple(axis for axis in new if axis in exchange)), Chunks(want)))
+            chunks.append((HeldChunks(want, free=tuple(axis for axis in new if axis in exchange)), HeldChunks(want)))
         elif not new:
-            chunks.append((Chunks(have), Chunks(have, free=tuple(axis for axis in lost if axis in exchange))))
+            chunks.append((HeldChunks(have), HeldChunks(have, free=tuple(axis for axis in lost if axis in exchange))))
         elif exchange.issuperset(lost + new):
-            chunks.append((Chunks(have, further=fresh), Chunks(want, further=tuple(axis for axis in lost if axis in gather))))
+            chunks.append((HeldChunks(have, further=fresh), HeldChunks(want, further=tuple(axis for axis in lost if axis in gather))))
         else:
-            chunks.append((Chunks(have, further=tuple(axis for axis in fresh if axis in scatter)),) * 2)
+            chunks.append((HeldChunks(have, further=tuple(axis for axis in fresh if axis in scatter)),) * 2)
     return tuple(chunks)
 
 
