@@ -150,11 +150,10 @@ def make_plan(
     profile: str = 'megatron',
     calibration: str = '',
 ) -> Plan:
-    """A complete plan from what is given; the rest takes the documented defaults.
+    """Make a complete plan from the given knobs and the documented defaults.
 
-    What is left out is 1; chips that no degree names go to dp_replicate, or to dp_shard when a ZeRO stage is asked for.
-    dp_shard without a ZeRO stage means stage 3 (FSDP). Without rules they are Megatron's, with sequence parallelism where tp > 1 unless
-    that is said.
+    Degrees that are left out are 1. Remaining chips go to dp_replicate, or to dp_shard if a ZeRO stage is given. dp_shard without a ZeRO
+    stage means stage 3 (FSDP). The default rules are Megatron's, with sequence parallelism if tp > 1, unless the switch is given.
 
     Args:
         pp: Pipeline-parallel degree.
@@ -182,13 +181,13 @@ def make_plan(
 def read_plan(
     path: str | Path,
 ) -> Plan:
-    """The plan in a strategy file; a bare name is looked up among the shipped ones."""
+    """Return the plan of a plan file; a bare name is that of a shipped plan."""
 
 def write_plan(
     plan: Plan,
     path: str | Path,
 ) -> None:
-    """Write a strategy file: to a temporary name, then renamed."""
+    """Write a plan file atomically: to a temporary name, then renamed."""
 
 def audit_plan(
     plan: Plan | str | Path,
@@ -1630,12 +1629,12 @@ def serve_several(
     """
 
 def list_engines() -> tuple[str, ...]:
-    """Names of the engines that ship."""
+    """Return the names of the shipped engines."""
 
 def load_engine(
     name: str | Path | Engine = 'vllm',
 ) -> Engine:
-    """A shipped engine by name, or a user's own by path, which is read again where its file changed."""
+    """Return a shipped engine by name, or a user's by path, which is read again if its file changed."""
 
 def import_graph(
     module: str | Callable[[], Any],

@@ -19,7 +19,7 @@ from lab.pase.plot import Bar, figure_bars, figure_object, figure_table, plot_fi
 from perfmodel.cli.options import check_figure
 from perfmodel.cli.output import Form, Output, Progress, show
 from perfmodel.foundation.errors import bad_field
-from perfmodel.foundation.values import several, whole
+from perfmodel.foundation.values import read_integer, several
 from perfmodel.planner.pase.graph import load_pase_graph
 from perfmodel.planner.pase.search import run_pase
 from perfmodel.report.document import Block, Document, Text
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if options.plot is not None:
         check_figure(options.plot)
-    counts = [whole(each, "devices", most=10**7) for each in several(options.devices)]
+    counts = [read_integer(each, "devices", most=10**7) for each in several(options.devices)]
     if not counts:
         raise bad_field("devices", "", "must name at least one number", "write 32 or 4,8,16,32,64")
     names = options.graph or list(PUBLISHED_TIMES)

@@ -13,7 +13,7 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.values import whole
+from perfmodel.foundation.values import read_integer
 from perfmodel.foundation.words import Words, given_words, word
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
@@ -94,7 +94,7 @@ def explore(
         elif sensitivity:
             document = _sensitivity({**words, "search": search}, files)
         else:
-            points = None if wanted.points is None else whole(wanted.points, "points")
+            points = None if wanted.points is None else read_integer(wanted.points, "points")
             document = _explore({**words, "vary": wanted.vary, "points": points, "search": search, "shares": shares}, files, progress)
     files.write_csv(document)
     show(replace(document, blocks=lambda: chain(document.blocks(), files.written(output))), output)

@@ -90,7 +90,7 @@ def search(
     --chips 64..1024 (doubled). --by and --budget size the cluster: the front of time and cost over clusters, chips (left out: powers of
     two) and plans. Exit code 2 when nothing fits or meets them; Ctrl-C shows the best so far.
     """
-    from perfmodel.foundation.values import whole
+    from perfmodel.foundation.values import read_integer
     from perfmodel.parallel.prediction import NotPredicted, first_reasons
     from perfmodel.verbs.configs import start_from
     from perfmodel.verbs.objects import searches_object
@@ -134,7 +134,7 @@ def search(
                 maximum,
                 objective=ranking.objective,
                 run=asked_run,
-                top=whole(ranking.top, "top"),
+                top=read_integer(ranking.top, "top"),
                 headroom=headroom,
                 risk=allowed,
                 ties=near,

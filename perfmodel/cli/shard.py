@@ -14,7 +14,7 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import InputError, bad_field, whole_number
-from perfmodel.foundation.values import optional_share, whole
+from perfmodel.foundation.values import optional_share, read_integer
 from perfmodel.foundation.words import Words, given_words, word, words_of
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
@@ -92,7 +92,7 @@ def shard(
             zero=knobs.zero,
             save=save,
         )
-        _by_pase_cost(network, 2 if asked.chips is None else whole(asked.chips, "chips"), inputs, output)
+        _by_pase_cost(network, 2 if asked.chips is None else read_integer(asked.chips, "chips"), inputs, output)
         return
     places = options.with_chip([asked.cluster] if asked.cluster else [], chip)
     if len(places) > 1:

@@ -43,12 +43,14 @@ def sweep(
     Computed points are kept in FILE.parts: after an interruption, or a change of the study, the same command computes the rest. A point
     that cannot be computed is a row with its reason. Exit code 2 where that is every point.
     """
-    from perfmodel.foundation.values import whole
+    from perfmodel.foundation.values import read_integer
     from perfmodel.verbs.sweep import run_sweep
 
     try:
         with Progress("sweep") as progress:
-            found = run_sweep(study, out=out, jobs=None if jobs is None else whole(jobs, "jobs"), engine=scheduler, progress=progress.step)
+            found = run_sweep(
+                study, out=out, jobs=None if jobs is None else read_integer(jobs, "jobs"), engine=scheduler, progress=progress.step
+            )
     except KeyboardInterrupt:
         if output.is_text:
             print(f"computed points are kept in {out}.parts; the same command computes the rest", file=sys.stderr)

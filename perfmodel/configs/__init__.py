@@ -1,4 +1,4 @@
 """Configuration files of training frameworks and serving engines: read as a job and a plan, and written from a plan.
 
-A framework is a table of keys (strategies/configs/*.yaml); `read.py` reads by it and `write.py` writes by it.
+Each framework has a table of keys (strategies/configs/*.yaml), by which `read.py` reads and `write.py` writes.
 """

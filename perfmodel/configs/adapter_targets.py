@@ -1,7 +1,7 @@
-"""Modules that adapters are attached to, as frameworks name them: names, wildcards and regular expressions over module paths.
+"""Target modules of adapters in the notation of frameworks: names, wildcards and regular expressions over module paths.
 
-PEFT compares a list of names with the end of a module's path and a string with the whole of it (`re.fullmatch`); NeMo Automodel's names
-may hold `*`. Here they are compared with the paths that transformers and Megatron-Core give to the linear operators of a layer.
+PEFT matches a list of names with the end of a module's path, and a string with the whole path (`re.fullmatch`). NeMo Automodel's names may
+contain `*`. This module matches them with the paths of a layer's linear operators in transformers and Megatron-Core.
 
 Sources: PEFT 0.21 tuners/tuners_utils.py (check_target_module_exists) and utils/constants.py; Automodel
 nemo_automodel/components/_peft/module_matcher.py.
@@ -27,7 +27,7 @@ _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "model.
 _QKV = ("self_attn.qkv_proj", "self_attention.query_key_value", "attn.c_attn", "attn.Wqkv", "self_attn.W_pack", "self_attention.linear_qkv")
 _GATE_UP = ("mlp.gate_up_proj", "mlp.linear_fc1")
 _SHARED = ("mlp.shared_expert", "mlp.shared_experts")
-#: Linear operator of a layer -> modules that it is, or is a part of. Any other has its own name.
+#: Linear operator of a layer -> modules that contain it. The module of any other operator has the operator's name.
 _MODULES: Mapping[str, tuple[str, ...]] = {
     "q_proj": ("self_attn.q_proj", *_QKV),
     "q_gate_proj": ("self_attn.q_proj", *_QKV),
@@ -51,7 +51,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "out_proj": ("linear_attn.out_proj", "mixer.out_proj"),
     "in_proj": ("mixer.in_proj",),
 }
-#: model_type -> modules that PEFT attaches LoRA to where a configuration names none.
+#: model_type -> default target modules of PEFT.
 _PEFT_DEFAULTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama", "llama4", "mistral", "mixtral", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"), ("q_proj", "v_proj")),
     **dict.fromkeys(("opt", "gptj", "stablelm"), ("q_proj", "v_proj")),
@@ -65,12 +65,12 @@ _USUAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 
 def adapter_targets(modules: Any, model: Any = None) -> list[str] | None:
-    """Return the linear operators that a framework's list of modules names; None where they are all of them.
+    """Return the linear operators of a framework's list of target modules; None for all linear operators.
 
     modules   a list, names with commas, or one regular expression
-    model     what the modules are of: a name, a path or a model; the usual operators of a layer where it is unknown
+    model     name, path or model that has the modules; for an unknown model the usual operators of a layer are taken
 
-    Modules of vision towers, embeddings and routers are left out. What matches nothing is returned as it stands, for the job to refuse.
+    Modules of vision towers, embeddings and routers are left out. A list without matches is returned unchanged, and the job refuses it.
     """
     if isinstance(modules, str) and _SIGNS.search(modules) and modules not in _ALL:
         targets, is_expression = [modules], True
@@ -79,14 +79,14 @@ def adapter_targets(modules: Any, model: Any = None) -> list[str] | None:
     if any(target in _ALL for target in targets):
         return None
     operators, num_layers = _operators(model)
-    found = [name for target in targets for name in operators if _matches(target, name, num_layers, is_expression=is_expression)]
-    return list(dict.fromkeys(found)) or targets
+    names = [name for target in targets for name in operators if _matches(target, name, num_layers, is_expression=is_expression)]
+    return list(dict.fromkeys(names)) or targets
 
 
 def peft_targets(model: Any) -> list[str] | None:
-    """Return the modules that PEFT attaches LoRA to by default; None for models that it has no default for."""
-    found = _found(model)
-    return None if found is None else list(_PEFT_DEFAULTS.get(found.architecture, ())) or None
+    """Return the default target modules of PEFT; None for models without a default."""
+    config = _model_config(model)
+    return None if config is None else list(_PEFT_DEFAULTS.get(config.architecture, ())) or None
 
 
 def _names(modules: Any) -> list[str]:
@@ -95,12 +95,12 @@ def _names(modules: Any) -> list[str]:
 
 
 def _operators(model: Any) -> tuple[tuple[str, ...], int]:
-    """Linear operators of a layer of a model, and its number of layers."""
-    found = _found(model)
-    return (_USUAL, 1) if found is None else (linear_operators(found), found.num_hidden_layers)
+    """Return the linear operators of a model's layer, and its number of layers."""
+    config = _model_config(model)
+    return (_USUAL, 1) if config is None else (linear_operators(config), config.num_hidden_layers)
 
 
-def _found(model: Any) -> TransformerConfig | None:
+def _model_config(model: Any) -> TransformerConfig | None:
     try:
         return model if isinstance(model, TransformerConfig) else load_model(str(model))
     except InputError:
@@ -116,8 +116,8 @@ def _matches(target: str, operator: str, num_layers: int, *, is_expression: bool
     if target == operator:
         return True
     if "experts" in operator and "experts" not in target:
-        return False  # one tensor for all experts is a parameter, no module: its own name is needed
-    if "*" in target:  # a pattern of one model's modules, whose products are not fused: *up_proj is not gate_up_proj
+        return False  # the tensor of all experts is a parameter, not a module: only its own name matches
+    if "*" in target:  # a pattern for modules without fused products: *up_proj does not match gate_up_proj
         return fnmatchcase(next(_paths(operator, 1)), target)
     return any(path.endswith(f".{target}") for path in _paths(operator, 1))
 

@@ -1,4 +1,4 @@
-"""Arithmetic of config tables, shell scripts and Python configs: numbers, names, comparisons and a few functions; nothing is executed."""
+"""Evaluator of expressions in config tables, shell scripts and Python configs: arithmetic, comparisons, a few functions; no execution."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Unknown(Exception):
 
 
 def evaluate(expression: str, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] = _FUNCTIONS) -> Any:
-    """Return the value of an expression, or None where a name that it needs has no value.
+    """Return the value of an expression, or None if a required name has no value.
 
-    `and`, `or` and `==` take names without a value as None; arithmetic does not.
+    `and`, `or` and `==` treat names without a value as None; arithmetic does not.
     """
     try:
         return value_of(_parsed(expression), names, {**_FUNCTIONS, **functions})
@@ -68,10 +68,10 @@ def _parsed(expression: str) -> ast.expr:
 
 
 def value_of(node: ast.expr, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] = _FUNCTIONS) -> Any:
-    """Return the value of a parsed expression. Raises Unknown for what is not arithmetic."""
+    """Return the value of a parsed expression. Raises Unknown for a node that is not arithmetic."""
 
-    def value(each: ast.expr) -> Any:
-        return value_of(each, names, functions)
+    def value(operand: ast.expr) -> Any:
+        return value_of(operand, names, functions)
 
     match node:
         case ast.Constant():
@@ -79,7 +79,7 @@ def value_of(node: ast.expr, names: Mapping[str, Any], functions: Mapping[str, C
         case ast.Name() | ast.Attribute():
             return names.get(ast.unparse(node))
         case ast.Tuple() | ast.List():
-            return [value(each) for each in node.elts]
+            return [value(element) for element in node.elts]
         case ast.Dict(keys=keys) if None not in keys:
             return {value(key): value(entry) for key, entry in zip(keys, node.values, strict=True) if key is not None}
         case ast.BinOp(op=op) if type(op) in _BINARY:
@@ -89,12 +89,12 @@ def value_of(node: ast.expr, names: Mapping[str, Any], functions: Mapping[str, C
         case ast.UnaryOp(op=ast.Not()):
             return not value(node.operand)
         case ast.BoolOp(op=op):
-            found = None
-            for each in node.values:
-                found = value(each)
-                if bool(found) is isinstance(op, ast.Or):
+            result = None
+            for operand in node.values:
+                result = value(operand)
+                if bool(result) is isinstance(op, ast.Or):
                     break
-            return found
+            return result
         case ast.Compare():
             left = value(node.left)
             for comparison, right in zip(node.ops, map(value, node.comparators), strict=True):
@@ -119,10 +119,10 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _checked(found: Any) -> Any:
+def _checked(result: Any) -> Any:
     """Refuse numbers and texts that grow without bound."""
-    if isinstance(found, int) and found.bit_length() > 4 * _MOST_DIGITS:
+    if isinstance(result, int) and result.bit_length() > 4 * _MOST_DIGITS:
         raise Unknown
-    if isinstance(found, (str, list)) and len(found) > 1 << 16:
+    if isinstance(result, (str, list)) and len(result) > 1 << 16:
         raise Unknown
-    return found
+    return result

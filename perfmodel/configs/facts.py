@@ -1,4 +1,4 @@
-"""A plan as facts: what the tables' expressions of exported keys are made of."""
+"""Facts of a plan: the names in a table's expressions for exported keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfmodel.parallel.stage_cuts import default_stage_layers
 def facts_of_plan(plan: Plan, *, chips_per_node: int, model_id: str) -> dict[str, Any]:
     """Return the facts of a plan.
 
-    model_id   how the framework finds the model: a hub id, or its name
+    model_id   identifier of the model in the framework: a hub id, or its name
     """
     job, layout, model = plan.job, plan.layout, plan.job.transformer
     per_node = min(chips_per_node, plan.num_chips)
@@ -40,10 +40,10 @@ def facts_of_plan(plan: Plan, *, chips_per_node: int, model_id: str) -> dict[str
         "virtual_stages": plan.virtual_stages,
         "schedule": str(plan.schedule),
         "stage_layers": list(plan.stage_layers),
-        "even_stages": len(set(plan.stage_layers)) == 1 and plan.stage_layers == _default_stages(plan),
+        "even_stages": len(set(plan.stage_layers)) == 1 and plan.stage_layers == default_stage_layers(job, layout.pp, plan.virtual_stages),
         "recompute": str(plan.recompute),
         "recompute_operators": list(plan.recompute_operators),
-        "recompute_modules": [name for name, own in MODULES.items() if set(own) <= set(plan.recompute_operators)],
+        "recompute_modules": [name for name, operators in MODULES.items() if set(operators) <= set(plan.recompute_operators)],
         "attention": str(plan.attention),
         "precision": str(job.precision),
         "fp8": str(job.precision).startswith(("fp8", "mxfp8")),
@@ -66,11 +66,7 @@ def facts_of_plan(plan: Plan, *, chips_per_node: int, model_id: str) -> dict[str
     return facts
 
 
-def _default_stages(plan: Plan) -> tuple[int, ...]:
-    return default_stage_layers(plan.job, plan.layout.pp, plan.virtual_stages)
-
-
-#: Fact -> parts of the step time and classes of memory that it decides: the numbers behind an option.
+#: Fact -> parts of the step time and classes of memory that it determines, for the comment of an option.
 DECIDES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tp": (("tensor_parallel_communication",), ("weights",)),
     "sequence_parallel": (("tensor_parallel_communication",), ("activations",)),

@@ -1,7 +1,7 @@
 """Files that start a job: shell scripts, tasks of SkyPilot and objects of Kubernetes, by the tables in strategies/launchers.
 
-A table has the name of the file, shell lines before the command, what the launcher cannot express, and the document around the script as a
-template: texts with expressions in braces, and `=expression` for other values.
+A table has the name of the file, shell lines before the command, and rules for plans that the launcher cannot express. It may have the
+document around the script as a template: texts with expressions in braces, and `=expression` for other values.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _STARTERS = ("accelerate", "python", "deepspeed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """How one launcher is written.
+    """Form of the files of one launcher.
 
     file            name of the file
-    source          where its keys are documented
-    engines         engines that it serves; none: it starts training jobs
+    source          documentation of its keys
+    engines         serving engines that it starts; none: it starts training jobs
     joins_nodes     whether it joins the nodes of a replica itself, without options of the engine
     header, setup   lines of the script, before the comments and before the command; prefix: of the command
-    embeds          whether the document has the configs in itself, as `configs`; copies: the command that fetches them
-    let             names for the template; cannot, lossy: plans that the launcher cannot express, or expresses otherwise
+    embeds          whether the document contains the configs, as `configs`; copies: command that fetches them
+    let             names for the template; cannot, lossy: rules for plans that it cannot express, or expresses differently
     document        template of a YAML document around the script; None: the script is the file
     """
 
@@ -57,26 +57,26 @@ class Launcher:
 
 @lru_cache(maxsize=1)
 def load_launchers() -> Mapping[str, Launcher]:
-    """Every launcher by its name."""
-    found = {}
+    """Return every launcher by name."""
+    launchers = {}
     for path in sorted((resource_dir("strategies") / "launchers").glob("*.yaml")):
         content = read_yaml(path)
-        cannot, lossy = ([FactRule(**each) for each in content.pop(name, ())] for name in ("cannot", "lossy"))
-        found[path.stem] = Launcher(name=path.stem, cannot=cannot, lossy=lossy, **content)
-    return found
+        cannot, lossy = ([FactRule(**rule) for rule in content.pop(name, ())] for name in ("cannot", "lossy"))
+        launchers[path.stem] = Launcher(name=path.stem, cannot=cannot, lossy=lossy, **content)
+    return launchers
 
 
 def launcher_named(name: str) -> Launcher:
     """Return a launcher of training jobs. Raises InputError."""
-    known = {each.name: each for each in load_launchers().values() if not each.engines}
+    known = {launcher.name: launcher for launcher in load_launchers().values() if not launcher.engines}
     if name not in known:
         raise bad_field("launcher", name, "is not known", f"use {', '.join(known)}")
     return known[name]
 
 
 def server_named(name: str, engine: str) -> Launcher:
-    """Return what a serving plan is written for. Raises InputError where it does not start the engine."""
-    known = {each.name: each for each in load_launchers().values() if each.engines}
+    """Return the launcher of a serving plan. Raises InputError if it does not start the engine."""
+    known = {launcher.name: launcher for launcher in load_launchers().values() if launcher.engines}
     if name not in known:
         rule = "is nothing that serving plans are written for"
         raise bad_field("to", name, rule, f"use one of {', '.join(known)}")
@@ -87,18 +87,18 @@ def server_named(name: str, engine: str) -> Launcher:
 
 
 def command_line(program: str, *, nodes: int, per_node: int, has_flags: bool) -> str:
-    """The command that starts a program on the chips of a node: the same under every launcher.
+    """Return the command that starts a program on the chips of a node, the same for every launcher.
 
     HEAD_NODE and NODE_RANK are variables of the script or of the environment.
     """
     head, command = "${HEAD_NODE:-localhost}", program
     if not program.startswith(_STARTERS):
-        meeting = f" --rdzv_backend c10d --rdzv_endpoint {head}:29500" if nodes > 1 else ""
-        command = f"torchrun --nnodes {nodes} --nproc_per_node {per_node}{meeting} {program}"
+        rendezvous = f" --rdzv_backend c10d --rdzv_endpoint {head}:29500" if nodes > 1 else ""
+        command = f"torchrun --nnodes {nodes} --nproc_per_node {per_node}{rendezvous} {program}"
     elif program.startswith("accelerate") and nodes > 1:
-        rank = "--machine_rank ${NODE_RANK:-0} --rdzv_backend c10d"  # c10d gives ranks itself where NODE_RANK is not set
-        meeting = f"{rank} --main_process_ip {head} --main_process_port 29500"
-        command = program.replace("accelerate launch", f"accelerate launch {meeting}")
+        rank = "--machine_rank ${NODE_RANK:-0} --rdzv_backend c10d"  # c10d assigns ranks itself if NODE_RANK is not set
+        rendezvous = f"{rank} --main_process_ip {head} --main_process_port 29500"
+        command = program.replace("accelerate launch", f"accelerate launch {rendezvous}")
     return f'{command} "${{ARGS[@]}}"' if has_flags else command
 
 
@@ -111,7 +111,7 @@ def launch_file(
     configs: Mapping[str, str],
     names: Mapping[str, Any],
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The files of a job, the one that starts it last, and notes. Raises InputError for what the launcher cannot express.
+    """Return the files of a job, with the script that starts it last, and notes. Raises InputError if the launcher cannot express the plan.
 
     flags     name, value and comment of each option of the program
     header    comments
@@ -138,15 +138,15 @@ def launch_file(
 def script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     """Return the script that a SkyPilot task or a Kubernetes list with a TrainJob starts, and the files of its ConfigMaps by name.
 
-    keys   of the document, dotted
+    keys   dotted keys of the document
     """
     if isinstance(keys.get("run"), str) and {"num_nodes", "resources.accelerators"} & set(keys):
         return keys["run"], {}
     items = keys.get("items")
     files: dict[str, str] = {}
     script = ""
-    for each in items if isinstance(items, list) and keys.get("kind") == "List" else ():
-        match each:
+    for item in items if isinstance(items, list) and keys.get("kind") == "List" else ():
+        match item:
             case {"kind": "ConfigMap", "data": {**data}}:
                 files |= {str(name): str(text) for name, text in data.items()}
             case {"kind": "TrainJob", "spec": {"trainer": {"command": [*_, str(last)]}}}:
@@ -157,12 +157,12 @@ def script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
 def server_files(
     launcher: Launcher, workers: Sequence[Mapping[str, Any]], *, header: Sequence[str], names: Mapping[str, Any]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The files of a service, and notes: a script for each kind of worker, or one document for all.
+    """Return the files of a service, and notes: a script for each kind of worker, or one document for all.
 
     workers   facts of each kind: role, replicas, chips, command, options, notes, ...
-    names     facts of the service; those of a kind of worker are also `decode.replicas`, `prefill.replicas`
+    names     facts of the service; facts of workers are added as `decode.replicas`, `prefill.replicas`
     """
-    of_role = {f"{each['role'] or 'decode'}.{name}": value for each in workers for name, value in each.items()}
+    of_role = {f"{worker['role'] or 'decode'}.{name}": value for worker in workers for name, value in worker.items()}
     names = launch_names(launcher, {**names, **of_role, "workers": workers})
     if launcher.document is not None:
         return {filled(launcher.file, names): manifest(launcher, names, header=header)}, launch_notes(launcher, names)
@@ -175,15 +175,15 @@ def server_files(
 
 
 def launch_names(launcher: Launcher, names: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts with the names of the launcher's table. Raises InputError for what the launcher cannot express."""
+    """Return the facts with the names of the launcher's table. Raises InputError if the launcher cannot express the plan."""
     label = re.sub(r"[^a-z0-9]+", "-", names["stem"].lower())[:63]
-    found = {**names, "name": re.sub(r"^[^a-z]+|-+$", "", label) or "plan"}  # an RFC 1035 label
+    facts = {**names, "name": re.sub(r"^[^a-z]+|-+$", "", label) or "plan"}  # an RFC 1035 label
     for name, expression in launcher.let.items():
-        found[name] = evaluate(expression, found)
+        facts[name] = evaluate(expression, facts)
     for rule in launcher.cannot:
-        if evaluate(rule.when, found):
-            raise InputError(f"{launcher.name}: {filled(rule.say, found)}")
-    return found
+        if evaluate(rule.when, facts):
+            raise InputError(f"{launcher.name}: {filled(rule.say, facts)}")
+    return facts
 
 
 def launch_notes(launcher: Launcher, names: Mapping[str, Any]) -> tuple[str, ...]:
@@ -191,11 +191,11 @@ def launch_notes(launcher: Launcher, names: Mapping[str, Any]) -> tuple[str, ...
 
 
 def manifest(launcher: Launcher, names: Mapping[str, Any], *, header: Sequence[str]) -> str:
-    """The launcher's document as YAML, after comments."""
+    """Return the launcher's document as YAML, after comments."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Scripts and files as blocks, lists indented."""
+        """Dumper that writes scripts and files as blocks and indents lists."""
 
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
             super().increase_indent(flow, indentless=False)
@@ -209,10 +209,10 @@ def manifest(launcher: Launcher, names: Mapping[str, Any], *, header: Sequence[s
 
 
 def filled_template(node: Any, names: Mapping[str, Any]) -> Any:
-    """A template with its values; what has none is left out.
+    """Return a template with its values; entries without a value are left out.
 
-    `=if: EXPRESSION` keeps a mapping only where it holds; `=each NAME: {KEY: VALUE}` stands for one entry for each mapping of facts in the
-    list NAME.
+    `=if: EXPRESSION` keeps a mapping only if the expression is true. `=each NAME: {KEY: VALUE}` gives one entry for each mapping of facts
+    in the list NAME.
     """
     match node:
         case str():
@@ -220,21 +220,21 @@ def filled_template(node: Any, names: Mapping[str, Any]) -> Any:
         case Mapping():
             if _IF in node and not evaluate(node[_IF], names):
                 return None
-            found: dict[str, Any] = {}
+            mapping: dict[str, Any] = {}
             for key, entry in node.items():
                 if key.startswith(_EACH):
                     for facts in names[key.removeprefix(_EACH)]:
-                        found |= filled_template(entry, {**names, **facts})
+                        mapping |= filled_template(entry, {**names, **facts})
                 elif key != _IF and (value := filled_template(entry, names)) not in (None, []):
-                    found[filled(key, names)] = value
-            return found
+                    mapping[filled(key, names)] = value
+            return mapping
         case list():
-            return [value for each in node if (value := filled_template(each, names)) is not None]
+            return [value for entry in node if (value := filled_template(entry, names)) is not None]
     return node
 
 
 def filled(text: str, names: Mapping[str, Any], value: Callable[[str, Mapping[str, Any]], Any] = evaluate) -> str:
-    """The text with the values of the expressions in its braces."""
+    """Return the text with the values of the expressions in its braces."""
     return re.sub(r"\{([^{}]+)\}", lambda match: one_line(value(match[1], names), 120), text)
 
 

@@ -1,4 +1,4 @@
-"""Configs in Python, as those of torchtitan: a function that returns nested calls with keywords. The file is parsed, never executed."""
+"""Configs in Python, as in torchtitan: a function that returns nested calls with keywords. The file is parsed, never executed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_DEPTH = 32
 def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
     """Return the flat keys of the config that a function of the file returns.
 
-    wanted   the function's name; needed where there are several
+    wanted   name of the function; required if there are several
     """
     try:
         tree = ast.parse(text)
@@ -27,9 +27,9 @@ def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
     if not functions:
         raise InputError(f"{one_line(where, 200)}: has no function that returns a config; give a config file of a framework")
     if not wanted and len(functions) > 1:
-        place = one_line(where, 200)
+        location = one_line(where, 200)
         example = next((name for name in functions if not name.startswith("_")), next(iter(functions)))
-        raise InputError(f"{place}: holds {len(functions)} configs; give one, as {place}:{example}")
+        raise InputError(f"{location}: holds {len(functions)} configs; give one, as {location}:{example}")
     function = functions[wanted or next(iter(functions))]
     names = _constants(tree.body, {})
     calls = {}
@@ -43,7 +43,7 @@ def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
     keys: dict[str, Any] = {}
     if isinstance(result, ast.Call):
         base = result.func.id if isinstance(result.func, ast.Name) else ""
-        if base in functions and not result.keywords:  # a config that starts from another of the file
+        if base in functions and not result.keywords:  # a config that modifies another one of the file
             keys = read_python(text, where=where, wanted=base)
         keys |= dict(_keywords(result, names, calls))
     for node in function.body:  # config.training.steps = 10
@@ -54,20 +54,20 @@ def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
 
 
 def _returned(function: ast.FunctionDef) -> ast.expr | None:
-    found = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
-    return found[-1] if found and isinstance(found[-1], (ast.Call, ast.Name)) else None
+    results = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    return results[-1] if results and isinstance(results[-1], (ast.Call, ast.Name)) else None
 
 
 def _constants(body: list[ast.stmt], names: Mapping[str, Any]) -> dict[str, Any]:
-    """Names that are assigned a number, a text or arithmetic of them."""
-    found = dict(names)
+    """Return the names that are assigned a number, a text or arithmetic of them."""
+    constants = dict(names)
     for node in body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             try:
-                found[node.targets[0].id] = value_of(node.value, found)
+                constants[node.targets[0].id] = value_of(node.value, constants)
             except (Unknown, ArithmeticError, TypeError, ValueError, LookupError):
-                found.pop(node.targets[0].id, None)
-    return found
+                constants.pop(node.targets[0].id, None)
+    return constants
 
 
 def _keywords(call: ast.Call, names: Mapping[str, Any], calls: Mapping[str, ast.expr], prefix: str = "", depth: int = 0) -> Iterator[Any]:
@@ -80,7 +80,7 @@ def _entry(key: str, node: ast.expr, names: Mapping[str, Any], calls: Mapping[st
     if isinstance(node, ast.Name) and isinstance(calls.get(node.id), ast.Call):
         node = calls[node.id]
     if isinstance(node, ast.Call) and depth < _MOST_DEPTH:
-        arguments = [each.value for each in node.args if isinstance(each, ast.Constant)]
+        arguments = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
         yield key, arguments[0] if len(arguments) == 1 else ast.unparse(node.func)
         yield from _keywords(node, names, calls, f"{key}.", depth + 1)
         return

@@ -1,4 +1,4 @@
-"""A framework's configuration as a job and a plan: recognised by its keys, and read by the framework's table."""
+"""Reader of a framework's configuration as a job and a plan: recognised by its keys, and read by the framework's table."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.models import list_models, load_model
 
 _MODEL, _EXPERTS = "model.", "experts."
-#: Values that say nothing: what another file or the framework fills in.
-_UNSAID = (None, "auto", "none", "null", "")
-_WHOLE = {*(name for name, each in words_of(Knobs).items() if each.kind is int), "chips", "nodes", "chips_per_node", "seq_len"}
+#: Placeholder values, which another file or the framework fills in.
+_PLACEHOLDERS = (None, "auto", "none", "null", "")
+_WHOLE = {*(name for name, knob in words_of(Knobs).items() if knob.kind is int), "chips", "nodes", "chips_per_node", "seq_len"}
 _PASSES = 4
 
 
@@ -35,16 +35,16 @@ _PASSES = 4
 class ConfigSetup:
     """Job and plan of a configuration, and how it was read.
 
-    framework     as people call it; table: the name of its table
-    files         that were read
+    framework     name of the framework; table: name of its table
+    files         files that were read
     request       words of a request (of `ServingRequest` for a serving engine); knobs: of a plan
-    stage_layers  layers of each virtual stage; empty where the file leaves them to the framework
-    facts         everything that the keys and the framework's rules say
+    stage_layers  layers of each virtual stage; empty: the framework's default
+    facts         all facts of the keys and of the framework's rules
     read          key -> fact that it became
-    assumed       facts that no key says: what the framework does by default, or what the rules derive
-    notes         sentences about what the prediction leaves aside
-    ignored       keys that the prediction does not use; those that are known to have no effect come last
-    num_unknown   how many of these are not known
+    assumed       facts without a key: defaults of the framework, or derived by its rules
+    notes         sentences about omissions of the prediction
+    ignored       keys that the prediction does not use; keys known to have no effect come last
+    num_unknown   number of unknown keys among these
     """
 
     framework: str
@@ -67,9 +67,9 @@ class ConfigSetup:
 
 
 def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> ConfigSetup:
-    """Return what the configuration in a file says. Raises InputError for an unknown framework.
+    """Read the configuration in a file. Raises InputError for an unknown framework.
 
-    given   facts that hold where the file does not say them: chips, seq_len, model, ...
+    given   facts for which the file has no key: chips, seq_len, model, ...
     """
     source = read_source(path)
     table = _recognised(source)
@@ -77,18 +77,18 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
 
 
 def _recognised(source: ConfigKeys) -> FrameworkTable:
-    """The first table of which an alternative is met, of these the one that reads most keys."""
-    found = [table for table in load_tables().values() if any(_meets(source, each) for each in table.recognise)]
-    if not found:
+    """Return the first table with an alternative that the keys meet. Raises InputError if there is none."""
+    tables = [table for table in load_tables().values() if any(_meets(source, alternative) for alternative in table.recognise)]
+    if not tables:
         known = ", ".join(dict.fromkeys(table.framework for table in load_tables().values()))
         rule = "is neither a plan of perfmodel nor a configuration of a framework that is known"
         raise InputError(f"{one_line(source.path, 200)}: {rule} ({known}); give a plan file, or --model and the other flags")
-    return found[0]
+    return tables[0]
 
 
 def _meets(source: ConfigKeys, alternative: tuple[str, ...]) -> bool:
-    for each in alternative:
-        name, equals, pattern = each.partition("=")
+    for condition in alternative:
+        name, equals, pattern = condition.partition("=")
         if name == "program":
             if not re.search(pattern, source.program):
                 return False
@@ -101,7 +101,7 @@ def _meets(source: ConfigKeys, alternative: tuple[str, ...]) -> bool:
 
 
 def setup_of(source: ConfigKeys, table: FrameworkTable, given: Mapping[str, Any]) -> ConfigSetup:
-    """Return what the keys of a source say, read by a table."""
+    """Return the setup of a source's keys, read by a table."""
     facts: dict[str, Any] = {}
     read: dict[str, str] = {}
     notes: list[str] = []
@@ -114,10 +114,10 @@ def setup_of(source: ConfigKeys, table: FrameworkTable, given: Mapping[str, Any]
             by_entry.setdefault(entry[0], []).append(key)
         elif key not in (PROGRAM, ARGUMENT, "python.function") and not key.startswith(("env.", "python.")):
             (harmless if table.is_harmless(key) else unknown).append(key)
-    for name, meaning in table.keys.items():  # in the order of the table: what comes later is more particular
-        for found in reversed(by_entry.get(name, ())):  # the launch line, which comes first, wins over files
-            _read_key(found, source.keys[found], meaning, facts, read, notes, unknown)
-    said = set(facts)
+    for name, meaning in table.keys.items():  # in the order of the table: later keys are more specific
+        for file_key in reversed(by_entry.get(name, ())):  # the launch line comes first and overrides files
+            _read_key(file_key, source.keys[file_key], meaning, facts, read, notes, unknown)
+    read_facts = set(facts)
     facts = {**given, **facts, **({"model": given["model"]} if given.get("model") is not None else {})}
     for name, expression in table.defaults:
         if name not in facts and (value := _value(expression, facts)) is not None:
@@ -129,7 +129,7 @@ def setup_of(source: ConfigKeys, table: FrameworkTable, given: Mapping[str, Any]
     notes += [_sentence(rule.say, facts) for rule in table.notes if _value(rule.when, facts)]
     request, knobs = _words(facts, table)
     shown = {*words_of(ServingRequest)} if table.serves else {*words_of(Request), *words_of(Knobs), *STATED}
-    assumed = {name: value for name, value in facts.items() if name in shown and name not in said and name not in given}
+    assumed = {name: value for name, value in facts.items() if name in shown and name not in read_facts and name not in given}
     return ConfigSetup(
         framework=table.framework,
         table=table.name,
@@ -150,10 +150,10 @@ def setup_of(source: ConfigKeys, table: FrameworkTable, given: Mapping[str, Any]
 def _read_key(
     name: str, value: Any, key: KeyMeaning, facts: dict[str, Any], read: dict[str, str], notes: list[str], unknown: list[str]
 ) -> None:
-    """Add the facts that one key says."""
-    if key.values is None and value in _UNSAID:
+    """Add the facts of one key."""
+    if key.values is None and value in _PLACEHOLDERS:
         return
-    if key.note and value not in (*_UNSAID, False):
+    if key.note and value not in (*_PLACEHOLDERS, False):
         notes.append(_sentence(key.note, {**facts, "value": value, "key": name}))
     if key.values is None:
         meaning: Any = _value(key.formula, {**facts, "value": value}) if key.formula else value
@@ -162,11 +162,11 @@ def _read_key(
     elif "*" in key.values:
         meaning = key.values["*"]
     else:
-        if value not in _UNSAID:
+        if value not in _PLACEHOLDERS:
             unknown.append(f"{name}={one_line(value, 40)}")
         return
-    found = meaning if isinstance(meaning, Mapping) and not (key.to and key.values is None) else {key.to: meaning} if key.to else {}
-    for fact, entry in found.items():
+    meanings = meaning if isinstance(meaning, Mapping) and not (key.to and key.values is None) else {key.to: meaning} if key.to else {}
+    for fact, entry in meanings.items():
         if isinstance(entry, str) and entry.startswith("="):
             entry = _value(entry[1:], {**facts, "value": value})
         if entry is None or (fact in _WHOLE and not _is_whole(entry)):
@@ -180,7 +180,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _derive(facts: dict[str, Any], table: FrameworkTable) -> None:
-    """Add what follows from the facts, until nothing more does."""
+    """Add derived facts until no more follow."""
     for _ in range(_PASSES):
         before = len(facts)
         _add_model(facts)
@@ -192,7 +192,7 @@ def _derive(facts: dict[str, Any], table: FrameworkTable) -> None:
 
 
 def _add_model(facts: dict[str, Any]) -> None:
-    """Add the sizes of a model that is named, where it is one that is shipped or a file."""
+    """Add the sizes of a named model, if it is shipped or a file."""
     name = facts.get("model")
     if name is None or f"{_MODEL}num_hidden_layers" in facts:
         return
@@ -213,7 +213,7 @@ def _sentence(text: str, facts: Mapping[str, Any]) -> str:
 
 
 def _words(facts: Mapping[str, Any], table: FrameworkTable) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The facts that are words of a request, and those that are knobs."""
+    """Return the facts that are words of a request, and those that are knobs."""
     if table.serves:
         words = {name: facts[name] for name in words_of(ServingRequest) if name in facts}
         return {**words, "engine": table.profile}, {}
@@ -231,7 +231,7 @@ def _words(facts: Mapping[str, Any], table: FrameworkTable) -> tuple[dict[str, A
 
 
 def _model_of(facts: Mapping[str, Any], table: FrameworkTable) -> TransformerConfig | None:
-    """The model that the file describes by its sizes; None where some are missing."""
+    """Return the model that the file describes by its sizes; None if some are missing."""
     names = {field.name for field in fields(TransformerConfig)}
     values = {name.removeprefix(_MODEL): value for name, value in facts.items() if name.startswith(_MODEL)}
     values = {name: value for name, value in values.items() if name in names}
@@ -244,9 +244,9 @@ def _model_of(facts: Mapping[str, Any], table: FrameworkTable) -> TransformerCon
     if not {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"} <= values.keys():
         return None
     values = {"name": f"{table.name}-model", "architecture": "megatron", "source": f"sizes of a {table.framework} configuration", **values}
-    found = read_model(values, "model")
-    assert isinstance(found, TransformerConfig)
-    return found
+    model = read_model(values, "model")
+    assert isinstance(model, TransformerConfig)
+    return model
 
 
 # --- functions of expressions ---------------------------------------------------------------------------------------------
@@ -254,12 +254,12 @@ def _model_of(facts: Mapping[str, Any], table: FrameworkTable) -> TransformerCon
 
 @lru_cache(maxsize=1)
 def _known_models() -> dict[str, str]:
-    """Name of a shipped model without signs -> its name."""
+    """Return name of a shipped model without punctuation -> its name."""
     return {re.sub(r"[^a-z0-9]", "", name): name for name in list_models()}
 
 
 def _shipped(*parts: Any) -> str | None:
-    """The shipped model whose name these parts make; a path counts by its last component."""
+    """Return the shipped model with the name of these parts; of a path the last component counts."""
     text = "".join(str(part).rstrip("/").rpartition("/")[2] for part in parts if part is not None).lower()
     text = re.sub(r"[^a-z0-9]", "", text)
     known = _known_models()
@@ -273,18 +273,18 @@ def _shipped(*parts: Any) -> str | None:
 
 
 def _found_in(pattern: str, text: Any) -> str | None:
-    """The first group of a pattern in a text."""
+    """Return the first group of a pattern in a text."""
     match = re.search(pattern, str(text), re.IGNORECASE)
     return match[1] if match else None
 
 
 def _counted(text: Any) -> int:
-    """Entries of a list that is written with commas: CUDA_VISIBLE_DEVICES=0,1."""
+    """Return the number of entries of a list with commas: CUDA_VISIBLE_DEVICES=0,1."""
     return len(str(text).split(","))
 
 
 def _layout(text: Any, stages: Any = None) -> list[int] | None:
-    """Layers of each stage of Megatron's layout: `Et*7|t*9|t*9|t*7L`."""
+    """Return the layers of each stage of Megatron's layout: `Et*7|t*9|t*9|t*7L`."""
     if not isinstance(text, str):
         return None
     expanded = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda match: match[1] * int(match[2]), text)
@@ -293,27 +293,27 @@ def _layout(text: Any, stages: Any = None) -> list[int] | None:
 
 
 def _module_layers(names: Any) -> list[int] | None:
-    """Layers of each stage of torchtitan's module_fqns_per_model_part."""
+    """Return the layers of each stage of torchtitan's module_fqns_per_model_part."""
     if not isinstance(names, list) or not all(isinstance(stage, list) for stage in names):
         return None
     return [sum(str(name).startswith("layers.") for name in stage) for stage in names]
 
 
 def _split_with_ends(layers: Any, stages: Any) -> list[int] | None:
-    """Layers of each stage where embedding and head count as a layer each."""
+    """Return the layers of each stage with embedding and head counted as a layer each."""
     from perfmodel.parallel.layout import shorter_ends_stage_layers
 
     return list(shorter_ends_stage_layers(layers, stages)) if stages > 1 else None
 
 
 def _dense_layers(frequency: Any) -> int | None:
-    """Leading dense layers of Megatron's --moe-layer-freq: `([0]*1+[1]*27)`."""
+    """Return the number of leading dense layers of Megatron's --moe-layer-freq: `([0]*1+[1]*27)`."""
     match = re.match(r"\W*\[0\]\*(\d{1,3})", str(frequency))
     return int(match[1]) if match else None
 
 
 def _hub(name: Any) -> str | None:
-    """A hub id or path as it is where its model is known; else the shipped model of this name, where there is one."""
+    """Return a hub id or path unchanged if its model is known; else the shipped model of this name, if there is one."""
     text = str(name)
     try:
         load_model(text)
@@ -323,15 +323,15 @@ def _hub(name: Any) -> str | None:
 
 
 def _fused_loss(target: Any) -> str | None:
-    """The form of NeMo Automodel's loss class."""
+    """Return the loss form of NeMo Automodel's loss class."""
     text = str(target).lower()
     return "fused" if "linear" in text else "chunked" if "chunk" in text else None
 
 
 def _optimizer_named(target: Any) -> str | None:
-    """The optimizer of a class: torch.optim.AdamW."""
+    """Return the optimizer of a class: torch.optim.AdamW."""
     name = str(target).rpartition(".")[2].lower()
-    return next((each for each in ("adamw", "adam", "sgd", "muon", "lion", "adafactor") if each in name), None)
+    return next((optimizer for optimizer in ("adamw", "adam", "sgd", "muon", "lion", "adafactor") if optimizer in name), None)
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -353,7 +353,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def described(setup: ConfigSetup, *, verbose: bool) -> Iterator[str]:
-    """Sentences about how a configuration was read: what was assumed, what is not predicted, what was ignored."""
+    """Yield sentences about the reading of a configuration: assumptions, notes and ignored keys."""
     if setup.assumed:
         named = ", ".join(f"{name} {_plain(value)}" for name, value in setup.assumed.items())
         yield f"{setup.framework} defaults and what follows from the file: {named}"

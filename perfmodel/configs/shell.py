@@ -1,7 +1,7 @@
-"""Launch scripts: the variables, arrays and defaults of a shell script, and the command that starts the job. Nothing is executed.
+"""Reader of launch scripts: the variables, arrays and defaults of a shell script, and its commands. Nothing is executed.
 
-Read are assignments, arrays, `${NAME}`, `${NAME:-default}`, `$((...))`, `$(expr ...)`, quotes, comments and continued lines. Branches and
-loops are read in order, as if each ran once; what a command prints is not known and is left out.
+It expands assignments, arrays, `${NAME}`, `${NAME:-default}`, `$((...))`, `$(expr ...)`, quotes, comments and continued lines. Branches and
+loops are read in order, as if each ran once. The output of other commands is unknown and left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEPARATORS = ("&&", "||", ";", "|", "&", "\n")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellCommand:
-    """A command of a script: its words after expansion, and the variables that stand before it."""
+    """A command of a script: its words after expansion, and the variables set for it."""
 
     words: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
@@ -40,30 +40,30 @@ def read_script(text: str) -> tuple[list[ShellCommand], dict[str, str]]:
         assigned = _ASSIGNMENT.fullmatch(statement)
         if assigned and (assigned[3].startswith("(") or len(list(_words(statement))) == 1 or statement.startswith(("export", "local"))):
             name, adds, value = assigned.groups()
-            found = _array(value[1:-1], variables) if value.startswith("(") else _expand(value, variables)
-            before = variables.get(name, [] if isinstance(found, list) else "") if adds else None
-            variables[name] = found if before is None else _added(before, found)
+            expanded = _array(value[1:-1], variables) if value.startswith("(") else _expand(value, variables)
+            before = variables.get(name, [] if isinstance(expanded, list) else "") if adds else None
+            variables[name] = expanded if before is None else _appended(before, expanded)
         elif not _KEYWORDS.match(statement):
             commands.append(_command(statement, variables))
     plain = {name: value if isinstance(value, str) else " ".join(value) for name, value in variables.items()}
     return [command for command in commands if command.words], plain
 
 
-def _added(before: Any, found: Any) -> Any:
-    if isinstance(before, list) or isinstance(found, list):
-        return [*(before if isinstance(before, list) else [before]), *(found if isinstance(found, list) else [found])]
-    return before + found
+def _appended(before: Any, value: Any) -> Any:
+    if isinstance(before, list) or isinstance(value, list):
+        return [*(before if isinstance(before, list) else [before]), *(value if isinstance(value, list) else [value])]
+    return before + value
 
 
 def _statements(text: str) -> Iterator[str]:
-    """The statements of a script; comments go."""
+    """Yield the statements of a script, without comments."""
     yield from filter(None, map(str.strip, _scan(text, _separator, comments=True)))
 
 
 def _scan(text: str, separator: Callable[[str, int], str], *, comments: bool) -> Iterator[str]:
-    """The pieces between separators; quotes, arrays and substitutions stay whole.
+    """Yield the pieces between separators; quotes, arrays and substitutions are not split.
 
-    separator   (text, index) -> the separator that begins there, or nothing
+    separator   (text, index) -> separator that begins at the index, or ""
     """
     current, depth, index, quote = "", 0, 0, ""
     while index < len(text):
@@ -94,7 +94,7 @@ def _scan(text: str, separator: Callable[[str, int], str], *, comments: bool) ->
 
 
 def _separator(text: str, index: int) -> str:
-    """Return the sign that ends a statement here; not the sign of `2>&1`."""
+    """Return the separator of statements at the index, or ""; `&` in `2>&1` is none."""
     mark = next((mark for mark in _SEPARATORS if text.startswith(mark, index)), "")
     return "" if mark == "&" and text[index - 1 : index] == ">" else mark
 
@@ -118,66 +118,66 @@ def _array(text: str, variables: dict[str, Any]) -> list[str]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """The words of a statement before expansion, with their quotes."""
+    """Yield the words of a statement before expansion, with their quotes."""
     yield from filter(None, _scan(text, lambda text, index: text[index] if text[index].isspace() else "", comments=False))
 
 
 def _fields(raw: str, variables: dict[str, Any]) -> list[str]:
-    """The words that one word expands to: an array to its elements, an unquoted text to its parts."""
+    """Return the words to which one word expands: an array to its elements, an unquoted text to its parts."""
     inner = raw.strip('"')
     braced = re.fullmatch(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", inner)
     if braced:
         value = variables.get(braced[1], [])
         elements = list(value) if isinstance(value, list) else [value]
-        return elements if raw.startswith('"') else [word for each in elements for word in _split(each)]
-    found = _expand(raw, variables)
+        return elements if raw.startswith('"') else [word for element in elements for word in _split(element)]
+    expanded = _expand(raw, variables)
     if "'" in raw or '"' in raw:
-        return [found]
-    return found.split() if "$" in raw else [found]
+        return [expanded]
+    return expanded.split() if "$" in raw else [expanded]
 
 
 def _split(text: str) -> list[str]:
-    """Words of an unquoted element: `--split '99,1,0'` is two."""
+    """Return the words of an unquoted element: `--split '99,1,0'` is two."""
     return [word.strip("'") for word in text.split()] if text else []
 
 
 def _expand(text: str, variables: dict[str, Any]) -> str:
-    """The text with its variables and arithmetic; a command that is not known becomes nothing."""
-    found, quote, index = "", "", 0
+    """Return the text with its variables and arithmetic expanded; an unknown command expands to nothing."""
+    expanded, quote, index = "", "", 0
     while index < len(text):
         char = text[index]
         if char == "'" and quote != '"':
             end = text.find("'", index + 1)
             end = len(text) if end < 0 else end
-            found, index = found + text[index + 1 : end], end + 1
+            expanded, index = expanded + text[index + 1 : end], end + 1
         elif char == '"':
             quote, index = "" if quote else '"', index + 1
         elif char == "\\" and index + 1 < len(text):
-            found, index = found + text[index + 1], index + 2
+            expanded, index = expanded + text[index + 1], index + 2
         elif char == "$" and text.startswith("$((", index):
-            inside, index = _closed(text, index + 1)
+            inside, index = _bracketed(text, index + 1)
             plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: str(variables.get(name[1], name[1])), inside[1:-1])
             value = evaluate(plain.replace(" / ", " // ").replace("/", "//").replace("////", "//"), {})
-            found += "" if value is None else str(int(value) if isinstance(value, (bool, float)) else value)
+            expanded += "" if value is None else str(int(value) if isinstance(value, (bool, float)) else value)
         elif char == "$" and text.startswith("$(", index):
-            inside, index = _closed(text, index + 1)
-            found += _printed(inside, variables)
+            inside, index = _bracketed(text, index + 1)
+            expanded += _command_output(inside, variables)
         elif char == "$" and text.startswith("${", index):
-            inside, index = _closed(text, index + 1)
-            found += _parameter(inside, variables)
+            inside, index = _bracketed(text, index + 1)
+            expanded += _parameter(inside, variables)
         elif char == "$" and (name := _NAME.match(text, index + 1)):
-            found += _text(variables.get(name[0], ""))
+            expanded += _text(variables.get(name[0], ""))
             index = name.end()
         elif char == "`":
             end = text.find("`", index + 1)
             index = len(text) if end < 0 else end + 1
         else:
-            found, index = found + char, index + 1
-    return found
+            expanded, index = expanded + char, index + 1
+    return expanded
 
 
-def _closed(text: str, start: int) -> tuple[str, int]:
-    """Return the text between the bracket at `start` and the one that closes it, and the index after that."""
+def _bracketed(text: str, start: int) -> tuple[str, int]:
+    """Return the text between the bracket at `start` and its closing bracket, and the index after that."""
     depth = 0
     for index in range(start, len(text)):
         depth += (text[index] in "({") - (text[index] in ")}")
@@ -186,8 +186,8 @@ def _closed(text: str, start: int) -> tuple[str, int]:
     return text[start + 1 :], len(text)
 
 
-def _printed(inside: str, variables: dict[str, Any]) -> str:
-    """Output of `$(expr ...)` and `$(echo ...)`; nothing of other commands."""
+def _command_output(inside: str, variables: dict[str, Any]) -> str:
+    """Return the output of `$(expr ...)` and `$(echo ...)`; "" for other commands."""
     name, _, rest = inside.strip().partition(" ")
     expanded = _expand(rest, variables)
     if name == "expr":

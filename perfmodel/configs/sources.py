@@ -1,7 +1,7 @@
 """Config files and launch lines as flat keys: `parallelism.tensor_parallel_degree` -> 4, `tensor_model_parallel_size` -> 4.
 
-A launch line names further files (`--config_file fsdp.yaml`, `--deepspeed ds.json`), which are read from the folder of the script. Its own
-words win over them. No file is executed: Python is parsed (`python_file.py`), shell scripts are expanded (`shell.py`).
+A launch line may name further files (`--config_file fsdp.yaml`, `--deepspeed ds.json`), which are read from the folder of the script. Its
+own options override them. No file is executed: Python is parsed (`python_file.py`), shell scripts are expanded (`shell.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from perfmodel.foundation.files import parse_yaml, read_text
 PROGRAM, ARGUMENT = "launch.program", "launch.argument"
 _DATA, _PYTHON = (".yaml", ".yml", ".json", ".toml"), ".py"
 _WHAT = "config or of a launch script (.yaml, .toml, .json, .py, .sh or .txt)"
-#: Options whose files belong to another program than the script: their keys are read under this name.
+#: Options with a file of another program -> prefix of the file's keys.
 _SECTIONS = {"deepspeed": "deepspeed", "deepspeed_config": "deepspeed", "config_file": "accelerate", "hostfile": "hostfile"}
-#: What takes options of its own before the script that it starts.
+#: Programs that take their own options before the script that they start.
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "launch", "srun", "python", "python3", "mpirun", "torch.distributed.run")
-#: Options of one letter, of srun and mpirun.
+#: Short options -> names of the long ones.
 _SHORT = {"-N": "nnodes", "-n": "ntasks", "-np": "ntasks", "-m": "m", "-tp": "tensor_parallel_size", "-dp": "data_parallel_size", "-q": "q"}
 _INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = re.compile(r"[A-Z_][A-Z0-9_]*")
@@ -35,9 +35,9 @@ _MOST_FILES = 8
 
 @dataclass(slots=True, kw_only=True)
 class ConfigKeys:
-    """Keys of a configuration: their values, and the files that they were read from.
+    """Keys of a configuration with their values, and the files from which they were read.
 
-    embedded   name -> text of the files that a manifest of Kubernetes has in itself
+    embedded   name -> text of the files in a Kubernetes manifest
     """
 
     path: Path
@@ -52,7 +52,7 @@ class ConfigKeys:
 
 
 def read_source(path: str | Path) -> ConfigKeys:
-    """Return the keys of a config file or launch script. `file.py:name` names one of several configs of a Python file."""
+    """Return the keys of a config file or launch script. `file.py:name` selects one of several configs of a Python file."""
     text = str(path)
     stem, colon, wanted = text.rpartition(":")
     if colon and stem.endswith(_PYTHON) and wanted.isidentifier():
@@ -69,7 +69,7 @@ def _read(path: Path, wanted: str) -> ConfigKeys:
             _read_launch(source, script)
     else:
         _read_launch(source, read_text(path, _WHAT))
-    _follow(source)
+    _read_named_files(source)
     source.keys = _resolved(source.keys, where=str(path))
     return source
 
@@ -86,7 +86,7 @@ def _keys_of_file(path: Path, wanted: str = "", text: str | None = None) -> dict
         elif path.suffix == ".json":
             data = json.loads(text)
         else:
-            data = parse_yaml(_with_plain_floats(text), where=str(path))
+            data = parse_yaml(text.replace("!!python/tuple", ""), where=str(path))  # tuples become lists
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
@@ -96,13 +96,8 @@ def _keys_of_file(path: Path, wanted: str = "", text: str | None = None) -> dict
     return dict(flattened(data))
 
 
-def _with_plain_floats(text: str) -> str:
-    """Python tuples of YAML written by frameworks are read as lists."""
-    return text.replace("!!python/tuple", "")
-
-
 def flattened(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of a nested mapping; lists are values."""
+    """Yield the dotted keys and values of a nested mapping; lists are values."""
     for name, value in data.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:
@@ -112,22 +107,20 @@ def flattened(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _read_launch(source: ConfigKeys, text: str) -> None:
-    """The keys of the command that starts the job: of a script's commands the one with most options."""
+    """Read the keys of the command that starts the job: the command of the script with most options."""
     commands, _ = read_script(text)
     if not commands:
-        raise InputError(f"{one_line(source.path, 200)}: has no command; give {_article(_WHAT)}")
-    command = max(commands, key=lambda each: sum(word.startswith("-") or "=" in word for word in each.words) + len(each.environment))
+        raise InputError(f"{one_line(source.path, 200)}: has no command; give the path of a {_WHAT}")
+    command = max(
+        commands, key=lambda candidate: sum(word.startswith("-") or "=" in word for word in candidate.words) + len(candidate.environment)
+    )
     source.is_command = True
     source.keys = {f"env.{name}": _value(value) for name, value in command.environment.items() if value}
     source.keys |= dict(_options(command))
 
 
-def _article(what: str) -> str:
-    return f"the path of a {what}"
-
-
 def _options(command: ShellCommand) -> Iterator[tuple[str, Any]]:
-    """Program, first argument, options and overrides of a command."""
+    """Yield the options and overrides of a command, then its program and first argument."""
     words = list(command.words)
     program: list[str] = []
     arguments: list[str] = []
@@ -156,7 +149,7 @@ def _options(command: ShellCommand) -> Iterator[tuple[str, Any]]:
             elif key in ("u",) and values:
                 index -= len(values)
             else:
-                yield key, _value(values[0]) if len(values) == 1 else [_value(each) for each in values] if values else True
+                yield key, _value(values[0]) if len(values) == 1 else [_value(value) for value in values] if values else True
         elif re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word):
             name, _, value = word.lstrip("+").partition("=")
             yield name, _value(value)
@@ -173,12 +166,12 @@ def _is_option(word: str) -> bool:
 
 
 def _ends_options(word: str) -> bool:
-    """Whether a word is the script that a launcher starts."""
+    """Return whether a word is the script that a launcher starts."""
     return word.endswith(_PYTHON)
 
 
 def _value(text: str) -> Any:
-    """Number, truth value or JSON mapping of a word."""
+    """Return the number, truth value or JSON mapping of a word, else its text."""
     lowered = text.strip().lower()
     if lowered in ("true", "false"):
         return lowered == "true"
@@ -194,8 +187,8 @@ def _value(text: str) -> Any:
     return text
 
 
-def _follow(source: ConfigKeys) -> None:
-    """Add the keys of the files that options name; what the launch line says itself stays."""
+def _read_named_files(source: ConfigKeys) -> None:
+    """Add the keys of the files that options name; keys of the launch line are not overwritten."""
     seen = set(source.keys)
     while True:
         named = [
@@ -210,9 +203,9 @@ def _follow(source: ConfigKeys) -> None:
             source.files.append(path)
             last = key.rpartition(".")[2]
             section = _SECTIONS.get(last, "")
-            found = _hosts(path) if section == "hostfile" else _keys_of_file(path, text=source.embedded.get(path.name))
-            section = "" if section == "accelerate" and not {"compute_environment", "distributed_type"} & set(found) else section
-            for name, value in found.items():
+            keys = _hosts(path) if section == "hostfile" else _keys_of_file(path, text=source.embedded.get(path.name))
+            section = "" if section == "accelerate" and not {"compute_environment", "distributed_type"} & set(keys) else section
+            for name, value in keys.items():
                 source.keys.setdefault(f"{section}.{name}" if section else name, value)
     source.keys |= {name: value for name, value in _nested(source.keys).items() if name not in seen}
     module, config = source.keys.get("module"), source.keys.get("config")
@@ -229,7 +222,7 @@ def _follow(source: ConfigKeys) -> None:
 
 
 def _nested(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings that are the value of one word, as `--speculative-config '{...}'`, by their own keys."""
+    """Return the dotted keys of mappings that are the value of one word, such as `--speculative-config '{...}'`."""
     return {f"{key}.{name}": value for key, entry in keys.items() if isinstance(entry, Mapping) for name, value in flattened(entry)}
 
 
@@ -242,7 +235,7 @@ def _is_file(path: Path, key: str) -> bool:
 
 
 def _hosts(path: Path) -> dict[str, Any]:
-    """Nodes, and chips of each, of a DeepSpeed hostfile."""
+    """Return the nodes and the chips per node of a DeepSpeed hostfile."""
     slots = [int(count) for count in re.findall(r"^\s*[^#\s]\S*\s+slots=(\d{1,4})", read_text(path, "hostfile"), re.MULTILINE)]
     if not slots or len(set(slots)) > 1:
         raise InputError(f"{one_line(path, 200)}: must have a line `name slots=8` for each node, all with the same slots; correct it")
@@ -250,7 +243,7 @@ def _hosts(path: Path) -> dict[str, Any]:
 
 
 def _resolved(keys: dict[str, Any], *, where: str) -> dict[str, Any]:
-    """The keys with `${other.key}` replaced. Raises InputError for a resolver, and for a key that is not there."""
+    """Return the keys with `${other.key}` replaced. Raises InputError for a resolver, and for a missing key."""
 
     def value(text: str, depth: int) -> Any:
         match = _INTERPOLATION.search(text)
@@ -260,18 +253,18 @@ def _resolved(keys: dict[str, Any], *, where: str) -> dict[str, Any]:
         if ":" in name:
             rule = "is filled in by the framework's own resolver when it starts"
             raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} {rule}; write its value")
-        target = next((keys[each] for each in (name, name.lstrip(".")) if each in keys), None)
+        target = next((keys[candidate] for candidate in (name, name.lstrip(".")) if candidate in keys), None)
         target = next((entry for key, entry in keys.items() if key.endswith(f".{name.lstrip('.')}")), None) if target is None else target
         if target is None or depth > 8:
             if _ENVIRONMENT.fullmatch(name):
-                return text  # the environment's, which is not read: a key that needs it is missing
+                return text  # a variable of the environment, which is not read: a key that needs it is missing
             raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} names a key that the file does not have; write its value")
-        found = value(target, depth + 1) if isinstance(target, str) else target
-        return found if match[0] == text.strip() else value(text.replace(match[0], str(found)), depth + 1)
+        resolved = value(target, depth + 1) if isinstance(target, str) else target
+        return resolved if match[0] == text.strip() else value(text.replace(match[0], str(resolved)), depth + 1)
 
     return {key: value(entry, 0) if isinstance(entry, str) and "${" in entry else entry for key, entry in keys.items()}
 
 
 def keys_text(keys: Sequence[str], most: int = 12) -> str:
-    """The first keys of many, and how many there are besides."""
+    """Return the first keys as text, with the number of the others."""
     return f"{', '.join(keys[:most])}{f' and {len(keys) - most} more' if len(keys) > most else ''}"

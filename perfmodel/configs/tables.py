@@ -1,8 +1,8 @@
-"""Tables of keys, one for each framework: strategies/configs/*.yaml. A table says what a key means, and which keys a plan is written as.
+"""Tables of keys, one for each framework: strategies/configs/*.yaml. A table has the meaning of each key, and the keys of an exported plan.
 
-Facts are what keys mean: words of a request (`model`, `seq_len`), knobs (`tp`, `micro_batch`), settings (`compile`), fields of a model
-(`model.hidden_size`, `experts.top_k`), and what these follow from (`accumulation`, `nodes`). strategies/configs/common.yaml has the rules
-that hold for all frameworks.
+Keys mean facts: words of a request (`model`, `seq_len`), knobs (`tp`, `micro_batch`), settings (`compile`), fields of a model
+(`model.hidden_size`, `experts.top_k`), and facts from which these are derived (`accumulation`, `nodes`). strategies/configs/common.yaml has
+the rules for all frameworks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 
 COMMON = "common"
-#: Fields that a table does not take over from its base.
+#: Fields that a table does not inherit from its base.
 _OWN = ("recognise", "outputs", "launch")
 
 
@@ -26,10 +26,10 @@ _OWN = ("recognise", "outputs", "launch")
 class KeyMeaning:
     """Meaning of one key.
 
-    to       the fact that its value is; empty: `values` name the facts
-    values   value in lower case -> value of the fact, or several facts; None: it has no effect on time or memory
-    formula  of `value` and the other facts, in place of the value
-    note     sentence for a value that has an effect that is not predicted
+    to       fact that has its value; empty: `values` name the facts
+    values   value in lower case -> value of the fact, or several facts; None: no effect on time or memory
+    formula  expression of `value` and the other facts, in place of the value
+    note     sentence for a value with an effect that is not predicted
     """
 
     to: str = ""
@@ -50,13 +50,13 @@ class FactRule:
 class WrittenFile:
     """One file of an export.
 
-    name    its name; {stem} is the name that was asked for, without its ending
+    name    name of the file; {stem} is the requested name without its ending
     form    toml, yaml, json or python; of the launch line flags, arguments (truth values are written) or overrides (key=value)
     keys    key -> expression of its value; None leaves the key out
-    always  lines of the file that no fact says, key -> value
+    always  constant lines of the file, key -> value
     when    condition on the facts under which the file is written
     head    of Python: text before the arguments of the config, with facts in braces
-    calls   of Python: section -> what makes it
+    calls   of Python: section -> function that makes it
     """
 
     name: str
@@ -70,18 +70,18 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkTable:
-    """Everything that is known of the configuration of one framework.
+    """Table of the configuration of one framework.
 
-    name       of the file in strategies/configs
-    framework  as people call it
-    profile    execution profile that is assumed; of serving the engine
-    recognise  alternatives: keys that are all there, or `program=PATTERN`
+    name       name of the file in strategies/configs
+    framework  name of the framework for users
+    profile    assumed execution profile, or serving engine
+    recognise  alternatives: keys that must all be present, or `program=PATTERN`
     harmless   patterns of keys without effect on time and memory
-    defaults   fact -> expression of what the framework does where no key says it
-    derive     fact -> expressions of it, tried in order where no key says it
+    defaults   fact -> expression of the framework's default, if no key sets the fact
+    derive     fact -> expressions of it, tried in order if no key sets the fact
     notes, refused   rules on reading
-    cannot     rules on writing: what the framework cannot express
-    lossy      rules on writing: what the framework does otherwise
+    cannot     rules on writing: plans that the framework cannot express
+    lossy      rules on writing: plans that the framework expresses differently
     let        names for the expressions of outputs, in order
     outputs    files that a plan is written as, or names of `files` of the base; launch: the program and its arguments, with facts in braces
     """
@@ -105,17 +105,17 @@ class FrameworkTable:
     let: tuple[tuple[str, str], ...]
 
     def values_of(self, fact: str) -> set[Any]:
-        """Values that keys can give a fact by name."""
-        found = {value for key in self.keys.values() if key.to == fact for value in (key.values or {}).values()}
+        """Return the values that keys can give a fact by `values`."""
+        values = {value for key in self.keys.values() if key.to == fact for value in (key.values or {}).values()}
         meanings = [meaning for key in self.keys.values() for meaning in (key.values or {}).values() if isinstance(meaning, Mapping)]
-        return found | {meaning[fact] for meaning in meanings if fact in meaning}
+        return values | {meaning[fact] for meaning in meanings if fact in meaning}
 
     def can_set(self, fact: str, value: object) -> bool:
-        """Whether a key can give a fact this value."""
+        """Return whether a key can give a fact this value."""
         return value in self.values_of(fact) or any(key.to == fact and not key.values for key in self.keys.values())
 
     def entry(self, key: str) -> tuple[str, KeyMeaning] | None:
-        """The table's key that a file's key is: the same, or its last components; the longest counts."""
+        """Return the table's key for a file's key: the same, or the longest of its last components."""
         parts = key.split(".")
         for start in range(len(parts)):
             name = ".".join(parts[start:])
@@ -129,17 +129,17 @@ class FrameworkTable:
 
 @lru_cache(maxsize=1)
 def load_tables() -> Mapping[str, FrameworkTable]:
-    """Every table by its name, in the order in which a configuration is tried."""
+    """Return every table by name, in the order in which a configuration is matched."""
     folder = resource_dir("strategies") / "configs"
     contents = {path.stem: read_yaml(path) for path in sorted(folder.glob("*.yaml"))}
     common = contents.pop(COMMON)
-    found = {name: _table(name, _based(name, contents), common) for name in contents}
-    order = [name for name in common["order"] if name in found]
-    return {name: found[name] for name in [*order, *(name for name in found if name not in order)]}
+    tables = {name: _table(name, _based(name, contents), common) for name in contents}
+    order = [name for name in common["order"] if name in tables]
+    return {name: tables[name] for name in [*order, *(name for name in tables if name not in order)]}
 
 
 def table_named(name: str) -> FrameworkTable:
-    """The table of a framework that plans can be written for. Raises InputError."""
+    """Return the table of a framework for which plans can be written. Raises InputError."""
     known = {key: table for key, table in load_tables().items() if table.outputs}
     if name not in known:
         raise bad_field("to", name, "is no framework that plans are written for", suggest(name, known).removeprefix("; "))
@@ -147,27 +147,27 @@ def table_named(name: str) -> FrameworkTable:
 
 
 def _based(name: str, contents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """A table with what it takes over from its base: keys and rules join, other fields are its own."""
-    own = dict(contents[name])
-    if "base" not in own:
-        return own
-    base = _based(own.pop("base"), contents)
+    """Return a table merged with its base: keys and rules are joined, other fields override the base."""
+    merged = dict(contents[name])
+    if "base" not in merged:
+        return merged
+    base = _based(merged.pop("base"), contents)
     for part in ("keys", "defaults", "let", "files"):
-        own[part] = {**base.get(part, {}), **own.get(part, {})}
+        merged[part] = {**base.get(part, {}), **merged.get(part, {})}
     for part in ("derive", "notes", "refused", "cannot", "lossy"):
-        own[part] = [*own.get(part, []), *base.get(part, [])]
-    own["harmless"] = f"{own.get('harmless', '')} {base.get('harmless', '')}"
-    return {**{key: value for key, value in base.items() if key not in _OWN}, **own}
+        merged[part] = [*merged.get(part, []), *base.get(part, [])]
+    merged["harmless"] = f"{merged.get('harmless', '')} {base.get('harmless', '')}"
+    return {**{key: value for key, value in base.items() if key not in _OWN}, **merged}
 
 
 def _table(name: str, content: Mapping[str, Any], common: Mapping[str, Any]) -> FrameworkTable:
     def pairs(field: str) -> tuple[tuple[str, str], ...]:
         entries = content.get(field, ())
         entries = [entries] if isinstance(entries, Mapping) else entries
-        return tuple((str(fact), str(rule)) for each in entries for fact, rule in each.items())
+        return tuple((str(fact), str(rule)) for entry in entries for fact, rule in entry.items())
 
     def rules(field: str) -> tuple[FactRule, ...]:
-        return tuple(FactRule(**each) for each in content.get(field, ()))
+        return tuple(FactRule(**entry) for entry in content.get(field, ()))
 
     keys = {**common["launch_keys"], **content.get("keys", {})}
     return FrameworkTable(
@@ -180,14 +180,14 @@ def _table(name: str, content: Mapping[str, Any], common: Mapping[str, Any]) -> 
         keys={key: _key(entry) for key, entry in keys.items()},
         harmless=(*content.get("harmless", "").split(), *common["harmless"].split()),
         defaults=pairs("defaults"),
-        derive=pairs("derive") + tuple((fact, rule) for each in common["derive"] for fact, rule in each.items()),
+        derive=pairs("derive") + tuple((fact, rule) for rules_of_fact in common["derive"] for fact, rule in rules_of_fact.items()),
         notes=rules("notes"),
         refused=rules("refused"),
         cannot=rules("cannot"),
         lossy=rules("lossy"),
         outputs=tuple(
-            WrittenFile(**{"always": {}, **each})
-            for each in (content["files"][each] if isinstance(each, str) else each for each in content.get("outputs", ()))
+            WrittenFile(**{"always": {}, **entry})
+            for entry in (content["files"][output] if isinstance(output, str) else output for output in content.get("outputs", ()))
         ),
         launch=content.get("launch", ""),
         let=pairs("let"),
@@ -205,5 +205,5 @@ def _key(entry: Any) -> KeyMeaning:
 
 
 def plain(value: Any) -> str:
-    """A value as `values` of a table name it: in lower case, true and false for truth values."""
+    """Return a value as a key of a table's `values`: in lower case, true and false for truth values."""
     return str(value).strip().lower()

@@ -1,4 +1,4 @@
-"""A plan as a framework's configuration and the lines that start it, by the framework's table."""
+"""Writer of a plan as a framework's configuration and launch script, by the framework's table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ExportedPlan:
 
     files     name -> text, the launch script last
     options   key -> value of every option, of all files together
-    notes     what the framework does otherwise than the plan says
+    notes     differences between the framework's run and the plan
     """
 
     framework: str
@@ -33,16 +33,16 @@ class ExportedPlan:
 
     @property
     def script(self) -> str:
-        """The name of the launch script."""
+        """Name of the launch script."""
         return list(self.files)[-1]
 
 
 def write_config(
     facts: Mapping[str, Any], table: FrameworkTable, *, prediction: Prediction | None, stem: str = "plan", launcher: str = TORCHRUN
 ) -> ExportedPlan:
-    """Return the plan with these facts as the framework's files. Raises InputError for what the framework cannot express.
+    """Return the plan with these facts as the framework's files. Raises InputError if the framework cannot express it.
 
-    prediction   gives the numbers in comments; None: no comments
+    prediction   has the numbers in comments; None: no comments
     """
     launched_by = launcher_named(launcher)
     names = {**facts, "stem": stem, "framework": table.framework, "profile": table.profile}
@@ -84,7 +84,7 @@ def _filled(text: str, names: Mapping[str, Any]) -> str:
 def _lines(
     output: WrittenFile, names: Mapping[str, Any], prediction: Prediction | None, let: Mapping[str, str]
 ) -> Iterator[tuple[str, Any, str]]:
-    """Key, value and comment of each option that the plan says."""
+    """Yield key, value and comment of each option of the plan."""
     for key, value in output.always.items():
         yield key, value, ""
     for key, expression in output.keys.items():
@@ -94,7 +94,7 @@ def _lines(
 
 
 def _comment(expression: str, prediction: Prediction | None) -> str:
-    """The parts of time and the memory that the first fact of an expression decides."""
+    """Return the parts of time and the memory that the first fact of an expression determines."""
     if prediction is None:
         return ""
     fact = next((name for name in re.findall(r"[a-z_.]+", expression) if name in DECIDES), None)
@@ -126,10 +126,10 @@ def _text(output: WrittenFile, lines: Sequence[tuple[str, Any, str]], header: Se
     tree: dict[str, Any] = {}
     for key, value, comment in lines:
         *sections, last = key.split(".")
-        place = tree
+        branch = tree
         for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = (value, comment)
+            branch = branch.setdefault(section, {})
+        branch[last] = (value, comment)
     if output.form == "json":
         return json.dumps(_plain(tree), indent=2) + "\n"
     head = [f"# {line}" for line in header]
@@ -155,11 +155,11 @@ def _yaml(tree: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 
 def _toml(tree: Mapping[str, Any], section: str) -> Iterator[str]:
-    own = {key: entry for key, entry in tree.items() if not isinstance(entry, Mapping)}
-    if section and own:
+    options = {key: entry for key, entry in tree.items() if not isinstance(entry, Mapping)}
+    if section and options:
         yield ""
         yield f"[{section}]"
-    for key, (value, comment) in own.items():
+    for key, (value, comment) in options.items():
         yield f"{key} = {_scalar(value)}{after(comment)}"
     for key, entry in tree.items():
         if isinstance(entry, Mapping):
@@ -167,7 +167,7 @@ def _toml(tree: Mapping[str, Any], section: str) -> Iterator[str]:
 
 
 def _python(tree: Mapping[str, Any], calls: Mapping[str, str], depth: int) -> Iterator[str]:
-    """Keyword arguments; a section is a call, and a text that begins with `=` is an expression."""
+    """Yield keyword arguments; a section is a call, and a text that begins with `=` is an expression."""
     indent = "    " * depth
     for key, entry in tree.items():
         if isinstance(entry, Mapping):
@@ -188,19 +188,20 @@ def _scalar(value: Any) -> str:
 
 
 def _module_names(stage_layers: Sequence[int], head: str = "output") -> list[list[str]]:
-    """torchtitan's modules of each stage: embedding first, norm and the head last."""
-    found: list[list[str]] = []
+    """Return torchtitan's modules of each stage: embedding first, norm and head last."""
+    modules: list[list[str]] = []
     layer = 0
     for count in stage_layers:
-        found.append([f"layers.{index}" for index in range(layer, layer + count)])
+        modules.append([f"layers.{index}" for index in range(layer, layer + count)])
         layer += count
-    found[0].insert(0, "tok_embeddings")
-    found[-1] += ["norm", head]
-    return found
+    modules[0].insert(0, "tok_embeddings")
+    modules[-1] += ["norm", head]
+    return modules
 
 
 def _megatron_layout(stage_layers: Sequence[int]) -> str:
-    """Megatron's layout of stages: `Et*7|t*9|t*7L`."""
+    """Return Megatron's layout of stages: `Et*7|t*9|t*7L`."""
+
     stages = [f"t*{count}" if count else "" for count in stage_layers]
     return f"E{'|'.join(stages)}L"
 

@@ -137,7 +137,7 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int],
     mesh = folded_mesh(plan)
     _count_activations(counts, program, mesh, amount, times)
     _count_sends(counts, program, plan, place["pp"], amount)
-    _Parameters(estimator.profile, plan, mesh, mesh.place(place), program.parameters, program.regions, grid).count(counts)
+    _Parameters(estimator.profile, plan, mesh, mesh.fine_indices(place), program.parameters, program.regions, grid).count(counts)
     own = _with_keys_seen(estimator, plan, place["cp"])
     counts.saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(own, plan, place["pp"])
     counts.peak = sum(counts.peak_by_class.values())

@@ -14,7 +14,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.foundation.units import QuantityKind, parse_quantity
-from perfmodel.foundation.values import parsed_bool, whole
+from perfmodel.foundation.values import parsed_bool, read_integer
 from perfmodel.parallel.framework_ref import SETTINGS
 from perfmodel.validation.case_settings import settings_of_case
 
@@ -120,7 +120,7 @@ class Row:
             value = value.replace(",", "")
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        return whole(value, name, least=least)
+        return read_integer(value, name, least=least)
 
     def flag(self, name: str) -> bool | None:
         return flag_of(self.values.get(name), name)

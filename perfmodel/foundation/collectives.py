@@ -1,4 +1,4 @@
-"""The kinds of collectives, known to every floor."""
+"""Kinds of collectives, shared by all packages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class CollectiveKind(StrEnum):
-    """Kinds of collectives; the order gives each its integer code (`hardware.calibration.COLLECTIVE_CODE`)."""
+    """Kinds of collectives; the order defines their integer codes (`hardware.calibration.COLLECTIVE_CODE`)."""
 
     ALL_REDUCE = "all_reduce"
     REDUCE_SCATTER = "reduce_scatter"

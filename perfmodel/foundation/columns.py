@@ -1,4 +1,4 @@
-"""Figures of one plan or of many, and records whose numbers are such columns."""
+"""Columns: numbers of one plan or arrays of many plans, and records of columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Column: TypeAlias = float | NDArray[np.floating] | NDArray[np.integer]
-"""A number, or an array with an entry for each plan, which broadcasts over the rest."""
+"""A number, or an array with one entry per plan that broadcasts with other columns."""
 
 Record = TypeVar("Record")
 
@@ -18,7 +18,7 @@ Record = TypeVar("Record")
 def as_columns(records: Sequence[Record]) -> Record:
     """Return one record with an array, [record], in place of each float in which the records differ.
 
-    Its checks are not repeated: each of the records has passed them. Raises ValueError where they differ in anything but floats.
+    Its checks are not repeated, because each record has passed them. Raises ValueError if records differ in anything but floats.
     """
     return cast(Record, _as_columns(records))
 
@@ -47,8 +47,10 @@ def _as_columns(values: Sequence[Any]) -> Any:
 
 
 def table_entries(table: NDArray[np.float64], code: Any, *, has_columns: bool) -> NDArray[np.float64]:
-    """Return table[..., code], [..., *code.shape]; with `has_columns` of a table [..., code, column], whose columns are the last dim of
-    `code`."""
+    """Return table[..., code], of shape [..., *code.shape].
+
+    With `has_columns` the table is [..., code, column], and the last dim of `code` are its columns.
+    """
     if not has_columns:
         return table[..., code]
     return table[..., code, :] if np.ndim(code) == 0 else table[..., code[..., 0], :]

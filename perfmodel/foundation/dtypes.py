@@ -1,4 +1,4 @@
-"""The number formats that a chip multiplies and a tensor is stored in."""
+"""Number formats of chips and tensors."""
 
 from enum import StrEnum
 
@@ -35,5 +35,5 @@ _ITEMSIZE: dict[Dtype, float] = {
 
 
 def itemsize(dtype: Dtype) -> float:
-    """Bytes of one element in memory [byte]; fp4 packs two into one byte."""
+    """Return the bytes of one element in memory; fp4 packs two elements into one byte. [byte]"""
     return _ITEMSIZE[dtype]

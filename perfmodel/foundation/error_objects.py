@@ -1,4 +1,4 @@
-"""Errors as objects for programs: a code, the field and value at fault, and suggestions, from the one sentence of an error."""
+"""Errors as objects for programs: code, field, value and suggestions, parsed from the sentence of an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 class ErrorCode(StrEnum):
     """The kind of an error, for programs.
 
-    BAD_INPUT       a value breaks a rule (exit code 2)            MISSING    a value that is needed was not given (2)
+    BAD_INPUT       a value violates a rule (exit code 2)          MISSING    a required value was not given (2)
     UNKNOWN_NAME    no model, cluster, profile ... of this name (2)    UNKNOWN_OPTION   no such flag (2)
     NOTHING_FITS    a search found no plan that fits (2)           FAILED     a run or a check failed (1)
     NOTHING_MEETS   no cluster meets the deadline and the budget (2)
@@ -26,7 +26,7 @@ class ErrorCode(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-#: `tp=6: must divide ...` or `--tokens: is missing ...`; a file and a line may come first.
+#: `tp=6: must divide ...` or `--tokens: is missing ...`; a file and a line may precede it.
 _NAMED = re.compile(r"(?:^|: )(?P<field>--?[a-z][\w-]*|[a-z][\w.-]*)(?:=(?P<value>.*?))?: ")
 _OPTION = re.compile(r"No such (?:option|command):? '?(?P<field>[\w-]+)")
 _NAMES = re.compile(r"; (?:did you mean|use one of|use) (?P<names>.+?)(?: and \d+ more)?\??(?:;|$| \()")
@@ -37,7 +37,7 @@ _LONGEST_NAME = 40
 
 
 def error_object(sentence: str, code: ErrorCode) -> dict[str, str | list[str] | None]:
-    """Return the fields of an error: `field` and `value` are null where the sentence is about none, `suggestions` may be empty."""
+    """Return the fields of an error: `field` and `value` are null if the sentence names none, `suggestions` may be empty."""
     named = _NAMED.search(sentence) or _OPTION.match(sentence)
     if code is ErrorCode.BAD_INPUT:
         code = _refined(sentence)
@@ -51,13 +51,13 @@ def error_object(sentence: str, code: ErrorCode) -> dict[str, str | list[str] | 
 
 
 def suggestions_of(sentence: str) -> list[str]:
-    """Return the names or values that a sentence offers in place of the given one; else its remedy as it is."""
+    """Return the names or values that a sentence suggests in place of the given one; else its remedy unchanged."""
     missing = _MISSING.findall(sentence)
     if missing:
         return [f"{name}: {remedy}" for name, remedy in missing]
-    found = _POSSIBLE.search(sentence) or _NAMES.search(sentence)
-    if found is not None:
-        words = re.split(r", | or ", found["names"])
+    match = _POSSIBLE.search(sentence) or _NAMES.search(sentence)
+    if match is not None:
+        words = re.split(r", | or ", match["names"])
         names = [name[1] or name[2] for word in words if (name := _NAME.fullmatch(word.strip())) is not None]
         if len(names) == len(words) and all(len(name) <= _LONGEST_NAME for name in names):
             return names

@@ -1,4 +1,4 @@
-"""The edge of the program: YAML files become plain data, or an `InputError`. `foundation/schema.py` checks what they hold.
+"""Readers of YAML files, which return plain data or raise `InputError`. `foundation/schema.py` validates the data.
 
 PyYAML is imported when the first file is read.
 """
@@ -16,22 +16,22 @@ from typing import Any, BinaryIO
 from perfmodel.foundation.errors import InputError, one_line, shown
 
 MAX_FILE_BYTES = 8 * 2**20
-_FIRST_BYTES = 2**16  # most files end before; room for the largest takes longer to allocate than they take to read
+_FIRST_BYTES = 2**16  # most files are smaller; a buffer for the largest takes longer to allocate than they take to read
 MAX_DEPTH = 64
 MAX_NODES = 10**6
-"""Values of one file, those that an alias stands for counted each time."""
+"""Largest number of values in one file, with the values of an alias counted at every use."""
 MOST_DIGITS = 40
 MOST_FAULTS = 10
-_PIPE_PATIENCE = 10.0  # s, until a pipe gives its first byte
+_PIPE_PATIENCE = 10.0  # s, timeout for the first byte of a pipe
 
 
 @contextmanager
 def open_input(path: str | Path) -> Iterator[BinaryIO]:
-    """A file for reading. A folder and a device, which may have no end, are refused; a pipe must give something within ten seconds.
+    """Open a file for reading. Folders and devices, which may be endless, are refused; a pipe must deliver a byte within ten seconds.
 
-    Raises OSError or ValueError (a null byte) for what cannot be opened: callers word it with what they wanted.
+    Raises OSError or ValueError (a null byte) if it cannot be opened; callers convert it to their own message.
     """
-    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)  # opening a pipe that nobody writes does not wait
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)  # opening a pipe without a writer does not block
     with os.fdopen(opened, "rb") as stream:
         mode = os.fstat(opened).st_mode
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
@@ -46,7 +46,7 @@ def open_input(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: str | Path, what: str) -> bytes:
-    """All of a file of at most `MAX_FILE_BYTES`; `what` is the kind of file that a message asks for ("YAML file")."""
+    """Return the content of a file of at most `MAX_FILE_BYTES`. what: the kind of file in messages ("YAML file")."""
     try:
         with open_input(path) as stream:
             content = stream.read(_FIRST_BYTES)
@@ -61,32 +61,32 @@ def read_bytes(path: str | Path, what: str) -> bytes:
 
 
 def read_text(path: str | Path, what: str) -> str:
-    """As `read_bytes`, of a text in UTF-8."""
+    """Return the content of a UTF-8 text file, as `read_bytes`."""
     try:
         return read_bytes(path, what).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{one_line(path, 200)}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
 
 
-#: Texts of up to as many characters are parsed once, as the files that we ship are.
+#: Longest text whose parsed data is cached, as for shipped files [characters].
 MOST_KEPT = 1 << 18
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping that a YAML (or JSON) file holds. Repeated keys, other tags and anything that is not a mapping are refused."""
+    """Return the mapping in a YAML (or JSON) file. Repeated keys, other tags and anything that is not a mapping are refused."""
     return parse_yaml(read_text(path, "YAML file"), where=str(path))
 
 
 def parse_yaml(text: str, *, where: str) -> dict[str, Any]:
-    """As `read_yaml`, from the text itself; `where` names it in messages."""
+    """Return the mapping in a YAML text, as `read_yaml`. where: its name in messages."""
     parsed = _parsed if len(text) <= MOST_KEPT else _parsed.__wrapped__
-    data: dict[str, Any] = pickle.loads(parsed(text, where))  # of each caller its own
+    data: dict[str, Any] = pickle.loads(parsed(text, where))  # a separate copy for each caller
     return data
 
 
 @lru_cache(maxsize=256)
 def _parsed(text: str, where: str) -> bytes:
-    """The mapping in a text, pickled: the same few files are read for every prediction, and parsing takes many times as long."""
+    """Return the mapping in a text, pickled: every prediction reads the same few files, and parsing is much slower than unpickling."""
     import yaml
 
     if _depth(text) > MAX_DEPTH:
@@ -114,7 +114,7 @@ def _parsed(text: str, where: str) -> bytes:
 
 
 def _depth(text: str) -> int:
-    """An upper bound of how deep the flow brackets and block dashes nest; the parser recurses once per level, in C."""
+    """Return an upper bound of the nesting depth of flow brackets and block dashes; the parser recurses once per level, in C."""
     depth = deepest = 0
     for char in text:
         if char in "[{":
@@ -136,7 +136,7 @@ def _depth(text: str) -> int:
 
 
 def _check_aliases(root: Any) -> None:
-    """Refuse a text whose aliases stand for more than a file of ours holds, or for themselves: nothing is expanded to find out."""
+    """Refuse a text whose aliases expand to too many values or refer to themselves; nothing is expanded to check it."""
     sizes: dict[int, tuple[int, int]] = {}  # of a node: values below it, depth
     open_nodes: set[int] = set()
 
@@ -147,9 +147,9 @@ def _check_aliases(root: Any) -> None:
         if key not in sizes:
             open_nodes.add(key)
             parts = [part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,))]
-            below = [measure(part) for part in (parts if isinstance(node.value, list) else ())]
+            children = [measure(part) for part in (parts if isinstance(node.value, list) else ())]
             open_nodes.discard(key)
-            sizes[key] = 1 + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)
+            sizes[key] = 1 + sum(size for size, _ in children), 1 + max((depth for _, depth in children), default=0)
             if sizes[key][0] > MAX_NODES or sizes[key][1] > MAX_DEPTH:
                 raise InputError(
                     f"line {node.start_mark.line + 1}: aliases stand for more than {MAX_NODES:,} values or {MAX_DEPTH} levels; "
@@ -163,7 +163,7 @@ def _check_aliases(root: Any) -> None:
 
 @lru_cache(maxsize=1)
 def _loader(yaml: Any) -> Any:
-    """The C loader where PyYAML has it (10 times faster), refusing a key that is given twice and integers of any length."""
+    """Return the C loader if PyYAML has it (10 times faster), with errors for repeated keys and for integers of too many digits."""
     base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class StrictLoader(base):  # type: ignore[misc, valid-type]  # the base is chosen at run time
@@ -186,7 +186,7 @@ def _loader(yaml: Any) -> Any:
 
 
 def dump_yaml(data: Mapping[str, Any], *, inline_leaves: bool = False) -> str:
-    """YAML text that `parse_yaml` reads back as equal data; fields keep their order. inline_leaves: innermost lists on one line."""
+    """Return YAML text that `parse_yaml` reads back as equal data, with fields in order. inline_leaves: innermost lists on one line."""
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -198,7 +198,7 @@ def dump_yaml(data: Mapping[str, Any], *, inline_leaves: bool = False) -> str:
 
 
 def listed(sentences: Sequence[str]) -> str:
-    """Return what is wrong with a file as one text: a fault as it is, of several the first ten with their numbers.
+    """Return the faults of a file as one text: a single fault unchanged, of several the first ten with numbers.
 
     Fields with the same fault are named together: "vendor, launch_year: required field is missing; add it".
     """

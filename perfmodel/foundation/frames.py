@@ -1,4 +1,4 @@
-"""Rows of values as a pandas data frame. pandas is imported when the first frame is built: it is slow to load."""
+"""Rows of values as a pandas data frame. pandas is slow to load, so it is imported when the first frame is built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def data_frame(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> DataFrame:
-    """Return one line for each row; a value that a row does not have is missing (NaN, NA or None).
+    """Return a data frame with one line for each row; values that a row lacks are missing (NaN, NA or None).
 
     columns   names in order; None: those of all rows, in the order of their first use
 
@@ -31,7 +31,7 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def parquet_of(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return a Parquet file of the rows. A column of texts and numbers becomes one of texts: Parquet has one type for a column."""
+    """Return a Parquet file of the rows. A column of texts and numbers becomes one of texts, since Parquet columns have one type."""
     import io
 
     import pandas

@@ -1,4 +1,4 @@
-"""Items by a key."""
+"""Grouping of items by a key."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
@@ -8,8 +8,8 @@ _Item = TypeVar("_Item")
 
 
 def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
-    """Return key -> items, in the order of the first item of each key."""
-    found: dict[_Key, list[_Item]] = {}
+    """Return key -> items, with keys in the order of their first items."""
+    groups: dict[_Key, list[_Item]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups

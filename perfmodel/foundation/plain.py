@@ -1,4 +1,4 @@
-"""Results as JSON has them."""
+"""Results as plain JSON values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
-"""Of the objects that `--json` prints."""
+"""Version of the objects that `--json` prints."""
 
 
 def to_plain(value: object) -> Any:
-    """`value` as JSON has it: records and mappings become objects, sequences arrays, numpy numbers plain ones; nan and inf become null."""
+    """Return `value` for JSON: records and mappings become objects, sequences arrays, numpy numbers plain ones; nan and inf become null."""
     if value is None or isinstance(value, (bool, str)):
         return str(value) if isinstance(value, enum.StrEnum) else value
     if isinstance(value, enum.Enum):

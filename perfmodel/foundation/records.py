@@ -1,7 +1,7 @@
-"""Frozen records of parameters (a calibration) as plain data with units, and back: the dataclass itself is the description of the file.
+"""Conversion between frozen records (a calibration) and plain data with units; the dataclass defines the form of the file.
 
-A field's name carries its quantity (STYLE: `*_time`, `*_bytes`, `bandwidth`, ...), so it decides the unit in the file too; any other number
-is dimensionless and written bare. A round trip is exact.
+A field's name carries its quantity (STYLE: `*_time`, `*_bytes`, `bandwidth`, ...), so it determines the unit in the file too. Any other
+number is dimensionless and written without unit. A round trip is exact.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ Record = TypeVar("Record")
 
 
 def record_from_data(cls: type[Record], data: Any, *, where: str) -> Record:
-    """A frozen dataclass from data that has its schema: what we ship, or what `schema.checked_record` has checked."""
+    """Return a frozen dataclass from data that has its schema: shipped data, or data checked by `schema.checked_record`."""
     return typing.cast(Record, _value(cls, data, where=where, name=""))
 
 
 def record_to_data(value: Any, *, name: str = "") -> Any:
-    """Plain data with units; fields that hold their default are left out."""
+    """Return plain data with units; fields with their default value are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: record_to_data(getattr(value, field.name), name=field.name)
@@ -44,7 +44,7 @@ def record_to_data(value: Any, *, name: str = "") -> Any:
 
 
 def _item_name(name: str, key: str) -> str:
-    """Name that decides the unit of a mapping's entry: the mapping's (`host_times`), but for `peaks` the key."""
+    """Return the name that determines the unit of a mapping's entry: the mapping's (`host_times`), but the key for `peaks`."""
     return key if name == "peaks" else name
 
 
@@ -62,7 +62,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any, *, where: str, name: str) -> Any:
-    """`value`, which has the schema of its file, as the annotation `hint` wants it."""
+    """Convert `value`, which has the schema of its file, to the type of the annotation `hint`."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         key_hint, item_hint = arguments

@@ -1,4 +1,4 @@
-"""Where the shipped data files are, and how a file is written so that nothing is left half-written."""
+"""Folders of shipped data, and atomic writes of files."""
 
 import os
 import re
@@ -10,13 +10,13 @@ from perfmodel.foundation.errors import InputError, PerfModelError, bad_field
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
-# Names under which a process finds its own streams: they are written where they stand, whatever they lead to.
+# Names of a process's own streams: their descriptors are written to, and the files behind them are never replaced.
 _STREAM = re.compile(r"(?:/dev|/proc/self)/fd/(\d{1,9})|/dev/(stdout|stderr)", re.ASCII)
 
 
 @lru_cache(maxsize=16)
 def resource_dir(name: str) -> Path:
-    """The folder of shipped data `name` ("hardware_specs", "strategies"): inside an installed wheel, else at the root of the checkout."""
+    """Return the folder of shipped data `name` ("hardware_specs", "strategies"): in an installed wheel, else in the checkout."""
     for folder in (_PACKAGE / "_data" / name, _PACKAGE.parent / name):
         if folder.is_dir():
             return folder
@@ -24,10 +24,10 @@ def resource_dir(name: str) -> Path:
 
 
 def user_calibrations_dir() -> Path:
-    """Where `perfmodel calibrate` leaves calibrations and predictions look first; it need not exist.
+    """Return the folder of the user's calibrations, which predictions search first; it need not exist.
 
-    $XDG_DATA_HOME/perfmodel/calibrations, which is ~/.local/share/perfmodel/calibrations where nobody set that variable (or to a
-    relative path, which its specification says to ignore).
+    It is $XDG_DATA_HOME/perfmodel/calibrations. Without that variable, or with a relative path (ignored by its specification), it is
+    ~/.local/share/perfmodel/calibrations.
     """
     data = os.environ.get("XDG_DATA_HOME", "")
     if not os.path.isabs(data):
@@ -41,12 +41,11 @@ def user_calibrations_dir() -> Path:
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
-    """Write `content` (text as UTF-8) to `path` whole or not at all.
+    """Write `content` (text as UTF-8) to `path` completely or not at all.
 
-    It goes to a temporary file in the same folder, is forced to disk and then renamed. On a full disk, a missing folder or a
-    refused permission the old file stays as it was, the temporary one is removed, and an `InputError` names the path.
-    A symbolic link stays, and what it points to is written; a device, a pipe or a terminal (`/dev/null`, `/dev/stdout`) is written to,
-    never replaced.
+    It is written to a temporary file in the same folder, flushed to disk and renamed. On a full disk, a missing folder or a denied
+    permission the old file stays unchanged, the temporary one is removed, and an `InputError` names the path. The target of a symbolic
+    link is written, and the link stays. A device, a pipe or a terminal (`/dev/null`, `/dev/stdout`) is written to, never replaced.
     """
     import tempfile
 
@@ -75,7 +74,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 
 
 def check_can_be_written(path: str | Path, field: str) -> None:
-    """Refuse a path that `write_atomically` could not write, before the work is done."""
+    """Refuse a path that `write_atomically` cannot write, before the work is done."""
     text = os.fspath(path)
     if not os.path.isabs(text) and not _has_working_folder():
         raise bad_field(field, text, "the working folder was removed", "change to another folder or give a full path")
@@ -95,12 +94,12 @@ def check_can_be_written(path: str | Path, field: str) -> None:
 
 
 def check_can_be_made(folder: Path) -> None:
-    """Refuse a folder that could neither be made nor written into, before the work is done."""
-    place = folder
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
-    if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"{folder}: cannot be made or written by this user (because of {place}); choose a file with --save")
+    """Refuse a folder that cannot be created or written to, before the work is done."""
+    ancestor = folder
+    while not os.path.lexists(ancestor) and ancestor != ancestor.parent:
+        ancestor = ancestor.parent
+    if not os.path.isdir(ancestor) or not os.access(ancestor, os.W_OK | os.X_OK):
+        raise InputError(f"{folder}: cannot be made or written by this user (because of {ancestor}); choose a file with --save")
 
 
 def _has_working_folder() -> bool:
@@ -116,7 +115,7 @@ def _reason(error: Exception) -> str:
 
 
 def _open_special(target: Path) -> int | None:
-    """A descriptor of what is there already and is neither a file nor a folder, or of a stream of this process; else None."""
+    """Return a descriptor of an existing device, pipe or terminal, or of a stream of this process; else None."""
     stream = _STREAM.fullmatch(str(target))
     if stream:
         return os.dup(int(stream[1]) if stream[1] else {"stdout": 1, "stderr": 2}[stream[2]])
@@ -126,13 +125,13 @@ def _open_special(target: Path) -> int | None:
         return None
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return None
-    opened = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe that nobody reads is an error, not a wait
+    opened = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe without a reader raises an error and does not block
     os.set_blocking(opened, True)
     return opened
 
 
 def _mode_for(target: Path) -> int:
-    """Permissions of the file that is replaced, else those that a plain `open` would give."""
+    """Return the permissions of the replaced file, else those of a file that `open` creates."""
     try:
         return target.stat().st_mode & 0o777
     except OSError:

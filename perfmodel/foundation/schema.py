@@ -1,4 +1,4 @@
-"""The schema of a user's file as a pydantic model: its faults as sentences, its JSON Schema, its table of fields.
+"""Schemas of user files as pydantic models, with faults as sentences and descriptions from docstrings.
 
 Imported only when a user's file is read: loading pydantic takes as long as a prediction.
 """
@@ -30,13 +30,13 @@ class FileModel(BaseModel):
     """A mapping with exactly these fields: unknown fields, other types and infinite numbers are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
-    #: Remedy of a field that is missing.
+    #: Remedy for a missing field.
     ADD: ClassVar[str] = "add it"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReadBy:
-    """Annotation of a value that a function of ours reads.
+    """Annotation of a value that a function validates.
 
     read     takes value and field, raises InputError
     schema   JSON Schema of the value
@@ -60,13 +60,13 @@ class ReadBy:
 
 
 def quantity(kind: str) -> ReadBy:
-    """Annotation of a text that holds a quantity with its unit."""
+    """Return the annotation of a text with a quantity and its unit."""
     schema = {"type": "string", "quantity": str(kind), "unit": SI_UNITS[kind], "examples": [example_of(kind).split("'")[1]]}
     return ReadBy(lambda value, field: parse_quantity(value, kind, field=field), schema)
 
 
 class OneOf:
-    """Annotation of a text that is one of these."""
+    """Annotation of a text from a closed choice."""
 
     def __init__(self, values: Iterable[str]) -> None:
         self.values = [str(value) for value in values]
@@ -75,7 +75,7 @@ class OneOf:
         return core_schema.literal_schema(self.values)
 
 
-#: Default of a field that means nothing when it is left out.
+#: Default of an optional field without a value.
 OMITTED: Any = None
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -90,24 +90,24 @@ Time = Annotated[str, quantity(QuantityKind.TIME)]
 def model_of(
     record: type, *, inline: tuple[str, ...] = (), types: Callable[[str, Any], Any] | None = None, base: type[FileModel] = FileModel
 ) -> type[FileModel]:
-    """The model of files that hold a frozen dataclass; its docstring describes the fields, their names give the units.
+    """Return the model of files for a frozen dataclass; its docstring describes the fields, their names determine the units.
 
-    inline   fields that are records whose fields stand in the file without a group of their own
-    types    of a field by name and annotation, where a file holds it in another form; None: as usual
-    base     the model that has the remedies
+    inline   fields with records whose fields are at the top level of the file
+    types    type of a field, by name and annotation, where a file has it in another form; None: the default type
+    base     base model with the remedies
     """
-    found: dict[str, Any] = {}
-    _add_fields(found, record, inline, types)
+    definitions: dict[str, Any] = {}
+    _add_fields(definitions, record, inline, types)
     doc = (record.__doc__ or record.__name__).partition("\n\n")[0]
-    return create_model(record.__name__, __base__=base, __doc__=doc, **found)
+    return create_model(record.__name__, __base__=base, __doc__=doc, **definitions)
 
 
-def _add_fields(found: dict[str, Any], record: type, inline: tuple[str, ...], types: Callable[[str, Any], Any] | None) -> None:
+def _add_fields(definitions: dict[str, Any], record: type, inline: tuple[str, ...], types: Callable[[str, Any], Any] | None) -> None:
     hints, about = typing.get_type_hints(record), descriptions(record)
     for field in dataclasses.fields(record):
         name, hint = field.name, hints[field.name]
         if name in inline:
-            _add_fields(found, hint, (), types)
+            _add_fields(definitions, hint, (), types)
             continue
         more: dict[str, Any] = {}
         if field.default is not dataclasses.MISSING:
@@ -115,14 +115,14 @@ def _add_fields(found: dict[str, Any], record: type, inline: tuple[str, ...], ty
         elif field.default_factory is not dataclasses.MISSING:
             more["default"] = record_to_data(field.default_factory(), name=name)
         kind = types(name, hint) if types else None
-        found[name] = (_type_of(hint, name) if kind is None else kind, Field(description=about.get(name, ""), **more))
+        definitions[name] = (_type_of(hint, name) if kind is None else kind, Field(description=about.get(name, ""), **more))
 
 
 def _type_of(hint: Any, name: str) -> Any:
-    """The type of a file's value that becomes `hint` in a field of this name (`records.record_from_data`)."""
+    """Return the type of a file's value that `records.record_from_data` converts to `hint` in a field of this name."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        item: object = Text if name == "peaks" else _type_of(arguments[1], name)  # each peak has the unit of its own name
+        item: object = Text if name == "peaks" else _type_of(arguments[1], name)  # the name of each peak determines its unit
         return dict[_type_of(arguments[0], ""), item]  # type: ignore[misc]
     if origin is tuple:
         item = list[_type_of(arguments[0], name)]  # type: ignore[misc]
@@ -144,51 +144,51 @@ _ROW = re.compile(r" *([a-z][a-z0-9_]*(?:, [a-z][a-z0-9_]*)*)  +(\S.*)")
 
 
 def descriptions(record: type) -> dict[str, str]:
-    """The fields of a record as the table in its docstring describes them; a row may name several."""
+    """Return the descriptions of a record's fields from the table in its docstring; a row may name several fields."""
     names = {field.name for field in dataclasses.fields(record)}
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     current: list[str] = []
     for line in (record.__doc__ or "").splitlines():
         row = _ROW.fullmatch(line)
         if row and set(row[1].split(", ")) <= names:
             current = row[1].split(", ")
-            found.update(dict.fromkeys(current, row[2]))
+            texts.update(dict.fromkeys(current, row[2]))
         elif current and line.startswith("     "):
-            found.update({name: f"{found[name]} {line.strip()}" for name in current})
+            texts.update({name: f"{texts[name]} {line.strip()}" for name in current})
         else:
             current = []
-    return {name: re.sub(" +", " ", text) for name, text in found.items()}
+    return {name: re.sub(" +", " ", text) for name, text in texts.items()}
 
 
 def check(model: type[BaseModel], data: object, *, where: str = "", within: str = "") -> Any:
     """Return `data` if the model accepts it. Raises InputError that names every fault.
 
-    where    the file; "" where the caller names it
-    within   what its fields belong to
+    where    the file; "" if the caller names it
+    within   prefix of the fields in messages
     """
     try:
         model.model_validate(data)
     except ValidationError as error:
         faults = sorted(
             error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden"
-        )  # before the one it should be
+        )  # an unknown field first, then the missing one that it may stand for
         sentences = list(dict.fromkeys(_sentence(fault, model, within) for fault in faults))
         raise InputError(f"{where}: {listed(sentences)}" if where else listed(sentences)) from None
     return data
 
 
 def checked_record(cls: type[Record], data: object, *, where: str) -> Record:
-    """A frozen dataclass from what a user's file holds. Raises InputError that names every fault; where: what its fields belong to."""
+    """Return a frozen dataclass from the data of a user's file. Raises InputError that names every fault. where: prefix of the fields."""
     return record_from_data(cls, check(model_of(typing.cast(type, cls)), data, within=where), where=where)
 
 
-#: Remedies of required fields whose name alone does not say what they take.
+#: Remedies for required fields whose values do not follow from their names.
 _WHAT_TO_WRITE = {
     "source": "say where the numbers are from, such as source: 'data sheet, read 2026-01-15'",
     "provenance": "write read, recalled, mixed or measured",
 }
 
-#: Rule and remedy of each type of pydantic's errors; braces hold values of its context.
+#: Rule and remedy for each type of pydantic error; braces hold values of its context.
 _RULES = {
     "string_type": ("must be a text", "write one text"),
     "string_too_short": ("must not be empty", "write a text"),
@@ -207,7 +207,7 @@ _RULES = {
 
 
 def _sentence(fault: ErrorDetails, model: type[BaseModel], within: str) -> str:
-    """One of pydantic's errors as field, value, rule and remedy."""
+    """Return a pydantic error as field, value, rule and remedy."""
     path, kind, value = fault["loc"], fault["type"], fault["input"]
     is_key = bool(path) and path[-1] == "[key]"
     path = path[:-1] if is_key else path
@@ -239,7 +239,7 @@ def _sentence(fault: ErrorDetails, model: type[BaseModel], within: str) -> str:
 
 
 def _type_at(kind: Any, path: tuple[int | str, ...]) -> Any:
-    """The model that the value at a path must have; None where it has none."""
+    """Return the model of the value at a path; None if it has none."""
     for step in path:
         while kind is not None and typing.get_origin(kind) in (typing.Union, types.UnionType, Annotated):
             kind = typing.get_args(kind)[0]

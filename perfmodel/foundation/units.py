@@ -1,7 +1,7 @@
 """Quantities with units: strings in files and printouts, SI floats (s, byte, byte/s, FLOP/s, W, m2) inside.
 
-Prefixes live here only. Decimal and binary are kept apart (GB = 10^9, GiB = 2^30), and so are bits and bytes: `Gb` is refused, because
-half of its writers mean `Gbit` and the other half `GB`.
+Prefixes are used only in this module. Decimal and binary units are distinct (GB = 10^9, GiB = 2^30), and so are bits and bytes: `Gb` is
+refused, because some mean `Gbit` by it and others `GB`.
 """
 
 import math
@@ -32,7 +32,7 @@ class QuantityKind(StrEnum):
 _DECIMAL = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 
-# unit -> (factor, power of ten). The power is joined to the digits before they become a float, so that "3.35 TB/s" is 3.35e12 to the bit.
+# unit -> (factor, power of ten). The power is appended to the digits before the conversion to float, so "3.35 TB/s" is exactly 3.35e12.
 _Unit = tuple[float, int]
 _BYTES: dict[str, _Unit] = {
     **{f"{prefix}B": (1.0, power) for prefix, power in _DECIMAL.items()},
@@ -79,7 +79,7 @@ SI_UNITS: dict[str, str] = {
     QuantityKind.ENERGY: "J",
     QuantityKind.CLOCK: "Hz",
 }
-# Beyond this nothing is meant in any SI unit, and products of a few such numbers would no longer be finite.
+# Largest value in SI units: no quantity is larger, and products of a few larger numbers would overflow.
 _MOST = 1e26
 _BARE_NUMBERS = frozenset({QuantityKind.COUNT, QuantityKind.FRACTION})
 _EXAMPLES = {
@@ -117,7 +117,7 @@ _SUFFIXES = (
     ("energy", QuantityKind.ENERGY),
     ("clock", QuantityKind.CLOCK),
 )
-# The unit that whoever writes a bare number most likely has in mind, while the number is small.
+# The most likely unit of a small number without a unit.
 _USUAL_UNIT = {
     QuantityKind.TIME: "us",
     QuantityKind.BYTES: "GB",
@@ -130,13 +130,13 @@ _USUAL_UNIT = {
 
 
 def quantity_of(name: str) -> str:
-    """The kind of quantity that a field of this name holds; "" where it is dimensionless."""
+    """Return the kind of quantity of a field with this name; "" if it is dimensionless."""
     stem = name.partition(".")[0]
     return next((kind for suffix, kind in _SUFFIXES if stem == suffix or stem.endswith("_" + suffix)), "")
 
 
 def example_of(kind: str, number: float | None = None) -> str:
-    """How a quantity is written: an example, or the bare `number` with the unit that it most likely was meant in, or its base unit."""
+    """Return an example of a quantity, or the bare `number` with its most likely unit, or with the base unit if it is large."""
     known = QuantityKind(kind)
     if number is None or known not in _USUAL_UNIT or not 0 <= number < 1e18:
         return _EXAMPLES[known]
@@ -147,10 +147,10 @@ def example_of(kind: str, number: float | None = None) -> str:
 
 
 def parse_quantity(text: object, kind: str, *, field: str = "quantity") -> float:
-    """The SI value of a string such as "3.35 TB/s"; `kind` says which units it may have.
+    """Return the SI value of a string such as "3.35 TB/s"; `kind` determines its units.
 
-    Counts and fractions may be bare numbers; everything else must carry its unit. A fraction lies in 0..1. Negative and non-finite
-    values are refused. `field` names the culprit in the error message.
+    Counts and fractions may be bare numbers; all else must have a unit. A fraction is in 0..1. Negative and non-finite values are
+    refused. field: name in the error message.
     """
     units = _UNITS.get(kind)
     if units is None:
@@ -182,7 +182,7 @@ def parse_quantity(text: object, kind: str, *, field: str = "quantity") -> float
 
 
 def _unit_remedy(unit: str, kind: str, units: dict[str, _Unit]) -> tuple[str, str]:
-    """Rule and remedy for a unit that `kind` does not know."""
+    """Return rule and remedy for a unit that `kind` does not have."""
     if not unit:
         return f"a {kind} needs its unit", f"write {_EXAMPLES[QuantityKind(kind)]}"
     ambiguous = _BITS_OR_BYTES.fullmatch(unit)
@@ -194,21 +194,21 @@ def _unit_remedy(unit: str, kind: str, units: dict[str, _Unit]) -> tuple[str, st
 
 
 def exact_quantity(value: float, kind: str) -> str:
-    """A string with unit that `parse_quantity` turns back into exactly `value`, with the prefix that makes it shortest."""
+    """Return a string with unit that `parse_quantity` converts back to exactly `value`, with the prefix that makes it shortest."""
     units = _UNITS[kind]
     candidates = []
     for unit, (factor, power) in units.items():
         for digits in (f"{value / (factor * 10.0**power):.15g}", repr(float(value) / (factor * 10.0**power))):
             text = f"{digits} {unit}".strip()
             if "inf" not in digits and parse_quantity(text, kind) == value:
-                awkward = 4 * ("e" in digits) + 2 * (not 1 <= float(digits) < 1000)
-                candidates.append((len(digits) + awkward, len(text), text))
+                penalty = 4 * ("e" in digits) + 2 * (not 1 <= float(digits) < 1000)
+                candidates.append((len(digits) + penalty, len(text), text))
     base = next(unit for unit, scale in units.items() if scale == (1.0, 0))
     return min(candidates)[2] if candidates else f"{value!r} {base}".strip()
 
 
 def _with_prefix(value: float, steps: tuple[tuple[float, str], ...]) -> str:
-    """`value` in the largest unit that leaves at least 1 before the point, with three significant digits."""
+    """Return `value` in the largest unit in which it is at least 1, with three significant digits."""
     if not math.isfinite(value):
         return f"{value} {steps[-1][1]}"
     for scale, unit in steps:
@@ -240,42 +240,42 @@ _COUNT_STEPS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def format_time(time: float) -> str:
-    """Three digits: 1.23 s, 45.6 ms."""
+    """Format a time with three digits: 1.23 s, 45.6 ms."""
     return _with_prefix(time, _TIME_STEPS)
 
 
 def format_step(time: float) -> str:
-    """A step's time, in seconds even where it takes minutes: steps are compared."""
+    """Format a step time, in seconds even above a minute, so that steps can be compared."""
     return format_time(time) if time < 60 else f"{time:,.{1 if time < 1000 else 0}f} s"
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Three digits in binary units, as memory is sold and reported: 74.5 GiB."""
+    """Format bytes of memory with three digits in binary units: 74.5 GiB."""
     return _with_prefix(num_bytes, _BINARY_BYTE_STEPS)
 
 
 def format_traffic(num_bytes: float) -> str:
-    """Three digits in decimal units, as bandwidths are given: 1.5 GB."""
+    """Format bytes of traffic with three digits in decimal units, as for bandwidths: 1.5 GB."""
     return _with_prefix(num_bytes, _DECIMAL_BYTE_STEPS)
 
 
 def format_bandwidth(bandwidth: float) -> str:
-    """Three digits in decimal units: 450 GB/s."""
+    """Format a bandwidth with three digits in decimal units: 450 GB/s."""
     return _with_prefix(bandwidth, _BANDWIDTH_STEPS)
 
 
 def format_flop_rate(flop_rate: float) -> str:
-    """Three digits: 989 TFLOP/s."""
+    """Format a FLOP rate with three digits: 989 TFLOP/s."""
     return _with_prefix(flop_rate, _FLOP_RATE_STEPS)
 
 
 def format_power(power: float) -> str:
-    """Three digits: 700 W."""
+    """Format a power with three digits: 700 W."""
     return _with_prefix(power, _POWER_STEPS)
 
 
 def format_quantity(value: float, kind: str) -> str:
-    """Three digits of a quantity of this kind, in the unit that tables use."""
+    """Format a quantity of this kind with three digits, in the unit of tables."""
     steps = {
         QuantityKind.TIME: _TIME_STEPS,
         QuantityKind.BYTES: _BINARY_BYTE_STEPS,
@@ -291,5 +291,5 @@ def format_quantity(value: float, kind: str) -> str:
 
 
 def format_count(count: float) -> str:
-    """Three digits: 8.03B parameters."""
+    """Format a count with three digits: 8.03B."""
     return _with_prefix(count, _COUNT_STEPS).replace(" ", "")

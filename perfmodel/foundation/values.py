@@ -1,7 +1,7 @@
-"""Values as people write them, on the command line and in Python: `8k`, `10%`, `15T`, one value or several.
+"""Readers of values on the command line and in Python: `8k`, `10%`, `15T`, one value or several.
 
-A length or a batch counts in binary steps, as the field does (`8k` tokens are 8192); tokens to train on in decimal ones (`15T`).
-What is not of the kind that is wanted is an InputError that names the field.
+Suffixes of lengths and batches are binary, as usual (`8k` tokens are 8192); those of training tokens are decimal (`15T`). The readers raise
+InputError that names the field.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _WHOLE = re.compile(r"\s*(\d{1,3}(?:_\d{3})+|\d{1,12})(\.\d{1,9})?\s*([kKmMgG]?)i?\s*", re.ASCII)
 
 
-def whole(value: object, field: str, *, least: int = 1, most: int = MAX_WHOLE, remedy: str = "write 64 or 8k (8192)") -> int:
-    """A whole number from `least` to `most`; text may count in binary steps: `8k`, `1M`."""
+def read_integer(value: object, field: str, *, least: int = 1, most: int = MAX_WHOLE, remedy: str = "write 64 or 8k (8192)") -> int:
+    """Return an integer from `least` to `most`; text may have a binary suffix: `8k`, `1M`."""
     number = _number(value)
     if number is None or not least <= number <= most:
         bound = f"at least {least}" if number is None or number < least else f"at most {most}"
@@ -52,31 +52,31 @@ def _number(value: object) -> int | None:
 
 
 def share(value: object, field: str) -> float:
-    """A share from 0 to below the whole: `10%` or 0.1."""
-    found = parse_quantity(value, QuantityKind.FRACTION, field=field)
-    if found >= 1.0:
+    """Return a share from 0 to below 1: `10%` or 0.1."""
+    fraction = parse_quantity(value, QuantityKind.FRACTION, field=field)
+    if fraction >= 1.0:
         raise bad_field(field, _quoted(value), "must be less than the whole", "write 10% or 0.1")
-    return found
+    return fraction
 
 
 def optional_share(value: object, field: str) -> float | None:
-    """A share, or None where none is given."""
+    """Return a share, or None if none is given."""
     return None if value is None or value == "" else share(value, field)
 
 
 def seconds(value: object, field: str) -> float:
-    """A time as a user limits something: 30, `30`, `30 s` or `500 ms`."""
+    """Return a time limit in seconds: 30, `30`, `30 s` or `500 ms`. [s]"""
     is_bare = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(value, str):
         is_bare = re.fullmatch(r"\s*[0-9.]+\s*", value, re.ASCII) is not None
-    found = parse_quantity(f"{value} s" if is_bare else value, QuantityKind.TIME, field=field)
-    if found == 0.0:
+    time = parse_quantity(f"{value} s" if is_bare else value, QuantityKind.TIME, field=field)
+    if time == 0.0:
         raise bad_field(field, _quoted(value), "must be more than nothing", "write 30 (seconds)")
-    return found
+    return time
 
 
 def token_count(value: object, field: str = "tokens") -> float:
-    """Tokens to train on: `15T`, `300b`, 3e11."""
+    """Return a number of training tokens: `15T`, `300b`, 3e11."""
     text = value.strip() if isinstance(value, str) else value
     if isinstance(text, str) and text[-1:] in ("t", "b", "m", "g"):
         text = text[:-1] + text[-1].upper()
@@ -93,7 +93,7 @@ def yes_or_no(value: object, field: str) -> bool:
 
 
 def parsed_bool(word: str, field: str) -> bool:
-    """As people write it."""
+    """Return the truth value of a word: true, yes, on, 1; false, no, off, 0, none."""
     plain = word.strip().lower()
     if plain in ("true", "yes", "on", "1"):
         return True
@@ -112,7 +112,7 @@ _Member = TypeVar("_Member", bound=StrEnum)
 
 
 def choice_of(kind: type[_Member], value: str, field: str) -> _Member:
-    """One of a closed choice."""
+    """Return the member of a closed choice. Raises InputError with a suggestion."""
     try:
         return kind(value)
     except ValueError:
@@ -120,73 +120,73 @@ def choice_of(kind: type[_Member], value: str, field: str) -> _Member:
 
 
 def check_name(value: object, field: str, kind: type, remedy: str) -> None:
-    """A name, a path or an object of that kind."""
+    """Refuse a value that is no name, path or object of that kind."""
     if not isinstance(value, (str, Path, kind)):
         raise bad_field(field, shown(value), f"must be a name, a path or a {kind.__name__}", remedy)
 
 
 def check_path(value: object, field: str) -> None:
-    """A name or a path."""
+    """Refuse a value that is no name or path."""
     if not isinstance(value, (str, Path)):
         raise bad_field(field, shown(value), "must be a name or a path", f"write {field}='name' or the path of its file")
 
 
 def is_path(name: str | Path) -> bool:
-    """Whether somebody means a file and not a name."""
+    """Return whether a text is the path of a file and not a name."""
     text = plain_text(name)
     return "/" in text or "\\" in text or text.endswith((".yaml", ".yml", ".json"))
 
 
 def check_progress(progress: object) -> None:
-    """A function that is called with the share that is done, or None."""
+    """Refuse a progress callback that is neither a function of the completed share nor None."""
     if progress is not None and not callable(progress):
         raise bad_field("progress", shown(progress), "must be a function of the share that is done", "leave it out")
 
 
 def several(value: object) -> list[Any]:
-    """One value or several: `64,128` and [64, 128] are two, everything else is one; nothing is none."""
+    """Return one value or several as a list: `64,128` and [64, 128] are two, None is none, everything else is one."""
     if value is None:
         return []
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, Iterable) and isinstance(value, (list, tuple, range, set, frozenset)):
-        return [each for item in value for each in (several(item) if isinstance(item, str) else [item])]
+        return [part for item in value for part in (several(item) if isinstance(item, str) else [item])]
     return [value]
 
 
 def doubled(first: int, last: int) -> list[int]:
-    """Numbers from the first to the last, each twice the one before it; the last is always there."""
-    found = [first * 2**power for power in range((last // first).bit_length())]
-    return found if found[-1] == last else [*found, last]
+    """Return the numbers from the first to the last, each twice the previous one; the last is always included."""
+    numbers = [first * 2**power for power in range((last // first).bit_length())]
+    return numbers if numbers[-1] == last else [*numbers, last]
 
 
 def several_numbers(value: object, field: str) -> list[Any]:
-    """As `several`, of numbers: `8,192` may be one number or two and is refused, `64,128` are two, and `256..1k` are 256, 512 and 1024."""
+    """Return numbers as `several`: `8,192` is ambiguous and refused, `64,128` are two, and `256..1k` are 256, 512 and 1024."""
     for text in [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else ():
         if isinstance(text, str) and _THOUSANDS.fullmatch(text.strip()) and _is_one_number(text.strip()):
             one, apart = text.strip().replace(",", ""), text.strip().replace(",", ", ")
             rule = f"may be {one} or {len(apart.split())} values"
             raise bad_field(field, text, rule, f"write {one}, or '{apart}' with spaces for several")
-    found: list[Any] = []
-    for each in several(value):
-        ends = each.split("..") if isinstance(each, str) else [each]
+    numbers: list[Any] = []
+    for entry in several(value):
+        ends = entry.split("..") if isinstance(entry, str) else [entry]
         if len(ends) == 1:
-            found.append(each)
+            numbers.append(entry)
             continue
-        first, *others = (whole(end, field) for end in ends)
+        first, *others = (read_integer(end, field) for end in ends)
         if len(others) != 1 or others[0] < first:
-            raise bad_field(field, each, "must be two numbers, the smaller first", "write 256..2048 for 256,512,1024,2048")
-        found += doubled(first, others[0])
-    return found
+            raise bad_field(field, entry, "must be two numbers, the smaller first", "write 256..2048 for 256,512,1024,2048")
+        numbers += doubled(first, others[0])
+    return numbers
 
 
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+", re.ASCII)
 _MOST_ODD = 15
-"""Of round sizes (4,096, 12,288, 131,072) the part that is no power of two is at most this."""
+"""Largest odd factor of round sizes (4,096, 12,288, 131,072)."""
 
 
 def _is_one_number(text: str) -> bool:
-    """Whether a text with commas is likelier a number with thousands than a list: a round size, or parts that start with 0."""
+    """Return whether a text with commas is probably one number with thousands separators: a round size, or parts that start with 0."""
     number = int(text.replace(",", ""))
     odd = number // (number & -number) if number else 0
     return odd <= _MOST_ODD or any(part.startswith("0") for part in text.split(",")[1:])

@@ -1,7 +1,7 @@
-"""Words that people give to a verb, each written once: as a field of a record.
+"""Words: inputs of a verb, each defined once as a field of a record.
 
-A record is a frozen dataclass whose fields are made by `word`. Arguments in Python (`takes`), options of a command line
-(`cli/options.py`), keys of files and names of knobs come from its fields, so a new word is one line.
+A record is a frozen dataclass whose fields are made by `word`. Arguments in Python (`takes`), options of the command line
+(`cli/options.py`), keys of files and names of knobs are derived from its fields, so a new word is one line.
 """
 
 from __future__ import annotations
@@ -24,31 +24,30 @@ Value = TypeVar("Value")
 Several: TypeAlias = "Value | Sequence[Value] | None"
 
 
-#: An option of the command line in a help text, which is an argument in Python.
+#: An option of the command line in a help text; in Python it is an argument.
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Word:
-    """Description of an option (a word) of a verb.
+    """Description of an input (a word) of a verb.
 
-    help, otherwise   what it means, and what holds where it is left out
-    metavar           what stands for its value in help
-    kind              what a command line gives: int, str, bool or Path
+    help, otherwise   meaning, and meaning if left out
+    metavar           placeholder of its value in help
+    kind              type on a command line: int, str, bool or Path
     aliases           other names of its option
-    option            what its option is called, where not as the word; repeats: it may be given again and again
-    takes             of what types a program gives it; empty: as the field is annotated
-    read              makes the value of what was given, or refuses it, where its kind alone does not say how; the second argument is
-                      the word's name
-    least             the smallest number
-    several           several values may be given where a verb takes several; several_help: what is said there, where that is not `help`
-    split             the values in what was given (the second argument is the word's name), where not commas and lists tell them apart
-    default_text      its default as a command line shows it
-    missing           what to give, where no answer is possible without it
-    choices           the values that there are, of a closed choice
-    is_searched       a search tries several values of it and keeps them apart
-    is_shorthand      says what other words say, which files then hold
-    in_files          what a file means that leaves it out; None: nothing by itself
+    option            name of its option, if not the word's; repeats: the option may be repeated
+    takes             types in a program; empty: those of the field's annotation
+    read              reader of a given value and the word's name, where the kind does not suffice; it returns the value or raises
+    least             smallest number
+    several           whether several values may be given to a verb that takes several; several_help: help of such a verb
+    split             function of a given value and the word's name that returns its values, where commas and lists do not separate them
+    default_text      default shown on a command line
+    missing           remedy if a required word is missing
+    choices           enumeration of a closed choice
+    is_searched       whether a search varies it
+    is_shorthand      whether it stands for other words, which files hold instead
+    in_files          default in a file that leaves it out; None: no default
     """
 
     help: str
@@ -77,7 +76,7 @@ class Word:
         return self.is_searched and self.kind is not bool
 
     def values(self, given: object, name: str) -> list[Any]:
-        """The given values, one or several, before they are read."""
+        """Return the given values, one or several, before they are read."""
         from perfmodel.foundation.values import several, several_numbers
 
         if self.split is not None:
@@ -85,64 +84,64 @@ class Word:
         return several_numbers(given, name) if self.kind is int else several(given)
 
     def value(self, given: object, name: str) -> Any:
-        """The given value after reading. Raises InputError."""
+        """Return the given value after reading. Raises InputError."""
         if self.read is not None:
             return self.read(given, name)
-        whole, yes_or_no, text_of = _readers()
+        read_number, yes_or_no, text_of = _readers()
         if self.kind is int:
-            return whole(given, name, least=self.least, remedy="write 8")
+            return read_number(given, name, least=self.least, remedy="write 8")
         return yes_or_no(given, name) if self.kind is bool else text_of(given, name, "its name")
 
 
 @cache
 def _readers() -> tuple[Callable[..., int], Callable[..., bool], Callable[..., str]]:
-    """Imported when there is a value to read: `--help` has none."""
-    from perfmodel.foundation.values import text_of, whole, yes_or_no
+    """Return readers by kind, imported when the first value is read: `--help` reads none."""
+    from perfmodel.foundation.values import read_integer, text_of, yes_or_no
 
-    return whole, yes_or_no, text_of
+    return read_integer, yes_or_no, text_of
 
 
 def word(help: str, *, default: Any = None, **more: Any) -> Any:
-    """A field of a record."""
+    """Return a field of a record of words."""
     return field(default=default, metadata={"word": Word(help=help, **more)})
 
 
 def words_of(record: type) -> Mapping[str, Word]:
-    """The words of a record by name, in its order."""
+    """Return the words of a record by name, in its order."""
     return _words_of(cast(Any, record))
 
 
 @cache
 def _words_of(record: Any) -> Mapping[str, Word]:
-    return {each.name: each.metadata["word"] for each in fields(record)}
+    return {entry.name: entry.metadata["word"] for entry in fields(record)}
 
 
 def given_words(record: Any) -> dict[str, Any]:
-    """The words of a record that were given, by name: those that are not left out."""
+    """Return the words of a record that were given, by name."""
     return {name: getattr(record, name) for name in words_of(type(record)) if getattr(record, name) is not None}
 
 
 class Combinations(tuple[Any, ...]):
-    """One record for each combination of the values of varied words; is_list: some of these were given as a list."""
+    """Records of all combinations of the values of varied words. is_list: whether some of the words were given as a list."""
 
     is_list: bool = False
 
 
 def is_list(given: object) -> bool:
-    """Return whether several values were given as a list, be it of one; a matrix is one value."""
-    return isinstance(given, Sequence) and not isinstance(given, str) and not any(isinstance(each, (list, tuple)) for each in given)
+    """Return whether values were given as a list, even of one value; a matrix is one value."""
+    return isinstance(given, Sequence) and not isinstance(given, str) and not any(isinstance(entry, (list, tuple)) for entry in given)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Words:
-    """Some words of a record, as a verb takes them.
+    """Selection of a record's words for a verb.
 
-    only, without   names, separated by spaces: the only ones, or all but these
-    needed          those that cannot be left out
+    only, without   names, separated by spaces: only these, or all except these
+    needed          required words
     several         whether the verb takes several values of the words that may have several
     varied          whether it takes several values of searched words: its argument is then `Combinations`
-    helps           what is said of a word of this verb in place of its own help
-    defaults        defaults of this verb, as they are shown
+    helps           help texts of this verb, in place of the words' own
+    defaults        defaults of this verb, as text
     """
 
     record: type
@@ -155,35 +154,35 @@ class Words:
     defaults: Mapping[str, str] = field(default_factory=dict)
 
     def words(self) -> Mapping[str, Word]:
-        found = words_of(self.record)
-        names = self.only.split() or [name for name in found if name not in self.without.split()]
-        return {name: found[name] for name in names}
+        known = words_of(self.record)
+        names = self.only.split() or [name for name in known if name not in self.without.split()]
+        return {name: known[name] for name in names}
 
     def make(self, given: Mapping[str, Any]) -> Any:
-        """The record of what was given by name, or `Combinations` of records, the last word varying fastest."""
+        """Return the record of the given words, or `Combinations` of records, with the last word varying fastest."""
         if not self.varied:
             return self.record(**given)
         words = words_of(self.record)
         several = {name: words[name].values(value, name) for name, value in given.items() if words[name].is_varied}
         once = {name: list(dict.fromkeys(values)) or [None] for name, values in several.items()}
-        found = Combinations(self.record(**{**given, **dict(zip(once, values, strict=True))}) for values in product(*once.values()))
-        found.is_list = any(is_list(given[name]) for name in several)
-        return found
+        records = Combinations(self.record(**{**given, **dict(zip(once, values, strict=True))}) for values in product(*once.values()))
+        records.is_list = any(is_list(given[name]) for name in several)
+        return records
 
 
 def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """A function whose parameters of these names are records, as one that takes their words by name.
+    """Return a decorator: parameters with these names, which are records, are replaced by their words as keyword arguments.
 
     `@takes(knobs=Knobs) def predict(plan, *, knobs)` is called as `predict(plan, tp=2)`; its signature lists every word.
     """
     chosen = {name: group if isinstance(group, Words) else Words(group) for name, group in groups.items()}
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
-        own = inspect.signature(function)
-        others = [name for name in own.parameters if name not in chosen]
-        positional = [name for name in others if own.parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-        home = {name: group for group, words in chosen.items() for name in words.words()}
-        short = {alias.strip("-"): name for words in chosen.values() for name, each in words.words().items() for alias in each.aliases}
+        signature = inspect.signature(function)
+        others = [name for name in signature.parameters if name not in chosen]
+        positional = [name for name in others if signature.parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        group_of_word = {name: group for group, words in chosen.items() for name in words.words()}
+        short = {alias.strip("-"): name for words in chosen.values() for name, entry in words.words().items() for alias in entry.aliases}
         needed = [name for words in chosen.values() for name in words.needed.split()]
 
         @wraps(function)
@@ -196,55 +195,56 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
             parts: dict[str, dict[str, Any]] = {group: {} for group in chosen}
             rest: dict[str, Any] = {}
             for name, value in given.items():
-                if name in home:
-                    parts[home[name]][name] = value
+                if name in group_of_word:
+                    parts[group_of_word[name]][name] = value
                 elif name in others:
                     rest[name] = value
                 else:
-                    remedy = f"; here it is {short[name]!r}" if name in short else suggest(name, [*others, *home])
+                    remedy = f"; here it is {short[name]!r}" if name in short else suggest(name, [*others, *group_of_word])
                     raise TypeError(f"{function.__name__}() has no argument {name!r}{remedy}")
             absent = [name for name in needed if name not in given]
             if absent:
                 raise TypeError(f"{function.__name__}() needs {', '.join(absent)}; give it by name: {absent[0]}=...")
             return function(*args, **rest, **{group: words.make(parts[group]) for group, words in chosen.items()})
 
-        call.__signature__ = _spelled_out(own, chosen)  # type: ignore[attr-defined]
+        call.__signature__ = _spelled_out(signature, chosen)  # type: ignore[attr-defined]
         call.__doc__ = _documented(function.__doc__, chosen)
         return call
 
     return decorate
 
 
-def _spelled_out(own: inspect.Signature, chosen: Mapping[str, Words]) -> inspect.Signature:
-    """The signature with the words of each record in its place."""
+def _spelled_out(signature: inspect.Signature, chosen: Mapping[str, Words]) -> inspect.Signature:
+    """Return the signature with the words of each record in its place."""
+
     parameters: list[inspect.Parameter] = []
-    for name, parameter in own.parameters.items():
+    for name, parameter in signature.parameters.items():
         parameters += _arguments(chosen[name]) if name in chosen else [parameter]
-    return own.replace(parameters=parameters)
+    return signature.replace(parameters=parameters)
 
 
 def _documented(doc: str | None, chosen: Mapping[str, Words]) -> str:
     """Return the docstring with one line for each argument that is a word."""
     helps = (
-        (name, words.helps[name] if name in words.helps else "; ".join(filter(None, (each.help, each.otherwise))))
+        (name, words.helps[name] if name in words.helps else "; ".join(filter(None, (entry.help, entry.otherwise))))
         for words in chosen.values()
-        for name, each in words.words().items()
+        for name, entry in words.words().items()
     )
     lines = (f"    {name}: {_OPTION.sub(lambda option: option[1].replace('-', '_'), text).rstrip('.')}." for name, text in helps)
     return "\n".join([inspect.cleandoc(doc or ""), "", "Args:", *lines])
 
 
 def _arguments(words: Words) -> list[inspect.Parameter]:
-    by_name = {each.name: each for each in fields(words.record)}
-    found = []
-    for name, each in words.words().items():
-        kind, default = each.takes or str(by_name[name].type).removesuffix(" | None"), by_name[name].default
+    by_name = {entry.name: entry for entry in fields(words.record)}
+    parameters = []
+    for name, entry in words.words().items():
+        kind, default = entry.takes or str(by_name[name].type).removesuffix(" | None"), by_name[name].default
         if name in words.needed.split():
             annotation, default = kind, MISSING
-        elif (words.several and each.several) or (words.varied and each.is_varied):
+        elif (words.several and entry.several) or (words.varied and entry.is_varied):
             annotation = f"Several[{kind}]"
         else:
             annotation = f"{kind} | None" if default is None else kind
         empty = inspect.Parameter.empty if default is MISSING else default
-        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=annotation))
-    return found
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=annotation))
+    return parameters

@@ -1,1 +1,1 @@
-"""Level 2: training frameworks and serving engines: their options, what these change, and what each can run."""
+"""Level 2: training frameworks and serving engines: their options, the effects of these, and the plans that each can run."""

@@ -20,17 +20,17 @@ DEFAULT_ENGINE = "vllm"
 EXTENTS = ("any", "whole", "none")
 ATTENTIONS = ("any", "latent", "none")
 GENERIC_ENGINE = "generic"
-"""Values of an unknown engine: the mean of the known ones."""
+"""Engine with the mean values of the known ones, for an unknown engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineVersions:
     """Options that differ in some versions of an engine.
 
-    since          the first of these versions
-    before         the first version after them
-    sampler_bytes  as of the engine's memory, in these versions
-    graph_bytes    as of the engine's memory, in these versions
+    since          first of these versions
+    before         first version after them
+    sampler_bytes  value of the memory option in these versions
+    graph_bytes    value of the memory option in these versions
     """
 
     since: str
@@ -43,9 +43,9 @@ class EngineVersions:
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """(1, 2, 0) of "trtllm 1.2.0rc6.post3"; () where none is said."""
-    found = re.search(r"(?<![\w.])v?(\d+(?:\.\d+)+)", text)
-    return tuple(int(part) for part in found[1].split(".")) if found else ()
+    """Return the version in a text: (1, 2, 0) of "trtllm 1.2.0rc6.post3"; () if there is none."""
+    match = re.search(r"(?<![\w.])v?(\d+(?:\.\d+)+)", text)
+    return tuple(int(part) for part in match[1].split(".")) if match else ()
 
 
 def _check_least_1(name: str, value: int) -> None:
@@ -63,24 +63,24 @@ class EngineMemory:
     """Memory of a rank (inference.md's `u C - W - A - G - N`, or `u (C - W - A - G - N)`).
 
     memory_fraction           u: share of the memory that the engine may fill
-    fraction_of_free          u is of what is free once the engine is loaded, not of all
+    fraction_of_free          u is a share of the free memory after the engine is loaded, not of the whole memory
     activation_factor         A = 2 T n d x factor, by tensor-parallel degree 1, 2, 4, 8; of models with experts `expert_activation_factor`
     expert_activation_factor  the same of models with experts
-    least_activation_bytes    A is at least this
+    least_activation_bytes    smallest A
     graph_bytes               G: captured graphs
     context_bytes             N: driver, libraries, communicators
-    link_bytes                of N, only where tp > 1
-    reserve_bytes             held back besides; with it, in place of A and G where an engine sets them aside by a rule (SGLang):
-    reserve_token_bytes       for each token of a step
-    reserve_chip_bytes        for each chip of a replica
-    reserve_rank_bytes        for each attention rank, where there are several
-    least_reserve_bytes       all of these together are no less
+    link_bytes                part of N that exists only for tp > 1
+    reserve_bytes             further reserved memory; with the next four in place of A and G, if an engine reserves by a rule (SGLang)
+    reserve_token_bytes       reserved per token of a step
+    reserve_chip_bytes        reserved per chip of a replica
+    reserve_rank_bytes        reserved per attention rank, if there are several
+    least_reserve_bytes       smallest sum of these
     block_tokens              tokens of a block of the cache
-    reserves_answers          a request gets a place when its whole answer has room; else when its prompt has, and those that came last are
-                              thrown out (and computed again) where the cache runs full
-    sampler_bytes             for each sequence that may run and each entry of the vocabulary: what a profile run of the sampler holds at
-                              its peak, where that is more than A
-    keeps_expert_workspace    what goes into and comes out of the experts' products lies in buffers that stay, also while the sampler runs
+    reserves_answers          a request is admitted if the cache can hold its prompt and its whole answer; else if it can hold the prompt,
+                              and the latest requests are preempted and recomputed when the cache is full
+    sampler_bytes             peak memory of the sampler in the profile run, per running sequence and entry of the vocabulary; it counts
+                              where it is more than A
+    keeps_expert_workspace    inputs and outputs of the experts' products are in persistent buffers, which stay while the sampler runs
     """
 
     memory_fraction: float
@@ -113,14 +113,14 @@ class EngineMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineScheduling:
-    """Which requests a step holds.
+    """Scheduling of requests into steps.
 
-    max_batch        sequences that run at once
-    max_tokens       tokens of a step (a chunk of a prompt and the sequences that decode)
-    has_chunks       prompts are cut into chunks beside decoding; else they run by themselves, first
+    max_batch        concurrent sequences
+    max_tokens       tokens of a step (a chunk of a prompt and one token of each decoding sequence)
+    has_chunks       chunked prefill: chunks of prompts run in the same steps as decoding; else prompts run alone, first
     gathers_prompts  attention ranks wait for one another's prompts, so that all of them prefill in the same step
-    lockstep         s in 0..1: how far requests march in step (0: spread out, 1: waves)
-    graph_sizes      batches up to the last have captured graphs; a step is padded to the next
+    lockstep         s in 0..1: synchronisation of requests (0: evenly spread, 1: waves)
+    graph_sizes      batch sizes with captured graphs; a step is padded to the next size
     """
 
     max_batch: int = 1024
@@ -140,15 +140,15 @@ class EngineScheduling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRuns:
-    """Which plans it runs ("any", "whole", "none").
+    """Plans that the engine can run ("any", "whole", "none").
 
-    attention_dp            attention data parallelism: of any degree; only of all chips of a stage (tp is 1 then); not at all
-    expert_parallel         experts are dealt over any part of a stage's chips; over all of them or cut by all of them; only cut
-    has_decode_context      ranks of tp that keep the same cache can share its tokens (decode context parallelism)
-    prefill_context         chips can share the tokens of a prompt (prefill context parallelism): "any", "latent" (of latent attention),
-                            "none"
-    prefill_context_beside  degrees beside tp and ep that it runs with that: pp, attention_dp
-    prefill_context_since   version that first does, where that is later than `version`: no search proposes it unasked
+    attention_dp            attention data parallelism: any degree; only over all chips of a stage (with tp 1); none
+    expert_parallel         expert-parallel degree: any; either all chips of a stage or 1; only 1, with each expert sharded over all chips
+    has_decode_context      decode context parallelism: ranks of tp with the same cache can split its tokens
+    prefill_context         prefill context parallelism, in which chips split the tokens of a prompt: "any", "latent" (latent attention
+                            only), "none"
+    prefill_context_beside  degrees other than tp and ep that it combines with prefill context parallelism: pp, attention_dp
+    prefill_context_since   first version with it, if later than `version`; a search then proposes it only on request
     """
 
     attention_dp: str = "any"
@@ -170,14 +170,14 @@ class EngineRuns:
 class EngineHost:
     """Host times.
 
-    step_time           of a step, beside the device
-    sequence_time       of a step, for each sequence
+    step_time           host time of a step, in addition to the device time
+    sequence_time       host time of a step, per sequence
     request_time        h0: from a request's arrival to its prefill, and back with its first token
-    border_steps        decode steps that pass between the end of a prefill and the first token
-    layer_prefill_time  host time of a layer in a prefill without graphs: prefill takes no less
-    has_graphs          decoding replays graphs; else each kernel is launched
-    launch_time         of a kernel that is launched
-    overlaps_host       scheduling runs beside the device: the longer of the two counts
+    border_steps        decode steps between the end of a prefill and the first token
+    layer_prefill_time  host time of a layer in a prefill without graphs: a lower bound of the prefill time
+    has_graphs          decode replays CUDA graphs; else each kernel is launched
+    launch_time         launch time of a kernel
+    overlaps_host       scheduling overlaps with the device: the longer of the two counts
     """
 
     step_time: float = 0.0
@@ -192,21 +192,20 @@ class EngineHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKernels:
-    """Kernels: which are fused, and what they reach.
+    """Kernels: fusion and rates.
 
-    floor_fraction             of a kernel's floor that shows in a replayed graph
-    fuses_all_reduce           small all-reduces by the engine's own kernels
-    fuses_casts                what narrows activations before products of fewer bits is part of the kernel before; else it is a kernel of
-                               its own
-    fuses_kernels              products of one input are one call, and norms, additions and rotations share launches; else all are kernels
-    sparse_attention_time      of a layer that attends to chosen tokens: what narrows, scores and chooses, beside its products and its
-                               reading
-    rank_skew_time             of an all-reduce beside its kernel: its ranks, launched one by one, come to it one after another
-    shares_key_values          decoding reads the keys and values of a head once for all queries that share them (else for each query head)
-    tunes_products             its library has kernels for products of few rows (else they run at `few_rows_fraction` of the rate of many)
-    few_rows_fraction          1 where it has
-    decode_attention_fraction  rate of its attention kernel when it decodes, over that of the fused one that chips are measured with
-    formats                    of weights, by kind of chip; none: whatever the chip has units for
+    floor_fraction             exposed share of a kernel's minimum time in a replayed graph
+    fuses_all_reduce           small all-reduces use the engine's own kernels
+    fuses_casts                the cast of activations before low-precision products is part of the previous kernel; else a separate kernel
+    fuses_kernels              products of one input are one call, and norms, additions and rotary embeddings share launches; else each
+                               operator is a kernel
+    sparse_attention_time      time of a layer with sparse attention for casts, scores and selection, in addition to products and reads
+    rank_skew_time             time of an all-reduce in addition to its kernel: its ranks, launched one by one, arrive one after another
+    shares_key_values          decode reads the keys and values of a head once for all query heads that share them; else for each query head
+    tunes_products             its library has kernels for products of few rows; else they run at `few_rows_fraction` of the full rate
+    few_rows_fraction          1 with such kernels
+    decode_attention_fraction  rate of its decode attention kernel, over that of the fused kernel of the chip's calibration
+    formats                    formats of weights, by kind of chip; none: all formats that the chip has units for
     """
 
     floor_fraction: float = 0.5
@@ -231,7 +230,7 @@ class EngineKernels:
 
     @property
     def casts(self) -> float:
-        """Share of such passes that are kernels of their own."""
+        """Share of casts that are separate kernels."""
         return 0.0 if self.fuses_casts else 1.0
 
 
@@ -250,11 +249,11 @@ ENGINE_GROUP_OF: Mapping[str, str] = group_of(ENGINE_GROUPS)
 class Engine(Grouped):
     """A serving engine: options in groups.
 
-    name      of `--engine` and in tables
-    version   that the options describe
+    name      name in `--engine` and in tables
+    version   version that the options describe
     source    source code, documentation or measurements, with their version
-    versions  what other versions than the last do otherwise
-    notes     source of single options, by their name
+    versions  options that differ in other versions
+    notes     sources of single options, by name
     """
 
     GROUP_OF: ClassVar[Mapping[str, str]] = ENGINE_GROUP_OF
@@ -271,35 +270,35 @@ class Engine(Grouped):
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def at(self, version: tuple[int, ...]) -> Engine:
-        """As that version is; () for one that nobody says."""
-        unlike = next((each for each in self.versions if each.has(version)), None)
+        """Return the engine with the options of a version; () for an unknown one."""
+        unlike = next((options for options in self.versions if options.has(version)), None)
         return self if unlike is None else self.having(sampler_bytes=unlike.sampler_bytes, graph_bytes=unlike.graph_bytes)
 
 
 def list_engines() -> tuple[str, ...]:
-    """Names of the engines that ship."""
+    """Return the names of the shipped engines."""
     return tuple(sorted(path.stem for path in (resource_dir("strategies") / "engines").glob("*.yaml")))
 
 
 def load_engine(name: str | Path | Engine = DEFAULT_ENGINE) -> Engine:
-    """A shipped engine by name, or a user's own by path, which is read again where its file changed."""
+    """Return a shipped engine by name, or a user's by path, which is read again if its file changed."""
     if isinstance(name, Engine):
         return name
     if str(name) in list_engines():
         return _load(str(name), ())
-    path, said = Path(name), one_line(str(name), 60)
+    path, quoted = Path(name), one_line(str(name), 60)
     try:
         stat = path.stat() if path.is_file() else None
     except (OSError, ValueError) as error:  # a name that no file can have
-        raise InputError(f"engine={said}: is neither an engine's name nor a file; see `perfmodel engines`") from error
+        raise InputError(f"engine={quoted}: is neither an engine's name nor a file; see `perfmodel engines`") from error
     if stat is None:
-        raise InputError(f"engine={said}: is not known{suggest(str(name), list_engines())}; see `perfmodel engines`")
+        raise InputError(f"engine={quoted}: is not known{suggest(str(name), list_engines())}; see `perfmodel engines`")
     return _load(str(path.resolve()), (stat.st_mtime_ns, stat.st_size, stat.st_ino))
 
 
 @lru_cache(maxsize=64)
 def _load(name: str, state: tuple[int, ...]) -> Engine:
-    """state: of a user's file when it was read; () for a shipped engine, by its name."""
+    """Load an engine. state: of a user's file when it was read; () for a shipped engine, by its name."""
     from perfmodel.foundation.files import read_yaml
 
     path = Path(name) if state else resource_dir("strategies") / "engines" / f"{name}.yaml"
@@ -307,17 +306,17 @@ def _load(name: str, state: tuple[int, ...]) -> Engine:
     if isinstance(data, dict) and "base" in data:
         data = {**_data_of_base(data["base"], path.name), **{key: value for key, value in data.items() if key != "base"}}
     if not state and isinstance(data, dict):
-        data = {**data, **{number: told["value"] for number, told in fitted_numbers().get(name, {}).items()}}
+        data = {**data, **{number: fit["value"] for number, fit in fitted_numbers().get(name, {}).items()}}
     if state:
         from perfmodel.foundation.schema import check, model_of
 
         check(model_of(Engine, inline=tuple(ENGINE_GROUPS)), data, where=path.name)
-    own, groups = in_groups(data, ENGINE_GROUP_OF)
-    return record_from_data(Engine, {"memory": {}, **own, **groups}, where=path.name)
+    fields, groups = in_groups(data, ENGINE_GROUP_OF)
+    return record_from_data(Engine, {"memory": {}, **fields, **groups}, where=path.name)
 
 
 def _data_of_base(name: object, where: str) -> dict[str, Any]:
-    """The habits of a shipped engine, without what runs say of it."""
+    """Return the data of a shipped engine, without numbers fitted to runs."""
     from perfmodel.foundation.files import read_yaml
 
     if name not in list_engines():
@@ -328,12 +327,12 @@ def _data_of_base(name: object, where: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def fitted_numbers() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """Numbers of shipped engines fitted to published runs: engine -> number -> value, range and runs.
+    """Return the numbers of shipped engines fitted to published runs: engine -> number -> value, range and runs.
 
     Written by `python -m lab.serving.engines`.
     """
     from perfmodel.foundation.files import read_yaml
 
     path = resource_dir("strategies") / "engines_fitted.yaml"
-    found: Any = read_yaml(path).get("engines", {}) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
+    numbers: Any = read_yaml(path).get("engines", {}) if path.is_file() else {}
+    return numbers if isinstance(numbers, dict) else {}

@@ -1,4 +1,4 @@
-"""Formats of weights that an engine runs on a chip: rows of an engine's file (`formats`), and what they say of a chip."""
+"""Formats of weights that an engine runs on a chip: rows of an engine's file (`formats`) and their application to a chip."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PLAIN_FORMATS = (str(Dtype.BF16), str(Dtype.FP16))
 class EngineFormat:
     """One format on one kind of chip.
 
-    format    of the checkpoint
-    units     dtypes that the chip multiplies in hardware
-    vendors   whose chips it is for; none: any
-    runs_as   the format that the engine's kernels make of it; empty: the same
+    format    format of the checkpoint
+    units     dtypes that the chip must multiply in hardware
+    vendors   vendors of the chips; none: any
+    runs_as   format in which the engine's kernels run it; empty: the same
     """
 
     format: str
@@ -41,24 +41,24 @@ class EngineFormat:
 
 
 def format_on(formats: Sequence[EngineFormat], chip: Chip, quantization: Quantization) -> Quantization | None:
-    """The format in which an engine runs a checkpoint; None where it cannot. Without formats the chip's units decide."""
+    """Return the format in which an engine runs a checkpoint; None if it cannot. Without formats the chip's units decide."""
     if not formats or quantization.name in PLAIN_FORMATS:
         return quantization if has_units(quantization, chip.peak_flop_rate) else None
-    found = next((each for each in formats if each.format == quantization.name and each.is_for(chip)), None)
-    runs = None if found is None else QUANTIZATIONS[found.runs_as or found.format]
+    row = next((candidate for candidate in formats if candidate.format == quantization.name and candidate.is_for(chip)), None)
+    runs = None if row is None else QUANTIZATIONS[row.runs_as or row.format]
     return runs if runs is not None and has_units(runs, chip.peak_flop_rate) else None
 
 
 def formats_on(formats: Sequence[EngineFormat], chip: Chip) -> tuple[str, ...]:
-    """Names of all formats that run, those that run as another one left out."""
-    found = {name: format_on(formats, chip, quantization) for name, quantization in QUANTIZATIONS.items()}
-    return tuple(name for name, runs in found.items() if runs is not None and runs.name == name)
+    """Return the names of all formats that run, without those that run as another one."""
+    run = {name: format_on(formats, chip, quantization) for name, quantization in QUANTIZATIONS.items()}
+    return tuple(name for name, runs in run.items() if runs is not None and runs.name == name)
 
 
 def require_format(engine: str, formats: Sequence[EngineFormat], chip: Chip, quantization: Quantization) -> Quantization:
-    """As `format_on`. Raises InputError that names what does run."""
-    found = format_on(formats, chip, quantization)
-    if found is None:
+    """Return the format as `format_on`. Raises InputError with the formats that run, if this one does not."""
+    runs_as = format_on(formats, chip, quantization)
+    if runs_as is None:
         runs = ", ".join(formats_on(formats, chip))
         raise InputError(f"quantization={quantization.name}: {engine} does not run it on {chip.name}; use one of {runs}, or another chip")
-    return found
+    return runs_as

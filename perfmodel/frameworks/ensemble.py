@@ -1,8 +1,8 @@
-"""Framework ensembles: weighted profiles that an unknown framework may be, over which a step time is averaged.
+"""Ensembles of frameworks: weighted profiles over which the step time of an unknown framework is averaged.
 
-A plan that needs what some frameworks have and others lack is a bet: at the mean of their habits it may be the fastest, and on average over
-them it is not. So of an unknown framework plans are chosen by their mean time over the known families, each weighing one; of a profile that
-was fitted to runs of one's own by their expectation over what these leave open.
+A plan may need features that only some frameworks have. Such a plan may be the fastest for the mean options of the frameworks, but not on
+average over the frameworks. So plans for an unknown framework are ranked by their mean time over the known families, each with weight 1.
+Plans for a profile fitted to the user's runs are ranked by their expected time over the posterior of its parameters.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from perfmodel.parallel.framework_ref import FrameworkRef
 Array = NDArray[np.float64]
 
 
-#: What fields concern of what a framework can run: an axis, or ZeRO stages, of a plan with a pipeline or of any. What pipelines keep
-#: whole of what ZeRO shards is a doubt about the memory instead (`frameworks/memory_uncertainty.py`): one family alone runs that.
+#: Capability of a framework (an axis, or ZeRO stages with or without a pipeline) -> options that only matter with it. Parameters that
+#: pipelines keep gathered under ZeRO are part of the memory uncertainty instead (`frameworks/memory_uncertainty.py`): only one family runs
+#: such plans.
 _CONCERNS: Sequence[tuple[Callable[[Runs], bool], tuple[str, ...]]] = (
     (
         lambda runs: "tp" in runs.axes,
@@ -43,30 +44,33 @@ _CONCERNS: Sequence[tuple[Callable[[Runs], bool], tuple[str, ...]]] = (
 )  # fmt: skip
 
 _LEAST = 1e-6
-"""Variance of what is known exactly, in spreads."""
+"""Smallest variance of a constant, in units of its prior variance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likely:
-    """weight   of its time in the expectation; those of all together are 1, that of the middle of a fit is negative"""
+    """A profile with its weight in the expected step time. The weights add up to 1; the centre of a fit may have a negative weight."""
 
     weight: float
     profile: ExecutionProfile
 
 
 def likely_profiles(profile: ExecutionProfile) -> tuple[Likely, ...]:
-    """Profiles over which a step time is averaged: the known frameworks for an unknown one, with the stated settings; points one standard
-    deviation around a fitted profile; none for a named framework."""
+    """Return the profiles over which a step time is averaged; none for a named framework.
+
+    For an unknown framework these are the known ones with the stated settings, for a fitted profile points one standard deviation around
+    it.
+    """
     if profile.fitted.num_runs:
-        return tuple(_about(profile))
-    return tuple(_known(profile)) if profile.known_as == GENERIC else ()
+        return tuple(_fitted_members(profile))
+    return tuple(_known_members(profile)) if profile.known_as == GENERIC else ()
 
 
 def known_families(*, without: Iterable[str] = ()) -> dict[str, list[ExecutionProfile]]:
-    """Family -> its profiles, all but those left out."""
+    """Return family -> its profiles, without those left out."""
     left_out, families = set(without), dict[str, list[ExecutionProfile]]()
     for name in list_profiles():
-        if name == GENERIC or name in left_out:  # the first is made of the others
+        if name == GENERIC or name in left_out:  # generic is derived from the others
             continue
         profile = load_profile(name)
         if profile.family:
@@ -75,29 +79,32 @@ def known_families(*, without: Iterable[str] = ()) -> dict[str, list[ExecutionPr
 
 
 def can_have(profile: ExecutionProfile, name: str) -> bool:
-    """Whether the framework runs what this habit concerns."""
+    """Return whether the framework can run the plans to which this option applies."""
     return all(holds(profile.runs) for holds, names in _CONCERNS if name in names)
 
 
 def family_weights(families: dict[str, list[ExecutionProfile]], generic: ExecutionProfile) -> Iterator[Likely]:
-    """Every family weighs one, and its profiles alike. What is not known of one, or concerns what it cannot run, is as in `generic`:
-    who has no tensor parallelism does not say that nothing hides of it."""
+    """Yield the profiles of all families; each family has the same weight, divided evenly among its profiles.
+
+    Options that are unknown, or that concern plans which the framework cannot run, have the values of `generic`: a framework without
+    tensor parallelism has no information about its overlap.
+    """
     for profiles in families.values():
-        for each in profiles:
-            open_ = {*each.unknown, *(name for _, names in _CONCERNS for name in names if not can_have(each, name))}
+        for profile in profiles:
+            open_ = {*profile.unknown, *(name for _, names in _CONCERNS for name in names if not can_have(profile, name))}
             filled: dict[str, Any] = {name: generic.option(name) for name in open_}
-            yield Likely(weight=1.0 / (len(families) * len(profiles)), profile=each.having(**filled))
+            yield Likely(weight=1.0 / (len(families) * len(profiles)), profile=profile.having(**filled))
 
 
 def points_about(covariance: Array) -> Iterator[tuple[float, Array]]:
-    """(weight, point) whose sum is the expectation of f(x), x normal about 0 with this covariance L L', to second order in f:
+    """Yield (weight, point) whose weighted sum is the expectation of f(x) to second order in f, for normal x with covariance L L':
 
     E f = f(0) + sum_j (f(L_j) + f(-L_j) - 2 f(0)) / 2,   L_j the columns of L.
 
     Source: Julier and Uhlmann, Proceedings of the IEEE 92 (2004), the unscented transformation with n + kappa = 1.
     """
     variances, axes = np.linalg.eigh(covariance)
-    # a profile's file rounds: what is next to nothing may come out below it
+    # a profile's file has rounded numbers: an eigenvalue near zero may be negative
     columns = np.linalg.cholesky((axes * np.maximum(variances, _LEAST)) @ axes.T).T
     yield 1.0 - len(columns), np.zeros(len(columns))
     for column in columns:
@@ -105,13 +112,13 @@ def points_about(covariance: Array) -> Iterator[tuple[float, Array]]:
         yield 0.5, -column
 
 
-def _known(profile: ExecutionProfile) -> Iterator[Likely]:
+def _known_members(profile: ExecutionProfile) -> Iterator[Likely]:
     settings = FrameworkRef.parse(profile.name).settings
-    for each in family_weights(known_families(), load_profile(GENERIC)):
-        yield replace(each, profile=with_settings(each.profile, settings))
+    for member in family_weights(known_families(), load_profile(GENERIC)):
+        yield replace(member, profile=with_settings(member.profile, settings))
 
 
-def _about(profile: ExecutionProfile) -> Iterator[Likely]:
+def _fitted_members(profile: ExecutionProfile) -> Iterator[Likely]:
     constants = profile.fitted.constants
     for weight, point in points_about(np.array(profile.fitted.covariance, dtype=np.float64)):
         moved: dict[str, Any] = {}
@@ -121,9 +128,9 @@ def _about(profile: ExecutionProfile) -> Iterator[Likely]:
 
 
 def _moved(profile: ExecutionProfile, constant: FittedConstant, spreads: float) -> dict[str, float]:
-    """Fields of the constant so many spreads of its prior from where they are, as far as they may go."""
-    step, found = spreads * constant.prior_spread, {}
+    """Return the fields of the constant, shifted by `spreads` standard deviations of its prior within their bounds."""
+    step, values = spreads * constant.prior_spread, {}
     for name in constant.fields:
-        own, (least, most) = float(profile.option(name)), bounds_of(name)
-        found[name] = min(max(own * math.exp(step) if constant.is_ratio else own + step, least), most)
-    return found
+        value, (least, most) = float(profile.option(name)), bounds_of(name)
+        values[name] = min(max(value * math.exp(step) if constant.is_ratio else value + step, least), most)
+    return values

@@ -1,4 +1,4 @@
-"""Which parameters of a profile were fitted to the user's runs, and how well they are known."""
+"""Parameters of a profile that were fitted to the user's runs, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from perfmodel.foundation.errors import InputError, bad_field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstant:
-    """A constant of the profile that runs could move.
+    """A constant of the profile that was fitted to runs.
 
-    fields         that it is, in the profile; the first one is its value
-    prior          its value without the runs
-    prior_spread   one standard deviation of that: of the logarithm, or where `is_ratio` is false of the value
-    is_ratio       its logarithm has the spread
-    share_known    1 - (standard deviation with the runs / without)^2
+    fields         fields of the profile with this constant; the first one has its value
+    prior          value before the fit
+    prior_spread   standard deviation of the prior: of the logarithm, or of the value if `is_ratio` is false
+    is_ratio       whether the prior is normal in the logarithm
+    share_known    1 - (posterior / prior standard deviation)^2
     """
 
     fields: tuple[str, ...]
@@ -27,19 +27,19 @@ class FittedConstant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTo:
-    """Runs that a profile was fitted to; none of a profile that ships.
+    """Runs to which a profile was fitted; none for a shipped profile.
 
-    base            the profile that the fit started from
-    date            of the fit
+    base            profile from which the fit started
+    date            date of the fit
     num_runs        runs with a step time
-    noise           |log(measured / predicted)| of a further run with the best of constants
-    left_out_error  mean of |predicted / measured - 1| of each run by the others
+    noise           expected |log(measured / predicted)| of a further run with the best constants
+    left_out_error  mean |predicted / measured - 1| of leave-one-out cross-validation
     models, chips   of the runs: shapes (`residuals.shape_of`) and names
-    features        of the runs that few published ones have, `8-bit products` among them (`residuals.RunFeatures.named`)
-    constants       that the runs moved
-    covariance      of the constants, in spreads of their priors
-    num_memory_runs, memory_known   runs with a measured peak of memory, and the share of the prior's variance that they removed of what
-                    the allocator holds over tensors
+    features        rare features of the runs, such as `8-bit products` (`residuals.RunFeatures.named`)
+    constants       fitted constants
+    covariance      posterior covariance of the constants, in units of their prior spreads
+    num_memory_runs, memory_known   runs with a measured peak of memory, and the share of the prior variance of reserved over allocated
+                    memory that they removed
     """
 
     base: str = ""

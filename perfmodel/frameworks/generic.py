@@ -1,8 +1,8 @@
-"""The profile of an unknown framework, made from the known ones.
+"""Profile of an unknown framework, the mean of the known ones.
 
-Every family of frameworks has weight 1. A default (a switch or a word) is that of most families; a number is their mean, for rates, factors
-and host times the geometric mean. Only profiles that know the number count: one that a framework has borrowed does not, and a framework
-that cannot run a form of parallelism has no default for it. So `generic` lies between the fused and the eager end.
+Every family of frameworks has weight 1. A switch or a word is that of most families. A number is their mean; for rates, factors and host
+times it is the geometric mean. Numbers that a framework took from others do not count, nor do options of parallelism that it cannot run.
+So `generic` is between fused and eager frameworks.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from perfmodel.parallel.layout import ZERO_STAGES
 #: Properties of one cluster, not of a framework.
 _NOT_SHARED = frozenset({"host_layer_time_per_tp_across_nodes", "places_layers_by_cost"})
 
-#: What only one framework's allocator was seen to do: waits that its own collectives and accumulators cause.
+#: Behaviour that was measured in one framework's allocator only: delays that its own collectives and accumulators cause.
 SAFE_MEMORY = {
     "delayed_collectives": 0.0,
     "waiting_gradient_fraction": 0.0,
     "gradient_copy_bytes": 0.0,
 }
 
-#: Habits that decide together what weights, gradients and optimizer states take: those of one framework, because a mixture of several takes
-#: more or less than any of them. torch's own, in which most training loops are written; where it is left out, as most have each.
+#: Options that together determine the memory of weights, gradients and optimizer states. They are those of one framework, because a mixture
+#: would need more or less memory than any framework: torch's own, which most training loops use. Without it, each is the most common value.
 MEMORY_ACCOUNT = "torch-fsdp2"
 ACCOUNTED = ("stores_master_weights", "accumulate_dtype", "zero2_stores_shards")
 
-#: Numbers of which a mean means nothing, because 0 is another habit: taken as most have them.
+#: Numbers without a meaningful mean, because 0 means another behaviour: the most common value is taken.
 _VOTED = ("bucket_bytes",)
 
 _HOST_TIMES = ("host_launch_time", "step_time_constant")
 
-#: Memory at a moment, of which a job dies: the most that a family needs, not the mean.
+#: Peak memory, which may end a job: the largest of the families, not the mean.
 _MOST = ("loss_peak_bytes",)
 
 
 def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -> ExecutionProfile:
-    """One profile from those of several families."""
+    """Return one profile from those of several families."""
     known = known_families() if families is None else families
     if not known:
         raise InputError("families: none is left; give profiles that name their family")
@@ -61,13 +61,13 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
                 values[option] = vote(known.values(), option)
     values["attention_rate_fraction"] = _attention_rate(known.values(), str(values["attention_kernel"]))
     values |= {name: profile.option(name) for profile in every if profile.name == MEMORY_ACCOUNT for name in ACCOUNTED}
-    values["overlaps_gradients"] = ZERO_STAGES  # what waits of them is a share, which a fit may move
-    values |= {name: _most(known.values(), name) for name in _MOST}
+    values["overlaps_gradients"] = ZERO_STAGES  # the delayed part is a share, which can be fitted
+    values |= {name: max(_mean([profiles], name) for profiles in known.values()) for name in _MOST}
     values |= SAFE_MEMORY | {name: type(values[name])(0) for name in _NOT_SHARED}  # type: ignore[call-arg]
     names = ", ".join(f"{name} ({', '.join(profile.name for profile in profiles)})" for name, profiles in sorted(known.items()))
     has_account = any(profile.name == MEMORY_ACCOUNT for profile in every)
     account = f"; what weights, gradients and states take as in {MEMORY_ACCOUNT}" if has_account else ""
-    own = {
+    identity = {
         "name": GENERIC,
         "family": "",
         "unknown": (),
@@ -75,23 +75,24 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
         "runs": ANYTHING,
         "source": f"the mean of {len(known)} families, each weighing one, of what each knows: {names}{account} (lab.generic)",
     }
-    return every[0].having(release="", **values | own)  # type: ignore[arg-type]
+    return every[0].having(release="", **values | identity)  # type: ignore[arg-type]
 
 
-def _who_can(families: Iterable[Sequence[ExecutionProfile]], name: str) -> list[Sequence[ExecutionProfile]]:
-    """The profiles of each family that can run what the field concerns; all profiles if none can."""
+def _capable_profiles(families: Iterable[Sequence[ExecutionProfile]], name: str) -> list[Sequence[ExecutionProfile]]:
+    """Return the profiles of each family that can run the plans to which the option applies; all profiles if none can."""
     every = list(families)
     able = [[profile for profile in profiles if can_have(profile, name)] for profiles in every]
     return [profiles for profiles in able if profiles] or every
 
 
 def _most_common(families: Iterable[Sequence[ExecutionProfile]], name: str) -> Any:
-    """Return the habit that most families have, of two as common the first by name.
+    """Return the value that most families have; ties go to the first by name.
 
-    Of what only some families can run (tensor parallelism), two or three are left: there the habit of more frameworks goes first.
+    For options that only some families can run (tensor parallelism), two or three families are left: ties go to the value of more
+    frameworks.
     """
     every = list(families)
-    able = _who_can(every, name)
+    able = _capable_profiles(every, name)
     votes: dict[Any, tuple[float, int]] = {}
     for profiles in able:
         for profile in profiles:
@@ -102,24 +103,24 @@ def _most_common(families: Iterable[Sequence[ExecutionProfile]], name: str) -> A
 
 
 def _is_ratio(name: str) -> bool:
-    """Whether half and double are as far from one: hosts differ by factors, as they do in the priors of every fit."""
+    """Return whether a number has a geometric mean: host times differ by factors too, as in the priors of every fit."""
     return name.endswith(("rate_fraction", "_traffic", "_factor", "_weight")) or name in ("logit_bytes", *_HOST_TIMES)
 
 
 def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
-    able = _who_can(families, name)
-    found = [[value for profile in profiles if (value := _told(profile, name)) is not None] for profiles in able]
-    means = [float(np.mean(np.log(each) if _is_ratio(name) else each)) for each in found if each]
+    able = _capable_profiles(families, name)
+    values_by_family = [[value for profile in profiles if (value := _informative_value(profile, name)) is not None] for profiles in able]
+    means = [float(np.mean(np.log(values) if _is_ratio(name) else values)) for values in values_by_family if values]
     if not means:
         return 1.0 if _is_ratio(name) and name not in _HOST_TIMES else 0.0
     mean = float(np.mean(means))
     return float(f"{np.exp(mean) if _is_ratio(name) else mean:.3g}")
 
 
-def _told(profile: ExecutionProfile, name: str) -> float | None:
-    """The value of a field in a profile; None if it is not informative: a host time of zero says nothing about others.
+def _informative_value(profile: ExecutionProfile, name: str) -> float | None:
+    """Return the value of an option in a profile; None if it is not informative: a host time of zero is none about others.
 
-    In ZeRO stages that wait for the end of backward the whole reduction is exposed.
+    At ZeRO stages that wait for the end of backward the whole reduction is exposed.
     """
     value = float(profile.option(name))
     if name == "exposed_gradient_fraction":
@@ -130,18 +131,16 @@ def _told(profile: ExecutionProfile, name: str) -> float | None:
 
 
 def _attention_rate(families: Iterable[Sequence[ExecutionProfile]], kernel: str) -> float:
-    """The mean of the families' rates of fused attention, their generations of it included, over that of `kernel`."""
+    """Return the mean of the families' rates of fused attention relative to `kernel`, including the rates of their generations."""
     generations = [calibration.attention_generations for calibration in map(load_calibration, list_calibrations())]
     rates = {
-        each: float(np.exp(np.mean([np.log(of.get(each, 1.0) / of.get(kernel, 1.0)) for of in generations if of])))
-        for each in ATTENTION_KERNELS
+        generation: float(
+            np.exp(np.mean([np.log(by_kernel.get(generation, 1.0) / by_kernel.get(kernel, 1.0)) for by_kernel in generations if by_kernel]))
+        )
+        for generation in ATTENTION_KERNELS
     }
 
     def with_kernel(profile: ExecutionProfile) -> ExecutionProfile:
         return profile.having(attention_rate_fraction=profile.rates.attention_rate_fraction * rates[profile.kernels.attention_kernel])
 
     return _mean([[with_kernel(profile) for profile in profiles] for profiles in families], "attention_rate_fraction")
-
-
-def _most(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
-    return max(_mean([profiles], name) for profiles in families)

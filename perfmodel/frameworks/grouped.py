@@ -1,4 +1,4 @@
-"""Records whose options lie in typed groups: a training framework, a serving engine."""
+"""Records with options in typed groups: a training framework, a serving engine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, ClassVar, Self
 
 
 def group_of(groups: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the group of each option; groups: dataclasses by the fields of a record that hold them."""
-    return MappingProxyType({each.name: group for group, of in groups.items() for each in fields(of)})
+    """Return the group of each option. groups: field of a record -> dataclass of the group."""
+    return MappingProxyType({option.name: group for group, group_type in groups.items() for option in fields(group_type)})
 
 
 def in_groups(values: Mapping[str, Any], groups: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Split flat fields into those of the record itself, and options by group; groups: of each option (`group_of`)."""
-    own: dict[str, Any] = {}
-    found: dict[str, dict[str, Any]] = {}
+    """Split flat fields into those of the record itself, and options by group. groups: option -> group (`group_of`)."""
+    fields_of_record: dict[str, Any] = {}
+    options: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
-        (found.setdefault(groups[name], {}) if name in groups else own)[name] = value
-    return own, found
+        (options.setdefault(groups[name], {}) if name in groups else fields_of_record)[name] = value
+    return fields_of_record, options
 
 
 class Grouped:
@@ -31,16 +31,16 @@ class Grouped:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Every option by name, without its group, as files have them."""
+        """Every option by name, without groups, as in files."""
         return {name: self.option(name) for name in self.GROUP_OF}
 
     def option(self, name: str) -> Any:
-        """Return the value of an option, whatever its group."""
+        """Return the value of an option of any group."""
         return getattr(getattr(self, self.GROUP_OF[name]), name)
 
     def having(self, **changes: Any) -> Self:
         """Return the record with other values of its own fields or of options. Raises InputError for a value that is out of bounds."""
-        own, groups = in_groups(changes, self.GROUP_OF)
+        replaced, groups = in_groups(changes, self.GROUP_OF)
         for group, values in groups.items():
-            own[group] = replace(getattr(self, group), **values)
-        return replace(self, **own)  # type: ignore[type-var]
+            replaced[group] = replace(getattr(self, group), **values)
+        return replace(self, **replaced)  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""How frameworks deal layers out to the stages of a pipeline where nobody says it: even, or by what layers and the head cost."""
+"""Default placement of layers on pipeline stages by frameworks: even, or by the cost of layers and the head."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from perfmodel.workload.config import TransformerConfig
 
 @lru_cache(maxsize=4096)
 def stage_layers_by_cost(model: TransformerConfig, num_stages: int) -> tuple[int, ...]:
-    """Layers of each stage where blocks are placed by their cumulative cost, as nanotron does.
+    """Return the layers of each stage with blocks placed by their cumulative cost, as in nanotron.
 
-    A block starts the next stage once the running sum of costs has reached k / p of the total; the head is a block too and ends on the
-    last stage. Costs: a layer 4 h^2 + 3 h f, the head V h, all else nothing.
+    A block starts the next stage once the running sum of costs has reached k / p of the total; the head is a block too, on the last
+    stage. Costs: a layer 4 h^2 + 3 h f, the head V h, all else 0.
 
     Source: nanotron v0.5, `get_block_compute_costs` and the placement in `models/base.py`.
     """
@@ -36,20 +36,21 @@ def stage_layers_by_cost(model: TransformerConfig, num_stages: int) -> tuple[int
 
 
 def _mean_layer(model: TransformerConfig) -> int:
-    """Parameters that a token runs through in a layer, where layers are of other kinds."""
+    """Return the mean active parameters of a layer, for models with other layers."""
     outside = sum(shape.num_elements for shape in (*model.embedding_shapes(), *model.head_shapes()))
     return (model.num_active_parameters - outside) // model.num_hidden_layers
 
 
 def imbalance(model: TransformerConfig, num_stages: int, held: Sequence[Column]) -> tuple[Column, ...]:
-    """Ratio of the layers that each distinct rank would hold if layers were placed by cost to those that it holds, at least 1.
+    """Return the ratio of layers under placement by cost to layers held, for each distinct rank; at least 1.
 
-    held   layers of each of the ranks that are told apart
+    held   layers of each distinct rank: the first, inner ones, the last
     """
     if num_stages > model.num_hidden_layers:
         return (1.0,) * len(held)
     first, *between, last = stage_layers_by_cost(model, num_stages)
     by_cost = (first, *[max(between, default=0)] * (len(held) - 2), last)
     return tuple(
-        np.where(own == 0.0, 1.0, np.maximum(count / np.maximum(own, 1.0), 1.0))[()] for count, own in zip(by_cost, held, strict=True)
+        np.where(layers == 0.0, 1.0, np.maximum(count / np.maximum(layers, 1.0), 1.0))[()]
+        for count, layers in zip(by_cost, held, strict=True)
     )

@@ -1,6 +1,6 @@
 """Distribution of needed over predicted memory, for known and unknown frameworks.
 
-Only two numbers of each kind ship (`strategies/memory_doubts.yaml`, written by `python -m lab.residuals`).
+Its two parameters are in `strategies/memory_doubts.yaml`, written by `python -m lab.residuals`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ KNOWN, UNKNOWN = "known", "unknown"
 
 
 def uncertainty_of_memory(profile: ExecutionProfile) -> MemoryUncertainty:
-    """Memory uncertainty of a framework.
+    """Return the memory uncertainty of a framework.
 
-    A fitted profile has that of the profile it started from. Measured peaks bring that of an unknown framework to that of a known one, as
-    far as they determine what the allocator holds (`memory_known`).
+    A fitted profile has that of the profile from which it started. Measured peaks reduce that of an unknown framework towards that of a
+    known one, as far as they determine the allocator's reserved memory (`memory_known`).
     """
     known, unknown = (load_memory_uncertainties()[kind] for kind in (KNOWN, UNKNOWN))
     if profile.known_as != GENERIC:
@@ -40,7 +40,7 @@ def uncertainty_of_memory(profile: ExecutionProfile) -> MemoryUncertainty:
 
 @lru_cache(maxsize=8)
 def load_memory_uncertainties(path: str | Path | None = None) -> Mapping[str, MemoryUncertainty]:
-    """The shipped ones by kind, or those of a file."""
+    """Return the memory uncertainties by kind: the shipped ones, or those of a file."""
     from perfmodel.foundation.files import read_yaml
 
     path = resource_dir("strategies") / "memory_doubts.yaml" if path is None else Path(path)

@@ -1,6 +1,6 @@
-"""Options of a training framework, in groups by what reads them.
+"""Options of a training framework, in groups by their readers.
 
-`rates` change the machine that prices a program, `timing` is read when the times of a step are put together; programs are compiled from the
+`rates` change the machine that prices a program, and `timing` is read when the times of a step are combined. Programs are compiled from the
 other groups (`ExecutionProfile.compiled`).
 """
 
@@ -17,13 +17,13 @@ from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.parallel.context_forms import read_context_form
 from perfmodel.parallel.loss_forms import LOSS_FORMS, WHOLE_LOSS
 
-#: Parts of a layer that CUDA graphs may launch by themselves (Megatron-LM's --cuda-graph-scope).
+#: Parts of a layer that may be launched as CUDA graphs (Megatron-LM's --cuda-graph-scope).
 GRAPH_SCOPES = ("attn", "mamba", "moe_router", "moe_preprocess", "mlp")
 CONTEXT_CHUNKS = HEAD_TAIL, CONTIGUOUS = ("head_tail", "contiguous")
 
 
 def bounds_of(key: str) -> tuple[float, float]:
-    """Bounds of a number of a profile: 0 to 1 for shares, wide limits for times and sizes."""
+    """Return the bounds of a number of a profile: 0 to 1 for shares, wide limits for times and sizes."""
     if key in _SHARES:
         return 0.0, 1.0
     if "rate_fraction" in key:
@@ -49,12 +49,12 @@ SIZES = frozenset({"workspace_bytes", "framework_bytes", "bucket_bytes"})
 
 def check_numbers(options: Any) -> None:
     """Raise InputError for a number of a group that is out of its bounds."""
-    for each in fields(options):
-        if str(each.type) == "float":
-            value, (least, most) = getattr(options, each.name), bounds_of(each.name)
+    for option in fields(options):
+        if str(option.type) == "float":
+            value, (least, most) = getattr(options, option.name), bounds_of(option.name)
             if not least <= value <= most:
                 rule = f"must be {'positive, ' if least > 0 else ''}from {least:g} to {most:g}"
-                raise bad_field(each.name, value, rule, "correct the profile")
+                raise bad_field(option.name, value, rule, "correct the profile")
 
 
 def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -64,33 +64,33 @@ def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelOptions:
-    """Which kernels a step runs: fused or written out, attention, the loss.
+    """Kernels of a step: fusion, attention, the loss.
 
     dropout                          dropout operators run (in training, with the model's probability)
-    fused_cross_entropy              softmax, loss and its gradient in one kernel: no separate fp32 copy of the logits
-    logit_bytes                      memory traffic of the loss, forward and backward together, a logit
-    fuses_elementwise                chains of elementwise operators are one kernel that keeps what is between in registers
-    rms_norm_traffic                 memory traffic of these operators over that of one fused kernel; written out: `parallel/eager.py`
-    rotary_traffic                   memory traffic of these operators over that of one fused kernel; written out: `parallel/eager.py`
+    fused_cross_entropy              softmax, loss and its gradient are one kernel: no separate fp32 copy of the logits
+    logit_bytes                      memory traffic of the loss per logit, forward plus backward
+    fuses_elementwise                chains of elementwise operators are one kernel, with intermediate results in registers
+    rms_norm_traffic                 memory traffic of RMSNorm over that of one fused kernel; unfused: `parallel/eager.py`
+    rotary_traffic                   memory traffic of rotary embeddings over that of one fused kernel; unfused: `parallel/eager.py`
     fuses_gradient_accumulation      the weight-gradient matmul adds into the accumulator itself
-    redistribution_copies            collectives along an inner dim copy their buffer into one piece first (DTensor)
+    redistribution_copies            collectives along an inner dim first copy their buffer to contiguous memory (DTensor)
     default_attention                attention of a plan that names none: flash or unfused
-    attention_kernel                 generation of its fused attention (flash1, flash2, flash3, cudnn): what an older one reaches of the
-                                     calibrated kernel's rate is the chip's (`attention_generations` of its calibration)
-    context_attention_rate_fraction  rate of its fused attention where ranks share the queries over the same kernel's where they do not
-                                     (smaller blocks, partial results that are merged)
-    fused_loss_keeps_float32         a fused loss saves traffic, not memory: the softmax stays in float32 and its gradient is made from it
-                                     (Megatron-Core, fusions/fused_cross_entropy.py)
-    fuses_experts                    products of experts apply the activation and cast as they write (one kernel)
-    adds_expert_bias_apart           the bias of experts' outputs is added expert by expert, weighted, in float32, and the pieces are put
-                                     together again (torch.cat); else by the product before it
-    pads_expert_rows                 rows of experts are copied to multiples that products in few bits take, and back, where the kernels of
-                                     the exchange do not pad them (Transformer Engine's Fp8Padding)
-    loss_form                        how the logits lie in memory (`frameworks/tiles.py`): whole; chunked: a few tokens at a time, and again
-                                     in backward; fused: with the product before it, gradients made on the way (Liger)
-    tiles_mlp                        dense feed-forwards run over tiles of the sequence, and again in backward
-    graph_scope                      parts of a layer that CUDA graphs launch, where the host launches the others: attn, mamba, moe_router,
-                                     moe_preprocess, mlp (Megatron-LM's --cuda-graph-scope)
+    attention_kernel                 generation of its fused attention (flash1, flash2, flash3, cudnn); the chip's calibration has its rate
+                                     relative to the calibrated kernel (`attention_generations`)
+    context_attention_rate_fraction  rate of its fused attention with queries sharded over ranks, over that without (smaller blocks, merges
+                                     of partial results)
+    fused_loss_keeps_float32         a fused loss saves traffic, not memory: the softmax stays in float32 for its gradient (Megatron-Core,
+                                     fusions/fused_cross_entropy.py)
+    fuses_experts                    products of experts apply the activation and casts in the same kernel
+    adds_expert_bias_apart           biases of experts' outputs are added expert by expert, weighted, in float32, and the pieces are
+                                     concatenated (torch.cat); else the product before adds them
+    pads_expert_rows                 rows of experts are copied to padded sizes for low-precision products, and back, unless the kernels of
+                                     the exchange pad them (Transformer Engine's Fp8Padding)
+    loss_form                        storage of the logits (`frameworks/tiles.py`): whole; chunked: a few tokens at a time, recomputed in
+                                     backward; fused: with the product before, gradients are computed in the same pass (Liger)
+    tiles_mlp                        dense feed-forwards run over tiles of the sequence and are recomputed in backward
+    graph_scope                      parts of a layer that are launched as CUDA graphs, while the host launches the others: attn, mamba,
+                                     moe_router, moe_preprocess, mlp (Megatron-LM's --cuda-graph-scope)
     """
 
     dropout: bool
@@ -124,25 +124,25 @@ class KernelOptions:
 class ActivationOptions:
     """Tensors that the forward pass saves for backward.
 
-    saved_input_layout        where a redistributed input of a matmul or of attention is saved: consumer (gathered) or producer (gathered
-                              again)
-    loss_peak_bytes           memory at the peak of the loss beyond saved tensors and logits, a logit: float32 gradient, copies
-    softmax_keeps_float32     unfused attention keeps the softmax in float32 beside its cast (torch), or the cast alone (the fused kernel of
-                              Megatron)
-    keeps_unrotated_qk        q and k stay as they were before the rotary embedding too: v is cut from the same tensor (Megatron)
-    keeps_low_copies          products in fewer bits keep the cast copies of what they multiply, and weights have theirs beside them
-                              (TransformerEngine); else what they read is kept as it is, and cast again (torchao)
-    keeps_added_rows          rows that come back from experts stay for the backward of their sum (torch's index_add, which deterministic
-                              runs take)
+    saved_input_layout        layout in which a redistributed input of a matmul or of attention is saved: consumer (gathered) or producer
+                              (gathered again in backward)
+    loss_peak_bytes           peak memory of the loss per logit, in addition to saved tensors and logits: float32 gradient, copies
+    softmax_keeps_float32     unfused attention saves the softmax in float32 and its cast (torch); else only the cast (Megatron's kernel)
+    keeps_unrotated_qk        q and k before the rotary embedding are saved too, because v is a part of the same tensor (Megatron)
+    keeps_low_copies          low-precision products save the cast copies of their inputs, and weights have cast copies too
+                              (TransformerEngine); else inputs are saved without cast, and cast again (torchao)
+    keeps_added_rows          rows that return from experts are saved for the backward of their sum (torch's index_add, which deterministic
+                              runs use)
     recompute_stops_early     recomputation ends with the last tensor that backward needs, without the last collectives of a layer and the
                               last product of unfused attention (torch); else it runs to the end (Megatron)
-    query_gradient_bytes      an element of queries that fused attention adds its gradient up in, beside the gradient itself
-    recomputes_gated_product  the product of a gated feed-forward is not kept for the projection that reads it: the gate's backward kernel
-                              writes it again (fused SwiGLU of xformers)
-    norms_keep_float32        RMSNorm written out keeps a float32 copy of its input for backward
-    adapter_dropout           adapters drop a part of their input: a copy and a mask of it are kept
-    offloads_checkpoints      inputs of recomputed layers wait for backward in the host's memory
-    offloads_activations      so does all that layers keep, whatever is recomputed
+    query_gradient_bytes      bytes per element of the buffer in which fused attention accumulates the gradient of queries, in addition to
+                              the gradient itself
+    recomputes_gated_product  the product of a gated feed-forward is not saved for the projection that reads it: the gate's backward kernel
+                              recomputes it (fused SwiGLU of xformers)
+    norms_keep_float32        unfused RMSNorm saves a float32 copy of its input for backward
+    adapter_dropout           adapters apply dropout to their input: a copy and a mask of it are saved
+    offloads_checkpoints      inputs of recomputed layers are in host memory until backward
+    offloads_activations      all saved activations are in host memory until backward, with any recomputation
     """
 
     saved_input_layout: str
@@ -166,22 +166,22 @@ class ActivationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateOptions:
-    """Weights, gradients and optimizer state: copies, dtypes, where they lie, passes over them.
+    """Weights, gradients and optimizer state: copies, dtypes, offloading, passes over them.
 
-    accumulate_dtype        gradients as accumulated / as reduced ("fp32" or "compute")
-    stores_master_weights   the weights that stay are the master copy, operators read a cast (torch); else both stay (Megatron)
-    gradient_copy_bytes     what stays beside the accumulators, a parameter: gradients as produced, in buckets, where there are replicas to
+    accumulate_dtype        dtype of accumulated gradients ("fp32" or "compute")
+    stores_master_weights   the stored weights are the master copy, and operators read a cast (torch); else both are stored (Megatron)
+    gradient_copy_bytes     bytes per parameter in addition to the accumulators: gradients as produced, in buckets, if there are replicas to
                             reduce over
-    zero2_stores_shards     ZeRO-2 keeps parameter shards and gathers every microbatch (torch), or whole copies (DeepSpeed)
+    zero2_stores_shards     ZeRO-2 stores parameter shards and gathers them every micro-batch (torch), or stores full copies (DeepSpeed)
     stores_frozen_float32   sharded weights that adapters leave frozen are stored in float32, and cast when they are gathered
-    steps_in_backward       a parameter is updated when its gradient is there, and the gradient is freed
-    optimizer_copies        an optimizer of several kernels holds one tensor as large as a state of all parameters (foreach)
-    quantized_rest_float32  next to a quantised base all other weights are cast to float32 (PEFT)
-    offloads_optimizer      the optimizer's state and its step are the host's, gradients go there (ZeRO-Offload)
-    offloads_parameters     weights lie in the host's memory and come a layer at a time (ZeRO-Infinity, FSDP's CPU offload)
-    gradient_pass_bytes     traffic a parameter of passes over a rank's whole gradients once a step, before ZeRO shards them: zeroing their
-                            buffer, looking for NaN (Megatron)
-    gradient_scaling_bytes  the same of dividing them by the number of ranks, where data axes reduce them
+    steps_in_backward       a parameter is updated as soon as its gradient is computed, and the gradient is freed
+    optimizer_copies        an optimizer of several kernels holds a temporary tensor as large as one state of all parameters (foreach)
+    quantized_rest_float32  with a quantised base, all other weights are cast to float32 (PEFT)
+    offloads_optimizer      the host holds the optimizer state and runs the optimizer step; gradients are sent to it (ZeRO-Offload)
+    offloads_parameters     weights are in host memory and are loaded layer by layer (ZeRO-Infinity, FSDP's CPU offload)
+    gradient_pass_bytes     traffic per parameter of passes over a rank's full gradients once a step, before ZeRO shards them: zeroing their
+                            buffer, checking for NaN (Megatron)
+    gradient_scaling_bytes  the same for dividing them by the number of ranks, if data axes reduce them
     """
 
     accumulate_dtype: str
@@ -206,13 +206,13 @@ class StateOptions:
 class AllocatorOptions:
     """Memory that is reserved in addition to the tensors of a step.
 
-    waiting_gradient_fraction  gradients as produced wait for the end of their microbatch before they are added: the share of them that the
-                               allocator holds beside the peak
-    reserve_factor             what its allocator holds over what is in tensors, of all that comes and goes within a step
-    delayed_collectives        tensor-parallel collectives whose tensors, whole and cut, the allocator may not use again yet, because the
+    waiting_gradient_fraction  share of the gradients of a micro-batch that the allocator holds in addition to the peak, because they are
+                               accumulated only at the end of the micro-batch
+    reserve_factor             reserved over allocated memory, for tensors that are allocated and freed within a step
+    delayed_collectives        tensor-parallel collectives whose tensors, full and sharded, the allocator cannot reuse yet, because the
                                host runs that far ahead of the chip (torch's record_stream)
-    workspace_bytes            workspaces of cuBLAS and of kernel libraries, which lie in the allocator
-    framework_bytes            what a run needs beside its allocator and the context: NCCL's buffers, the allocator's spread
+    workspace_bytes            workspaces of cuBLAS and of kernel libraries, inside the allocator
+    framework_bytes            memory of a run in addition to its allocator and the context: NCCL's buffers, the allocator's spread
     """
 
     waiting_gradient_fraction: float
@@ -227,34 +227,35 @@ class AllocatorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationOptions:
-    """Which collectives a step issues, and what they may overlap with.
+    """Collectives of a step, and their overlap with compute.
 
-    reduce_dtype                      gradients as accumulated / as reduced ("fp32" or "compute")
-    reduces_each_microbatch           gradients leave for their accumulator layout after every microbatch, not once a step
-    pipeline_reduces_each_microbatch  under a pipeline, those of weights without ZeRO do so too (nanotron)
-    bucket_bytes                      gradients are reduced in buckets of this size, counted in the parameters' dtype and of whole tensors;
-                                      0: one collective per unit
-    parameter_unit                    what one parameter gather or publish takes along: layer or tensor
-    overlaps_gradients                ZeRO stages whose gradients are reduced under the last backward; others wait for its end
-    prefetches_parameters             the next unit's gather runs under this unit's compute
-    context_chunks                    which part of the sequence a context-parallel rank has: head_tail (the r-th chunk of 2 cp from either
-                                      end: equal causal work) or contiguous (the last rank does 2 - 1/cp of the mean)
-    pp_overlap                        pipeline sends hide in the steady state
-    scatters_pipeline_sends           tp-equal copies at a stage boundary are sent in tp parts and gathered (Megatron's scatter-gather)
-    hides_exchanges                   what tokens of one microbatch send to experts and back travels beside another one's passes
-    hides_shared_experts              what of a layer neither needs nor makes what is exchanged runs beside it
-    sends_low_rows                    rows go to experts in the bits in which they are multiplied, where the recipe can (DeepEP)
-    gathers_low_weights               so are weights gathered, and they live in no more (TransformerEngine's primary weights, torchao)
-    reduces_tp_gradients_first        where weights lie sharded, a gradient that is partial over tp is summed over it by itself, whole,
-                                      before the data axes reduce it (DTensor); else its shard is, once a step
-    gathers_row_bias_gradients        the bias of a row-parallel linear takes the gradient that the product gathers, whole on every tp rank
-                                      (DTensor); else that of its part of the sequence, summed over tp like a norm's (Megatron)
-    context_form                      how ranks share a sequence (`parallel/context_forms.py`), where it is stated; "": as the framework
-                                      does, keys and values gathered
-    delays_weight_gradients           a block's weight gradients are computed apart from those of its inputs, beside what is exchanged (of
-                                      who hides exchanges alone: Megatron's --delay-wgrad-compute, DualPipe)
-    permutes_in_exchange              kernels that send tokens once to each place (`flex`) put rows in the order of experts, and back
-                                      (HybridEP); else a pass of its own does (DeepEP)
+    reduce_dtype                      dtype of reduced gradients ("fp32" or "compute")
+    reduces_each_microbatch           gradients are reduced to their accumulator layout after every micro-batch, not once a step
+    pipeline_reduces_each_microbatch  in a pipeline without ZeRO, gradients are reduced after every micro-batch too (nanotron)
+    bucket_bytes                      size of a gradient bucket, counted in the parameters' dtype and in whole tensors; 0: one collective
+                                      per unit
+    parameter_unit                    parameters of one gather or publish: layer or tensor
+    overlaps_gradients                ZeRO stages whose gradient reduction overlaps with the last backward; others wait for its end
+    prefetches_parameters             the gather of the next unit overlaps with the compute of this one
+    context_chunks                    chunks of the sequence on a context-parallel rank: head_tail (the r-th chunk of 2 cp from either end:
+                                      equal causal work) or contiguous (the last rank does 2 - 1/cp of the mean)
+    pp_overlap                        pipeline sends overlap with compute in the steady state
+    scatters_pipeline_sends           activations replicated over tp are sent in tp parts and gathered (Megatron's scatter-gather)
+    hides_exchanges                   the exchanges of rows with experts of one micro-batch overlap with the passes of another
+    hides_shared_experts              operators of a layer that neither lead to exchanged rows nor depend on them overlap with the exchange
+
+    sends_low_rows                    rows are sent to experts in the precision of their products, if the recipe supports it (DeepEP)
+    gathers_low_weights               weights are gathered and stored in that precision alone (TransformerEngine's primary weights, torchao)
+    reduces_tp_gradients_first        with sharded weights, a full gradient that is partial over tp is all-reduced over tp by itself, before
+                                      the data axes reduce it (DTensor); else its shard is, once a step
+    gathers_row_bias_gradients        the bias of a row-parallel linear takes the gradient that the product gathers, complete on every tp
+                                      rank (DTensor); else that of its part of the sequence, summed over tp like a norm's (Megatron)
+    context_form                      stated form of context parallelism (`parallel/context_forms.py`); "": that of the framework, keys and
+                                      values gathered
+    delays_weight_gradients           weight gradients of a block are computed separately from input gradients, overlapped with exchanges;
+                                      needs hides_exchanges (Megatron's --delay-wgrad-compute, DualPipe)
+    permutes_in_exchange              the kernels of the dispatcher `flex` sort rows by expert, and back (HybridEP); else a separate pass
+                                      does (DeepEP)
     """
 
     reduce_dtype: str
@@ -290,12 +291,12 @@ class CommunicationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOptions:
-    """How layers are placed on pipeline stages, and what a stage keeps.
+    """Placement of layers on pipeline stages, and memory of a stage.
 
-    places_layers_by_cost      pipeline stages are cut by the layers' and the head's running cost (nanotron); else evenly
-    pipeline_keeps_boundaries  a stage has a buffer for each microbatch of a step that it receives, and keeps what it sent until that
-                               microbatch's backward (torch); else two buffers, and what was sent is freed (Megatron)
-    pipeline_keeps_parameters  under a pipeline, parameters stay gathered, gradients unreduced until the last microbatch (torch)
+    places_layers_by_cost      layers are placed on stages by the cumulative cost of layers and head (nanotron); else evenly
+    pipeline_keeps_boundaries  a stage has a receive buffer for each micro-batch of a step, and keeps sent tensors until that micro-batch's
+                               backward (torch); else two buffers, and sent tensors are freed (Megatron)
+    pipeline_keeps_parameters  in a pipeline, parameters stay gathered and gradients unreduced until the last micro-batch (torch)
     """
 
     places_layers_by_cost: bool
@@ -307,10 +308,10 @@ class StageOptions:
 class RateOptions:
     """Rates relative to the chip's calibration: they change the machine that prices a program, not the program.
 
-    matmul_rate_fraction      rate of its matrix multiplies over the calibrated one in a long run (layouts of its products, its library,
-                              what runs beside them)
-    attention_rate_fraction   rate of its fused attention over that generation's
-    fp8_matmul_rate_fraction  the same again of those in fp8
+    matmul_rate_fraction      rate of its matrix multiplies in a long run over the calibrated one (layouts of its products, its library,
+                              concurrent kernels)
+    attention_rate_fraction   rate of its fused attention over that of the generation
+    fp8_matmul_rate_fraction  further factor on the rate of matrix multiplies in fp8
     """
 
     matmul_rate_fraction: float
@@ -323,23 +324,23 @@ class RateOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingOptions:
-    """Numbers that are read when the times of a step are put together: exposed shares, host times, optimizer traffic.
+    """Numbers that combine the times of a step: exposed shares, host times, optimizer traffic.
 
-    exposed_gradient_fraction             the share of what could hide there and does not
-    exposed_scatter_fraction              the share of a reduce-scatter (ZeRO-1 and 2) that could hide and waits for the end of backward
-    tp_overlap_fraction                   share of tensor-parallel communication that hides under compute
-    tp_backward_overlap_fraction          the same of those in backward beside which a matmul runs that nothing waits for (Megatron: re-
-                                          gathers and input gradients, while the input's and the weight's gradient are computed)
-    compute_slowdown_under_communication  share by which compute slows while communication overlaps it
-    uneven_stage_weight                   how far the slowest stage rather than the mean sets the pipeline's pace
-    host_launch_time                      what its host needs for each kernel or collective of a backward pass, and half of what it needs
-                                          for one of a forward pass: a pass takes no less than its launches (`cost/launches.py` counts them)
-    host_layer_time_per_tp_across_nodes   more of that for each layer and tp rank, where the pipeline leaves the node
-    step_time_constant                    once a step: data loading, logging, optimizer launch, Python
+    exposed_gradient_fraction             exposed share of a gradient reduction that could overlap with backward
+    exposed_scatter_fraction              share of an overlappable reduce-scatter (ZeRO-1 and 2) that waits for the end of backward
+    tp_overlap_fraction                   overlapped share of tensor-parallel communication
+    tp_backward_overlap_fraction          the same of collectives in backward that have an independent matmul (Megatron: re-gathers and
+                                          input gradients, while the input's and the weight's gradient are computed)
+    compute_slowdown_under_communication  slowdown of compute while communication overlaps with it, as a share
+    uneven_stage_weight                   weight of the slowest stage, against the mean, in the pace of the pipeline
+    host_launch_time                      host time per kernel or collective in backward; in forward it is twice that. A pass takes at least
+                                          the time of its launches (`cost/launches.py` counts them)
+    host_layer_time_per_tp_across_nodes   further host time per layer and tp rank, if the pipeline crosses nodes
+    step_time_constant                    time once per step: data loading, logging, optimizer launch, Python
     optimizer_bytes_factor                optimizer traffic over the minimum (fused 1, foreach more)
-    publish_factor                        time of the gathers that bring updated parameters back to all ranks after the step (ZeRO-1), over
-                                          that of the collectives by themselves
-    batches_by_speed                      replicas on faster chips get more microbatches; else each gets as many
+    publish_factor                        time of the all-gathers of updated parameters after the step (ZeRO-1), over that of the
+                                          collectives alone
+    batches_by_speed                      replicas on faster chips run more micro-batches; else all run the same number
     """
 
     exposed_gradient_fraction: float
@@ -371,13 +372,18 @@ GROUPS: Mapping[str, Any] = MappingProxyType(
         "timing": TimingOptions,
     }
 )
-"""The groups by the fields of a profile that hold them."""
+"""Field of a profile -> its group of options."""
 
 GROUP_OF: Mapping[str, str] = group_of(GROUPS)
 """Option -> its group."""
 
-KIND_OF: Mapping[str, str] = MappingProxyType({each.name: str(each.type) for of in GROUPS.values() for each in fields(of)})
-"""Option -> its type, as written."""
+KIND_OF: Mapping[str, str] = MappingProxyType(
+    {option.name: str(option.type) for group_type in GROUPS.values() for option in fields(group_type)}
+)
+"""Option -> its type, as text."""
 
-OPTIONAL = frozenset(name for of in GROUPS.values() for name, each in of.__dataclass_fields__.items() if each.default is not MISSING)
+
+OPTIONAL = frozenset(
+    name for group_type in GROUPS.values() for name, option in group_type.__dataclass_fields__.items() if option.default is not MISSING
+)
 """Options that a file may leave out."""

@@ -10,7 +10,7 @@ from perfmodel.parallel.algebra.parameters import ParameterEvent, parameter_even
 def profile_events(
     parameter: ParameterLayout, profile: ExecutionProfile, *, zero: int, pipelined: bool, joins_ends: bool
 ) -> tuple[ParameterEvent, ...]:
-    """`parameter_events` as the framework of `profile` has them. `joins_ends`: `is_one_end_unit` of all the parameters."""
+    """Return `parameter_events` for the options of `profile`. joins_ends: `is_one_end_unit` of all parameters."""
     keeps = pipelined and profile.stages.pipeline_keeps_parameters
     return parameter_events(
         parameter,

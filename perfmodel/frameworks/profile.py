@@ -1,4 +1,4 @@
-"""Execution profiles: what a framework does with a plan, as data that the cost model reads."""
+"""Execution profiles: the behaviour of a framework as data for the cost model."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from perfmodel.parallel.layout import ZERO_STAGES, Dispatcher, ZeroStage
 from perfmodel.parallel.plan import Plan
 
 GENERIC = "generic"
-"""The profile where no framework is given."""
+"""Default profile, for an unknown framework."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionProfile(Grouped):
     """Options of a training framework in groups. Nothing in the cost model depends on the name.
 
-    release   of the framework, whose recipes set more for models with experts; "": not stated
-    family    frameworks of one family share code, and weigh as one among frameworks (`frameworks/generic.py`); "": none
-    unknown   numbers that neither its code nor its runs tell: they say nothing of other frameworks
-    runs      what of the plans it can run; anything where nothing is said (`frameworks/runnable.py`)
-    fitted    the user's runs that `perfmodel fit` made it from; nothing of one that ships
+    release   release of the framework, whose recipes set further options for models with experts; "": not stated
+    family    family of frameworks that share code and count as one (`frameworks/generic.py`); "": none
+    unknown   numbers that follow neither from its code nor from its runs, so they do not count for other frameworks
+    runs      plans that it can run; default: all (`frameworks/runnable.py`)
+    fitted    the user's runs to which `perfmodel fit` fitted it; none for a shipped profile
     """
 
     GROUP_OF: ClassVar[Mapping[str, str]] = GROUP_OF
@@ -81,28 +81,30 @@ class ExecutionProfile(Grouped):
         return self.kernels, self.activations, self.state, self.allocator, self.communication, self.stages, self.release
 
     def not_runnable_reason(self, plan: Plan) -> str:
-        """Why the framework cannot run this plan; empty if it can."""
+        """Return why the framework cannot run this plan; "" if it can."""
         return not_runnable_reason(
             plan, framework_named(self.name), self.runs, balanced_context=self.communication.context_chunks == HEAD_TAIL
         )
 
     def pads_rows(self, dispatcher: Dispatcher) -> bool:
-        """Whether a pass of its own pads the rows of experts for products in few bits."""
+        """Return whether a separate pass pads the rows of experts for low-precision products."""
         is_exchanged = self.communication.permutes_in_exchange and dispatcher is Dispatcher.FLEX
         return self.kernels.pads_expert_rows and not is_exchanged and not self.kernels.fuses_experts
 
     def exposed_share(self, zero: int) -> float:
-        """Exposed share of a gradient reduction that runs once a step: of whole gradients at ZeRO stage 0, of scattered gradients above.
-        Gradients of stage 3 are reduced with their parameter unit, wherever it lies in backward."""
+        """Return the exposed share of a gradient reduction that runs once a step: an all-reduce at ZeRO stage 0, else a reduce-scatter.
+
+        Gradients of stage 3 are reduced with their parameter unit during backward.
+        """
         return 0.0 if zero == ZeroStage.PARAMETERS else min(self.timing.exposed_gradient_fraction + self.late_share(zero), 1.0)
 
     def late_share(self, zero: int) -> float:
-        """Share of scattered gradients whose reduction waits for the end of backward."""
+        """Return the share of scattered gradients whose reduction waits for the end of backward."""
         return self.timing.exposed_scatter_fraction if zero in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS) else 0.0
 
     @property
     def known_as(self) -> str:
-        """The framework whose published runs say how far predictions are off: its own name, or that of the one that a fit started from."""
+        """Framework whose published runs give the prediction error: the profile's own name, or that of the profile before a fit."""
         return framework_named(self.fitted.base or self.name)
 
     @property
@@ -119,38 +121,40 @@ _RELEASED = re.compile(r"^([\w.-]+)@([\d.]+)(?=$|\+)", re.ASCII)
 
 
 def load_profile(name: str | Path) -> ExecutionProfile:
-    """The profile of that name, or in that file; `NAME+compile+fused_rmsnorm=false`: with these settings (docs/settings.md); `NAME@26.06`:
-    of that release."""
+    """Return the profile with that name or in that file.
+
+    `NAME+compile+fused_rmsnorm=false` has these settings (docs/settings.md), `NAME@26.06` has that release.
+    """
     from perfmodel.foundation.files import read_yaml
 
     check_path(name, "profile")
     name = _RELEASED.sub(rf"\1{SEPARATOR}release=\2", str(name))
     ref = FrameworkRef.parse(str(name))
-    settings, whole = ref.settings, ref.name
+    settings, framework = ref.settings, ref.name
     if settings:
-        return with_stated(load_profile(whole), settings)
-    is_file = Path(whole).suffix in (".yaml", ".yml")
-    shipped = None if is_file else shipped_fields(whole)
+        return with_stated(load_profile(framework), settings)
+    is_file = Path(framework).suffix in (".yaml", ".yml")
+    shipped = None if is_file else shipped_fields(framework)
     if shipped is not None:
-        return _profile_of(pickle.dumps(shipped), whole, is_shipped=True)
-    if not is_file or not os.path.exists(whole):  # pathlib raises for a name too long or a folder that may not be entered
-        based_on = read_yaml(resource_dir("strategies") / "profile_names.yaml").get(whole.lower())
-        nearest = f"; its profile is {based_on}" if based_on else suggest(one_line(whole), list_profiles())
+        return _profile_of(pickle.dumps(shipped), framework, is_shipped=True)
+    if not is_file or not os.path.exists(framework):  # pathlib raises for a name too long or a folder that may not be entered
+        based_on = read_yaml(resource_dir("strategies") / "profile_names.yaml").get(framework.lower())
+        nearest = f"; its profile is {based_on}" if based_on else suggest(one_line(framework), list_profiles())
         known = f"{nearest} (`perfmodel profiles` lists them; a path works too)"
-        raise InputError(f"profile={one_line(whole, 200)}: not known{known}")
-    path = Path(whole)
-    return _profile_of(pickle.dumps(_with_base(flattened(read_yaml(path), where=whole), path)), whole, is_shipped=False)
+        raise InputError(f"profile={one_line(framework, 200)}: not known{known}")
+    path = Path(framework)
+    return _profile_of(pickle.dumps(_with_base(flattened(read_yaml(path), where=framework), path)), framework, is_shipped=False)
 
 
 @lru_cache(maxsize=64)
 def _profile_of(fields_pickled: bytes, where: str, is_shipped: bool) -> ExecutionProfile:
-    """The profile of the fields, read once while the files stay as they are."""
+    """Return the profile of the fields, cached by their content."""
     data = pickle.loads(fields_pickled)
     return _profile_from(data, where) if is_shipped else profile_from_dict(data, where=where)
 
 
 def _with_base(data: dict[str, Any], path: Path, below: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The contents of a file over those of its `base`: a shipped profile, or a file beside it."""
+    """Return the contents of a file merged over those of its `base`: a shipped profile, or a file in the same folder."""
     from perfmodel.foundation.files import read_yaml
 
     if "base" not in data:
@@ -158,18 +162,18 @@ def _with_base(data: dict[str, Any], path: Path, below: tuple[str, ...] = ()) ->
     base = data["base"]
     if not isinstance(base, str) or base in below:
         raise bad_field("base", shown(base), "must be the name or the path of another profile", f"correct {path}")
-    own = path.parent / base
-    is_file = own.suffix in (".yaml", ".yml")
+    base_path = path.parent / base
+    is_file = base_path.suffix in (".yaml", ".yml")
     under = None if is_file else shipped_fields(base)
-    if is_file and os.path.exists(own):
-        under = _with_base(flattened(read_yaml(own), where=str(own)), own, (*below, base))
+    if is_file and os.path.exists(base_path):
+        under = _with_base(flattened(read_yaml(base_path), where=str(base_path)), base_path, (*below, base))
     if under is None:
         raise InputError(f"{path}: base={one_line(base, 200)}: not known{suggest(one_line(base), list_profiles())}")
     return {key: value for key, value in under.items() if key not in _OWN} | {key: value for key, value in data.items() if key != "base"}
 
 
 def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
-    """The profile of a file's contents. Raises InputError naming every field that is wrong."""
+    """Return the profile of a file's contents. Raises InputError that names every fault."""
     from perfmodel.foundation.schema import check
     from perfmodel.frameworks.schemas import profile_model
 
@@ -184,16 +188,16 @@ def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
 
 
 def _profile_from(data: Mapping[str, Any], where: str) -> ExecutionProfile:
-    """The profile of contents that have its form."""
-    own, groups = in_groups({name: _value(name, value) for name, value in data.items()}, GROUP_OF)
+    """Return the profile of valid contents."""
+    fields_of_profile, groups = in_groups({name: _value(name, value) for name, value in data.items()}, GROUP_OF)
     try:
-        return ExecutionProfile(**own, **{group: of(**groups.get(group, {})) for group, of in GROUPS.items()})
+        return ExecutionProfile(**fields_of_profile, **{group: group_type(**groups.get(group, {})) for group, group_type in GROUPS.items()})
     except InputError as error:
-        raise InputError(f"{where}: {error} {own['name']}") from None
+        raise InputError(f"{where}: {error} {fields_of_profile['name']}") from None
 
 
 def _value(key: str, value: Any) -> Any:
-    """The value of a field of a profile's file."""
+    """Convert the value of a field of a profile's file."""
     if key == "runs":
         return record_from_data(Runs, value, where=key)
     if key == "fitted":
@@ -208,13 +212,13 @@ def _value(key: str, value: Any) -> Any:
 
 
 def profile_fields(profile: ExecutionProfile) -> dict[str, Any]:
-    """Every field by name, options without their groups, as files and `profiles --json` have them."""
-    own = {name: getattr(profile, name) for name in _OWN_KINDS}
-    return {"name": own.pop("name"), **profile.options, **own}
+    """Return every field by name, options without groups, as in files and in `profiles --json`."""
+    ungrouped = {name: getattr(profile, name) for name in _OWN_KINDS}
+    return {"name": ungrouped.pop("name"), **profile.options, **ungrouped}
 
 
 def save_profile(profile: ExecutionProfile, path: str | Path) -> None:
-    """Write a profile's file, whole or not at all; `load_profile` gives back an equal one."""
+    """Write a profile's file atomically; `load_profile` returns an equal profile."""
     write_atomically(path, profile_text(profile))
 
 
@@ -224,10 +228,10 @@ def profile_text(profile: ExecutionProfile) -> str:
     data = record_to_data(profile)
     options = {name: value for group in GROUPS for name, value in data.pop(group).items()}
     for name, value in options.items():
-        own = profile.option(name)
-        # sizes a parameter or a logit are no sizes of a thing: plain numbers, as the shipped files have them
-        if (name.endswith("_bytes") and name not in SIZES) or (own == 0.0 and isinstance(value, str)):
-            options[name] = own
+        number = profile.option(name)
+        # bytes per parameter or per logit are written as plain numbers, as in the shipped files
+        if (name.endswith("_bytes") and name not in SIZES) or (number == 0.0 and isinstance(value, str)):
+            options[name] = number
     data = {"name": data.pop("name")} | options | data
     groups = {name: value for name, value in data.items() if isinstance(value, (dict, list))}
     flat = dump_yaml({name: value for name, value in data.items() if name not in groups})
@@ -236,5 +240,5 @@ def profile_text(profile: ExecutionProfile) -> str:
 
 _OWN_KINDS = {field.name: str(field.type) for field in fields(ExecutionProfile) if field.name not in GROUPS}
 _OPTIONAL = OPTIONAL | {"runs", "family", "unknown", "fitted", "release"}
-#: What a profile does not inherit.
+#: Fields that a profile does not inherit from its base.
 _OWN = frozenset({"name", "source", "unknown", "fitted", "release"})

@@ -1,6 +1,6 @@
 """Recipes of framework releases for mixture-of-experts models: `strategies/releases/FRAMEWORK.yaml`.
 
-A release turns features on and off (dispatcher, CUDA graphs, overlap, fused kernels), so runs of one plan differ by up to 1.6 times.
+Releases turn features on and off (dispatcher, CUDA graphs, overlap, fused kernels), so runs of one plan differ by a factor of up to 1.6.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from perfmodel.workload.job import TrainingJob
 
 ANY_MODEL = "*"
 FULL_ITERATION = "full_iteration"
-"""The scope of a CUDA graph that holds a whole step."""
+"""Scope of a CUDA graph of a whole step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseRecipe:
     """Settings of one model on some chips, from one release on.
 
-    release        first release    chips   beginnings of their names    precisions   as runs state them
-    global_batch   of the recipe, where a release has several of one model; 0: it has one
-    dispatcher     how tokens reach experts
+    release        first release    chips   prefixes of their names    precisions   as stated by runs
+    global_batch   of the recipe, if a release has several for one model; 0: it has one
+    dispatcher     dispatch of tokens to experts
     etp            tensor parallelism inside an expert; 0: not set
-    permutes_in_exchange   of `flex`: the library is HybridEP, whose kernels put rows in order (else DeepEP)
-    graphs         parts of a layer that CUDA graphs launch (Megatron-LM's --cuda-graph-scope), or `full_iteration`
-    moe_overlap    exchanges of tokens overlap with another microbatch
-    recompute      modules that are recomputed
+    permutes_in_exchange   of `flex`: the library is HybridEP, whose kernels sort rows (else DeepEP)
+    graphs         parts of a layer launched as CUDA graphs (Megatron-LM's --cuda-graph-scope), or `full_iteration`
+    moe_overlap    exchanges of tokens overlap with another micro-batch
+    recompute      recomputed modules
     fused_experts  products of experts, activation and casts are one kernel
     fp8_attention  attention multiplies in 8 bits
     layout         layers of each virtual stage (Megatron-LM's --pipeline-model-parallel-layout); "": even
@@ -63,7 +63,7 @@ class ReleaseRecipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Releases:
-    """Recipes of one framework. launches_as: the profile whose host time of a launch holds without CUDA graphs."""
+    """Recipes of one framework. launches_as: profile with the host time of a launch without CUDA graphs."""
 
     framework: str
     source: str
@@ -78,46 +78,46 @@ def releases_dir() -> Path:
 
 @lru_cache(maxsize=16)
 def load_releases(framework: str) -> Releases | None:
-    """The recipes of that framework; None where none are known."""
+    """Return the recipes of that framework; None if none are known."""
     from perfmodel.foundation.files import read_yaml
 
     path = releases_dir() / f"{framework}.yaml"
     if (not framework.isidentifier() and not re.fullmatch(r"[a-z0-9-]+", framework)) or not os.path.exists(path):
         return None
     data = read_yaml(path)
-    recipes = tuple(record_from_data(ReleaseRecipe, each, where=f"{path.name} recipes[{i}]") for i, each in enumerate(data["recipes"]))
+    recipes = tuple(record_from_data(ReleaseRecipe, entry, where=f"{path.name} recipes[{i}]") for i, entry in enumerate(data["recipes"]))
     return Releases(
         framework=data["framework"], source=data["source"], launches_as=data["launches_as"], releases=data["releases"], recipes=recipes
     )
 
 
 def release_key(release: str) -> tuple[int, ...]:
-    """`26.02.01` in the order of releases."""
+    """Return the sort key of a release such as `26.02.01`."""
     return tuple(int(part) for part in release.split("."))
 
 
 def recipe_of(releases: Releases, release: str, *, model: str, chip: str, precision: str, global_batch: int = 0) -> ReleaseRecipe | None:
-    """The recipe in that release: of the model, else of most models on the chip; None before the first release or on other chips.
+    """Return the recipe in that release: of the model, else of any model; None before the first release or on other chips.
 
-    A recipe holds until a later one of the same model, chip and precision.
+    A recipe is valid until a later one of the same model, chip and precision.
     """
     asked = release_key(release)
     kind = re.split(r"[-_]", chip)[0]
     for name in (model, ANY_MODEL):
-        found = [
-            each
-            for each in releases.recipes
-            if each.model == name and kind in each.chips and precision in each.precisions and release_key(each.release) <= asked
+        candidates = [
+            recipe
+            for recipe in releases.recipes
+            if recipe.model == name and kind in recipe.chips and precision in recipe.precisions and release_key(recipe.release) <= asked
         ]
-        if found:
-            latest = max(release_key(each.release) for each in found)
-            variants = [each for each in found if release_key(each.release) == latest]
-            return min(variants, key=lambda each: abs(each.global_batch - global_batch))
+        if candidates:
+            latest = max(release_key(recipe.release) for recipe in candidates)
+            variants = [recipe for recipe in candidates if release_key(recipe.release) == latest]
+            return min(variants, key=lambda recipe: abs(recipe.global_batch - global_batch))
     return None
 
 
 def as_recipe_runs(profile: ExecutionProfile, recipe: ReleaseRecipe, *, launch_time: float) -> ExecutionProfile:
-    """The profile under this recipe. launch_time: of a kernel without CUDA graphs. [s]"""
+    """Return the profile with this recipe. launch_time: of a kernel without CUDA graphs. [s]"""
     is_full = recipe.graphs == (FULL_ITERATION,)
     return profile.having(
         host_launch_time=min(profile.timing.host_launch_time, launch_time) if is_full else launch_time,
@@ -129,36 +129,37 @@ def as_recipe_runs(profile: ExecutionProfile, recipe: ReleaseRecipe, *, launch_t
     )
 
 
-#: Precisions of jobs, as recipes state them.
+#: Precision of a job -> precision in recipes.
 _PRECISIONS = {"bf16-mixed": "bf16", "bf16": "bf16", "fp8-delayed": "fp8", "fp8-current": "fp8"}
 
 
 def at_release(profile: ExecutionProfile, job: TrainingJob, chip: str) -> ExecutionProfile:
-    """The profile as the recipe of its release runs the job on the chip; unchanged where it states no release, or the model has no experts.
+    """Return the profile with the recipe of its release for the job and the chip.
 
-    Raises InputError for a framework, a release or chips of which no recipe is known.
+    It is unchanged if it states no release or the model has no experts. Raises InputError if no recipe is known for the framework, the
+    release or the chips.
     """
-    found = _stated_recipe(profile, job, chip)
-    if found is None:
+    stated = _stated_recipe(profile, job, chip)
+    if stated is None:
         return profile
-    releases, recipe = found
+    releases, recipe = stated
     return as_recipe_runs(profile, recipe, launch_time=load_profile(releases.launches_as).timing.host_launch_time)
 
 
 def unlike_recipe(profile: ExecutionProfile, plan: Plan, chip: str) -> str:
-    """Differences between the plan and the recipe of its profile's release; empty if there are none."""
-    found = _stated_recipe(profile, plan.job, chip)
-    if found is None:
+    """Return the differences between the plan and the recipe of its profile's release; "" if there are none."""
+    stated = _stated_recipe(profile, plan.job, chip)
+    if stated is None:
         return ""
-    recipe = found[1]
+    recipe = stated[1]
     operators = set(operators_of(read_modules(recipe.recompute, "recompute"))) if recipe.recompute else set()
-    theirs = []
+    differences = []
     if str(plan.dispatcher) != recipe.dispatcher:
-        theirs.append(f"the dispatcher {recipe.dispatcher}")
+        differences.append(f"the dispatcher {recipe.dispatcher}")
     if operators and plan.recompute is not Recompute.FULL and not operators <= set(plan.recompute_operators):
-        theirs.append(f"recomputes {', '.join(recipe.recompute)}")
+        differences.append(f"recomputes {', '.join(recipe.recompute)}")
     named = f"the recipe of release {profile.release}" + ("" if recipe.model == ANY_MODEL else f" for {recipe.model}")
-    return f"{named} has {' and '.join(theirs)}: the plan does not" if theirs else ""
+    return f"{named} has {' and '.join(differences)}: the plan does not" if differences else ""
 
 
 def _stated_recipe(profile: ExecutionProfile, job: TrainingJob, chip: str) -> tuple[Releases, ReleaseRecipe] | None:
@@ -181,5 +182,6 @@ def _stated_recipe(profile: ExecutionProfile, job: TrainingJob, chip: str) -> tu
 
 
 def without_depth(name: str) -> str:
-    """The name of a model, truncated or not."""
+    """Return the name of a model without the suffix of a truncated one."""
+
     return re.sub(r"-\d+-layers$", "", name)

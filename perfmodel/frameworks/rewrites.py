@@ -1,11 +1,11 @@
 """Rewrites of a sharded graph by the options of a framework: fused operators, casts, saved tensors.
 
-The kinds of `workload/kinds/` say what an operator does as a kernel of its own. A framework adds biases inside the product before them,
-runs chains of elementwise operators as one kernel, keeps a softmax in float32, writes the loss's gradient over the logits. Each such habit
-is a function here; what comes out is a graph again, which is compiled as any other. Nothing else looks at a kind.
+The kinds of `workload/kinds/` define an operator as a separate kernel. A framework fuses a bias into the product before it, runs chains of
+elementwise operators as one kernel, saves a softmax in float32, writes the loss's gradient over the logits. Each such behaviour is a
+function of this module. The result is a graph again, which is compiled as any other. Only this package reads the kind of an operator.
 
-Any graph that says the bytes of its elements is rewritten: of a decoder, folded or unrolled, of a network, of an imported module. Kinds
-and facts of operators decide (works, what is kept, which operands are parameters), never what a model calls them or where they stand.
+The rewrites apply to any graph with the bytes of its elements: of a decoder, folded or unrolled, of a network, of an imported module. They
+depend on kinds and properties of operators (works, saved tensors, parameters), never on names or positions in a model.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from perfmodel.workload.graph import Data, Extent, Graph, Operator, Product, Str
 
 FLOAT32_BYTES = 4.0
 
-#: Kinds that work entry by entry: chains of them can be one kernel.
+#: Elementwise kinds: chains of them can be one kernel.
 ENTRYWISE = ("elementwise", "dropout")
 
 
 def with_behaviour(derivation: ShardedGraph, profile: ExecutionProfile) -> ShardedGraph:
-    """The same graph with the same layouts, as the framework of `profile` runs it."""
+    """Return the sharded graph with the same layouts, as the framework of `profile` runs it."""
     graph = derivation.graph
     sums = {op.name: derivation.left[op.inputs[0].tensor].partial for op in _epilogues(graph)}
     epilogues = {name for name, axes in sums.items() if not axes}
     operators = _by_kind(graph, profile)
     if not profile.kernels.fuses_elementwise:
-        # on a group of one rank there is no sum to wait for: the product adds the bias
+        # without a partial sum (a group of one rank) the product adds the bias
         operators |= {name: _only_across(operators[name], axes) for name, axes in sums.items() if axes}
     internal = {
         tensor for tensor, (reader, i) in _internal(graph, epilogues) if derivation.needed[reader.name, i] == derivation.left[tensor]
@@ -51,22 +51,24 @@ def with_behaviour(derivation: ShardedGraph, profile: ExecutionProfile) -> Shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusions:
-    """A graph in which all that can be one kernel lies alike; `apart`: biases are added after their product's partial sums are reduced, in
-    the chains that follow."""
+    """A graph with all fusions that equal layouts allow.
+
+    apart   the same, but biases are added after the partial sums of their products are reduced, in the elementwise chains that follow
+    """
 
     graph: Graph
     apart: Graph
 
 
-#: How the names of an adapter's first product end (`workload/adapters.py`).
+#: Suffix of the names of adapters' first products (`workload/adapters.py`).
 ADAPTER_INPUT = "_lora_a"
 
-#: A copy in 16 bits and a mask. [byte]
+#: Per entry: a copy in 16 bits and a mask. [byte]
 _DROPPED_BYTES = 3.0
 
 
 def all_fused(graph: Graph, profile: ExecutionProfile) -> Fusions:
-    """The graph as the framework runs it where no layout comes in between."""
+    """Return the graph as the framework runs it, without redistributions between fused operators."""
     operators = _by_kind(graph, profile)
     epilogues = {op.name for op in _epilogues(graph)}
     return Fusions(
@@ -76,12 +78,12 @@ def all_fused(graph: Graph, profile: ExecutionProfile) -> Fusions:
 
 
 def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
-    """Rewritten operators by name, each on its own."""
+    """Return the rewritten operators by name, before fusion with neighbours."""
     operators = {op.name: _OF_KIND[op.kind](op, graph, profile) if op.kind in _OF_KIND else op for op in graph.operators}
     if profile.kernels.fused_cross_entropy:
         operators |= _gradient_in_logits(graph, operators)
     if profile.activations.recomputes_gated_product:
-        operators |= _gated_products_again(graph, operators)
+        operators |= _recomputed_gated_products(graph, operators)
     traffic = {"rms_norm": profile.kernels.rms_norm_traffic, "rotary": profile.kernels.rotary_traffic}
     operators = {
         name: _more_traffic(op, graph, traffic[op.kind]) if traffic.get(op.kind, 1.0) != 1.0 else op for name, op in operators.items()
@@ -91,7 +93,7 @@ def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
     if profile.activations.norms_keep_float32:
         operators = {name: _in_float32(op) if op.kind == "rms_norm" else op for name, op in operators.items()}
     if profile.kernels.fuses_gradient_accumulation:
-        # the products of backward add into the accumulators; a table's rows are scattered into a gradient first
+        # the products of backward add into the accumulators; the rows of an embedding are scattered into a separate gradient
         operators = {name: op if _looks_up(op) else replace(op, makes_weight_gradients=False) for name, op in operators.items()}
     return {**operators, **tiled(graph, operators, profile).operators} if _has_tiles(profile) else operators
 
@@ -101,9 +103,10 @@ def _has_tiles(profile: ExecutionProfile) -> bool:
 
 
 def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Operator], epilogues: set[str], internal: set[str]) -> Graph:
-    """The graph with neighbouring operators fused.
+    """Return the graph with neighbouring operators fused.
 
-    epilogues   biases that the product before them adds; internal: tensors between operators of one kernel, if there are such kernels
+    epilogues   biases that the product before them adds
+    internal    tensors between operators of one kernel, if the framework fuses elementwise operators
     """
     joined = {**operators, **{name: replace(operators[name], forward=()) for name in epilogues}}
     if profile.kernels.fuses_experts:
@@ -125,26 +128,28 @@ def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Ope
 
 
 def _cross_entropy(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
-    """Its kernels' traffic is the profile's, half of it forward. Apart from its gradient's kernel it works in float32, and keeps that."""
+    """Set the traffic of the loss to the profile's, half of it in forward. An unfused loss saves its float32 softmax for backward."""
     logits = _in_memory(op, 0, graph)
     work = (Stream(kernel="cross_entropy", elements=logits, accesses=(Data(extent=logits, itemsize=profile.kernels.logit_bytes / 2),)),)
     return replace(op, forward=work, backward=work, saved=(Data(extent=logits, itemsize=FLOAT32_BYTES),))
 
 
 def _after_dropout(op: Operator) -> Operator:
-    """The first product of an adapter, which keeps what dropout left of its input, and dropout its mask of a byte an entry."""
+    """Return the first product of an adapter, which saves its input after dropout, and the mask of one byte per entry."""
     operand = op.operands[0]
     return replace(op, saved=(*op.saved, Data(extent=op.extent(operand.dims), itemsize=_DROPPED_BYTES)))
 
 
 def _in_float32(op: Operator) -> Operator:
-    """Written out, a norm keeps the float32 copy of its input that it works on, and what lies between is float32 too."""
+    """Return an unfused norm, which saves the float32 copy of its input."""
     return replace(op, saved=tuple(replace(data, itemsize=FLOAT32_BYTES) if data.of == 0 else data for data in op.saved))
 
 
 def _rotary(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
-    """Fused it holds nothing for itself. Where v is cut from the same tensor as q and k, what they were before the rotation stays, unless
-    a part of each head turns where it lies."""
+    """Remove the temporary memory of a fused rotary embedding, and save its input where v is a part of the same tensor as q and k.
+
+    Partial rotation in place saves no input.
+    """
     unrotated = Data(extent=_in_memory(op, 0, graph), of=0)
     return replace(
         op,
@@ -154,7 +159,7 @@ def _rotary(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
 
 
 def _softmax(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
-    """In float32 where it keeps its result so, of which others read a cast; both its gradients are float32 then."""
+    """Save the softmax in float32 if the framework does; its readers use a cast, and both its gradients are float32 then."""
     itemsize = graph.tensors[op.output.tensor].itemsize
     if not profile.activations.softmax_keeps_float32 or itemsize >= FLOAT32_BYTES:
         return op
@@ -167,7 +172,7 @@ def _softmax(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
 
 
 def _unpermute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
-    """Rows added up by an indexed sum stay for its backward, where the framework's does not add them up as they come."""
+    """Save the rows of an indexed sum for its backward, if the framework's implementation needs them."""
     return (
         replace(op, saved=(*op.saved, Data(extent=_in_memory(op, 0, graph), of=0)))
         if profile.activations.keeps_added_rows and op.is_linear
@@ -176,7 +181,7 @@ def _unpermute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operato
 
 
 def _attention(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
-    """Blocks of keys add to the gradient of all queries, in a buffer of its own; in a ring those of other ranks pass by."""
+    """Add the buffer in which blocks of keys accumulate the gradient of all queries; in a ring, keys and values are streamed."""
     if profile.communication.context_form in RINGS:
         op = replace(op, streamed=(1, 2))
     if not profile.activations.query_gradient_bytes:
@@ -185,13 +190,13 @@ def _attention(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operato
 
 
 def _permute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
-    """Nothing where the kernels that exchange rows put them in order themselves: of rows that come or go as copies."""
+    """Remove the permutation of exchanged rows if the kernels of the exchange sort them."""
     is_exchanged = any(graph.tensors[operand.tensor].copies is not None for operand in (op.inputs[0], op.output))
     return replace(op, forward=(), backward=()) if profile.communication.permutes_in_exchange and is_exchanged else op
 
 
 def _gated(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
-    """Part of the products beside it where these are one kernel."""
+    """Fuse the gate of experts into their products if these are one kernel."""
     return replace(op, forward=(), backward=()) if profile.kernels.fuses_experts else op
 
 
@@ -210,24 +215,27 @@ _OF_KIND: Mapping[str, Callable[[Operator, Graph, ExecutionProfile], Operator]] 
 
 
 def _gradient_in_logits(graph: Graph, operators: Mapping[str, Operator]) -> dict[str, Operator]:
-    """A fused loss writes the gradient over the logits, in the dtype of activations, where it lives until the product before reads it."""
-    found: dict[str, Operator] = {}
+    """Return losses and products of logits where a fused loss overwrites the logits with their gradient.
+
+    The gradient is in the dtype of activations and lives until the backward pass of the product.
+    """
+    rewritten: dict[str, Operator] = {}
     for loss in operators.values():
         maker = graph.producer(loss.inputs[0].tensor) if loss.kind == "cross_entropy" and loss.backward else None
         if maker is not None:
-            made = operators[maker.name]
-            itemsize = graph.tensors[made.output.tensor].itemsize
-            gradient = Data(extent=_in_memory(made, len(made.inputs), graph), itemsize=itemsize)
-            found |= {loss.name: replace(loss, saved=()), made.name: replace(made, saved=(*made.saved, gradient))}
-    return found
+            product = operators[maker.name]
+            itemsize = graph.tensors[product.output.tensor].itemsize
+            gradient = Data(extent=_in_memory(product, len(product.inputs), graph), itemsize=itemsize)
+            rewritten |= {loss.name: replace(loss, saved=()), product.name: replace(product, saved=(*product.saved, gradient))}
+    return rewritten
 
 
-def _gated_products_again(graph: Graph, operators: Mapping[str, Operator]) -> dict[str, Operator]:
-    """Return gates and the products that read them, where the gate's backward kernel writes its result again instead of keeping it.
+def _recomputed_gated_products(graph: Graph, operators: Mapping[str, Operator]) -> dict[str, Operator]:
+    """Return gates and the products that read them, where the gate's backward kernel recomputes its result instead of saving it.
 
-    The product then holds it for the time of its own backward pass alone.
+    The product then holds the result only during its own backward pass.
     """
-    found: dict[str, Operator] = {}
+    rewritten: dict[str, Operator] = {}
     for reader in operators.values():
         maker = graph.producer(reader.inputs[0].tensor) if reader.is_product and reader.backward else None
         if maker is None or not _is_gate(maker, graph):
@@ -236,20 +244,23 @@ def _gated_products_again(graph: Graph, operators: Mapping[str, Operator]) -> di
         result = Data(extent=_in_memory(gate, len(gate.inputs), graph), itemsize=graph.tensors[gate.output.tensor].itemsize)
         backward = tuple(replace(work, accesses=(*work.accesses, result)) if isinstance(work, Stream) else work for work in gate.backward)
         kept = tuple(data for data in reader.saved if data.of != 0)
-        found |= {gate.name: replace(gate, backward=backward), reader.name: replace(reader, saved=kept, scratch=(*reader.scratch, result))}
-    return found
+        rewritten |= {
+            gate.name: replace(gate, backward=backward),
+            reader.name: replace(reader, saved=kept, scratch=(*reader.scratch, result)),
+        }
+    return rewritten
 
 
 def _is_gate(op: Operator, graph: Graph) -> bool:
-    """Whether it multiplies two activations, one of them through an activation function."""
+    """Return whether an operator multiplies two activations, one of them after an activation function."""
     if op.kind != "elementwise" or op.settings.get("function") != "mul" or len(op.inputs) != 2:
         return False
-    makers = [graph.producer(operand.tensor) for operand in op.inputs]
-    return any(maker is not None and maker.settings.get("function") in ACTIVATIONS for maker in makers)
+    producers = [graph.producer(operand.tensor) for operand in op.inputs]
+    return any(producer is not None and producer.settings.get("function") in ACTIVATIONS for producer in producers)
 
 
 def _epilogues(graph: Graph) -> Iterator[Operator]:
-    """Biases that the matrix multiplication before them adds itself, if nothing is redistributed in between."""
+    """Yield the biases that the matrix multiplication before them adds, if nothing is redistributed in between."""
     for op in graph.operators:
         producer = graph.producer(op.inputs[0].tensor) if _is_bias(op, graph) else None
         if producer is not None and producer.is_product and len(graph.consumers(producer.output.tensor)) == 1:
@@ -257,26 +268,28 @@ def _epilogues(graph: Graph) -> Iterator[Operator]:
 
 
 def _only_across(op: Operator, axes: frozenset[str]) -> Operator:
-    """The operator, whose forward passes over memory are made only where `axes` hold more than one rank."""
+    """Return the operator with forward traffic only where `axes` have more than one rank."""
     return replace(op, forward=tuple(replace(work, only_across=axes) if isinstance(work, Stream) else work for work in op.forward))
 
 
 def _is_bias(op: Operator, graph: Graph) -> bool:
-    """Whether it adds a parameter to its first input and keeps nothing: the gradient of the sum is that of the input."""
+    """Return whether an operator adds a parameter to its first input and saves nothing: the gradient of the sum is that of the input."""
     if op.kind != "elementwise" or len(op.inputs) != 2 or op.is_linear or not op.passes_gradient:
         return False
     return graph.tensors[op.inputs[1].tensor].role is TensorRole.PARAMETER
 
 
 PIECES_FORWARD, PIECES_BACKWARD = 28.0, 40.0
-"""Bytes of an entry that Megatron-Core's sum of experts' outputs and weighted biases moves (`TEGroupedMLP._apply_bias`): the bias times the
-float32 weight of its row (4 written), the sum (6 read, 4 written), torch.cat (4 and 4), the cast to 16 bits (4 and 2); backward the cast (2
-and 4), the gradient of the addend (4 and 2), the bias's product and its sum (4, 4 and 4), the weight's (4, 4 and 4), the pieces' cat (2 and
-2)."""
+"""Traffic per entry of Megatron-Core's sum of experts' outputs and weighted biases (`TEGroupedMLP._apply_bias`). [byte]
+
+Forward: the bias times the float32 weight of its row (4 written), the sum (6 read, 4 written), torch.cat (4 and 4), the cast to 16 bits (4
+and 2). Backward: the cast (2 and 4), the gradient of the addend (4 and 2), the bias's product and its sum (4, 4 and 4), the weight's (4, 4
+and 4), the pieces' cat (2 and 2).
+"""
 
 
 def _expert_output_biases(graph: Graph) -> Iterator[Operator]:
-    """Biases of grouped products whose rows then go back to their tokens."""
+    """Yield the biases of grouped products whose rows are then returned to their tokens."""
     for op in graph.operators:
         producer = graph.producer(op.inputs[0].tensor) if _is_bias(op, graph) else None
         if producer is None or not any(isinstance(work, Product) and work.is_grouped for work in producer.forward):
@@ -286,7 +299,7 @@ def _expert_output_biases(graph: Graph) -> Iterator[Operator]:
 
 
 def _weighted_pieces(op: Operator, graph: Graph) -> Operator:
-    """The sum with its bias as kernels of their own."""
+    """Return the addition of a bias as separate kernels."""
     rows = _in_memory(op, len(op.inputs), graph)
 
     def moved(num_bytes: float) -> tuple[Work, ...]:
@@ -296,8 +309,10 @@ def _weighted_pieces(op: Operator, graph: Graph) -> Operator:
 
 
 def _internal(graph: Graph, epilogues: set[str]) -> Iterator[tuple[str, tuple[Operator, int]]]:
-    """Tensors, each with its reader, that a fused kernel never writes if the reader needs it as it is left: made and read, once, by
-    elementwise operators of one layer."""
+    """Yield the tensors that a fused kernel never writes, each with its reader, if the reader needs the layout that the producer leaves.
+
+    Their producer and their only reader are elementwise operators of one layer.
+    """
     for op in graph.operators:
         readers = graph.consumers(op.output.tensor)
         if op.kind not in ENTRYWISE or op.name in epilogues or len(readers) != 1:
@@ -307,12 +322,12 @@ def _internal(graph: Graph, epilogues: set[str]) -> Iterator[tuple[str, tuple[Op
 
 
 def _without(op: Operator, internal: set[str], graph: Graph) -> Operator:
-    """The operator as part of fused kernels: what lies between them is neither written nor read, nor is its gradient.
+    """Return the operator as a part of fused kernels: internal tensors and their gradients are neither written nor read.
 
-    Where it would be kept, the fused kernel computes it again from what its maker keeps.
+    An internal tensor that backward needs is recomputed by the fused kernel from the tensors that its producer saves.
     """
     operands = op.operands
-    inner = {place for place, operand in enumerate(operands) if operand.tensor in internal}
+    inner = {index for index, operand in enumerate(operands) if operand.tensor in internal}
     if not inner:
         return op
 
@@ -332,7 +347,7 @@ def _without(op: Operator, internal: set[str], graph: Graph) -> Operator:
 
 
 def _more_traffic(op: Operator, graph: Graph, factor: float) -> Operator:
-    """Kernels that move more than they must."""
+    """Return the operator with its memory traffic scaled by `factor`."""
 
     def more(accesses: tuple[Data, ...]) -> Iterable[Data]:
         sized = (_sized(op, data, graph) for data in accesses)
@@ -342,21 +357,21 @@ def _more_traffic(op: Operator, graph: Graph, factor: float) -> Operator:
 
 
 def _looks_up(op: Operator) -> bool:
-    """Whether it reads rows of a table, into which its backward scatters."""
+    """Return whether an operator is an embedding, whose backward scatters into the rows of its table."""
     return any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
 
 
-def _in_memory(op: Operator, place: int, graph: Graph) -> Extent:
-    """The elements of one of its operands, also those at positions that it reads whole."""
-    operand = op.operands[place]
+def _in_memory(op: Operator, index: int, graph: Graph) -> Extent:
+    """Return the elements of one of its operands, including positions without a dim of the operator."""
+    operand = op.operands[index]
     return tuple(zip(graph.tensors[operand.tensor].shape, operand.dims, strict=True))
 
 
 def _streams(works: tuple[Work, ...], change: Callable[[tuple[Data, ...]], Iterable[Data]]) -> tuple[Work, ...]:
-    """The works with other accesses."""
+    """Return the works with changed accesses."""
     return tuple(replace(work, accesses=tuple(change(work.accesses))) if isinstance(work, Stream) else work for work in works)
 
 
 def _sized(op: Operator, data: Data, graph: Graph) -> Data:
-    """With its bytes an element said."""
+    """Return the data with explicit bytes per element."""
     return replace(data, itemsize=graph.itemsize(op, data))

@@ -1,4 +1,4 @@
-"""Plans that a framework can run, as data of its profile. Other plans are predicted too, and marked with the reason."""
+"""Plans that a framework can run, as data of its profile. Other plans are predicted too, with the reason that they cannot run."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ from perfmodel.workload.base_formats import BASE_FORMATS
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.training import Training
 
-#: ZeRO stages that leave the parameters of a model whole.
+#: ZeRO stages that do not shard parameters.
 _WHOLE_BASE = (0, 1)
 
-#: Axes that a framework may or may not have; data parallelism every one has.
+#: Axes that a framework may lack; all have data parallelism.
 AXES = ("tp", "cp", "pp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """zero                 ZeRO stages
-    zero_in_pipeline     those beside a pipeline
-    zero_of_replicas     those that may shard over a part of the data ranks, the rest being replicas (HSDP)
-    axes                 of tp, cp, pp
-    context_forms        forms of context parallelism that it has where they are stated, in addition to its axes
-    schedules            of a pipeline
+    """Features of the plans that a framework can run.
+
+    zero                 ZeRO stages
+    zero_in_pipeline     ZeRO stages with a pipeline
+    zero_of_replicas     ZeRO stages that may shard over a part of the data ranks, with replicas over the rest (HSDP)
+    axes                 axes among tp, cp, pp
+    context_forms        forms of context parallelism that it has if they are stated, in addition to its axes
+    schedules            pipeline schedules
     recompute            kinds of recomputation
-    sequence_parallel    with tp
-    uneven_stages        pipelines whose ranks differ in their layers
-    few_microbatches     fewer microbatches than pipeline ranks
+    sequence_parallel    sequence parallelism with tp
+    uneven_stages        pipelines with different numbers of layers per rank
+    few_microbatches     fewer micro-batches than pipeline ranks
     rules                names of shipped rule sets; none: any rules
     recompute_modules    parts of a layer may be recomputed by name
-    flex                 beginnings of names of chips on which a library sends rows once to each place (DeepEP, HybridEP)
-    sharded_bases        formats of a quantised base that ZeRO 2 and 3 can shard; others are whole on every data rank
-    axes_of_bases        of tp, cp, pp beside a quantised base
-    zero_beside_axes     ZeRO stages beside tp or cp where the state could be sharded over data ranks or cp
-    offloads             what may lie in the host's memory, as values of `--offload`; suggested where a plan does not fit
-    default_recompute    documented default of the trainer, of a plan that names none; empty: none
-    source               where that is said
+    flex                 prefixes of names of chips with a library that sends rows once to each node and rank (DeepEP, HybridEP)
+    sharded_bases        formats of a quantised base that ZeRO 2 and 3 can shard; others are replicated on every data rank
+    axes_of_bases        axes among tp, cp, pp with a quantised base
+    zero_beside_axes     ZeRO stages with tp or cp, if the state could be sharded over data ranks or cp
+    offloads             state that may be offloaded to host memory, as values of `--offload`; suggested if a plan does not fit
+    default_recompute    documented default of the trainer for a plan that names none; empty: none
+    source               source of these features
     """
 
     zero: tuple[int, ...]
@@ -66,7 +68,7 @@ class Runs:
     context_forms: tuple[str, ...] = ()
 
     def cuts_alike(self, rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> bool:
-        """Whether one of its rule sets cuts this model alike where only these fine axes have more than one rank."""
+        """Return whether one of its rule sets shards this model alike, where only these fine axes have more than one rank."""
         return not self.rules or bool(cuts_as(self.rules, rules, model, attention, axes))
 
     def admits_zero(self, zero: int, *, pipelined: bool, replicated: bool) -> bool:
@@ -74,7 +76,7 @@ class Runs:
         return zero in stages and (zero == 0 or not replicated or zero in self.zero_of_replicas)
 
     def for_training(self, train: Training) -> Runs:
-        """Return what it runs of a job that trains so: a quantised base limits ZeRO and the axes."""
+        """Return the features for a job with this kind of training: a quantised base limits ZeRO and the axes."""
         if not train.quantizes_base:
             return self
         stages = self.zero if train.base in self.sharded_bases else tuple(stage for stage in self.zero if stage in _WHOLE_BASE)
@@ -88,11 +90,11 @@ class Runs:
         return (tp > 1 or cp > 1) and data * cp > 1 and zero not in self.zero_beside_axes
 
     def dispatchers(self, chip: str) -> tuple[Dispatcher, ...]:
-        """How tokens may reach experts on this chip."""
+        """Return the dispatchers of tokens to experts on this chip."""
         return tuple(Dispatcher) if chip.startswith(self.flex or ("/",)) else USUAL_DISPATCHERS
 
 
-#: Where a profile says nothing.
+#: Default of a profile: all plans.
 ANYTHING = Runs(
     zero=ZERO_STAGES,
     zero_in_pipeline=ZERO_STAGES,
@@ -121,19 +123,6 @@ RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
     "offloads": (*OFFLOADS, "optimizer,parameters"),
 }
 
-#: What a file may leave out: the rules of every framework with tensor parallelism; no library, no lists; nothing said of bases.
-MAY_BE_LEFT_OUT = (
-    "rules",
-    "flex",
-    "recompute_modules",
-    "sharded_bases",
-    "axes_of_bases",
-    "zero_beside_axes",
-    "offloads",
-    "default_recompute",
-    "context_forms",
-)
-
 
 def _listed(values: Sequence[int | str]) -> str:
     *first, last = map(str, values) if values else ("none",)
@@ -141,15 +130,15 @@ def _listed(values: Sequence[int | str]) -> str:
 
 
 def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_context: bool) -> str:
-    """Why the framework cannot run a plan of this form; empty if it can. balanced_context: it cuts a sequence in 2 cp chunks."""
+    """Return why the framework cannot run a plan of this form; "" if it can. balanced_context: it splits a sequence into 2 cp chunks."""
     layout = plan.layout
     if plan.assignment is not None:
-        return ""  # what is assumed are its habits: no framework has such plans but the executor here
+        return ""  # only its options are assumed: no framework runs such plans, only the executor of this package
     every, runs = runs, runs.for_training(plan.job.train)
     for axis in AXES:
         if layout.degree(axis) > 1 and axis not in runs.axes:
-            beside = f" with a base in {plan.job.train.base}" if axis in every.axes else ""
-            return f"{axis}={layout.degree(axis)}: {framework} has no {axis}{beside}"
+            condition = f" with a base in {plan.job.train.base}" if axis in every.axes else ""
+            return f"{axis}={layout.degree(axis)}: {framework} has no {axis}{condition}"
     zero, pipelined = int(plan.zero), layout.pp > 1
     if zero in every.zero and zero not in runs.zero:
         return f"zero={zero}: {framework} cannot shard a base in {plan.job.train.base}, of which every data rank has a whole copy"
@@ -157,8 +146,8 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
         axis = "tp" if layout.tp > 1 else "cp"
         return f"zero={zero}: {framework} has ZeRO {_listed(runs.zero_beside_axes)} only with {axis}={layout.degree(axis)}"
     if not runs.admits_zero(zero, pipelined=pipelined, replicated=False):
-        beside, stages = (" with a pipeline", runs.zero_in_pipeline) if zero in runs.zero else ("", runs.zero)
-        return f"zero={zero}: {framework} has ZeRO {_listed(stages)} only{beside}"
+        condition, stages = (" with a pipeline", runs.zero_in_pipeline) if zero in runs.zero else ("", runs.zero)
+        return f"zero={zero}: {framework} has ZeRO {_listed(stages)} only{condition}"
     replicated = layout.dp_replicate > 1 and layout.dp_shard > 1
     if not runs.admits_zero(zero, pipelined=pipelined, replicated=replicated):
         return f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}: {framework} shards ZeRO {zero} over all data ranks only"

@@ -1,4 +1,4 @@
-"""The schema of profile files. An engine file has the fields of `Engine` without their groups."""
+"""Schema of profile files. An engine file has the fields of `Engine` without groups."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _JSON = {"float": "number", "bool": "boolean", "str": "string"}
 
 @cache
 def profile_model(record: type) -> type[FileModel]:
-    """The model of a profile's file, of `ExecutionProfile`: options with or without their groups; `base` gives what it leaves out."""
+    """Return the model of a profile's file: the options of `ExecutionProfile` with or without groups; `base` has those left out."""
     about = descriptions(record) | {name: text for group in GROUPS.values() for name, text in descriptions(group).items()}
     options: dict[str, Any] = {name: (_option(name), Field(OMITTED, description=about.get(name, ""))) for name in GROUP_OF}
     groups: dict[str, Any] = {}
     for group, names in FILE_GROUPS.items():
         fields: dict[str, Any] = {"source": _SOURCE, **{name: options[name] for name in sorted(names)}}
-        made = create_model(f"{group.capitalize()}Group", __base__=FileModel, __doc__="Options in a group, with their source.", **fields)
-        groups[group] = (made, Field(OMITTED, description="options in a group, with a source of their own"))
-    own: dict[str, Any] = {
+        model = create_model(f"{group.capitalize()}Group", __base__=FileModel, __doc__="Options in a group, with their source.", **fields)
+        groups[group] = (model, Field(OMITTED, description="options in a group, with a source of their own"))
+    ungrouped: dict[str, Any] = {
         "name": (Text, Field(description="what options and files call it")),
         "source": (Text, Field(description="where this was read or measured")),
         "base": (
@@ -45,12 +45,12 @@ def profile_model(record: type) -> type[FileModel]:
         "runs": (runs_model(), Field(OMITTED, description=about["runs"])),
         "fitted": (model_of(FittedTo), Field(OMITTED, description=about["fitted"])),
     }
-    return create_model("ProfileFile", __base__=FileModel, __doc__="What a framework does with a plan.", **own, **options, **groups)
+    return create_model("ProfileFile", __base__=FileModel, __doc__="What a framework does with a plan.", **ungrouped, **options, **groups)
 
 
 @cache
 def runs_model() -> type[FileModel]:
-    """The model of the group `runs`: what a framework can run."""
+    """Return the model of the group `runs`: features of plans that a framework can run."""
     return model_of(Runs, types=_choices)
 
 
@@ -69,7 +69,7 @@ def _read_choice(choices: tuple[Any, ...], value: object, field: str) -> None:
 
 
 def _option(name: str) -> Any:
-    """The type of an option in a file."""
+    """Return the type of an option in a file."""
     if name == "overlaps_gradients":
         items = {"type": "array", "items": {"enum": list(ZERO_STAGES)}}
         return Annotated[Any, ReadBy(_read_stages, {"anyOf": [{"type": "boolean"}, items]})]
@@ -98,9 +98,9 @@ def _read_option(name: str, has_unit: bool, value: object, field: str) -> None:
 
 
 def _read_stages(value: object, field: str) -> None:
-    """ZeRO stages as a list, or yes or no for all of them."""
+    """Validate ZeRO stages: a list, or true or false for all or none of them."""
     stages = value if isinstance(value, list) else [] if isinstance(value, bool) else [None]
-    if any(isinstance(each, bool) or each not in ZERO_STAGES for each in stages):
+    if any(isinstance(stage, bool) or stage not in ZERO_STAGES for stage in stages):
         raise bad_field(field, shown(value), f"must be true, false or a list of {', '.join(map(str, ZERO_STAGES))}", "correct it")
 
 

@@ -1,7 +1,7 @@
 """Prediction intervals of serving metrics, from the errors of published runs.
 
-Factors are quantiles of measured / predicted of runs whose model no fit saw, by whether the engine is one that somebody fitted, whether
-the chip has kernels of its own measured, and whether the model has experts (`strategies/serving_residuals.yaml`, written by
+Factors are quantiles of measured / predicted over runs of models that were left out of the fit. They depend on whether the engine was
+fitted, whether kernels of the chip were measured, and whether the model has experts (`strategies/serving_residuals.yaml`, written by
 `python -m lab.serving.residuals`).
 """
 
@@ -15,13 +15,13 @@ from typing import Any
 from perfmodel.foundation.resources import resource_dir
 
 COVERAGE = 0.8
-"""Share of measured values that an interval is to hold."""
+"""Nominal coverage: share of measured values inside the interval."""
 METRICS = ("ttft", "tpot", "request_latency", "tokens_per_second")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingBasis:
-    """Basis of a serving prediction: the calibration and fit that it uses."""
+    """Basis of a serving prediction: whether the engine is fitted and the chip measured, and the kind of model."""
 
     engine_known: bool
     chip_measured: bool
@@ -29,18 +29,18 @@ class ServingBasis:
 
     @property
     def key(self) -> str:
-        """As the file has it."""
+        """Key of the factors in the file."""
         engine, chip = "known" if self.engine_known else "unknown", "measured" if self.chip_measured else "prior"
         return f"{engine} engine, {chip} chip, {'experts' if self.has_experts else 'dense'}"
 
 
 def interval_factors(basis: ServingBasis) -> Mapping[str, tuple[float, float]]:
-    """Metric -> factors of its prediction; empty where nothing is known."""
+    """Return metric -> factors of its prediction; empty if the file has none."""
     return _factors().get(basis.key, {})
 
 
 def intervals_of(basis: ServingBasis, predicted: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """Metric -> 80 % interval."""
+    """Return metric -> 80 % prediction interval."""
     factors = interval_factors(basis)
     return {metric: (value * factors[metric][0], value * factors[metric][1]) for metric, value in predicted.items() if metric in factors}
 
@@ -50,5 +50,8 @@ def _factors() -> Mapping[str, Mapping[str, tuple[float, float]]]:
     from perfmodel.foundation.files import read_yaml
 
     path = resource_dir("strategies") / "serving_residuals.yaml"
-    found: Any = read_yaml(path).get("factors", {}) if path.is_file() else {}
-    return {key: {metric: (float(each["low"]), float(each["high"])) for metric, each in of.items()} for key, of in found.items()}
+    factors: Any = read_yaml(path).get("factors", {}) if path.is_file() else {}
+    return {
+        key: {metric: (float(bounds["low"]), float(bounds["high"])) for metric, bounds in metrics.items()}
+        for key, metrics in factors.items()
+    }

@@ -1,6 +1,6 @@
-"""Settings of a run, and the options of its framework that each of them changes.
+"""Settings of a run, and the options of the framework that each of them changes.
 
-A setting that is read is worth more than a framework's name. How people state them: `parallel/framework_ref.py`.
+A stated setting is more informative than the name of a framework. `parallel/framework_ref.py` has the notation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _megatron_arguments(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """Megatron-LM's own flags, as far as they concern time or memory."""
+    """Apply Megatron-LM's own flags that affect time or memory."""
     flags = (
         {str(flag).partition("=")[0]: str(flag).partition("=")[2] for flag in value if isinstance(flag, str)}
         if isinstance(value, list)
@@ -41,7 +41,7 @@ def _megatron_arguments(profile: ExecutionProfile, value: object) -> ExecutionPr
     if flags.get("cross-entropy-loss-fusion") == "True":
         profile = _fused_cross_entropy(profile, True)
     if flags.get("overlap-moe-expert-parallel-comm") == "True":
-        # without the other flag Megatron-LM refuses this one
+        # Megatron-LM refuses --delay-wgrad-compute without this flag
         profile = profile.having(hides_exchanges=True, delays_weight_gradients=flags.get("delay-wgrad-compute") == "True")
     if flags.get("moe-shared-expert-overlap") == "True":
         profile = profile.having(hides_shared_experts=True)
@@ -61,7 +61,7 @@ def _fused_cross_entropy(profile: ExecutionProfile, value: object) -> ExecutionP
 
 
 def _compile(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """Chains are one kernel, which no module launches. Or nothing fuses what the framework writes out, where it may write norms out."""
+    """Fuse chains of operators, launched by compiled code; or, if false, fuse nothing, if the framework may have unfused norms."""
     if value is True:
         launch = min(profile.timing.host_launch_time, COMPILED_LAUNCH)
         return profile.having(fuses_elementwise=True, rms_norm_traffic=1.0, rotary_traffic=1.0, host_launch_time=launch)
@@ -72,7 +72,7 @@ def _compile(profile: ExecutionProfile, value: object) -> ExecutionProfile:
 
 
 def _cuda_graphs(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """A whole pass is launched at once."""
+    """Launch a whole pass as one CUDA graph."""
     launch = min(profile.timing.host_launch_time, GRAPH_LAUNCH)
     return profile.having(host_launch_time=launch, host_layer_time_per_tp_across_nodes=0.0) if value is True else profile
 
@@ -124,33 +124,13 @@ def _release(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return replace(profile, release=str(value))
 
 
-def _permutes(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(permutes_in_exchange=value) if isinstance(value, bool) else profile
-
-
-def _fused_experts(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(fuses_experts=value) if isinstance(value, bool) else profile
-
-
-def _shared_experts(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(hides_shared_experts=value) if isinstance(value, bool) else profile
-
-
-def _low_rows(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(sends_low_rows=value) if isinstance(value, bool) else profile
-
-
-def _low_weights(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(gathers_low_weights=value) if isinstance(value, bool) else profile
-
-
 def _mixed_precision(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """Composer's modes: DEFAULT gathers bf16 and reduces fp32, PURE does both in bf16 (`composer/distributed`, `get_mixed_precision`)."""
+    """Apply Composer's modes: DEFAULT gathers bf16 and reduces fp32, PURE both in bf16 (`composer/distributed`, `get_mixed_precision`)."""
     return profile.having(reduce_dtype="fp32") if value == "DEFAULT" else profile
 
 
 def _kernels(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """Libraries that a run names: Transformer Engine's norms, rotary embeddings and attention are one kernel each."""
+    """Apply the libraries of a run: Transformer Engine's norms, rotary embeddings and attention are one kernel each."""
     names = {str(name).lower() for name in value} if isinstance(value, list) else set()
     if "te" not in names:
         return profile
@@ -158,13 +138,15 @@ def _kernels(profile: ExecutionProfile, value: object) -> ExecutionProfile:
 
 
 def _tp_async(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """Collectives of tensor parallelism in backward run beside the other gradient's product, or nothing does."""
+    """Overlap tensor-parallel collectives in backward with the matrix multiply of the other gradient, or not."""
     return profile.having(tp_backward_overlap_fraction=TP_ASYNC_OVERLAP if value else 0.0) if isinstance(value, bool) else profile
 
 
 def _attention_kernel(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """By generation: the first, the second, or the one that was written for the chip; of a release that lets one choose it where ranks
-    share queries too, which those did not that the framework's own rate there comes from."""
+    """Set the generation of the attention kernel, also for context parallelism.
+
+    Releases with this setting support it with sharded queries too; the framework's own rate there is from earlier releases, which did not.
+    """
     if value not in ATTENTION_KERNELS:
         return profile
     return profile.having(
@@ -176,7 +158,7 @@ def _attention_kernel(profile: ExecutionProfile, value: object) -> ExecutionProf
 
 
 def _loss(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """In pieces, of which none of the logits are kept; or whole, as torch's cross-entropy has them."""
+    """Set the form of the loss: in pieces without saved logits, or whole as in torch's cross-entropy."""
     if value == WHOLE_LOSS:
         peak = max(profile.activations.loss_peak_bytes, EAGER_LOSS_PEAK)
         return profile.having(loss_form=value, fused_cross_entropy=False, loss_peak_bytes=peak)
@@ -201,7 +183,7 @@ def _loss_traffic(profile: ExecutionProfile, value: object) -> ExecutionProfile:
 
 
 def _loss_memory(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """Peak memory of the loss. Saved float32 log-probabilities and 16-bit logits count as activations."""
+    """Set the peak memory of the loss. Saved float32 log-probabilities and 16-bit logits count as activations."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return profile
     return profile.having(fused_cross_entropy=False, loss_peak_bytes=max(float(value) - _COUNTED_LOGIT_BYTES, 0.0))
@@ -216,7 +198,7 @@ def _frozen_weights(profile: ExecutionProfile, value: object) -> ExecutionProfil
 
 
 def _switch(field: str) -> Callable[[ExecutionProfile, object], ExecutionProfile]:
-    """A setting that is a field of the profile."""
+    """Return the change of a setting that is an option of the profile."""
 
     def change(profile: ExecutionProfile, value: object) -> ExecutionProfile:
         return profile.having(**{field: value}) if isinstance(value, bool) else profile
@@ -225,7 +207,7 @@ def _switch(field: str) -> Callable[[ExecutionProfile, object], ExecutionProfile
 
 
 def _context_form(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """With the rules of that form; a framework without context parallelism has those of `context_forms` only."""
+    """Set the form of context parallelism and its rules; a framework without context parallelism has only its `context_forms`."""
     if value not in CONTEXT_FORMS:
         return profile
     chunks = profile.communication.context_chunks if value == ULYSSES else "contiguous" if value == RING else "head_tail"
@@ -241,33 +223,35 @@ def _async_tp(profile: ExecutionProfile, value: object) -> ExecutionProfile:
 
 
 QUERY_GRADIENT_BYTES = 4.0
-"""Of an element of queries: FlashAttention-2 and -3 and cuDNN add up their gradient in float32 (`dq_accum` in flash-attention 2.8,
+"""[byte] Per element of queries: FlashAttention-2 and -3 and cuDNN accumulate their gradient in float32 (`dq_accum` in flash-attention 2.8,
 `csrc/flash_attn/flash_api.cpp`)."""
 
 EAGER_LOSS_PEAK = 8.0
-"""Of a logit, in addition to the logits and their softmax in float32: the gradients that nll_loss and log_softmax make, in float32."""
+"""[byte] Per logit, in addition to the logits and their softmax in float32: the float32 gradients of nll_loss and log_softmax."""
 
 _COUNTED_LOGIT_BYTES = 6.0
 
 FLOAT32_LOGIT_BYTES = 44.0
-"""Traffic of a loss on a float32 copy of the logits, a logit: the copy reads 2 and writes 4 bytes, log_softmax reads and writes 4, its
-gradient is filled, read and written, and cast back; masks and shifted copies read and write 4 more (transformers 4.57, loss_utils.py)."""
+"""[byte] Traffic per logit of a loss on a float32 copy of the logits. The copy reads 2 and writes 4 bytes, log_softmax reads and writes 4.
+Its gradient is filled, read and written, and cast back. Masks and shifted copies read and write 4 more (transformers 4.57,
+loss_utils.py)."""
 
 FLOAT32_LOSS_PEAK = 12.0
-"""Memory at the peak of that loss beyond saved log-probabilities and 16-bit logits, a logit: the float32 copy, the gradient that the
-loss hands back and the one that log_softmax makes of it. [byte]"""
+"""[byte] Peak memory per logit of that loss, in addition to saved log-probabilities and 16-bit logits: the float32 copy, the gradient of
+the loss and that of log_softmax."""
+
 
 FUSED_LOGIT_BYTES = 14.0
-"""Traffic of a fused loss, a logit: read once and overwritten by the gradient, in bf16, and its float32 intermediate."""
+"""[byte] Traffic per logit of a fused loss: read once and overwritten by the gradient, in bf16, and its float32 intermediate."""
 
 COMPILED_LAUNCH = 10e-6
-"""[s] Host time of a kernel in compiled code: cudaLaunchKernel takes 3 to 6 us, the rest is the wrapper's that calls it."""
+"""[s] Host time of a kernel in compiled code: cudaLaunchKernel takes 3 to 6 us, its wrapper the rest."""
 
 GRAPH_LAUNCH = 0.6e-6
-"""[s] The same of a kernel in a CUDA graph (0.58 us a node of a replayed chain on an RTX 5070 Ti, ahrefs/ocannl issue 488)."""
+"""[s] Host time of a kernel in a CUDA graph (0.58 us per node of a replayed chain on an RTX 5070 Ti, ahrefs/ocannl issue 488)."""
 
 
-#: What each setting does to the profile, in the order in which they change it.
+#: Setting -> change of the profile, in order of application.
 CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = {
     "release": _release,
     "megatron_args": _megatron_arguments,
@@ -300,11 +284,11 @@ CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = 
     "tp_async": _tp_async,
     "moe_overlap": _exchanges,
     "delayed_weight_gradients": _delayed_weight_gradients,
-    "hybridep": _permutes,
-    "fused_experts": _fused_experts,
-    "moe_shared_overlap": _shared_experts,
-    "fp8_dispatch": _low_rows,
-    "fp8_params": _low_weights,
+    "hybridep": _switch("permutes_in_exchange"),
+    "fused_experts": _switch("fuses_experts"),
+    "moe_shared_overlap": _switch("hides_shared_experts"),
+    "fp8_dispatch": _switch("sends_low_rows"),
+    "fp8_params": _switch("gathers_low_weights"),
     "attention_kernel": _attention_kernel,
     "cp_form": _context_form,
     "fp8_recipe": _fp8_recipe,
@@ -313,7 +297,7 @@ CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = 
 
 
 def with_settings(profile: ExecutionProfile, settings: Mapping[str, Any]) -> ExecutionProfile:
-    """The profile of a run with these `settings`; what means nothing to the model, or has a value that it does not know, is passed over."""
+    """Return the profile of a run with these settings; unknown settings and unknown values are ignored."""
     for name, change in CHANGES.items():
         value = settings.get(name)
         if value is not None and not unread(name, value):
@@ -322,10 +306,10 @@ def with_settings(profile: ExecutionProfile, settings: Mapping[str, Any]) -> Exe
 
 
 def with_stated(profile: ExecutionProfile, settings: Mapping[str, Value]) -> ExecutionProfile:
-    """The profile of a run with these settings, and named so."""
+    """Return the profile of a run with these stated settings, which are added to its name."""
     name = stated(profile.name, settings)
     if name == profile.name:
         return profile
-    if FrameworkRef.parse(profile.name).settings:  # one setting may take back what another did
+    if FrameworkRef.parse(profile.name).settings:  # one setting may revert another
         raise bad_field("profile", profile.name, "has settings of its own", f"load it with all of them: {name}")
     return replace(with_settings(profile, settings), name=name)

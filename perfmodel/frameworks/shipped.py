@@ -1,10 +1,11 @@
 """Shipped files of a framework: `strategies/frameworks/NAME/habits.yaml` and `fitted.yaml` in the same folder.
 
-habits.yaml   what its source code does, in groups by kind, each with its source; `base:` takes over another framework's habits
-fitted.yaml   what its runs say: written by `python -m lab.fitted` and by nothing else; no other framework inherits it
-A constant that neither of them has is not known of this framework, and taken as neutral, or as another framework has it that
-`unknown_as:` names (`generic`: the mean of all families). A framework of one file, `NAME.yaml`, is a
-profile as people write them (`generic`, which `python -m lab.generic` writes).
+`habits.yaml`   behaviour from its source code, in groups by kind, each with its source; `base:` inherits another framework's file
+`fitted.yaml`   constants fitted to its runs, written only by `python -m lab.fitted`; no other framework inherits them
+
+A constant in neither file is unknown for this framework. It has a neutral value, or that of the framework named by `unknown_as:`
+(`generic`: the mean of all families). A framework with one file, `NAME.yaml`, is a profile in the users' form (`generic`, which
+`python -m lab.generic` writes).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, 
 from perfmodel.foundation.resources import resource_dir
 
 PLAIN_TORCH_LAUNCH = 15e-6
-"""[s] Host time of a kernel of a backward pass, of a framework without measurements: modules of torch 2.13 take 11 us on a core of an EPYC,
-and cudaLaunchKernel 3 to 6."""
+"""[s] Host time of a kernel in backward, for a framework without measurements: modules of torch 2.13 take 11 us on a core of an EPYC, and
+cudaLaunchKernel 3 to 6 us."""
 
-#: Constants that no source code holds: what they are where nobody knows them, so that they change nothing; only a host there always is.
+#: Constants that do not follow from source code -> value if unknown, without effect on the prediction except for the launch time.
 NEUTRAL: Mapping[str, float] = MappingProxyType(
     {
         "attention_rate_fraction": 1.0,
@@ -50,7 +51,7 @@ NEUTRAL: Mapping[str, float] = MappingProxyType(
     }
 )
 
-#: Which fields stand in which group of habits.yaml.
+#: Group of `habits.yaml` -> its fields.
 FILE_GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "memory": frozenset(
@@ -102,14 +103,14 @@ BEHAVIOURS, FITTED = "habits.yaml", "fitted.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedNumber:
-    """A constant as runs say it.
+    """A constant fitted to runs.
 
-    value, spread   and one standard deviation of it, as far as the runs and what was expected without them leave it open
-    n, models       runs that it was fitted to, and models of theirs
-    chips           on which they ran
-    date            on which the value last changed
-    how             what it was fitted to
-    is_lent         to others' runs, because its own do not tell it: nothing that generic would learn from this framework
+    value, spread   posterior mean and standard deviation
+    n, models       number of runs, and of their models
+    chips           chips of these runs
+    date            date of the last change of the value
+    how             data of the fit
+    is_lent         fitted to runs of other frameworks, because its own do not determine it; it does not count for generic
     """
 
     value: float
@@ -132,7 +133,7 @@ def framework_names() -> list[str]:
 
 
 def shipped_fields(name: str) -> dict[str, Any] | None:
-    """The fields of the profile of that name, as a file without `base:` would hold them; None where none ships."""
+    """Return the fields of a shipped profile, as in a file without `base:`; None if there is none with that name."""
     from perfmodel.foundation.files import read_yaml
 
     if not is_name(name):
@@ -152,12 +153,12 @@ def shipped_fields(name: str) -> dict[str, Any] | None:
 
 
 def is_name(text: str) -> bool:
-    """Whether it may be the name of a framework: a path is none."""
+    """Return whether a text may be the name of a framework, not a path."""
     return bool(text) and len(text) < 200 and not set(text) & {"/", "\\", "\0"} and text not in (".", "..")
 
 
 def shipped_behaviour(name: str, below: tuple[str, ...] = ()) -> dict[str, Any] | None:
-    """The habits of that framework over those of its base; None where it has none of its own files."""
+    """Return the behaviour of a framework merged over that of its base; None if it has no file."""
     from perfmodel.foundation.files import read_yaml
 
     path = frameworks_dir() / name / BEHAVIOURS
@@ -175,7 +176,7 @@ def shipped_behaviour(name: str, below: tuple[str, ...] = ()) -> dict[str, Any] 
 
 @lru_cache(maxsize=64)
 def with_bases(name: str) -> tuple[str, ...]:
-    """The framework and those whose habits it takes over, the nearest first."""
+    """Return the framework and the bases that it inherits from, the nearest first."""
     from perfmodel.foundation.files import read_yaml
 
     path = frameworks_dir() / name / BEHAVIOURS
@@ -186,11 +187,11 @@ def with_bases(name: str) -> tuple[str, ...]:
 
 
 def flattened(data: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """The fields of a profile's file, out of their groups. Raises InputError for one that stands in another's."""
-    found: dict[str, Any] = {}
+    """Return the fields of a profile's file without groups. Raises InputError for a field in a wrong group."""
+    fields: dict[str, Any] = {}
     for key, value in data.items():
         if key not in FILE_GROUPS:
-            found[key] = value
+            fields[key] = value
             continue
         if not isinstance(value, dict):
             raise InputError(f"{where}: {key}={shown(value)}: must be a group of fields; write them below it")
@@ -201,17 +202,17 @@ def flattened(data: Mapping[str, Any], *, where: str) -> dict[str, Any]:
                 raise InputError(f"{where}: {key}.{one_line(name)}: is no field of this group{suggest(one_line(name), FILE_GROUPS[key])}")
             if name in data:
                 raise InputError(f"{where}: {name}: stands both in the group {key} and outside; leave one of them out")
-            found[name] = item
-    return found
+            fields[name] = item
+    return fields
 
 
 def unit_of(constant: str) -> str:
-    """Kind of quantity of a profile's number that a file holds as text: bytes or time."""
+    """Return the kind of quantity of a number in a profile's file: bytes or time."""
     return "bytes" if constant.endswith("bytes") else "time"
 
 
 def fitted_numbers(name: str) -> dict[str, FittedNumber]:
-    """Constants fitted to the framework's runs, by name; empty if no runs are known."""
+    """Return the constants fitted to the framework's runs, by name; empty if no runs are known."""
     from perfmodel.foundation.units import parse_quantity
 
     def number(constant: str, value: Any) -> float:
@@ -219,16 +220,16 @@ def fitted_numbers(name: str) -> dict[str, FittedNumber]:
 
     return {
         constant: FittedNumber(
-            value=number(constant, each["value"]),
-            spread=number(constant, each["spread"]),
-            n=each["n"],
-            models=each["models"],
-            chips=tuple(each["chips"]),
-            date=each["date"],
-            how=each["how"],
-            is_lent=each.get("lent", False),
+            value=number(constant, entry["value"]),
+            spread=number(constant, entry["spread"]),
+            n=entry["n"],
+            models=entry["models"],
+            chips=tuple(entry["chips"]),
+            date=entry["date"],
+            how=entry["how"],
+            is_lent=entry.get("lent", False),
         )
-        for constant, each in _fitted_data(name).items()
+        for constant, entry in _fitted_data(name).items()
     }
 
 

@@ -1,7 +1,7 @@
-"""Losses and feed-forwards that run over pieces of the sequence, so that their largest tensors never lie in memory whole.
+"""Tiling: losses and feed-forwards that run over pieces of the sequence, so that their largest tensors are never complete in memory.
 
-A rewrite of operators, as those of `frameworks/rewrites.py`: tensors that live one piece at a time weigh that share of their bytes, traffic
-is what it was, and what is computed again in backward is work of backward.
+A rewrite of operators, as in `frameworks/rewrites.py`. Tensors that live one piece at a time count with that share of their bytes. Their
+traffic stays the same, and recomputation is work of backward.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ CHUNK_TOKENS = 256
 """Tokens of a chunk of the loss (TRL 1.13, `SFTConfig.loss_type="chunked_nll"`)."""
 
 FEED_FORWARD = "ffn"
-"""The dim of a dense feed-forward, as rule sets know it."""
+"""Logical name of the inner dim of a dense feed-forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiled:
-    """Operators that run piece by piece, as they then are, and the share of their tensors that lives at once, by name.
+    """Rewritten operators that run in pieces, and the live share of their tensors, by name.
 
-    tokens_at_once   of the tensors of the loss, in its place
+    tokens_at_once   live tokens of the tensors of the loss, in place of a share; 0: the share counts
     """
 
     operators: Mapping[str, Operator] = field(default_factory=dict)
@@ -33,31 +33,31 @@ class Tiled:
     tokens_at_once: Mapping[str, int] = field(default_factory=dict)
 
     def share_of(self, tensor: Tensor) -> Tensor:
-        """Return the tensor as far as it lives at once."""
+        """Return the tensor with the bytes that are live at once."""
         share, tokens = self.shares.get(tensor.name, 1.0), self.tokens_at_once.get(tensor.name, 0)
         return replace(tensor, itemsize=tensor.itemsize * share, tokens_at_once=tokens)
 
 
 def needs_length(profile: ExecutionProfile, seq_len: int) -> bool:
-    """Whether what lives at once of tensors follows from the length by steps, so that a graph of one token does not serve."""
+    """Return whether the live share of tensors is a step function of the sequence length, so that a graph of one token does not suffice."""
     return profile.kernels.tiles_mlp or (profile.kernels.loss_form == CHUNKED_LOSS and seq_len < CHUNK_TOKENS)
 
 
 def tiled(graph: Graph, operators: Mapping[str, Operator], profile: ExecutionProfile) -> Tiled:
-    """Operators that this profile runs in tiles."""
-    found, shares, tokens = dict[str, Operator](), dict[str, float](), dict[str, int]()
+    """Return the operators that the profile runs in tiles."""
+    rewritten, shares, tokens = dict[str, Operator](), dict[str, float](), dict[str, int]()
     if profile.kernels.loss_form not in (WHOLE_LOSS, UPCAST_LOSS):
         for op in graph.operators:
             if op.kind == "cross_entropy" and op.backward:
-                _tile_loss(graph, operators, op, profile.kernels.loss_form, found, shares)
+                _tile_loss(graph, operators, op, profile.kernels.loss_form, rewritten, shares)
                 tokens |= dict.fromkeys(shares, tokens_at_once(op, profile))
     if profile.kernels.tiles_mlp:
-        _tile_feed_forwards(graph, operators, found, shares)
-    return Tiled(operators=found, shares=shares, tokens_at_once=tokens)
+        _tile_feed_forwards(graph, operators, rewritten, shares)
+    return Tiled(operators=rewritten, shares=shares, tokens_at_once=tokens)
 
 
 def logit_share(graph: Graph, profile: ExecutionProfile) -> float:
-    """The share of the logits that lies in memory at once, where `tokens_at_once` gives no number."""
+    """Return the share of the logits in memory at once, if `tokens_at_once` is 0."""
     loss = next((op for op in graph.operators if op.name == graph.loss), None)
     if profile.kernels.loss_form == WHOLE_LOSS or loss is None:
         return 1.0
@@ -67,12 +67,12 @@ def logit_share(graph: Graph, profile: ExecutionProfile) -> float:
 
 
 def tokens_at_once(loss: Operator, profile: ExecutionProfile) -> int:
-    """Tokens whose logits lie in memory at once, of a graph of one token; 0: `logit_share` of them."""
+    """Return the tokens whose logits are in memory at once, for a graph of one token; 0: `logit_share` of them."""
     return CHUNK_TOKENS if profile.kernels.loss_form == CHUNKED_LOSS and loss.per_token else 0
 
 
 def _loss_share(graph: Graph, loss: Operator, form: str) -> float:
-    """Share of the logits that lives at a time: one chunk of tokens, or for a fused loss a piece as large as the hidden states.
+    """Return the live share of the logits: one chunk of tokens, or for a fused loss a piece as large as the hidden states.
 
     Source: Liger-Kernel 0.6, `ops/fused_linear_cross_entropy.py`: the number of chunks is the power of two from ceil(V / H) on.
     """
@@ -85,7 +85,7 @@ def _loss_share(graph: Graph, loss: Operator, form: str) -> float:
 
 
 def _maker(graph: Graph, loss: Operator) -> Operator | None:
-    """The product that makes the logits, before a bias or a scale of them."""
+    """Return the product of the logits, before their bias or scale."""
     maker = graph.producer(loss.inputs[0].tensor)
     while maker is not None and not maker.is_product:
         maker = graph.producer(maker.inputs[0].tensor)
@@ -97,10 +97,10 @@ def _tile_loss(
     operators: Mapping[str, Operator],
     loss: Operator,
     form: str,
-    found: dict[str, Operator],
+    rewritten: dict[str, Operator],
     shares: dict[str, float],
 ) -> None:
-    """From the product that makes the logits to the loss: nothing but what the product reads is kept."""
+    """Tile the operators from the product of the logits to the loss; only the inputs of the product are saved."""
     share, name = _loss_share(graph, loss, form), loss.name
     maker = graph.producer(loss.inputs[0].tensor)
     chain = [name]
@@ -110,15 +110,15 @@ def _tile_loss(
         if maker.is_product:
             break
         maker = graph.producer(maker.inputs[0].tensor)
-    for each in chain:
-        op = _sized(operators[each], graph)
+    for member in chain:
+        op = _sized(operators[member], graph)
         backward = (*op.forward, *op.backward) if form == CHUNKED_LOSS else op.backward
         kept = tuple(data for data in op.saved if data.of is not None and op.operands[data.of].tensor not in shares)
-        found[each] = replace(op, backward=backward, saved=kept, scratch=())
+        rewritten[member] = replace(op, backward=backward, saved=kept, scratch=())
 
 
-def _tile_feed_forwards(graph: Graph, operators: Mapping[str, Operator], found: dict[str, Operator], shares: dict[str, float]) -> None:
-    """Dense feed-forwards, in as many tiles as the sequence is longer than the hidden state is wide.
+def _tile_feed_forwards(graph: Graph, operators: Mapping[str, Operator], rewritten: dict[str, Operator], shares: dict[str, float]) -> None:
+    """Tile dense feed-forwards: the number of tiles is the sequence length over the hidden size, rounded up.
 
     Source: DeepSpeed 0.17, `runtime/sequence_parallel/ulysses_sp.py` (`TiledMLP`: forward without a graph, each shard again in backward);
     ArcticTraining 0.0.5, `ceil(seqlen / hidden_size)` shards.
@@ -133,7 +133,7 @@ def _tile_feed_forwards(graph: Graph, operators: Mapping[str, Operator], found: 
         op = _sized(operators[name], graph)
         saved = tuple(_share_of(op, data, graph, shares) for data in op.saved)
         scratch = tuple(_share_of(op, data, graph, shares) for data in op.scratch)
-        found[name] = replace(op, backward=(*op.forward, *op.backward), saved=saved, scratch=scratch)
+        rewritten[name] = replace(op, backward=(*op.forward, *op.backward), saved=saved, scratch=scratch)
 
 
 def _share_of(op: Operator, data: Data, graph: Graph, shares: Mapping[str, float]) -> Data:
@@ -142,7 +142,7 @@ def _share_of(op: Operator, data: Data, graph: Graph, shares: Mapping[str, float
 
 
 def _sized(op: Operator, graph: Graph) -> Operator:
-    """With the bytes of what it reads and writes said, which do not shrink with what lives at once."""
+    """Return the operator with explicit bytes for all accesses, so that its traffic does not shrink with the live share."""
 
     def sized(works: tuple[Work, ...]) -> tuple[Work, ...]:
         return tuple(

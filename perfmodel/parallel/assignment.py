@@ -1,4 +1,4 @@
-"""Which axes cut which dim of each operator of a model: whether two rule sets say the same."""
+"""Comparison of two rule sets: whether they shard all operators of a model alike."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from perfmodel.workload.transformer import build_graph
 
 
 def cuts_alike(rules: RuleSet, other: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> bool:
-    """Whether both cut every operator of this model alike, where only these fine axes have more than one rank."""
+    """Return whether both shard every operator of this model alike, where only these fine axes have more than one rank."""
     if rules.operators or other.operators:
         return _cuts(rules, model, attention, axes) == _cuts(other, model, attention, axes)
-    return _left_of_model(rules, model, axes) == _left_of_model(other, model, axes)
+    return _rules_for_model(rules, model, axes) == _rules_for_model(other, model, axes)
 
 
 def cuts_as(names: Iterable[str], rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> str:
-    """The first of these shipped rule sets that cuts as `rules` does; empty where none does."""
+    """Return the first of these shipped rule sets that shards as `rules` does; "" if none does."""
     return next((name for name in names if cuts_alike(rules, load_rule_set(name), model, attention, axes)), "")
 
 
-def _left_of_model(rules: RuleSet, model: TransformerConfig, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
-    """Cuts of the rules for this model, without those of single operators and of layers that the model lacks."""
+def _rules_for_model(rules: RuleSet, model: TransformerConfig, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return the rules for this model without those of dims that it lacks, of a rule set without rules for single operators."""
     lacking = {name for names, has in _OF_SOME_MODELS if not has(model) for name in names}
     return {name: cut for name, cut in rules.among(axes).items() if name not in lacking}
 
@@ -41,12 +41,12 @@ _OF_SOME_MODELS: tuple[tuple[tuple[str, ...], Callable[[TransformerConfig], bool
 
 @lru_cache(maxsize=4096)
 def _cuts(rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> tuple[tuple[str, ...], ...]:
-    """The axes that cut every dim of every operator."""
+    """Return the axes that shard every dim of every operator."""
     return tuple(tuple(axis for axis in rules.cut(*dim) if axis in axes) for dim in _dims(model, attention))
 
 
 @lru_cache(maxsize=64)
 def _dims(model: TransformerConfig, attention: str) -> tuple[tuple[str, str], ...]:
-    """(operator, logical name of its dim) of every dim; neither sizes nor dtypes change them."""
+    """Return (operator, logical name of its dim) for every dim; they do not depend on sizes and dtypes."""
     graph = build_graph(model, seq_len=1, attention=attention, dropout=True, activation_bytes=2.0, parameter_bytes=2.0)
     return tuple((operator.name, operator.logical_name(dim)) for operator in graph.operators for dim in operator.dims)

@@ -1,9 +1,9 @@
-"""How ranks share a sequence in attention, where it is stated: `--cp-form`, the setting `cp_form`.
+"""Forms of context parallelism, where one is stated: `--cp-form`, the setting `cp_form`.
 
-| form | who has which positions | keys and values |
+| form | positions of a rank | keys and values |
 |---|---|---|
-| all-gather | the r-th chunk of 2 n from either end: equal causal work | gathered whole before attention, gradients scattered after it |
-| ring | n chunks in order: the last rank does 2 - 1/n of the mean | pass from rank to rank beside the products, two blocks at a time |
+| all-gather | the r-th chunk of 2 n from either end: equal causal work | all-gathered before attention, gradients scattered after it |
+| ring | n chunks in order: the last rank does 2 - 1/n of the mean | sent from rank to rank during the products, two blocks at a time |
 | zigzag | as all-gather | as ring |
 | ulysses | all of them, for 1/n of the heads | an all-to-all before attention and one after it |
 
@@ -20,12 +20,12 @@ CONTEXT_FORMS = ALL_GATHER, RING, ZIGZAG, ULYSSES = ("all-gather", "ring", "zigz
 ULYSSES_RULES = ("ulysses", "megatron-ulysses")
 """Rule sets of that form, without and with tensor parallelism."""
 
-#: Forms whose keys pass from rank to rank.
+#: Forms that send keys from rank to rank.
 RINGS = (RING, ZIGZAG)
 
 
 def read_context_form(value: object, name: str = "cp_form") -> str:
-    """One of `CONTEXT_FORMS`. Raises InputError for another, and for USP, which is not predicted."""
+    """Return one of `CONTEXT_FORMS`. Raises InputError for other names, and for USP, which is not predicted."""
     text = value.strip().lower().replace("_", "-") if isinstance(value, str) else ""
     if text == "usp":
         rule = "Ulysses within a node and a ring between nodes is not predicted"
@@ -36,5 +36,5 @@ def read_context_form(value: object, name: str = "cp_form") -> str:
 
 
 def rules_of_form(form: str, *, cp: int, tp: int) -> str | None:
-    """The rule set of a form; None: the usual one."""
+    """Return the rule set of a form; None: the default one."""
     return ULYSSES_RULES[tp > 1] if form == ULYSSES and cp > 1 else None

@@ -1,16 +1,16 @@
-"""Operators that are written out in torch and run kernel by kernel: memory traffic over that of one fused kernel each way, and kernels.
+"""Unfused operators in eager torch: memory traffic relative to one fused kernel per pass, and number of kernels.
 
-Every kernel's inputs and outputs, at activations of two bytes; counted with torch (`tests/execute/test_eager_traffic.py`).
+Traffic is every kernel's inputs and outputs, with activations of two bytes; counted with torch (`tests/execute/test_eager_traffic.py`).
 
-    operator                                   bytes an element, both passes   of one kernel   kernels
+    operator                                   bytes per element, both passes  one kernel      kernels
     RMSNorm with `.float()`, as Llama has it   128                             10              8 + 16
     rotary, rotate-half in the compute dtype   49                              8               5 + 7
     rotary, complex numbers in float32         42                              8               3 + 4
 
-AdamW's step in float32, one kernel for each line of its rule (foreach, as torch.optim takes it where nobody asks for fused), moves 80
-bytes a parameter; one kernel 28: parameter and moments read and written, the gradient read.
+AdamW's step in float32 with one kernel per operation (foreach, the default of torch.optim) moves 80 bytes per parameter. One fused kernel
+moves 28: parameter and moments are read and written, the gradient is read.
 
-LayerNorm, GELU and softmax have kernels of their own in torch: 1. Compiled (`torch.compile`), all of these are fused: 1.
+LayerNorm, GELU and softmax each have a fused kernel in torch: factor 1. With `torch.compile` all of these are fused: factor 1.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ EAGER_ROTARY, EAGER_COMPLEX_ROTARY = 6.1, 5.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenOut:
-    """traffic            the field of a profile that says how far
-    eager_traffic      its value where every step is a kernel
-    forward, backward  of which there are so many
+    """An operator that eager torch runs as several kernels.
+
+    traffic            option of a profile that holds its relative traffic
+    eager_traffic      value of that option where nothing is fused
+    forward, backward  number of kernels
     """
 
     traffic: str

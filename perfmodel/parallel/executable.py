@@ -1,8 +1,8 @@
-"""Which plans the executor of this package cannot realise, or torch would run wrongly, each with one sentence.
+"""Plans that the executor of this package cannot run, or that torch would run wrongly, with the reason in one sentence.
 
-There are two ways to run a plan: torch's own modules, cut by its tensor parallelism, and an interpreter of the graph, which cuts operators
-as any rules say (`per_operator/by_rules.py`). A plan runs by the first where it can.
-One that is not executable is predicted all the same: other frameworks may run it.
+A plan can run in two ways: with torch's own modules under torch's tensor parallelism, or with an interpreter of the graph, which shards
+operators by any rules (`per_operator/by_rules.py`). The first is preferred. A plan that is not executable is still predicted, because
+other frameworks may run it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import RoutingCounts, counts_in_turn
 from perfmodel.workload.training import FULL_TRAINING, Method
 
-#: Rule sets whose traffic the executor realises, and with them every rule set that cuts operators as one of these does on the axes in use.
+#: Rule sets that the executor runs, and with them every rule set that shards operators as one of these on the axes in use.
 RULE_SETS = ("megatron", "megatron-sp", "ulysses", "megatron-ulysses")
 
 
 def realised_as(plan: Plan) -> str:
-    """The rule set as which the executor runs the plan's own; empty where it has none that cuts alike."""
+    """Return the executor's rule set that shards as the plan's rules; "" if there is none."""
     layout, model = plan.layout, plan.job.transformer
     axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=model.num_key_value_heads)
     return cuts_as(RULE_SETS, plan.rules, model, str(plan.attention), axes)
 
 
 def not_executable_reason(plan: Plan) -> str:
-    """Why no machine could run a plan of this form with torch; empty if one could."""
+    """Return why the executor cannot run a plan of this form on any machine; "" if it can."""
     network = plan.job.model
     if isinstance(network, NetworkModel):
         return f"network={network.name}: is your own code, whose operators are not imported" if network.is_imported else ""
@@ -61,7 +61,7 @@ def not_executable_reason(plan: Plan) -> str:
 
 
 def _recurrent_reason(plan: Plan) -> str:
-    """Why torch's own modules do not have the mixers with a state as the plan cuts them."""
+    """Return why torch's own modules cannot shard the recurrent mixers as the plan does."""
     model, layout = plan.job.transformer, plan.layout
     if not any(kind.mixer in ("mamba", "delta") for kind in model.layer_kinds):
         return ""
@@ -73,7 +73,7 @@ def _recurrent_reason(plan: Plan) -> str:
 
 
 def not_modules_reason(plan: Plan) -> str:
-    """Why torch's own modules cannot be cut so; empty if they can. What audits count is their program."""
+    """Return why torch's own modules cannot be sharded as the plan does; "" if they can. Audits count the program of these modules."""
     model, layout = plan.job.transformer, plan.layout
     if model.attention_chunk:
         return (
@@ -132,7 +132,7 @@ def not_modules_reason(plan: Plan) -> str:
 
 
 def _latent_reason(plan: Plan) -> str:
-    """Why the executor's latent attention is not the plan's."""
+    """Return why the executor's latent attention differs from the plan's."""
     model = plan.job.transformer
     latent = model.latent
     assert latent is not None
@@ -147,7 +147,7 @@ def _latent_reason(plan: Plan) -> str:
 
 
 def _experts_reason(plan: Plan) -> str:
-    """Why the executor's mixture of experts is not the plan's."""
+    """Return why the executor's mixture of experts differs from the plan's."""
     model, tp = plan.job.transformer, plan.layout.tp
     experts = model.experts
     assert experts is not None
@@ -169,12 +169,12 @@ def _experts_reason(plan: Plan) -> str:
 
 
 def _one_hop_reason(plan: Plan) -> str:
-    """Why tokens do not travel as the plan has it: the executor sends them once to each rank, in one hop."""
+    """Return why the plan's dispatch differs from the executor's, which sends a token once to each rank, in one hop."""
     if plan.dispatcher is not Dispatcher.FLEX or plan.ep == 1 or plan.cluster == LOCALHOST:
         return ""
     try:
         tiers = load_cluster(plan.cluster, num_chips=plan.num_chips).tiers
-    except InputError:  # a file that is not here
+    except InputError:  # the file is not on this machine
         return ""
     grid = make_grid(
         {axis: [plan.layout.degree(axis)] for axis in DEFAULT_ORDER},
@@ -193,10 +193,10 @@ def _one_hop_reason(plan: Plan) -> str:
 
 
 def counted_routing(plan: Plan, given: RoutingCounts | None = None) -> RoutingCounts | None:
-    """Tokens that each rank sends to each expert in an audit: as given, else as the plan has them counted, else in turn. None where each
-    expert gets as many of each rank, and tokens travel once for each of their experts.
+    """Return the tokens that each rank sends to each expert in an audit: the given counts, else the plan's, else round-robin counts.
 
-    Raises InputError where a plan has none, or its counts are not of its ranks.
+    None: each expert gets equally many tokens of each rank, and a token is sent once for each of its experts. Raises InputError where the
+    model has no experts, or counts do not match the ranks.
     """
     experts = plan.job.transformer.experts
     if experts is None:

@@ -1,7 +1,7 @@
-"""A framework by name, and what is known of its setup: `generic+compile+attention_kernel=flash3`.
+"""A framework by name with its stated settings: `generic+compile+attention_kernel=flash3`.
 
-A plan keeps this as one text, so whatever carries the name of a plan's profile carries its settings; options, arguments and plan files
-write the two apart. What a setting changes is in `frameworks/settings.py`.
+A plan stores this as one text, so the name of its profile always includes the settings. Options, arguments and plan files write the two
+separately. `frameworks/settings.py` has the effect of each setting.
 """
 
 from __future__ import annotations
@@ -24,39 +24,38 @@ Value: TypeAlias = bool | float | str
 Stated: TypeAlias = "Mapping[str, Value] | list[str] | str | None"
 
 ROWWISE_FP8 = 0.6
-"""Rate of products in fp8 with a scale for each row, over those with one for each tensor: torchtitan's runs of 2025-06, of which those
-with rows are no faster than bf16."""
+"""Rate of fp8 products with a scale per row, over that with a scale per tensor. Source: torchtitan's runs of 2025-06, of which those with
+row scales are no faster than bf16."""
 
 ASYNC_TP_OVERLAP = 0.5
-"""Share of tensor-parallel communication that asynchronous tensor parallelism (micro-pipelined symmetric memory) hides."""
+"""Share of tensor-parallel communication that asynchronous tensor parallelism (micro-pipelined symmetric memory) overlaps."""
 
 TP_ASYNC_OVERLAP = 0.8
 """Share of tensor-parallel communication in backward that overlaps with the other gradient's product (Korthikanti et al. 2022, 4.2.2)."""
 
 SEPARATOR = "+"
-"""Between a profile's name and the settings that are stated with it."""
+"""Separator between a profile's name and its stated settings."""
 
 
 _FILE = re.compile(r"(.*\.ya?ml)(?=\+|$)", re.DOTALL)
 
-#: How else the generations of FlashAttention and their like are called, without the signs between.
+#: Synonyms of attention kernels, without punctuation.
 _SPELLINGS: Mapping[str, str] = {
     **{f"{name}{sign}{n}": f"flash{n}" for n in (1, 2, 3) for name in ("fa", "flash", "flashattn", "flashattention") for sign in ("", "v")},
     **dict.fromkeys(
         ("fa4", "flash4", "flashattn4", "flashattention4", "flashattentionv4"), "flash3"
-    ),  # the chip's own, as the third on Hopper
+    ),  # written for its chip, as the third was for Hopper
     **dict.fromkeys(("cudnnattention", "cudnnfused", "fusedcudnn"), "cudnn"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedSetting:
-    """One thing that is known of a run's setup.
+    """A setting of a run that a user can state.
 
-    says     what it changes, for people
-    values   the words that it may have, a pattern of them, or the least and the most of a number; empty: yes or no; None: a list of a
-             framework's own flags
-    in_plan  the plan says it in an option of its own: read in files of measured runs, not stated with a framework
+    says     its effect, for users
+    values   allowed words, a pattern, or the bounds of a number; empty: true or false; None: a list of a framework's own flags
+    in_plan  a knob of the plan covers it: read in files of measured runs, not stated with a framework
     """
 
     says: str
@@ -65,7 +64,7 @@ class StatedSetting:
 
 
 RELEASE = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}", re.ASCII)
-"""How a release is written: 26.02 or 26.02.01."""
+"""Pattern of a release: 26.02 or 26.02.01."""
 
 SETTINGS: Mapping[str, StatedSetting] = {
     "release": StatedSetting(
@@ -212,7 +211,7 @@ SETTINGS: Mapping[str, StatedSetting] = {
     "tp_mode": StatedSetting(says="sequence parallelism, or not", values=("REDUCE_SCATTER", "ALL_REDUCE"), in_plan=True),
 }
 
-#: What people state.
+#: Settings that users state with a framework.
 STATED: Mapping[str, StatedSetting] = {
     name: setting for name, setting in SETTINGS.items() if not setting.in_plan and setting.values is not None
 }
@@ -220,7 +219,7 @@ STATED: Mapping[str, StatedSetting] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkRef:
-    """A framework that a plan names, by its shipped name or the path of its file, with the settings stated next to it."""
+    """The framework of a plan, by its shipped name or the path of its file, with its stated settings."""
 
     name: str
     settings: Mapping[str, Value]
@@ -228,29 +227,32 @@ class FrameworkRef:
     @staticmethod
     @lru_cache(maxsize=256)
     def parse(text: str) -> FrameworkRef:
-        """Raises InputError for a setting, or a value, that is not known."""
+        """Return the framework and settings of a text. Raises InputError for an unknown setting or value."""
         name = framework_named(text)
-        behind = text[len(name) :]
-        return FrameworkRef(name=name, settings=MappingProxyType(read_settings(behind[len(SEPARATOR) :]) if behind else {}))
+        suffix = text[len(name) :]
+        return FrameworkRef(name=name, settings=MappingProxyType(read_settings(suffix[len(SEPARATOR) :]) if suffix else {}))
 
     def __str__(self) -> str:
         return SEPARATOR.join([self.name, settings_text(self.settings)]) if self.settings else self.name
 
 
 def framework_named(profile: str) -> str:
-    """The name of a profile, or the path of its file, without the settings that are stated with it."""
+    """Return the name of a profile, or the path of its file, without the stated settings."""
     file = _FILE.match(profile)
     return file[0] if file else profile.partition(SEPARATOR)[0]
 
 
 def read_settings(given: object, name: str = "settings") -> dict[str, Value]:
-    """`{"compile": True}`, `compile+fused_rmsnorm=false` or a list of such texts. Raises InputError for what is not known."""
-    found: dict[str, Value] = {}
-    for each, value in _pairs(given, name):
-        known = setting_value(each, value)
-        if found.setdefault(each, known) != known:
-            raise bad_field("setting", _text(each, known), f"was stated as {_text(each, found[each])} before", "state it once")
-    return _in_order(found)
+    """Return the settings of `{"compile": True}`, `compile+fused_rmsnorm=false` or a list of such texts.
+
+    Raises InputError for an unknown setting or value.
+    """
+    settings: dict[str, Value] = {}
+    for setting, value in _pairs(given, name):
+        known = setting_value(setting, value)
+        if settings.setdefault(setting, known) != known:
+            raise bad_field("setting", _text(setting, known), f"was stated as {_text(setting, settings[setting])} before", "state it once")
+    return _in_order(settings)
 
 
 def _pairs(given: object, name: str) -> Iterator[tuple[str, object]]:
@@ -261,30 +263,30 @@ def _pairs(given: object, name: str) -> Iterator[tuple[str, object]]:
     for text in texts:
         if not isinstance(text, str):
             raise bad_field(name, shown(given), "must be a mapping of names to values", 'write {"compile": true}')
-        for each in re.split(r"[+,]", text):
-            setting, separator, value = (part.strip() for part in each.partition("="))
+        for assignment in re.split(r"[+,]", text):
+            setting, separator, value = (part.strip() for part in assignment.partition("="))
             yield setting, value if separator else True
 
 
 def stated(profile: str, settings: Mapping[str, Value]) -> str:
-    """The text of a profile and these settings beside those that it has; what contradicts them is refused."""
+    """Return the text of a profile with these settings added. Raises InputError for a contradiction."""
     ref = FrameworkRef.parse(profile)
-    own = ref.settings
+    current = ref.settings
     for name, value in settings.items():
-        if own.get(name, value) != value:
-            rule = f"the profile {one_line(profile)} says {_text(name, own[name])}"
+        if current.get(name, value) != value:
+            rule = f"the profile {one_line(profile)} says {_text(name, current[name])}"
             raise bad_field("setting", _text(name, value), rule, "state one of them")
-    return str(FrameworkRef(name=ref.name, settings=_in_order({**own, **settings})))
+    return str(FrameworkRef(name=ref.name, settings=_in_order({**current, **settings})))
 
 
 def passed_over(settings: object) -> list[str]:
-    """Settings of a measured run that are not read: unknown names, and unknown values."""
+    """Return the settings of a measured run that are ignored: unknown names and unknown values."""
     given = settings.items() if isinstance(settings, Mapping) else ()
-    return [told for name, value in given if value is not None and (told := unread(name, value))]
+    return [text for name, value in given if value is not None and (text := unread(name, value))]
 
 
 def passed_over_line(names: Sequence[str]) -> str:
-    """One line about it."""
+    """Return one line about ignored settings."""
     first = names[0].partition("=")[0].partition(" ")[0]
     remedy = "" if first in SETTINGS else suggest(first, SETTINGS)
     return f"settings that nothing is known of, passed over: {', '.join(names[:12])}{' ...' if len(names) > 12 else ''}{remedy}"
@@ -307,7 +309,7 @@ def _text(name: str, value: Value) -> str:
 
 
 def unread(name: object, value: object) -> str:
-    """How a message names a setting of a measured run that is not known, or whose value is not; empty where it is read."""
+    """Return the text of a measured run's setting whose name or value is unknown; "" if both are known."""
     setting = SETTINGS.get(name) if isinstance(name, str) else None
     if setting is None:
         return one_line(name, 40)
@@ -319,11 +321,11 @@ def unread(name: object, value: object) -> str:
 
 
 def setting_value(name: object, value: object) -> Value:
-    """The value of a setting as somebody stated it. Raises InputError for a setting, or a value, that is not known."""
+    """Return the value of a stated setting. Raises InputError for an unknown setting or value."""
     if not isinstance(name, str) or name not in STATED:
         raise bad_field("setting", one_line(name), f"is not known{suggest(one_line(name), STATED)}")
-    found: Value = _read(name, STATED[name], value)
-    return found
+    known: Value = _read(name, STATED[name], value)
+    return known
 
 
 def _read(name: str, setting: StatedSetting, value: object) -> Any:
@@ -344,8 +346,8 @@ def _read(name: str, setting: StatedSetting, value: object) -> Any:
             raise bad_field(field, one_line(value), "must be a release such as 26.02 or 26.02.01", "write one in quotes")
         return text
     if isinstance(known[0], str):
-        said = value.lower() if isinstance(value, str) else ""
-        word = _SPELLINGS.get(re.sub("[^a-z0-9]", "", said), next((each for each in known if str(each).lower() == said), ""))
+        lowered = value.lower() if isinstance(value, str) else ""
+        word = _SPELLINGS.get(re.sub("[^a-z0-9]", "", lowered), next((choice for choice in known if str(choice).lower() == lowered), ""))
         if word not in known:
             raise bad_field(field, one_line(value), f"must be one of {', '.join(map(str, known))}", "use one of them")
         return word

@@ -1,6 +1,6 @@
-"""Shardings as columns: sizes of the axes and how many members of each lie inside one domain of each network tier.
+"""Layouts as columns: sizes of the axes, and members of each axis inside one domain of each network tier.
 
-One formula serves one plan and a million: a single plan is a grid of one row.
+The same formula prices one plan and a million: a single plan is a grid of one row.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutGrid:
-    """Columns of one entry a row.
+    """Columns with one entry per row.
 
-    degree    whole axis -> its size; of a free mesh 1, as there is no pipeline
-    fine      axis that shardings name -> its size (of layouts: tp = tp_kv * tp_q, tp_kv the part that divides the key-value heads)
+    degree    axis of the layout -> its size; 1 for a free mesh, which has no pipeline
+    fine      axis of shardings -> its size (of layouts: tp = tp_kv * tp_q, tp_kv the part that divides the key-value heads)
     inside    for each network tier, innermost first: fine axis -> members inside one domain of the tier
-    hop       for each network tier: 1 and the share of neighbouring pipeline ranks in one domain of the tier; 2: the whole pipeline
+    hop       for each network tier: 1 + share of neighbouring pipeline ranks in one domain of the tier; 2: the whole pipeline
     """
 
     degree: Mapping[str, Column]
@@ -37,16 +37,16 @@ class LayoutGrid:
         return len(self.degree["pp"])
 
     def size(self, axes: Iterable[str]) -> Column:
-        """Members of the group over these axes."""
+        """Return the number of members of the group over these axes."""
         return _product((self.fine[axis] for axis in self.fine if axis in axes), self.degree["pp"])
 
     def group_inside(self, axes: Iterable[str]) -> list[Column]:
-        """Members of the group inside one domain of each tier: the product over its axes of the part inside."""
+        """Return the members of the group inside one domain of each tier: the product over its axes of the members inside."""
         return [_product((tier[axis] for axis in self.fine if axis in axes), self.degree["pp"]) for tier in self.inside]
 
 
 def _product(factors: Iterable[Column], like: Column) -> Column:
-    """The product, or ones of the shape of `like`. Sizes are whole numbers, so the order does not matter."""
+    """Return the product, or ones of the shape of `like`. Sizes are integers, so the order does not matter."""
     result: Column | None = None
     for factor in factors:
         result = factor if result is None else result * factor
@@ -62,7 +62,7 @@ def make_grid(
     num_key_value_heads: int,
     folding: Sequence[tuple[int, int] | None] = (),
 ) -> LayoutGrid:
-    """The grid of layouts: whole-axis degrees, each row laid out in orders[order_index[row]] (innermost first).
+    """Return the grid of layouts with these degrees; row r has the order orders[order_index[r]], innermost first.
 
     folding   (ep, etp) of each row, of a model with experts (`algebra/folding.py`)
 
@@ -78,14 +78,14 @@ def make_grid(
         for axis in order:
             stride[axis][rows] = running
             running = running * degree[axis][rows]
-    whole = np.asarray(degree["tp"], dtype=np.int64)
-    tp_kv = np.gcd(whole, num_key_value_heads).astype(np.float64)
+    tp = np.asarray(degree["tp"], dtype=np.int64)
+    tp_kv = np.gcd(tp, num_key_value_heads).astype(np.float64)
     tp_q = degree["tp"] / tp_kv
     fine = {"dp_replicate": degree["dp_replicate"], "dp_shard": degree["dp_shard"], "cp": degree["cp"], "tp_kv": tp_kv, "tp_q": tp_q}
     fine_stride = {axis: stride[axis] for axis in ("dp_replicate", "dp_shard", "cp")}
     fine_stride["tp_q"] = stride["tp"]
     fine_stride["tp_kv"] = stride["tp"] * tp_q
-    folded = [each for each in folding if each is not None]
+    folded = [pair for pair in folding if pair is not None]
     if folded:
         ep, etp = np.array(folded, dtype=np.float64).T
         _fold(fine, fine_stride, ep, etp)
@@ -98,17 +98,20 @@ def make_grid(
 
 
 def neighbours_together(stride: Column, ranks: Column, size: int) -> Column:
-    """Share of neighbours among ranks at a stride that lie in one domain of `size` chips: ceil(n / m) - 1 of n - 1 pairs do not.
+    """Return the share of neighbouring ranks at this stride that lie in one domain of `size` chips.
 
-    n ranks, m = floor(size / stride) of them in a domain
+    1 - (ceil(n / m) - 1) / (n - 1) of n ranks, m = floor(size / stride) of them in a domain
     """
     apart = np.ceil(ranks / np.maximum(np.floor(size / stride), 1.0)) - 1.0
     return 1.0 - apart / np.maximum(ranks - 1.0, 1.0)
 
 
 def _fold(fine: dict[str, Column], stride: dict[str, Column], ep: Column, etp: Column) -> None:
-    """Each axis as the part that experts are dealt over and the rest. Of tp the rest is the inner part, of the others the outer one; the
-    data part is of dp_shard, of dp_replicate where nothing shards."""
+    """Split each axis in place into the part that shards experts and the rest.
+
+    The rest is the inner part of tp and the outer part of the other axes. The data part is of dp_shard, or of dp_replicate where dp_shard
+    is 1.
+    """
     parts = expert_parts(tp_kv=fine["tp_kv"], tp_q=fine["tp_q"], cp=fine["cp"], ep=ep, etp=etp)
     shards = fine["dp_shard"] > 1
     stride["dp_ep"] = np.where(shards, stride["dp_shard"], stride["dp_replicate"])
@@ -125,6 +128,6 @@ def _fold(fine: dict[str, Column], stride: dict[str, Column], ep: Column, etp: C
 
 
 def free_grid(sizes: Mapping[str, Column], inside: Sequence[Mapping[str, Column]], num_rows: int) -> LayoutGrid:
-    """Axes of any names, not laid out by a plan's order: the size of each, and its members inside one domain of each tier."""
+    """Return a grid of axes with any names and no order: the size of each, and its members inside one domain of each tier."""
     one = np.ones(num_rows)
     return LayoutGrid(degree=dict.fromkeys(DEFAULT_ORDER, one), fine=sizes, inside=tuple(inside), hop=tuple(one for _ in inside))

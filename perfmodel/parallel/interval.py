@@ -1,24 +1,26 @@
-"""The interval around a predicted step time. How it is made: `uncertainty/`."""
+"""Prediction interval of a step time; `uncertainty/` computes it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 COVERAGE = 0.8
-"""Share of measured times that an interval is to hold."""
+"""Nominal coverage: share of measured times inside the interval."""
 
 TAIL = (1.0 - COVERAGE) / 2.0
-"""On either side of it."""
+"""Share of measured times on either side of the interval."""
 
 NORMAL = 1.2816
-"""Standard deviations to that quantile of a normal distribution."""
+"""That quantile of the standard normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInterval:
-    """An interval for a step time as factors of the prediction, and what it rests on in words.
+    """Prediction interval of a step time, as factors of the prediction.
 
-    trust   how far the prediction is from what predictions were held against (`uncertainty/grade.py`)
+    rests_on   basis of the interval, in words
+    num_runs   measured runs of that basis
+    trust      grade of the distance between the prediction and the measured runs (`uncertainty/grade.py`)
     """
 
     low: float

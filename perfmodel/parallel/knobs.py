@@ -1,4 +1,4 @@
-"""The knobs of a plan, written once: their options, arguments, keys in plan files and names in a search come from this record.
+"""Knobs of a plan, defined once: options, arguments, keys of plan files and names in a search come from this record.
 
 A new knob is a field of `Knobs`, and the formula that uses it.
 """
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 def read_rules(value: object, name: str) -> tuple[RuleSet, ...] | None:
-    """Rule sets, names and files of them, one or several; None where the list is empty."""
+    """Return the rule sets of one or several rule sets, names or files; None if the list is empty."""
     from perfmodel.foundation.values import several
     from perfmodel.parallel.algebra.rules import rule_set_of
 
-    found: list[RuleSet] = []
-    for each in value if isinstance(value, (list, tuple)) else (value,):
-        for one in several(each) if isinstance(each, str) and not Path(each).exists() else (each,):
+    rule_sets: list[RuleSet] = []
+    for entry in value if isinstance(value, (list, tuple)) else (value,):
+        for one in several(entry) if isinstance(entry, str) and not Path(entry).exists() else (entry,):
             rules = rule_set_of(one)
-            if rules not in found:
-                found.append(rules)
-    return tuple(found) or None
+            if rules not in rule_sets:
+                rule_sets.append(rules)
+    return tuple(rule_sets) or None
 
 
 def read_order(value: object, name: str) -> tuple[str, ...]:
-    """`tp-cp-dp_shard-dp_replicate-pp`, also with commas and with dp-shard written as the flag is, or a sequence of names."""
+    """Return the order of axes from `tp-cp-dp_shard-dp_replicate-pp`, also with commas or spelled as flags, or a sequence of names."""
     if isinstance(value, str):
         plain = value.replace("dp-shard", "dp_shard").replace("dp-replicate", "dp_replicate").replace(",", "-")
         value = [axis.strip() for axis in plain.split("-")]
@@ -43,13 +43,13 @@ def read_order(value: object, name: str) -> tuple[str, ...]:
 
 
 def _zero(value: object, name: str) -> int:
-    from perfmodel.foundation.values import whole
+    from perfmodel.foundation.values import read_integer
 
     try:
-        found = whole(value, name, least=0, most=3)
+        stage = read_integer(value, name, least=0, most=3)
     except InputError:
         raise bad_field(name, shown(value) if not isinstance(value, str) else value, "must be 0, 1, 2 or 3", "use 3 for FSDP") from None
-    return found
+    return stage
 
 
 def _modules(value: object, name: str) -> tuple[str, ...]:
@@ -73,8 +73,8 @@ _choice = partial(word, metavar="NAME")
 class Knobs:
     """Knobs of a plan; None leaves a knob to its default, or to the search.
 
-    rules  rule sets, names or files of them: one, of which a search takes several
-    dp     ranks that see different sequences, however their state is kept: dp_replicate * dp_shard
+    rules  rule sets, their names or files: one for a plan, several for a search
+    dp     ranks with different sequences: dp_replicate * dp_shard
     fsdp   dp_shard with ZeRO stage 3
     """
 
@@ -113,17 +113,17 @@ class Knobs:
     fsdp: int | None = _count("--dp-shard N --zero 3", is_shorthand=True)
 
     def __post_init__(self) -> None:
-        for name, each in words_of(type(self)).items():
+        for name, knob in words_of(type(self)).items():
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, each.value(value, name))
+                object.__setattr__(self, name, knob.value(value, name))
 
     def given(self) -> dict[str, Any]:
-        """The knobs that are not left out."""
+        """Return the knobs that are not left out."""
         return given_words(self)
 
     def searched(self) -> dict[str, Any]:
-        """The knobs as a search fixes them: `fsdp` said in the plan's own words, `dp` as the product that it is."""
+        """Return the knobs as a search fixes them: `fsdp` becomes dp_shard and zero, `dp` stays a product."""
         given = self.given()
         fsdp = given.pop("fsdp", None)
         if fsdp is not None:
@@ -141,13 +141,13 @@ class Knobs:
         return given
 
     def planned(self) -> dict[str, Any]:
-        """The knobs as a plan has them: what `dp` leaves open goes to dp_shard under ZeRO, else to dp_replicate."""
+        """Return the knobs as a plan has them: the open factor of `dp` goes to dp_shard under ZeRO, else to dp_replicate."""
         given = self.searched()
         if "recompute_modules" in given:
             given["recompute_operators"] = _operators_of(given.pop("recompute_modules"))
         if "rules" in given:
             if len(given["rules"]) > 1:
-                names = ",".join(each.name for each in given["rules"])
+                names = ",".join(rules.name for rules in given["rules"])
                 raise InputError(f"rules={names}: a plan has one rule set; give one of them (a search takes several)")
             given["rules"] = given["rules"][0]
         dp = given.pop("dp", None)
@@ -158,25 +158,25 @@ class Knobs:
         return given
 
 
-#: Knobs of models with experts alone.
+#: Knobs that only models with experts have.
 EXPERT_KNOBS = ("ep", "etp", "dispatcher")
 
 
 def searched_knobs(record: type = Knobs) -> tuple[str, ...]:
-    """The knobs that a search fixes, bounds and tries, by name."""
-    return tuple(name for name, each in words_of(record).items() if each.is_searched)
+    """Return the names of the knobs that a search fixes, bounds and varies."""
+    return tuple(name for name, knob in words_of(record).items() if knob.is_searched)
 
 
 def bounded_knobs(record: type = Knobs) -> tuple[str, ...]:
-    """Knobs that take a largest value in a search."""
-    return tuple(name for name, each in words_of(record).items() if each.is_searched and each.kind is int)
+    """Return the names of the knobs that take an upper bound in a search."""
+    return tuple(name for name, knob in words_of(record).items() if knob.is_searched and knob.kind is int)
 
 
 def plan_keys(record: type = Knobs) -> tuple[str, ...]:
-    """The knobs that a plan and its file have, by name."""
-    return tuple(name for name, each in words_of(record).items() if not each.is_shorthand)
+    """Return the names of the knobs that a plan and its file have."""
+    return tuple(name for name, knob in words_of(record).items() if not knob.is_shorthand)
 
 
 def choices_of(record: type = Knobs) -> Mapping[str, type[StrEnum]]:
-    """The knobs whose values are a closed choice."""
-    return {name: each.choices for name, each in words_of(record).items() if each.choices is not None}
+    """Return the enumeration of each knob whose values are a closed choice."""
+    return {name: knob.choices for name, knob in words_of(record).items() if knob.choices is not None}

@@ -7,13 +7,12 @@ from enum import IntEnum, StrEnum
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 
-#: Mesh axes, innermost (fastest-varying rank) first: Megatron's default order tp-cp-dp-pp, with
-#: torchtitan's two data axes.
+#: Mesh axes, innermost (fastest-varying rank) first: Megatron's default order tp-cp-dp-pp, with torchtitan's two data axes.
 DEFAULT_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 
 
 class ZeroStage(IntEnum):
-    """Shards over the data axes: 1 optimizer state, 2 also gradients, 3 also parameters (FSDP)."""
+    """State that ZeRO shards over the data axes: 1 optimizer state, 2 also gradients, 3 also parameters (FSDP)."""
 
     NONE = 0
     OPTIMIZER = 1
@@ -33,7 +32,7 @@ class Recompute(StrEnum):
 
 
 class PipelineSchedule(StrEnum):
-    """The order in which a pipeline rank runs the passes of its microbatches."""
+    """Pipeline schedule: the order in which a rank runs the passes of its micro-batches."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
@@ -41,23 +40,31 @@ class PipelineSchedule(StrEnum):
 
 
 class AttentionKernel(StrEnum):
-    """flash: one fused operator that keeps q, k, v, the output and the log-sum-exp.
-    unfused: scores, softmax, dropout and context as operators of their own, on the full square."""
+    """Implementation of attention.
+
+    flash     one fused operator that saves q, k, v, the output and the log-sum-exp
+    unfused   separate operators for scores, softmax, dropout and context, on the full square
+    """
 
     FLASH = "flash"
     UNFUSED = "unfused"
 
 
 class Dispatcher(StrEnum):
-    """How tokens reach their experts: each to the ranks of those that it chose, or all of them to all ranks, which pick theirs. Flex: once
-    to each node and rank, however many of its experts are there, by kernels that copy and add up on their way (DeepEP, HybridEP)."""
+    """Dispatch of tokens to experts.
+
+    alltoall    an all-to-all sends each token to the ranks of its experts
+    allgather   an all-gather sends all tokens to all ranks, which select theirs
+    flex        each token is sent once to each node and rank of its experts; kernels copy and sum on the way (DeepEP, HybridEP)
+
+    """
 
     ALL_TO_ALL = "alltoall"
     ALL_GATHER = "allgather"
     FLEX = "flex"
 
 
-#: Those that every framework has; flex takes a library for it.
+#: Dispatchers of every framework; flex needs a library.
 USUAL_DISPATCHERS = (Dispatcher.ALL_TO_ALL, Dispatcher.ALL_GATHER)
 
 
@@ -83,7 +90,7 @@ class ParallelLayout:
 
     @property
     def data_parallel(self) -> int:
-        """Ranks that see different sequences: dp_replicate * dp_shard."""
+        """Ranks with different sequences: dp_replicate * dp_shard."""
         return self.dp_replicate * self.dp_shard
 
     def degree(self, axis: str) -> int:
@@ -92,7 +99,7 @@ class ParallelLayout:
         return int(getattr(self, axis))
 
     def stride(self, axis: str, order: tuple[str, ...]) -> int:
-        """Ranks between neighbours on `axis` when the axes are laid out in `order`, innermost first."""
+        """Return the distance in ranks between neighbours on `axis`, with the axes in `order`, innermost first."""
         stride = 1
         for name in order:
             if name == axis:
@@ -115,9 +122,9 @@ STAGES_WITHOUT_LAYERS = 2
 
 
 def even_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Layers of each virtual stage, as even as they go.
+    """Return the layers of each virtual stage, as evenly as possible.
 
-    What is left over goes to the inner stages first: the first one also holds the embedding, the last one the head.
+    The remainder goes to the inner stages first, because the first stage also holds the embedding and the last one the head.
     """
     most = num_layers + STAGES_WITHOUT_LAYERS
     if num_stages > most:
@@ -133,7 +140,7 @@ def even_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
 
 def shorter_ends_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """The same where embedding and head count as a layer each: the first and the last stage have one layer less than their share.
+    """Return the layers of each virtual stage with embedding and head counted as a layer each: the end stages have one layer less.
 
     Megatron's --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split; torchtitan's default.
     """

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: Predicted classes that a snapshot of the allocator does not count as allocated: what it holds beyond, and what lies outside it.
+#: Predicted classes that a snapshot of the allocator does not count as allocated: its reserved memory, and memory outside it.
 BEYOND = ("allocator", "framework")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationSite:
-    """Live blocks at the peak that one line of code allocated. where: file:line function."""
+    """Live blocks at the peak that one line of code allocated. where: its file, line and function."""
 
     where: str
     num_blocks: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: Groups in which a measured step and a predicted one can be compared; each instant belongs to the first that is busy.
+#: Groups by which a measured step and a predicted one are compared; each instant belongs to the first busy group.
 COMPUTE = ("matmul", "attention", "elementwise", "optimizer", "other_kernels")
 COMMUNICATION = (
     "tensor_parallel_communication",
@@ -17,12 +17,12 @@ COMMUNICATION = (
 )
 GROUPS = (*COMPUTE, *COMMUNICATION, "copies", "idle")
 NO_DIFFERENCE = 0.005  # of a step
-#: What the host does while the device is idle; each instant belongs to the first.
+#: Activities of the host while the device is idle; each instant belongs to the first that applies.
 HOST = ("data_loading", "optimizer_step", "after_synchronization", "launches_or_bubble")
 
 
 def group_of(part: str, kind: str) -> str:
-    """Group of a part of a prediction. kind: of the operator, matmul or attention."""
+    """Return the group of a part of a prediction. kind: of the operator, matmul or attention."""
     if part in ("host", "pipeline_bubble"):
         return "idle"
     if part in COMMUNICATION or part == "optimizer":
@@ -35,8 +35,8 @@ class MeasuredTrace:
     """A trace of torch.profiler: the mean of its steps.
 
     groups      exposed seconds by group; they add up to step_time
-    idle        idle seconds by what the host does; they add up to groups["idle"]
-    overlapped  seconds of communication under compute
+    idle        idle seconds by activity of the host; they add up to groups["idle"]
+    overlapped  seconds of communication overlapped with compute
     note        how the steps of a trace without marks were found
     unknown     names of kernels in the group `other_kernels`, the longest first
     """
@@ -74,22 +74,22 @@ class TraceComparison:
 
     @property
     def idle(self) -> Mapping[str, float]:
-        """Measured idle seconds by what the host does, the mean over the ranks."""
-        return {name: sum(each.idle[name] for each in self.traces) / len(self.traces) for name in HOST}
+        """Measured idle seconds by activity of the host, the mean over the ranks."""
+        return {name: sum(trace.idle[name] for trace in self.traces) / len(self.traces) for name in HOST}
 
     @property
     def straggler(self) -> tuple[int, float]:
-        """The rank that communicates least, and how much longer the others do on average: they wait for it. [rank, s]
+        """The straggler, which communicates least, and the mean time for which the others wait in communication. [rank, s]
 
-        Assumes that the ranks send the same; of one trace the time is 0.
+        Assumes that all ranks send the same; 0 s for one trace.
         """
-        times = {each.rank: sum(each.groups[name] for name in COMMUNICATION) + each.overlapped for each in self.traces}
-        rank = min(times, key=lambda each: times[each])
+        times = {trace.rank: sum(trace.groups[name] for name in COMMUNICATION) + trace.overlapped for trace in self.traces}
+        rank = min(times, key=lambda candidate: times[candidate])
         return rank, (sum(times.values()) - len(times) * times[rank]) / max(len(times) - 1, 1)
 
     @property
     def largest_difference(self) -> str:
-        """The group with the most time that the prediction does not explain; where no group has any, that with the largest difference."""
+        """The group that exceeds its prediction most; if none exceeds it, the group with the largest absolute difference."""
         more = {name: measured - predicted for name, (predicted, measured) in self.groups.items()}
         largest = max(more, key=lambda name: more[name])
         return largest if more[largest] >= NO_DIFFERENCE * self.measured else max(more, key=lambda name: abs(more[name]))

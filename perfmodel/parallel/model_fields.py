@@ -14,7 +14,7 @@ from perfmodel.workload.network_model import NetworkModel
 
 
 def read_model(value: object, field: str) -> TransformerConfig | NetworkModel:
-    """A shipped model by its name, or all of its fields, or a network. Raises InputError with everything that is wrong."""
+    """Return a shipped model by name, or the model of all its fields, or a network. Raises InputError with all faults."""
     if isinstance(value, str):
         from perfmodel.workload.models import load_model
 
@@ -22,7 +22,7 @@ def read_model(value: object, field: str) -> TransformerConfig | NetworkModel:
     if not isinstance(value, Mapping):
         raise bad_field(field, shown(value), "must be a model's name or its fields", "see `perfmodel models`")
     is_network = "network" in value
-    known = ("network", "sizes", "inputs") if is_network else tuple(each.name for each in fields(TransformerConfig))
+    known = ("network", "sizes", "inputs") if is_network else tuple(field_of_model.name for field_of_model in fields(TransformerConfig))
     faults = [
         f"unknown field {shown(name)}{suggest(one_line(name), known)}; remove it or correct it" for name in value if name not in known
     ]
@@ -32,10 +32,10 @@ def read_model(value: object, field: str) -> TransformerConfig | NetworkModel:
             faults.append(f"network={shown(name)}: must be a text; give one")
         if not isinstance(sizes, Mapping):
             faults.append(f"sizes={shown(sizes)}: must be a mapping; write {{name: value}}")
-        if not isinstance(inputs, list) or not all(isinstance(each, str) for each in inputs):
+        if not isinstance(inputs, list) or not all(isinstance(entry, str) for entry in inputs):
             faults.append(f"inputs={shown(inputs)}: must be a list of names; write it as [a, b]")
         _refuse(faults, field)
-        plain = {str(size): tuple(each) if isinstance(each, list) else each for size, each in sizes.items()}
+        plain = {str(size): tuple(entry) if isinstance(entry, list) else entry for size, entry in sizes.items()}
         return NetworkModel(name=name, sizes=plain, inputs=tuple(inputs))
     values: dict[str, Any] = dict(value)
     for name, entry in value.items():
@@ -46,9 +46,9 @@ def read_model(value: object, field: str) -> TransformerConfig | NetworkModel:
                 faults.append(str(error))
         elif not isinstance(entry, (str, int, float, bool)):
             faults.append(f"{one_line(name)}={shown(entry)}: must be a single value; correct it")
-    for each in fields(TransformerConfig):
-        if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
-            faults.append(f"{each.name}: is missing; give every field of the model, or its name")
+    for field_of_model in fields(TransformerConfig):
+        if field_of_model.name not in value and field_of_model.default is MISSING and field_of_model.default_factory is MISSING:
+            faults.append(f"{field_of_model.name}: is missing; give every field of the model, or its name")
     _refuse(faults, field)
     return TransformerConfig(**values)
 

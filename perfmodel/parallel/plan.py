@@ -1,4 +1,4 @@
-"""The plan: the whole executable decision of how a job runs on a cluster."""
+"""The plan: the complete decision how a job runs on a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.values import text_of, whole
+from perfmodel.foundation.values import read_integer, text_of
 from perfmodel.foundation.words import takes, words_of
 from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
 from perfmodel.parallel.algebra.folding import data_axis, folding_fault, takes_replicas
@@ -39,25 +39,25 @@ from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED
 from perfmodel.workload.training import FULL_TRAINING
 
-#: What selective recomputation runs again: the core of attention (Korthikanti et al. 2022, section 5).
+#: Operators that selective recomputation recomputes: the core of attention (Korthikanti et al. 2022, section 5).
 DEFAULT_RECOMPUTE_OPERATORS = ("attention_core",)
 
 SCHEMA_VERSION = 1
-"""Of a plan's file."""
+"""Version of the form of plan files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One row of the space of plans, complete: nothing about it is decided later.
+    """One complete row of the space of plans; nothing is decided later.
 
-    stage_layers[k] is the number of layers of virtual stage k, in model order; it lives on pipeline rank k % pp.
-    rules says which dims of each operator the axes of the layout cut.
+    stage_layers[k] is the number of layers of virtual stage k, in model order; the stage is on pipeline rank k % pp.
 
-    ep, etp, dispatcher   of a model with experts: the ranks that they are dealt over and those that share one (`algebra/folding.py`),
-                 and how tokens reach them
-    profile      the framework that is assumed and what is known of its setup (`parallel/framework_ref.py`)
-    assignment   where each operator has a sharding of its own, in place of rules: over a mesh of the chips of each of `pp` stages. The
-                 other axes of the layout are then 1, and a micro-batch is that of all chips of a stage together
+    rules        axes of the layout that shard each dim of the operators
+    ep, etp, dispatcher   of a model with experts: expert-parallel ranks, tensor-parallel ranks inside an expert (`algebra/folding.py`),
+                 and the dispatch of tokens
+    profile      the assumed framework with its stated settings (`parallel/framework_ref.py`)
+    assignment   a sharding per operator, in place of rules, over a mesh of the chips of each of `pp` stages. The other axes of the
+                 layout are then 1, and a micro-batch is that of all chips of a stage together
     """
 
     job: TrainingJob
@@ -91,12 +91,12 @@ class Plan:
 
     @property
     def sequence_parallel(self) -> bool:
-        """The residual stream is cut over tp."""
+        """Whether the residual stream is sharded over tp."""
         return self.layout.tp > 1 and self.rules.scatters_residual
 
     @property
     def framework(self) -> FrameworkRef:
-        """Its framework, and what is stated of its setup."""
+        """The framework with its stated settings."""
         return FrameworkRef.parse(self.profile)
 
     @property
@@ -114,27 +114,27 @@ class Plan:
 
     @property
     def cuts(self) -> Assignment:
-        """The sharding of each operator, of a plan that says them one by one."""
+        """The sharding of each operator, of a plan with an assignment. Raises InputError for a plan with rules."""
         if self.assignment is None:
             raise bad_field("rules", self.rule_set, "shard all operators; this plan gives the sharding of each", "use one of those")
         return self.assignment
 
     def hash(self) -> str:
-        """Twelve hex digits that identify the plan, the same on every machine."""
+        """Return twelve hex digits that identify the plan, the same on every machine."""
         import hashlib
         import json
 
         content = plan_to_dict(self)
         if self.assignment is None and is_shipped(self.rules):
-            del content["rules"]  # the name, which `rule_set` says
+            del content["rules"]  # the name, which `rule_set` holds too
         if self.job.train == FULL_TRAINING:
-            del content["job"]["train"]  # what every plan was before it could be said
+            del content["job"]["train"]  # keeps the hashes of plans from before this field existed
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values, in the order in which a person reads it."""
+    """Return the plan as plain values, in an order for readers."""
     job, layout, cuts = plan.job, plan.layout, _cuts_to_dict(plan)
     without = DEFAULT_ORDER if plan.assignment is None else (*DEFAULT_ORDER, "rules", "sequence_parallel", "order")
     return {
@@ -172,33 +172,33 @@ def _model_to_dict(model: TransformerConfig | NetworkModel) -> dict[str, Any]:
 
 
 def _cuts_to_dict(plan: Plan) -> dict[str, Any]:
-    """How operators are cut: by rules, or each by itself."""
+    """Return the sharding of operators: rules, or an assignment."""
     if plan.assignment is None:
         return {"rules": plan.rule_set if is_shipped(plan.rules) else plan.rules.to_dict(), "rule_set": plan.rule_set}
     return {"assignment": plan.assignment.to_dict()}
 
 
 def _knobs_of(plan: Plan) -> dict[str, Any]:
-    """Name and plain value of every knob."""
-    found: dict[str, Any] = {}
+    """Return the plain value of every knob by name."""
+    knobs: dict[str, Any] = {}
     for name in plan_keys():
         if name in EXPERT_KNOBS and not plan.has_experts:
             continue
         value = plan.layout.degree(name) if name in DEFAULT_ORDER else getattr(plan, name)
-        found[name] = value.name if isinstance(value, RuleSet) else str(value) if isinstance(value, str) else value
-    return found | {"zero": int(plan.zero)}
+        knobs[name] = value.name if isinstance(value, RuleSet) else str(value) if isinstance(value, str) else value
+    return knobs | {"zero": int(plan.zero)}
 
 
 def expert_words(plan: Plan) -> list[str]:
-    """How experts are dealt out, of a plan that has any: "ep 8", "etp 2", "allgather"."""
+    """Return the expert parallelism of a plan as words: "ep 8", "etp 2", "allgather"; none for a model without experts."""
     if not plan.has_experts:
         return []
-    found = [f"ep {plan.ep}", f"etp {plan.etp}" if plan.etp > 1 else ""]
-    return [*filter(None, found), *([] if plan.dispatcher is Dispatcher.ALL_TO_ALL else [str(plan.dispatcher)])]
+    degrees = [f"ep {plan.ep}", f"etp {plan.etp}" if plan.etp > 1 else ""]
+    return [*filter(None, degrees), *([] if plan.dispatcher is Dispatcher.ALL_TO_ALL else [str(plan.dispatcher)])]
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
-    """Name and plain value of what flags say of a job, its place and its plan."""
+    """Return the plain values of a job, its cluster and its plan, under the names of their flags."""
     job = plan.job
     return {
         "model": job.model.name,
@@ -217,32 +217,32 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
 
 
 def recomputes_nothing_kept(plan: Plan) -> bool:
-    """Selective recomputation of the core of attention, which a fused kernel keeps nothing of that could be saved."""
+    """Return whether selective recomputation of the core of attention has no effect, because a fused kernel saves nothing of it."""
     is_default = plan.recompute_operators == DEFAULT_RECOMPUTE_OPERATORS
     return plan.recompute is Recompute.SELECTIVE and plan.attention is AttentionKernel.FLASH and is_default
 
 
 def tokens_of_rank(plan: Plan) -> int:
-    """Tokens of a microbatch that one rank sends to experts."""
+    """Return the tokens of a micro-batch that one rank sends to experts."""
     return plan.micro_batch * plan.job.seq_len // (plan.layout.cp * plan.layout.tp)
 
 
 def place_of(plan: Plan, rank: int) -> dict[str, int]:
-    """The rank's index on each axis; ranks are numbered with the first axis of `order` innermost."""
-    place = {}
+    """Return the rank's index on each axis; ranks are numbered with the first axis of `order` innermost."""
+    indices = {}
     for axis in plan.order:
-        rank, place[axis] = divmod(rank, plan.layout.degree(axis))
-    return place
+        rank, indices[axis] = divmod(rank, plan.layout.degree(axis))
+    return indices
 
 
-def rank_at(plan: Plan, place: Mapping[str, int]) -> int:
-    """The rank whose index on each axis is given; 0 where it is left out."""
-    return sum(place.get(axis, 0) * plan.layout.stride(axis, plan.order) for axis in plan.order)
+def rank_at(plan: Plan, indices: Mapping[str, int]) -> int:
+    """Return the rank with these indices on the axes; a missing index is 0."""
+    return sum(indices.get(axis, 0) * plan.layout.stride(axis, plan.order) for axis in plan.order)
 
 
 @lru_cache(maxsize=65536)
 def divisors(number: int) -> tuple[int, ...]:
-    """In rising order; a number of ten digits takes as long as its square root."""
+    """Return the divisors in rising order; the time grows with the square root of the number."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return (*small, *(number // d for d in reversed(small) if d * d != number))
 
@@ -320,7 +320,7 @@ def _check_schedule(plan: Plan) -> None:
 
 
 def _check_assigned(plan: Plan, assignment: Assignment) -> None:
-    """A mesh of the chips of each stage, and a batch that microbatches divide; the graph's own rules are `check_assignment`'s."""
+    """Check the mesh of each stage and the batch of a plan with an assignment; `check_assignment` checks the shardings of the graph."""
     layout, batch, virtual = plan.layout, plan.job.global_batch, plan.virtual_stages
     if virtual < 1 or assignment.num_stages % virtual:
         raise bad_field("virtual_stages", virtual, f"must divide the {assignment.num_stages} stages of the assignment", "use 1")
@@ -351,9 +351,8 @@ def assigned_plan(
     profile: str = "megatron",
     calibration: str = "",
 ) -> Plan:
-    """A plan in which each operator has a sharding of its own. Of its stages each `virtual_stages` are on the same chips, stage k on
-    those with index k % pp."""
-    virtual_stages = whole(virtual_stages, "virtual_stages")
+    """Make a plan with a sharding per operator. Stage k is on the chips with index k % pp, which hold `virtual_stages` stages."""
+    virtual_stages = read_integer(virtual_stages, "virtual_stages")
     for name, value, most in (("zero", zero, 3), ("micro_batch", micro_batch, job.global_batch)):
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
             raise bad_field(name, shown(value), f"must be a whole number of {most} at most", "correct it")
@@ -378,12 +377,12 @@ def assigned_plan(
     )
 
 
-#: What stands for the rules of a plan whose operators have shardings of their own.
+#: Placeholder for the rules of a plan with an assignment.
 _ASSIGNED = RuleSet(name="assignment", rules={}, source="each operator has a sharding of its own")
 
 
 def _check_degrees(plan: Plan) -> None:
-    """Check that degrees divide the dims that the rules cut, and that every axis cuts something."""
+    """Check that degrees divide the dims that the rules shard, and that every axis shards some dim."""
     rules, layout, model, seq_len = plan.rules, plan.layout, plan.job.transformer, plan.job.seq_len
     degrees = {"cp": layout.cp, "tp": layout.tp}
     axis = unused_axis(rules, model, **degrees)
@@ -399,15 +398,17 @@ def _check_degrees(plan: Plan) -> None:
             + (f"divide num_key_value_heads={heads}; use {_choices(heads)}" if "tp_kv" in rules.axes else "have no other; use tp=1")
         )
     _check_experts(plan)
-    found = broken(rules, model, seq_len, **degrees)
-    if found is None:
+    condition = broken(rules, model, seq_len, **degrees)
+    if condition is None:
         return
-    ways = found.ways(fine_sizes(model, **degrees))
-    if found.is_multiple:
-        raise InputError(f"tp={ways}: must divide {found.field}={found.size} or be a multiple of it; use {_choices(found.size)}")
-    if found.is_sequence:
+    ways = condition.ways(fine_sizes(model, **degrees))
+    if condition.is_multiple:
+        raise InputError(
+            f"tp={ways}: must divide {condition.field}={condition.size} or be a multiple of it; use {_choices(condition.size)}"
+        )
+    if condition.is_sequence:
         raise InputError(f"cp*tp={ways}: must divide seq_len={seq_len} (tp counts under sequence parallelism); use smaller degrees")
-    raise InputError(f"{found.named}={ways}: must divide {found.field}={found.size}; use {_choices(found.size)}")
+    raise InputError(f"{condition.named}={ways}: must divide {condition.field}={condition.size}; use {_choices(condition.size)}")
 
 
 def check_expert_knobs(knobs: Mapping[str, Any], job: TrainingJob) -> None:
@@ -419,7 +420,7 @@ def check_expert_knobs(knobs: Mapping[str, Any], job: TrainingJob) -> None:
 
 
 def _check_experts(plan: Plan) -> None:
-    """Experts are dealt out evenly, and their mesh is the other one folded."""
+    """Check that experts are sharded evenly, and that their mesh folds over that of attention."""
     layout, experts = plan.layout, plan.job.transformer.experts
     if experts is None:
         check_expert_knobs({"ep": plan.ep, "etp": plan.etp}, plan.job)
@@ -458,18 +459,17 @@ def make_plan(
     profile: str = "megatron",
     calibration: str = "",
 ) -> Plan:
-    """A complete plan from what is given; the rest takes the documented defaults.
+    """Make a complete plan from the given knobs and the documented defaults.
 
-    What is left out is 1; chips that no degree names go to dp_replicate, or to dp_shard when a ZeRO stage is asked for.
-    dp_shard without a ZeRO stage means stage 3 (FSDP). Without rules they are Megatron's, with sequence parallelism where tp > 1 unless
-    that is said.
+    Degrees that are left out are 1. Remaining chips go to dp_replicate, or to dp_shard if a ZeRO stage is given. dp_shard without a ZeRO
+    stage means stage 3 (FSDP). The default rules are Megatron's, with sequence parallelism if tp > 1, unless the switch is given.
     """
-    num_chips = whole(num_chips, "chips")
+    num_chips = read_integer(num_chips, "chips")
     cluster, profile = text_of(cluster, "cluster", "its name"), text_of(profile, "profile", "its name")
     calibration = text_of(calibration, "calibration", "its name, or nothing")
-    said = knobs.planned()
-    pp, cp, tp = said.get("pp", 1), said.get("cp", 1), said.get("tp", 1)
-    dp_replicate, dp_shard, zero = said.get("dp_replicate"), said.get("dp_shard"), said.get("zero")
+    chosen = knobs.planned()
+    pp, cp, tp = chosen.get("pp", 1), chosen.get("cp", 1), chosen.get("tp", 1)
+    dp_replicate, dp_shard, zero = chosen.get("dp_replicate"), chosen.get("dp_shard"), chosen.get("zero")
     degrees = {"pp": pp, "dp_replicate": dp_replicate, "dp_shard": dp_shard, "cp": cp, "tp": tp}
     given = pp * cp * tp * (dp_replicate or 1) * (dp_shard or 1)
     if num_chips % given:
@@ -492,7 +492,7 @@ def make_plan(
     if zero not in ZERO_STAGES:
         raise InputError(f"zero={zero}: must be 0, 1, 2 or 3; use 3 for FSDP")
     if zero == 0:
-        # sharding nothing over dp_shard is plain data parallelism: one plan, one row
+        # dp_shard without ZeRO is plain data parallelism: one plan, one row
         dp_replicate, dp_shard = dp_replicate * dp_shard, 1
     elif dp_shard * cp == 1:
         if dp_replicate > 1:
@@ -502,43 +502,43 @@ def make_plan(
             )
         zero = 0  # one data rank holds everything at any stage: one plan, one row
     layout = ParallelLayout(pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, tp=tp)
-    operators = _names(said.get("recompute_operators", recompute_operators), "recompute_operators")
+    operators = _names(chosen.get("recompute_operators", recompute_operators), "recompute_operators")
     without = lacking(operators, job.transformer)
     if without:
         raise bad_field("recompute_modules", without, f"no layer of {job.transformer.name} has it", "leave it out")
-    if said.get("virtual_stages", 1) > 1:
-        said = {"schedule": "interleaved"} | said
+    if chosen.get("virtual_stages", 1) > 1:
+        chosen = {"schedule": "interleaved"} | chosen
     if stage_layers is not None:
         if not isinstance(stage_layers, (list, tuple)):
             raise bad_field("stage_layers", shown(stage_layers), "must be the layers of each stage", "leave it out for even stages")
-        stage_layers = tuple(whole(each, "stage_layers", least=0) for each in stage_layers)
+        stage_layers = tuple(read_integer(layers, "stage_layers", least=0) for layers in stage_layers)
     else:
-        stage_layers = default_stage_layers(job, pp, said.get("virtual_stages", 1))
-    if said.get("etp") is None:
-        said["etp"] = tp if said.get("ep", 1) == 1 and job.transformer.experts is not None else 1
+        stage_layers = default_stage_layers(job, pp, chosen.get("virtual_stages", 1))
+    if chosen.get("etp") is None:
+        chosen["etp"] = tp if chosen.get("ep", 1) == 1 and job.transformer.experts is not None else 1
     return Plan(
         job=job,
         cluster=cluster,
         num_chips=num_chips,
         layout=layout,
-        rules=_rules(said.get("rules"), said.get("sequence_parallel"), tp),
+        rules=_rules(chosen.get("rules"), chosen.get("sequence_parallel"), tp),
         zero=ZeroStage(zero),
         recompute_operators=operators,
         stage_layers=stage_layers,
         profile=profile,
         calibration=calibration,
-        **{name: _chosen(each.choices, name, said.get(name, each.in_files)) for name, each in _AS_GIVEN.items()},
+        **{name: _chosen(knob.choices, name, chosen.get(name, knob.in_files)) for name, knob in _AS_GIVEN.items()},
     )
 
 
-#: Knobs that a plan has as they are given.
+#: Knobs that a plan holds unchanged.
 _AS_GIVEN = {
-    name: each for name, each in words_of(Knobs).items() if name in {field.name for field in fields(Plan)} - {"rules", "zero"}
+    name: knob for name, knob in words_of(Knobs).items() if name in {field.name for field in fields(Plan)} - {"rules", "zero"}
 }  # fmt: skip
 
 
 def _rules(rules: RuleSet | None, sequence_parallel: bool | None, tp: int) -> RuleSet:
-    """The rules that are given, or those that the sequence-parallel switch stands for."""
+    """Return the given rules, or those of the sequence-parallel switch."""
     if sequence_parallel and tp == 1:
         raise InputError("sequence_parallel=true: rides on tp, which is 1; use --tp 2 or more, or --no-sequence-parallel")
     if rules is None:
@@ -549,7 +549,7 @@ def _rules(rules: RuleSet | None, sequence_parallel: bool | None, tp: int) -> Ru
 
 
 def _chosen(kind: type[StrEnum] | None, name: str, value: Any) -> Any:
-    """The member of a closed choice that is meant; anything else as it is."""
+    """Return the member of a closed choice; a value of another kind unchanged."""
     if kind is None:
         return value
     try:

@@ -1,7 +1,7 @@
-"""Strategy files: a plan as YAML, complete, readable, versioned, and read back exactly.
+"""Plan files: a plan as versioned YAML, which is read back exactly.
 
-A file may name a shipped model (`model: llama-3-8b`); what we write spells the whole configuration out, so that a saved
-plan does not change when a shipped configuration does.
+A file may name a shipped model (`model: llama-3-8b`). Files that we write hold the whole configuration of the model, so that a saved plan
+does not change with a shipped configuration.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from perfmodel.workload.routing import routing_of
 from perfmodel.workload.training import FULL_TRAINING, training_of
 from perfmodel.workload.transformer import build_graph
 
-#: The knobs that a plan's file has beside its layout.
+#: Knobs of a plan's file outside its layout.
 _KNOBS = tuple(name for name in plan_keys() if name not in DEFAULT_ORDER)
-#: What `kind` says; the second is what plans in which every operator has a sharding of its own once said.
+#: Values of `kind`; the second is that of old plans with a sharding per operator.
 _KIND, _NETWORK_KIND = "plan", "network"
 
 
 def plan_from_dict(data: object, *, where: str = "plan", is_shipped: bool = False) -> Plan:
-    """The plan of a file's contents. Raises InputError naming the field."""
+    """Return the plan of a file's contents. Raises InputError that names the field."""
     if not isinstance(data, Mapping):
         raise InputError(f"{where}: must be a mapping of fields, not {type(data).__name__}; see strategies/ for examples")
     kind = data.get("kind", _KIND)
@@ -66,7 +66,7 @@ def plan_from_dict(data: object, *, where: str = "plan", is_shipped: bool = Fals
 
 
 def _plan(data: Mapping[str, Any]) -> Plan:
-    """The plan of contents that have the schema of a plan file."""
+    """Return the plan of contents that have the schema of a plan file."""
     given = data["job"]
     job = TrainingJob(
         model=read_model(given["model"], "job.model"),
@@ -89,7 +89,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         "calibration": _text(data.get("calibration", "")),
     }
     if values["rules"] is not None:
-        del values["sequence_parallel"]  # which they say; `_check_rules_agree` looks whether the file does too
+        del values["sequence_parallel"]  # follows from the rules; `_check_rules_agree` compares it with the file
     if "assignment" in data:
         return _assigned(data["assignment"], job, values)
     plan = make_plan(job, **values)
@@ -103,7 +103,7 @@ def _text(value: str | float) -> str:
 
 
 def _knob(name: str, data: Mapping[str, Any]) -> Any:
-    """The value of a knob, or what leaving it out means."""
+    """Return the value of a knob, or its default in files."""
     if name == "rules":
         return _rules(data)
     known = words_of(Knobs)[name]
@@ -112,7 +112,7 @@ def _knob(name: str, data: Mapping[str, Any]) -> Any:
 
 
 def _rules(data: Mapping[str, Any]) -> RuleSet | None:
-    """A shipped rule set by its name, a user's by its file or in full; `rule_set` is what old files call it."""
+    """Return the rule set of a file: a name, a path or its fields. Old files name it `rule_set`."""
     key = "rules" if "rules" in data else "rule_set"
     value = data.get(key)
     if isinstance(value, Mapping):
@@ -121,7 +121,7 @@ def _rules(data: Mapping[str, Any]) -> RuleSet | None:
 
 
 def _assigned(data: Mapping[str, Any], job: TrainingJob, values: Mapping[str, Any]) -> Plan:
-    """The plan of a file in which each operator has a sharding of its own."""
+    """Return the plan of a file with an assignment."""
     assignment = assignment_from_dict(data)
     chips, stated = assignment.num_stages // max(1, values["virtual_stages"]) * assignment.num_chips, values["num_chips"]
     if stated != chips:
@@ -137,11 +137,11 @@ def _assigned(data: Mapping[str, Any], job: TrainingJob, values: Mapping[str, An
 _OF_ASSIGNED = (
     *("micro_batch", "zero", "recompute", "recompute_operators", "schedule", "virtual_stages", "attention", "profile", "calibration"),
 )
-"""What such a plan has besides."""
+"""Knobs of a plan with an assignment."""
 
 
 def _check_rules_agree(plan: Plan, data: Mapping[str, Any]) -> None:
-    """Raise InputError if other fields of a file contradict its rules."""
+    """Refuse a file whose other fields contradict its rules."""
     name = data.get("rule_set", plan.rule_set)
     if name != plan.rule_set:
         raise InputError(f"rule_set={shown(name)}: rules={plan.rule_set} say another; leave out rule_set")
@@ -155,7 +155,7 @@ def _check_rules_agree(plan: Plan, data: Mapping[str, Any]) -> None:
 
 
 def _check_recompute_operators(plan: Plan) -> None:
-    """Each is a group or an operator of one of the model's layers, with dropout or without."""
+    """Check that each name is a group or an operator of one of the model's layers, with or without dropout."""
     if plan.recompute_operators == DEFAULT_RECOMPUTE_OPERATORS:
         return
     graph = build_graph(
@@ -169,7 +169,7 @@ def _check_recompute_operators(plan: Plan) -> None:
     blocks = {region.name for region in graph.regions if region.is_block}
     inside = [operator for operator in graph.operators if operator.layer in blocks and operator.forward]
     known = {operator.name_in_layer for operator in inside} | {operator.group for operator in inside if operator.group}
-    known |= set(operators_of(tuple(MODULES)))  # of which a model need not have all
+    known |= set(operators_of(tuple(MODULES)))  # a model need not have all of them
     for name in plan.recompute_operators:
         if name not in known:
             quoted = one_line(name, 80)
@@ -177,38 +177,38 @@ def _check_recompute_operators(plan: Plan) -> None:
 
 
 def read_plan(path: str | Path) -> Plan:
-    """The plan in a strategy file; a bare name is looked up among the shipped ones."""
+    """Return the plan of a plan file; a bare name is that of a shipped plan."""
     check_path(path, "plan")
     path = Path(path)
     is_name = path.suffix not in (".yaml", ".yml") and path.parent == Path()
     shipped = resource_dir("strategies") / "plans" / f"{path.name}.yaml"
     try:
-        found = path if path.is_file() else shipped if is_name and shipped.is_file() else None
+        file = path if path.is_file() else shipped if is_name and shipped.is_file() else None
     except (OSError, ValueError):  # a name too long, or with a null byte
-        found = None
-    if found is None:
+        file = None
+    if file is None:
         shown = one_line(path, 200)
         raise InputError(f"plan={shown}: no such file and no expert plan{suggest(shown, list_plans())}")
-    return plan_from_dict(read_yaml(found), where=str(found), is_shipped=found == shipped)
+    return plan_from_dict(read_yaml(file), where=str(file), is_shipped=file == shipped)
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
-    """Write a strategy file: to a temporary name, then renamed."""
+    """Write a plan file atomically: to a temporary name, then renamed."""
     if not isinstance(plan, Plan):
         raise bad_field("plan", shown(plan), "must be a Plan", "read one, search one or make one")
     write_atomically(Path(path), plan_text(plan))
 
 
 def plan_text(plan: Plan) -> str:
-    """The content of a strategy file."""
+    """Return the content of a plan file."""
     import yaml
 
     content = plan_to_dict(plan)
     if not plan.calibration:
-        del content["calibration"]  # the best known where the plan is read: no number of this cluster's goes to another
+        del content["calibration"]  # the reader takes its own best calibration: numbers of one cluster do not apply to another
     return yaml.dump(content, sort_keys=False, default_flow_style=None, width=120)
 
 
 def list_plans() -> list[str]:
-    """Names of the shipped expert plans."""
+    """Return the names of the shipped expert plans."""
     return sorted(path.stem for path in (resource_dir("strategies") / "plans").glob("*.yaml"))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotPredicted:
-    """A combination of what was asked for that cannot be, and why."""
+    """A requested combination that cannot be predicted, and the reason."""
 
     asked: Mapping[str, Any]
     reason: str
@@ -37,32 +37,32 @@ class NotPredicted:
 
 
 def first_reasons(failures: Iterable[NotPredicted]) -> str:
-    """Why nothing could be predicted, in one sentence: what differs among the first reasons."""
-    return "; ".join(list(dict.fromkeys(each.reason for each in failures))[:3])
+    """Return why nothing could be predicted, in one sentence: the first three distinct reasons."""
+    return "; ".join(list(dict.fromkeys(failure.reason for failure in failures))[:3])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Prediction:
-    """A plan's step, predicted.
+    """Prediction of one training step of a plan.
 
     parts           exposed seconds on the critical rank by part; they add up to step_time
-    memory          bytes of the fullest chip by class, and their "total"
-    memory_moment   when in the step that much lives
-    memory_capacity, memory_usable   of a chip as its driver reports it, and what the runtime offers of that   [byte]
-    memory_low, memory_high   an 80 % interval of the total: what does not stay all through a step is not known to the byte   [byte]
-    fits_probability  that the total is no more than what is usable
-    verdict         whether the total fits into what is usable, with the headroom that was asked for, or at the risk
-    mfu_palm        model FLOPs (6 N + 12 L H Q S a token, attention on the full square) over the peak
+    memory          peak memory of the fullest chip by class, and their "total"   [byte]
+    memory_moment   moment of the step with the peak
+    memory_capacity, memory_usable   of a chip as its driver reports it, and the part that the runtime can use   [byte]
+    memory_low, memory_high   80 % prediction interval of the total: the memory of temporary tensors is uncertain   [byte]
+    fits_probability  probability that the total is at most the usable memory
+    verdict         whether the total fits in the usable memory, with the requested headroom or at the requested risk
+    mfu_palm        model FLOPs (6 N + 12 L H Q S per token, attention on the full square) over the peak
     mfu_causal      the same with attention counted once below the diagonal
-    hfu             FLOPs executed, with recomputation, over the peak
+    hfu             executed FLOPs, with recomputation, over the peak
     peak_flop_rate  of one chip, dense, in the compute dtype
     rests_on        part -> spec sheet, prior, partial calibration or calibrated, with the name of the calibration
-    calibration     what the prediction rests on, as a plan file may name it; the plan names one only where somebody asked for it
-    not_runnable    why the assumed framework cannot run the plan; empty if it can
+    calibration     calibration of the prediction, as a plan file may name it; the plan names one only if the user did
+    not_runnable    why the assumed framework cannot run the plan; "" if it can
     price_per_hour  of one chip; 0: not known   [USD/h]
-    host_memory     what lies in the host's memory for each chip in place of its own: activations, weights, optimizer states   [byte]
-    small_loss      of a plan that does not fit for its logits: form of the loss that keeps few, which the framework has; "": none
-    warnings        sentences about what this prediction stretches or leaves aside
+    host_memory     host memory per chip of offloaded activations, weights and optimizer states   [byte]
+    small_loss      of a plan whose logits do not fit: a form of the loss with few logits that the framework has; "": none
+    warnings        sentences about extrapolations and omissions of this prediction
     """
 
     plan: Plan
@@ -96,7 +96,7 @@ class Prediction:
 
     @property
     def memory_spare(self) -> float:
-        """Usable bytes that stay free, headroom included; negative where the plan does not fit."""
+        """Usable bytes that stay free, headroom included; negative if the plan does not fit."""
         return self.memory_usable - self.memory["total"]
 
     @property
@@ -109,7 +109,7 @@ class Prediction:
 
     @property
     def tflops_per_chip(self) -> float:
-        """Model TFLOP/s of one chip, in the convention of mfu_palm; what papers state."""
+        """Model TFLOP/s of one chip, in the convention of mfu_palm, as in most papers."""
         return self.mfu_palm * self.peak_flop_rate / 1e12
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Predictions(Sequence[Prediction]):
-    """One prediction for each combination of what was asked for, in order; `not_predicted` are those that cannot be."""
+    """Predictions of the requested combinations, in order; `not_predicted` are those that cannot be predicted."""
 
     predictions: tuple[Prediction, ...]
     not_predicted: tuple[NotPredicted, ...] = ()
@@ -146,7 +146,7 @@ class Predictions(Sequence[Prediction]):
         return data_frame(table_rows(self.predictions, self.not_predicted))
 
     def __str__(self) -> str:
-        return "\n".join([predictions_text(self), *(f"not predicted: {each}" for each in self.not_predicted)])
+        return "\n".join([predictions_text(self), *(f"not predicted: {failure}" for failure in self.not_predicted)])
 
     __repr__ = __str__
 
@@ -155,16 +155,16 @@ class Predictions(Sequence[Prediction]):
 
 
 def predictions_text(predictions: Sequence[Prediction]) -> str:
-    """One line for each."""
-    return columns_text([_HEADERS, *(_cells(each) for each in predictions)])
+    """Return a table with one line for each prediction."""
+    return columns_text([_HEADERS, *(_cells(prediction) for prediction in predictions)])
 
 
 def predictions_html(predictions: Sequence[Prediction]) -> str:
-    return html_table(_HEADERS, [_cells(each) for each in predictions])
+    return html_table(_HEADERS, [_cells(prediction) for prediction in predictions])
 
 
 def summary(prediction: Prediction) -> list[tuple[str, str]]:
-    """The few lines that answer most questions."""
+    """Return the rows of the summary: job, plan, step time, utilisation, memory, basis and notes."""
     plan, job = prediction.plan, prediction.plan.job
     zero = f"; ZeRO {int(plan.zero)}" if int(plan.zero) else ""
     knobs = f"{_degrees(plan)}{zero}; micro-batch {plan.micro_batch}; recompute {plan.recompute}"
@@ -174,19 +174,19 @@ def summary(prediction: Prediction) -> list[tuple[str, str]]:
         ("plan", f"{plan.num_chips:,} chip{'s' * (plan.num_chips > 1)} of {plan.cluster}: {knobs}"),
         ("step time", f"{format_step(prediction.step_time)}; {prediction.tokens_per_second_per_chip:,.0f} {job.unit}/s a chip"),
         ("utilisation", f"{flop_rate_text(prediction.tflops_per_chip)} TFLOP/s a chip, MFU {prediction.mfu_palm:.1%}"),
-        ("memory", _room(prediction)),
+        ("memory", _memory_text(prediction)),
         ("based on", f"{prediction.rests_on['forward']}; framework {plan.profile}"),
         *(("note", warning) for warning in notes(prediction)),
     ]
 
 
 def notes(prediction: Prediction) -> list[str]:
-    """Notes on a prediction."""
+    """Return the notes on a prediction."""
     unable = [f"not a plan for this framework: {prediction.not_runnable}"] if prediction.not_runnable else []
     return [*prediction.warnings, *unable, *logits_note(prediction), *paging_note(prediction)]
 
 
-#: The moment of the peak at which logits are there (`cost/memory/moments.py`).
+#: The moment of the peak at which the logits are live (`cost/memory/moments.py`).
 LOSS_MOMENT = "loss"
 _SMALL_LOSSES = {
     CHUNKED_LOSS: "; a loss in chunks keeps few of them (--setting loss=chunked)",
@@ -196,7 +196,7 @@ _FEW_LOGITS = 0.02  # share of the memory; gradients of the last layer may put t
 
 
 def logits_note(prediction: Prediction) -> list[str]:
-    """That the vocabulary is why a plan does not fit, where its peak is the loss: small models have as many logits as large ones."""
+    """Return a note if a plan does not fit because of its logits: small models have the same number of logits as large ones."""
     job, plan = prediction.plan.job, prediction.plan
     at_loss = prediction.verdict is Verdict.DOES_NOT_FIT and prediction.memory_moment == LOSS_MOMENT
     if not at_loss or isinstance(job.model, NetworkModel) or plan.framework.settings.get("loss", WHOLE_LOSS) != WHOLE_LOSS:
@@ -212,9 +212,10 @@ def logits_note(prediction: Prediction) -> list[str]:
 
 
 def paging_note(prediction: Prediction) -> list[str]:
-    """That states of a paged optimizer do not fit next to the peak, whose transfers over the host link are not in the step time.
+    """Return a note if states of a paged optimizer do not fit next to the peak; the step time has no transfers over the host link.
 
-    Bytes E = max(M + S - usable, 0), at most S: the states of a chip, which are no part of the memory M. They go and come once a step.
+    Bytes E = max(M + S - usable, 0), at most S: the states of a chip, which are no part of the memory M. They are moved out and back once
+    per step.
     Source: bitsandbytes, docs/source/explanations/optimizers.mdx: no overhead where all fits, else half the PCIe bandwidth or less.
     """
     plan, job = prediction.plan, prediction.plan.job
@@ -232,14 +233,14 @@ def paging_note(prediction: Prediction) -> list[str]:
 
 
 def batch_text(job: TrainingJob) -> str:
-    """The batch of a step as text."""
+    """Return the batch of a step as text."""
     if isinstance(job.model, NetworkModel):
         return f"{job.global_batch:,} {job.unit}"
     return f"{job.global_batch:,} sequence{'s' * (job.global_batch > 1)} of {job.seq_len:,} tokens"
 
 
 def trained_text(job: TrainingJob) -> str:
-    """Trained part of the model, if not all of it: `, lora:16 (40.0M of 6.78G parameters trained)`."""
+    """Return the trained part of the model, if it is not all of it: `, lora:16 (40.0M of 6.78G parameters trained)`."""
     if job.train.is_full:
         return "" if job.train == FULL_TRAINING else f", {job.train}"
     trained = num_trained_parameters(job.transformer, job.train)
@@ -247,17 +248,17 @@ def trained_text(job: TrainingJob) -> str:
 
 
 def layers_row(job: TrainingJob) -> list[tuple[str, str]]:
-    """Layers by kind, of a model of which some have experts and some have none."""
+    """Return the row of layers by kind, of a model with and without experts in its layers."""
     text = "" if isinstance(job.model, NetworkModel) else layers_text(job.transformer)
     return [("layers", text)] if text else []
 
 
 def routed_text(job: TrainingJob) -> str:
-    """How tokens spread over experts, where that is not evenly: `, routing skew:1.3, capacity 1.25`."""
+    """Return the routing as text, if tokens are not spread evenly over experts: `, routing skew:1.3, capacity 1.25`."""
     if job.routing == BALANCED:
         return ""
-    room = f", capacity {job.routing.capacity_factor:g}" if job.routing.capacity_factor else ""
-    return f", routing {job.routing}{room}"
+    capacity = f", capacity {job.routing.capacity_factor:g}" if job.routing.capacity_factor else ""
+    return f", routing {job.routing}{capacity}"
 
 
 def _degrees(plan: Plan) -> str:
@@ -273,7 +274,7 @@ PROBABILITY = "P(fits)"
 
 
 def probability_cell(probability: float) -> str:
-    """The probability to fit in a column; nothing is said to be certain."""
+    """Return the probability of fitting as a cell, never 0 or 100 %."""
     return ">99 %" if probability > 0.99 else "<1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
 
 
@@ -293,17 +294,17 @@ def _cells(prediction: Prediction) -> tuple[str, ...]:
         format_step(prediction.step_time),
         flop_rate_text(prediction.tflops_per_chip),
         f"{prediction.mfu_palm:.1%}",
-        _room(prediction),
+        _memory_text(prediction),
         probability_cell(prediction.fits_probability),
         _degrees(plan),
     )
 
 
-def _room(prediction: Prediction) -> str:
+def _memory_text(prediction: Prediction) -> str:
     return f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable: {prediction.verdict}"
 
 
 def facts_text(facts: Sequence[tuple[str, str]]) -> str:
-    """Names and what there is to say of each, a line each, the names in one column."""
+    """Return the facts, one line each, with the names in one column."""
     width = max(len(name) for name, _ in facts)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)

@@ -10,7 +10,7 @@ from perfmodel.workload.config import TransformerConfig
 
 _EXPERTS = ("permute", "sort", "experts_up", "experts_activation", "experts_down", "unsort", "unpermute")
 
-#: Module -> operators that run again in backward. What they make is not kept; what goes into the first of them is.
+#: Module -> operators that backward recomputes. Their outputs are not saved; the inputs of the first one are.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "core_attn": ("attention_core",),
     "layernorm": ("attention_norm", "mlp_norm", "q_a_norm", "kv_a_norm"),
@@ -22,29 +22,29 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 
 
 def read_modules(value: object, name: str) -> tuple[str, ...]:
-    """Names, as a list or with commas."""
+    """Return the named modules, from a list or a text with commas."""
     names = several(value) if isinstance(value, str) else value
-    if not isinstance(names, (list, tuple)) or not names or not all(isinstance(each, str) for each in names):
+    if not isinstance(names, (list, tuple)) or not names or not all(isinstance(module, str) for module in names):
         raise bad_field(name, shown(value), "must name modules", f"use some of {', '.join(MODULES)}")
-    for each in names:
-        if each not in MODULES:
-            rule = f"is no module that can be recomputed{suggest(each, MODULES)}"
-            raise bad_field(name, shown(each), rule, f"use some of {', '.join(MODULES)}")
+    for module in names:
+        if module not in MODULES:
+            rule = f"is no module that can be recomputed{suggest(module, MODULES)}"
+            raise bad_field(name, shown(module), rule, f"use some of {', '.join(MODULES)}")
     return tuple(module for module in MODULES if module in names)
 
 
 def lacking(operators: Sequence[str], model: TransformerConfig) -> str:
-    """The module that is asked for, and that no layer of the model has; "" where there is none."""
+    """Return a requested module that no layer of the model has; "" if there is none."""
     has = {
         "mla_up_proj": model.latent is not None,
         "mlp": any(kind.feed_forward == "dense" for kind in model.layer_kinds),
         **dict.fromkeys(("moe_act", "moe"), model.experts is not None),
     }
-    return next((name for name, there in has.items() if not there and set(MODULES[name]) <= set(operators)), "")
+    return next((name for name, is_present in has.items() if not is_present and set(MODULES[name]) <= set(operators)), "")
 
 
 def useful_lists(model: TransformerConfig) -> tuple[tuple[str, ...], ...]:
-    """Modules that a search tries, of models with experts or latents: what is quick to run again and large to keep."""
+    """Return the modules that a search tries, of models with experts or latents: cheap to recompute and large to save."""
     if model.experts is None and model.latent is None:
         return ()
     names = ["layernorm"] + ["mla_up_proj"] * (model.latent is not None) + ["moe_act"] * (model.experts is not None)
@@ -52,11 +52,12 @@ def useful_lists(model: TransformerConfig) -> tuple[tuple[str, ...], ...]:
 
 
 def recompute_words(recompute: str, operators: Sequence[str]) -> str:
-    """Recomputation as text: the modules by name, if they are not only the core of attention."""
-    names = [name for name, own in MODULES.items() if set(own) <= set(operators)]
+    """Return recomputation as text: the modules by name, unless it is the core of attention alone."""
+    names = [name for name, parts in MODULES.items() if set(parts) <= set(operators)]
     return "+".join(names) if recompute == "selective" and names != ["core_attn"] and names else recompute
 
 
 def operators_of(modules: Sequence[str]) -> tuple[str, ...]:
-    """The operators of these modules, in the order of `MODULES`."""
+    """Return the operators of these modules."""
+
     return tuple(operator for module in modules for operator in MODULES[module])

@@ -1,6 +1,6 @@
-"""Requests of verbs: job, cluster and assumptions, as a program or a command line gives them.
+"""Requests of verbs: job, cluster and assumptions, as given in a program or on a command line.
 
-What reads a value is imported when there is one: `perfmodel predict --help` reads none.
+The readers of values are imported when the first value is read: `perfmodel predict --help` reads none.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _offloads(value: object, name: str) -> Any:
     return read_offloads(value, name)
 
 
-#: Words of which several values give one answer for each combination.
+#: Words that take several values; each combination of values gives one answer.
 _several = partial(word, several=True)
 
 
@@ -76,16 +76,16 @@ def _numbers(value: object, name: str) -> list[Any]:
 
 def _sizes(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
     def read(value: object, name: str) -> int:
-        from perfmodel.foundation.values import whole
+        from perfmodel.foundation.values import read_integer
 
-        return whole(value, name, most=most)
+        return read_integer(value, name, most=most)
 
     return _several(help, takes="int | str", read=read, split=_numbers, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Request:
-    """One value of everything, or several; None is the default, or what the plan says."""
+    """Request for predictions. Each word has one value or several; None is the default, or the value of the plan."""
 
     model: Any = _several(
         "A model's name (`perfmodel models`), its Hugging Face hub id or a config.json", metavar="NAME|PATH",
@@ -161,33 +161,33 @@ class Request:
     )  # fmt: skip
 
     def stated(self) -> dict[str, Any]:
-        """Stated settings of the setup."""
+        """Return the stated settings."""
         from perfmodel.parallel.framework_ref import read_settings
         from perfmodel.parallel.offloads import OFFLOADS, read_offloads
 
-        found: dict[str, Any] = read_settings(self.settings)
+        settings: dict[str, Any] = read_settings(self.settings)
         if self.cp_form is not None:
-            found |= {"cp_form": _context_form(self.cp_form, "cp_form")}
+            settings |= {"cp_form": _context_form(self.cp_form, "cp_form")}
         if self.offload is not None:
-            found |= {OFFLOADS[name]: True for name in read_offloads(self.offload)}
-        return read_settings(found)
+            settings |= {OFFLOADS[name]: True for name in read_offloads(self.offload)}
+        return read_settings(settings)
 
     @property
     def is_list(self) -> bool:
-        """Whether some of the words were given as a list, be it of one value."""
-        return any(is_list(getattr(self, name)) for name, each in words_of(type(self)).items() if each.several)
+        """Whether any of the words was given as a list, even of one value."""
+        return any(is_list(getattr(self, name)) for name, entry in words_of(type(self)).items() if entry.several)
 
     def described(self) -> dict[str, Any]:
-        """Given values as plain data, without those that were left out."""
+        """Return the given values as plain data, without those that were left out."""
         named = {
-            name: getattr(getattr(self, name), "name", getattr(self, name)) for name, each in words_of(type(self)).items() if each.several
+            name: getattr(getattr(self, name), "name", getattr(self, name)) for name, entry in words_of(type(self)).items() if entry.several
         }
         for name in ("train", "routing"):
             if named[name] is not None:
                 named[name] = str(named[name])
-        found = {name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None}
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None}
         if self.settings:
             from perfmodel.parallel.framework_ref import read_settings, settings_text
 
-            found["settings"] = settings_text(read_settings(self.settings))
-        return found
+            values["settings"] = settings_text(read_settings(self.settings))
+        return values

@@ -25,8 +25,8 @@ MEASUREMENT_VERSION = 1
 class CollectiveCount:
     """Collectives that one rank issued in a step, of one kind on one axis (or product of axes, joined by `+`).
 
-    num_bytes counts full buffers, as the algebra does: the gathered tensor of an all-gather, the whole input of a
-    reduce-scatter, the local buffer of an all-to-all, the message of a send or a receive.
+    num_bytes   full buffers, as in the sharding algebra: the gathered tensor of an all-gather, the whole input of a reduce-scatter, the
+                local buffer of an all-to-all, the message of a send or a receive
     """
 
     kind: str
@@ -37,24 +37,24 @@ class CollectiveCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One plan, run. Times in seconds, memory in bytes.
+    """Measured run of one plan. Times in seconds, memory in bytes.
 
-    plan_hash         identifies the plan
-    chip              what it ran on, as the system names it
+    plan_hash         hash of the plan
+    chip              name of the chip, from the system
     software          versions by name: python, torch, backend, ...
     device            cpu or cuda
-    warmup, steps     steps run before, and timed
-    step_times        each timed step, the slowest rank
+    warmup, steps     warm-up steps, and timed steps
+    step_times        of each timed step, on the slowest rank
     step_time         their median
     step_time_spread  their interquartile range
-    parts             phases of the slowest rank (medians): forward, backward, optimizer, ... ; and, from an instrumented
-                      step of its own, communication by axis as `communication.<axis>`
+    parts             phases of the slowest rank (medians): forward, backward, optimizer, ... ; and communication by axis as
+                      `communication.<axis>`, from a separate instrumented step
     peak_memory       of the fullest rank
     memory_by_rank    peak of every rank
-    collectives       what was issued in one step, on the rank that issued most of each kind on each axis
+    collectives       collectives of one step, on the rank that issued most of each kind on each axis
     loss              mean loss of the first step, before any update
-    gradient_error    largest relative error of a gradient against one process; nan where the check was switched off
-    busy_fraction     share of the machine's processors that other processes took meanwhile; 0 where the system does not say
+    gradient_error    largest relative error of a gradient against one process; nan if not checked
+    busy_fraction     share of the machine's processors used by other processes; 0 if the system does not report it
     """
 
     plan: Plan
@@ -89,7 +89,7 @@ class Measurement:
         object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; nan becomes null."""
+        """Return plain values for JSON; nan becomes null."""
         from perfmodel.parallel.plan import plan_to_dict
 
         data: dict[str, Any] = {"schema_version": self.schema_version}
@@ -111,7 +111,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A plan predicted and measured. Errors are shares: predicted / measured - 1."""
+    """Prediction and measurement of a plan. Errors are predicted / measured - 1."""
 
     prediction: Prediction
     measurement: Measurement
@@ -127,13 +127,13 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineMeasurement:
-    """Microbenchmarks of one machine: everything that a calibration of it is fitted to.
+    """Microbenchmarks of one machine: the data of its calibration.
 
     samples    kernels, collectives and contention
     programs   tiny training programs and the processor time of a step in the busiest rank's main thread [s], for the overhead of the
-               host; none where it is hidden
-    profile    name of the execution profile that the programs run under
-    busy_fraction   share of the machine's processors that other processes took meanwhile
+               host; none where it is fully overlapped
+    profile    name of the execution profile of the programs
+    busy_fraction   share of the machine's processors used by other processes
     """
 
     cluster: Cluster
@@ -160,12 +160,12 @@ _KINDS: dict[str, type] = {
 }
 
 
-#: Fields that files written before them do not have.
+#: Fields that older files do not have.
 _LATER = {"busy_fraction"}
 
 
 def measurement_from_dict(data: object, *, where: str = "measurement") -> Measurement:
-    """The measurement of a file's contents. Raises InputError naming the field."""
+    """Return the measurement of a file's contents. Raises InputError that names the field."""
     from perfmodel.parallel.plan_file import plan_from_dict
 
     if not isinstance(data, dict):
@@ -199,7 +199,7 @@ def measurement_from_dict(data: object, *, where: str = "measurement") -> Measur
 
 
 def append_measurement(measurement: Measurement, path: str | Path) -> None:
-    """Add one line to the file, whole or not at all; of writers that come at the same time, one after the other."""
+    """Append one line to the file atomically; concurrent writers wait for one another."""
     path = Path(path)
     with _one_writer(path):
         try:
@@ -213,12 +213,12 @@ def append_measurement(measurement: Measurement, path: str | Path) -> None:
 
 @contextmanager
 def _one_writer(path: Path) -> Iterator[None]:
-    """Waits for the others. The folder is locked, as the file is replaced; a file system without locks is used without."""
+    """Lock the folder, since the file itself is replaced; without a lock on a file system that has none."""
     import fcntl
 
     try:
         folder = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY)
-    except OSError:  # the writing says what is wrong
+    except OSError:  # the write reports the fault
         yield
         return
     try:
@@ -230,7 +230,7 @@ def _one_writer(path: Path) -> Iterator[None]:
 
 
 def read_measurements(path: str | Path) -> tuple[Measurement, ...]:
-    """Every measurement in a file, oldest first."""
+    """Return every measurement in a file, oldest first."""
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

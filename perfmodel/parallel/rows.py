@@ -1,4 +1,4 @@
-"""Predictions as flat rows, for `--csv` and data frames: SI units, the columns named as in `--json`."""
+"""Predictions as flat rows, for `--csv` and data frames: SI units, with the column names of `--json`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def table_rows(
     intervals   of the step times, one for each prediction; empty: none
     """
     bounds: Sequence[StepInterval | None] = intervals or [None] * len(predictions)
-    rows = [prediction_row(each, tokens=tokens, interval=interval) for each, interval in zip(predictions, bounds, strict=True)]
+    rows = [prediction_row(prediction, tokens=tokens, interval=interval) for prediction, interval in zip(predictions, bounds, strict=True)]
     return [*rows, *map(not_predicted_row, failures)]
 
 
 def prediction_row(prediction: Prediction, *, tokens: float = 0.0, interval: StepInterval | None = None) -> dict[str, Any]:
-    """Return the job, the knobs, the results, the parts of the step and the classes of memory; with an interval its ends [s]."""
+    """Return the job, the knobs, the results, the parts of the step and the classes of memory; with an interval its bounds [s]."""
     row: dict[str, Any] = plan_facts(prediction.plan) | {
         "order": "-".join(prediction.plan.order),
         "calibration": prediction.calibration,

@@ -22,7 +22,7 @@ from perfmodel.workload.training import training_of
 
 
 def _read_text(value: object, field: str) -> None:
-    """A text, or a number that is one: `2024` is the name of a file too."""
+    """Accept a text or a number: `2024` may be the name of a file too."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise bad_field(field, shown(value), "must be a text", "give one")
 
@@ -110,7 +110,7 @@ class JobFile(PlanRecord):
 
 
 def _knob(name: str, knob: Word) -> tuple[Any, Any]:
-    """Type and description of a knob in a file."""
+    """Return the type and the description of a knob in a file."""
     about = f"{knob.help.rstrip('.')}{f'; {knob.otherwise}' if knob.otherwise else ''}"
     if name == "rules":
         return Annotated[Any, ReadBy(_read_rules, {"type": ["string", "object"]})], Field(OMITTED, description=about)

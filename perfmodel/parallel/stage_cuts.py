@@ -1,4 +1,4 @@
-"""Layers of each stage of a pipeline where a plan leaves them out: as many each where layers are alike, else so that stages take alike."""
+"""Default layers of each pipeline stage: even stages if all layers are alike, else stages balanced by cost."""
 
 from __future__ import annotations
 
@@ -33,20 +33,19 @@ from perfmodel.workload.transformer import build_graph, graph_length
 Array = NDArray[np.float64]
 
 FLOP_PER_BYTE = 250.0
-"""[FLOP/byte] What a chip multiplies in 16 bits while it moves a byte: 200 of an A100, 295 of an H100, 281 of a B200, by their data
-sheets."""
+"""[FLOP/byte] Ratio of 16-bit FLOP rate to memory bandwidth: 200 of an A100, 295 of an H100, 281 of a B200, by their data sheets."""
 
 BACKWARD_ATTENTION = 2.5
-"""Products of fused attention backward over those forward: it computes the scores again (Dao et al. 2022)."""
+"""Products of fused attention in backward over those in forward: backward recomputes the scores (Dao et al. 2022)."""
 
 
 USUAL_SEQUENCE, LONG_SEQUENCE = 4096, 32768
-"""[tokens] Stages are balanced at the first of these lengths, beyond the second at the job's own: a layer that moves to another rank takes
-its optimizer states along, so that a longer sequence could come out faster."""
+"""[tokens] Stages are balanced at the first of these lengths, and beyond the second at the job's own. A layer that moves to another rank
+moves its optimizer states, so with stages balanced at every length a longer sequence could be faster."""
 
 
 def default_stage_layers(job: TrainingJob, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
-    """Layers of each virtual stage, in model order: stage k is on rank k % num_ranks."""
+    """Return the layers of each virtual stage, in model order: stage k is on rank k % num_ranks."""
     model, num_stages = job.transformer, num_ranks * virtual_stages
     even = even_stage_layers(model.num_hidden_layers, num_stages)
     if num_ranks == 1 or are_alike(model):
@@ -56,71 +55,74 @@ def default_stage_layers(job: TrainingJob, num_ranks: int, virtual_stages: int) 
 
 
 def are_alike(model: TransformerConfig) -> bool:
-    """Whether all layers are of one make, and beside the head there is nothing but the loss."""
+    """Return whether all layers are of one kind, and the model has no multi-token-prediction modules next to the head."""
     return len(model.layer_kinds) == 1 and not model.num_mtp_layers
 
 
 @lru_cache(maxsize=4096)
 def _by_cost(model: TransformerConfig, seq_len: int, precision: Precision, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
-    """Layers of each stage by cost, of two ways the one with the faster slowest rank. Stages other than the first and last have a layer."""
+    """Return the layers of each stage by cost: the better of two heuristics by the slowest rank. Every inner stage has a layer."""
     costs = _costs(model, seq_len, precision)
     until = np.cumsum([0.0, *(costs[name] for name in layer_order(model.layer_kinds))])
-    beside = np.zeros(num_ranks)
-    beside[0] += costs["embedding"]
-    beside[-1] += costs["head"]
-    mean = (until[-1] + beside.sum()) / num_ranks
-    until, beside = until / mean, beside / mean
-    ways = [_balanced_stages(until, beside, virtual_stages)]
-    if virtual_stages > 1 and all((ranks := _balanced_ranks(until, beside, virtual_stages))[1:-1]):
+    extra_costs = np.zeros(num_ranks)
+    extra_costs[0] += costs["embedding"]
+    extra_costs[-1] += costs["head"]
+    mean = (until[-1] + extra_costs.sum()) / num_ranks
+    until, extra_costs = until / mean, extra_costs / mean
+    ways = [_balanced_stages(until, extra_costs, virtual_stages)]
+    if virtual_stages > 1 and all((ranks := _balanced_ranks(until, extra_costs, virtual_stages))[1:-1]):
         ways.append(ranks)
 
     def slowest(layers: tuple[int, ...]) -> float:
-        taken = np.diff(until[np.cumsum([0, *layers])]).reshape(virtual_stages, num_ranks).sum(axis=0) + beside
-        return float(_sharp(taken).sum())
+        taken = np.diff(until[np.cumsum([0, *layers])]).reshape(virtual_stages, num_ranks).sum(axis=0) + extra_costs
+        return float(_eighth_power(taken).sum())
 
     return min(ways, key=slowest)
 
 
-def _sharp(taken: Array) -> Array:
-    """The eighth power, of which a sum stands for the slowest: high enough to mean the largest, low enough that all count. Products, as a
-    power may be another one on another machine."""
+def _eighth_power(taken: Array) -> Array:
+    """Return the eighth power of costs, whose sum approximates the maximum but depends on all terms.
+
+    It is computed by products, because a power may differ between machines.
+    """
     squared = taken * taken
     fourth = squared * squared
     return fourth * fourth
 
 
-def _balanced_stages(until: Array, beside: Array, virtual_stages: int) -> tuple[int, ...]:
-    """The least sum of a high power of what stages take, what the ends have beside layers shared out to all stages of their rank.
+def _balanced_stages(until: Array, extra_costs: Array, virtual_stages: int) -> tuple[int, ...]:
+    """Return the layers with the least sum of `_eighth_power` of the stages' costs, by dynamic programming.
 
-    until    what the layers before each take, and all; beside: what ranks take beside layers
+    until        cumulative cost of the layers before each layer, and of all
+    extra_costs  costs of each rank in addition to layers (embedding, head), divided evenly among its stages
     """
     of_stage = np.round(until[None, :] - until[:, None], 9)  # [first layer, layer after the last]; like layers are equal to the bit
-    shared = beside / virtual_stages
-    # [layer after the last, first layer], the last first: of ways as good the one with fewer layers at the end
-    backwards = {each: _sharp(np.where(of_stage >= 0, of_stage + each, np.inf)).T[:, ::-1] for each in set(shared.tolist())}
+    shared = extra_costs / virtual_stages
+    # [layer after the last, first layer], the last first: ties go to fewer layers at the end
+    backwards = {extra: _eighth_power(np.where(of_stage >= 0, of_stage + extra, np.inf)).T[:, ::-1] for extra in set(shared.tolist())}
     nothing = np.diag(np.full(len(until), np.inf))[:, ::-1]
-    ends = {each: np.ascontiguousarray(powers) for each, powers in backwards.items()}
-    inner = {each: powers + nothing for each, powers in ends.items()}  # without stages that have no layers
+    ends = {extra: np.ascontiguousarray(powers) for extra, powers in backwards.items()}
+    inner = {extra: powers + nothing for extra, powers in ends.items()}  # without stages that have no layers
     least = np.full(len(until), np.inf)
     least[0] = 0.0
     begins = []
     stages = np.tile(shared, virtual_stages).tolist()
-    for place, each in enumerate(stages):
-        total = least[::-1] + (inner if 0 < place < len(stages) - 1 else ends)[each]
+    for stage, extra in enumerate(stages):
+        total = least[::-1] + (inner if 0 < stage < len(stages) - 1 else ends)[extra]
         chosen = total.argmin(axis=1)
         begins.append(len(until) - 1 - chosen)
         least = total[np.arange(len(until)), chosen]
-    found, end = [], len(until) - 1
+    layers, end = [], len(until) - 1
     for begin in reversed(begins):
-        found.append(end - int(begin[end]))
+        layers.append(end - int(begin[end]))
         end = int(begin[end])
-    return tuple(reversed(found))
+    return tuple(reversed(layers))
 
 
-def _balanced_ranks(until: Array, beside: Array, virtual_stages: int) -> tuple[int, ...]:
-    """Mean layers dealt out one by one to the rank that takes least, inner ones first, and of each rank to its stages in turn."""
-    num_layers, ranks = len(until) - 1, [*range(1, len(beside) - 1), 0, len(beside) - 1]
-    held, taken = [0] * len(beside), beside.tolist()
+def _balanced_ranks(until: Array, extra_costs: Array, virtual_stages: int) -> tuple[int, ...]:
+    """Return the layers of a greedy balance: each layer, at mean cost, goes to the cheapest rank, inner ranks first."""
+    num_layers, ranks = len(until) - 1, [*range(1, len(extra_costs) - 1), 0, len(extra_costs) - 1]
+    held, taken = [0] * len(extra_costs), extra_costs.tolist()
     for _ in range(num_layers):
         rank = min(ranks, key=taken.__getitem__)
         held[rank] += 1
@@ -129,19 +131,20 @@ def _balanced_ranks(until: Array, beside: Array, virtual_stages: int) -> tuple[i
 
 
 def layers_of_stages(held: Sequence[int], virtual_stages: int) -> tuple[int, ...]:
-    """Layers of each virtual stage, from those of each rank; stage k lies on rank k % p."""
+    """Return the layers of each virtual stage, from those of each rank; stage k is on rank k % p."""
     return tuple(layers // virtual_stages + (turn < layers % virtual_stages) for turn in range(virtual_stages) for layers in held)
 
 
 def _costs(model: TransformerConfig, seq_len: int, precision: Precision) -> Mapping[str, float]:
-    """Cost of a sequence in each region, forward and backward. [FLOP in 16 bits]"""
+    """Return the cost of a sequence in each region, forward and backward. [FLOP in 16 bits]"""
     by_length = _costs_by_length(model, graph_length(model, seq_len), precision)
-    return {region: sum(each.at(seq_len) for each in costs) for region, costs in by_length.items()}
+    return {region: sum(cost.at(seq_len) for cost in costs) for region, costs in by_length.items()}
 
 
 @lru_cache(maxsize=64)
 def _costs_by_length(model: TransformerConfig, length: int, precision: Precision) -> Mapping[str, list[ByLength]]:
-    """Costs in each region, of sequences that `build_graph` has this graph of."""
+    """Return the costs in each region, for all sequence lengths with the graph of this length."""
+
     graph = build_graph(
         model, seq_len=length, attention=AttentionKernel.FLASH, dropout=False, activation_bytes=2.0, parameter_bytes=2.0
     )  # fmt: skip

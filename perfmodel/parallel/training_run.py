@@ -13,16 +13,16 @@ SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR = 86400.0, 3600.0
 
 
 def training_days(step_time: Column, *, tokens: float, tokens_per_step: float) -> Column:
-    """Return the days of training on `tokens` tokens without a pause. step_time: one or an array [s]"""
+    """Return the days of training on `tokens` tokens without interruption. step_time: a number or an array [s]"""
     return tokens / tokens_per_step * step_time / SECONDS_OF_A_DAY
 
 
 def training_time(prediction: Prediction, tokens: float) -> tuple[float, float]:
-    """Return the days and the chip-hours of training on `tokens` tokens without a pause."""
+    """Return the days and the chip-hours of training on `tokens` tokens without interruption."""
     days = float(training_days(prediction.step_time, tokens=tokens, tokens_per_step=prediction.plan.job.tokens_per_step))
     return days, days * SECONDS_OF_A_DAY / SECONDS_OF_AN_HOUR * prediction.plan.num_chips
 
 
 def training_cost(prediction: Prediction, tokens: float) -> float:
-    """Return the price of the chip-hours of `training_time`; 0 where no price of the chip is known. [USD]"""
+    """Return the price of the chip-hours of `training_time`; 0 if the price of the chip is unknown. [USD]"""
     return training_time(prediction, tokens)[1] * prediction.price_per_hour

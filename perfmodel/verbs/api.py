@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.resources import require_torch as require_torch
-from perfmodel.foundation.values import check_name, optional_share, share, whole
+from perfmodel.foundation.values import check_name, optional_share, read_integer, share
 from perfmodel.foundation.words import Combinations, Words, takes
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
@@ -224,7 +224,7 @@ def run_plan(
     calibration   None: of the CPUs, this machine's own (`perfmodel calibrate`), else one that is measured now, in about a minute
     """
     require_torch("run a plan")
-    steps, warmup = whole(steps, "steps"), whole(warmup, "warmup", least=0)
+    steps, warmup = read_integer(steps, "steps"), read_integer(warmup, "warmup", least=0)
     from perfmodel.execute.run import run_plan as run
     from perfmodel.execute.runner import num_devices, num_gpus, pick_device
     from perfmodel.verbs.own_calibration import own_calibration
@@ -265,7 +265,7 @@ def audit_plan(
     progress           called with the share that is done and what is being counted
     """
     require_torch("audit a plan")
-    rank = None if rank is None else whole(rank, "rank", least=0)
+    rank = None if rank is None else read_integer(rank, "rank", least=0)
     from perfmodel.cost.counts import executor_profile
     from perfmodel.execute.audit.audit import audit_plan as audit
     from perfmodel.execute.audit.audit import ranks_to_audit
@@ -337,7 +337,7 @@ def measure_calibration(
 ) -> Calibration:
     """The calibration that `calibrate_machine` saves."""
     require_torch("calibrate this machine")
-    ranks = None if ranks is None else whole(ranks, "ranks")
+    ranks = None if ranks is None else read_integer(ranks, "ranks")
     from perfmodel.calibrate.fit_host import fit_measurement
     from perfmodel.execute.measure.machine import measure_machine
     from perfmodel.hardware.local import local_cluster

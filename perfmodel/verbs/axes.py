@@ -14,7 +14,7 @@ from typing import Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.foundation.units import QuantityKind, parse_quantity, quantity_of
-from perfmodel.foundation.values import doubled, several, whole
+from perfmodel.foundation.values import doubled, read_integer, several
 from perfmodel.foundation.words import words_of
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster, make_cluster
@@ -167,7 +167,7 @@ def _value(text: str, field: AxisField, present: Any, name: str) -> Any:
     if field.kind:
         return parse_quantity(text, field.kind, field=name)
     if re.fullmatch(r"\d[\d_]*(\.\d+)?[kKmMgG]?", text) and "." not in text:
-        return whole(text, name, least=0)
+        return read_integer(text, name, least=0)
     if re.fullmatch(r"\d*\.\d+", text):
         return float(text)
     return {"true": True, "false": False}.get(text.lower(), text)
@@ -265,7 +265,7 @@ def _of_model(name: str) -> Callable[[System, Any], System]:
 
 def _of_request(name: str) -> Callable[[System, Any], System]:
     def put(at: System, value: Any) -> System:
-        cluster = at.cluster.with_chips(whole(value, "chips")) if name == "chips" else at.cluster
+        cluster = at.cluster.with_chips(read_integer(value, "chips")) if name == "chips" else at.cluster
         return replace(at, asked=replace(at.asked, **{name: value}), cluster=cluster)
 
     return put

@@ -167,10 +167,10 @@ def _first(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    from perfmodel.foundation.values import whole
+    from perfmodel.foundation.values import read_integer
 
     try:
-        return whole(value, "number")
+        return read_integer(value, "number")
     except InputError:
         return value
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.memory_headroom import memory_rule
-from perfmodel.foundation.values import check_progress, optional_share, whole
+from perfmodel.foundation.values import check_progress, optional_share, read_integer
 from perfmodel.foundation.words import Words, takes
 from perfmodel.frameworks.settings import with_settings
 from perfmodel.parallel.knobs import Knobs
@@ -84,7 +84,7 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
     headroom, risk = optional_share(asked.memory_headroom, "memory_headroom"), read_risk(asked.risk)
     fits_by = memory_rule(headroom, risk)
     chips = asked.chips
-    batch = 0 if asked.global_batch is None else whole(asked.global_batch, "global_batch")
+    batch = 0 if asked.global_batch is None else read_integer(asked.global_batch, "global_batch")
     job = make_job(
         asked.model,
         global_batch=batch or 1,

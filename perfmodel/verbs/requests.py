@@ -13,7 +13,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.memory_headroom import check_risk
-from perfmodel.foundation.values import check_name, is_path, optional_share, several, share, whole
+from perfmodel.foundation.values import check_name, is_path, optional_share, read_integer, several, share
 from perfmodel.foundation.words import words_of
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
@@ -286,9 +286,9 @@ def _setting(request: Request, plan: Plan | None, made: dict[tuple[int, ...], Se
     if known is None or known.estimator.profile.release:  # recipes of a release differ with the batch
         made[key] = setting = setting_of_request(request, plan=plan)
         return setting
-    seq_len = known.job.seq_len if request.seq_len is None else whole(request.seq_len, "seq_len")
+    seq_len = known.job.seq_len if request.seq_len is None else read_integer(request.seq_len, "seq_len")
     batch = request.global_batch if request.batch_tokens is None else _sequences(request.batch_tokens, seq_len)
-    global_batch = known.job.global_batch if batch is None else whole(batch, "global_batch")
+    global_batch = known.job.global_batch if batch is None else read_integer(batch, "global_batch")
     if (global_batch, seq_len) == (known.job.global_batch, known.job.seq_len):
         return known
     return replace(known, estimator=known.estimator.for_job(replace(known.job, global_batch=global_batch, seq_len=seq_len)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_headroom import check_headroom
-from perfmodel.foundation.values import check_progress, choice_of, text_of, whole
+from perfmodel.foundation.values import check_progress, choice_of, read_integer, text_of
 from perfmodel.foundation.words import words_of
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.frameworks.settings import with_stated
@@ -73,7 +73,7 @@ def search_in(
     objective = choice_of(Objective, text_of(objective, "objective", ", ".join(Objective)), "objective")
     check_progress(progress)
     check_objective(objective, setting, run)
-    top = whole(top, "top")
+    top = read_integer(top, "top")
     space, attention = space_in(setting, knobs, maximum, any_framework=any_framework)
     asked: dict[str, Any] = {
         "objective": objective,
@@ -165,7 +165,8 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
     if words:
         raise bad_field("maximum", words[0], "has no largest value", f"fix it: {words[0]}=...")
     maximum = {
-        name: known[name].value(value, f"max_{name}") if name in known else whole(value, f"max_{name}") for name, value in maximum.items()
+        name: known[name].value(value, f"max_{name}") if name in known else read_integer(value, f"max_{name}")
+        for name, value in maximum.items()
     }
     orders = SEARCHED_ORDERS if order is None else (order,)
     operators = DEFAULT_RECOMPUTE_OPERATORS if modules is None else operators_of(modules)

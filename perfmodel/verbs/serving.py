@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.values import check_name, whole
+from perfmodel.foundation.values import check_name, read_integer
 from perfmodel.foundation.words import Words, takes, words_of
 from perfmodel.frameworks.engine_formats import format_on, formats_on, require_format
 from perfmodel.hardware.assumptions import load_assumptions, read_assumed
@@ -139,7 +139,7 @@ def simulated_in(
     from perfmodel.cost.serving.simulate import GoodputLimits
     from perfmodel.cost.serving.simulated import with_simulation
 
-    seed = whole(seed, "seed", least=0)
+    seed = read_integer(seed, "seed", least=0)
     found = with_simulation(setting.estimator, prediction, limits=GoodputLimits(**limits_of(limits or {})), seed=seed)
     return _priced(setting, found)
 
@@ -505,7 +505,7 @@ def search_asked(
         "space": ServingSpace(fixed=_read(asked, *KNOBS), formats=formats),
         "limits": ServingLimits(**limits_of(limits), is_p99=p99, headroom=headroom),
         "objective": choice_of(ServingObjective, objective, "objective"),
-        "top": whole(top, "top"),
+        "top": read_integer(top, "top"),
         "price_per_hour": setting.price,
     }
     of = setting.estimator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.memory_headroom import MOST_HOST_MEMORY, Verdict, check_headroom
 from perfmodel.foundation.units import format_bytes
-from perfmodel.foundation.values import check_name, choice_of, is_path, whole
+from perfmodel.foundation.values import check_name, choice_of, is_path, read_integer
 from perfmodel.frameworks.releases import unlike_recipe
 from perfmodel.frameworks.settings import with_stated
 from perfmodel.hardware.chip_cluster import short_name
@@ -217,7 +217,7 @@ def find_cluster(cluster: Name | Cluster, chips: int | str | None) -> tuple[str,
     from perfmodel.hardware.reader import LOCALHOST, load_cluster
 
     check_name(cluster, "cluster", Cluster, "see `perfmodel clusters`")
-    chips = None if chips is None else whole(chips, "chips")
+    chips = None if chips is None else read_integer(chips, "chips")
     if isinstance(cluster, Cluster):
         return cluster.name, cluster if chips is None else cluster.with_chips(chips)
     if is_mixed(str(cluster)):
@@ -254,8 +254,8 @@ def make_job(
     check_name(model, "model", TransformerConfig, "see `perfmodel models`")
     return TrainingJob(
         model=model if isinstance(model, TransformerConfig) else load_model(model),
-        global_batch=whole(global_batch, "global_batch"),
-        seq_len=whole(seq_len, "seq_len"),
+        global_batch=read_integer(global_batch, "global_batch"),
+        seq_len=read_integer(seq_len, "seq_len"),
         precision=choice_of(Precision, precision, "precision"),
         optimizer=choice_of(Optimizer, optimizer, "optimizer"),
         train=training_of(train),

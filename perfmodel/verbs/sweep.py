@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.foundation.errors import InputError, RunError, bad_field, one_line
 from perfmodel.foundation.frames import data_frame, parquet_of
 from perfmodel.foundation.resources import check_can_be_written, resource_dir, user_calibrations_dir, write_atomically
-from perfmodel.foundation.values import check_path, is_path, whole
+from perfmodel.foundation.values import check_path, is_path, read_integer
 from perfmodel.report.rows import csv_text
 from perfmodel.verbs.study import INTERNAL, Study, SweptVerb, cell, column_of, failure_of, read_study, rows_of, words_of_verb
 
@@ -92,7 +92,7 @@ def run_sweep(
     """
     wanted = read_study(study)
     _check_out(out)
-    jobs = _check_engine(engine, None if jobs is None else whole(jobs, "jobs"))
+    jobs = _check_engine(engine, None if jobs is None else read_integer(jobs, "jobs"))
     points = list(wanted.points())
     version = data_version()
     files: dict[str, str] = {}

@@ -19,7 +19,7 @@ from perfmodel.foundation.error_objects import ErrorCode, error_object
 from perfmodel.foundation.errors import InputError, PerfModelError, bad_field, one_line, presentable, shown, suggest
 from perfmodel.foundation.files import parse_yaml
 from perfmodel.foundation.plain import SCHEMA_VERSION, to_plain
-from perfmodel.foundation.values import is_path, parsed_bool, whole
+from perfmodel.foundation.values import is_path, parsed_bool, read_integer
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.knobs import Knobs, choices_of
 from perfmodel.parallel.recompute_modules import MODULES
@@ -132,7 +132,7 @@ def _search(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
         asked.knobs,
         {},
         objective=asked.options.get("objective", "time"),
-        top=whole(asked.options.get("top", 10), "top", most=100),
+        top=read_integer(asked.options.get("top", 10), "top", most=100),
         memory_headroom=asked.request.memory_headroom,
         risk=asked.request.risk,
         any_framework=asked.options.get("any_framework") is True,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field, plain_text
-from perfmodel.foundation.values import whole
+from perfmodel.foundation.values import read_integer
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 
@@ -51,7 +51,7 @@ def lengths_of(value: object, field: str) -> Lengths:
     parts = str(value).split(":")
     if len(parts) > 2:
         raise bad_field(field, value, "must be a number of tokens or two with a colon between them", "write 1024 or 800:1024")
-    numbers = [whole(part, field, most=MAX_SIZE) for part in parts]
+    numbers = [read_integer(part, field, most=MAX_SIZE) for part in parts]
     return Lengths(least=numbers[0], most=numbers[-1])
 
 

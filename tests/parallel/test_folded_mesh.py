@@ -32,9 +32,9 @@ def test_the_same_ranks_are_called_by_what_they_do():
 
 def test_every_rank_has_a_place_of_its_own_and_the_mesh_is_that_of_attention():
     plan, mesh = mesh_of(32, ep=8, cp=2, tp=4, etp=2, zero=1, batch=8)
-    places = {tuple(mesh.place(place_of(plan, rank)).values()) for rank in range(32)}
+    places = {tuple(mesh.fine_indices(place_of(plan, rank)).values()) for rank in range(32)}
     assert len(places) == 32
-    names = tuple(mesh.place(place_of(plan, 0)))
+    names = tuple(mesh.fine_indices(place_of(plan, 0)))
     assert places == set(product(*(range(mesh.sizes[name]) for name in names)))
 
 

@@ -9,7 +9,7 @@ import pytest
 from perfmodel import predict
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.layout import even_stage_layers
-from perfmodel.parallel.stage_cuts import _balanced_stages, _costs, _sharp, default_stage_layers
+from perfmodel.parallel.stage_cuts import _balanced_stages, _costs, _eighth_power, default_stage_layers
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.models import load_model
 
@@ -58,7 +58,7 @@ def test_stages_are_the_best_of_all_cuts():
     beside = np.array([0.1, 0.0, 0.0, 1.7])
 
     def total(layers):
-        return float(_sharp(np.diff(until[np.cumsum([0, *layers])]) + beside).sum())
+        return float(_eighth_power(np.diff(until[np.cumsum([0, *layers])]) + beside).sum())
 
     cuts = [np.diff([0, *inner, 8]) for inner in combinations(range(9), 3)]
     assert total(_balanced_stages(until, beside, 1)) == pytest.approx(min(map(total, cuts)))

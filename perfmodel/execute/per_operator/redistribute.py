@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, all_gather, reduce_scatter
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.sharding import Chunks, Layout, Step, chunks_between, redistribute
+from perfmodel.parallel.algebra.sharding import HeldChunks, Layout, Step, chunks_between, redistribute
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -37,7 +37,7 @@ Selection = tuple["slice | torch.Tensor", ...]
 def holding(layout: Layout, shape: Sequence[int], mesh: NetworkMesh, rank: int | None = None) -> Holding:
     """Part of a tensor that a rank (default: this one) holds in a layout."""
     place = mesh.place(mesh.rank if rank is None else rank)
-    return tuple(_held(size, Chunks(axes), mesh, place) for size, axes in zip(shape, layout.cuts, strict=True))
+    return tuple(_held(size, HeldChunks(axes), mesh, place) for size, axes in zip(shape, layout.cuts, strict=True))
 
 
 def local_part(tensor: torch.Tensor, layout: Layout, mesh: NetworkMesh) -> torch.Tensor:
@@ -46,7 +46,7 @@ def local_part(tensor: torch.Tensor, layout: Layout, mesh: NetworkMesh) -> torch
     return _take(tensor, _selection(whole, holding(layout, tensor.shape, mesh)))
 
 
-def _held(size: int, chunks: Chunks, mesh: NetworkMesh, place: dict[str, int]) -> np.ndarray:
+def _held(size: int, chunks: HeldChunks, mesh: NetworkMesh, place: dict[str, int]) -> np.ndarray:
     """Indices of a position of `size` that the rank at `place` holds; uneven shares end short."""
     key = (size, chunks, *[place[axis] for axis in (*chunks.axes, *chunks.further)])
     if key not in mesh.indices:
@@ -54,7 +54,7 @@ def _held(size: int, chunks: Chunks, mesh: NetworkMesh, place: dict[str, int]) -
     return mesh.indices[key]
 
 
-def _indices(size: int, chunks: Chunks, mesh: NetworkMesh, place: dict[str, int]) -> np.ndarray:
+def _indices(size: int, chunks: HeldChunks, mesh: NetworkMesh, place: dict[str, int]) -> np.ndarray:
     indices = np.arange(size)
     if size % mesh.size(chunks.axes) == 0:
         grid = indices.reshape(*(mesh.sizes[axis] for axis in chunks.axes), -1)
@@ -87,14 +87,14 @@ def _stages(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequen
     between = chunks_between(source, target, steps)
     place = mesh.place(rank)
 
-    def hold(chunks: Iterable[Chunks]) -> Holding:
+    def hold(chunks: Iterable[HeldChunks]) -> Holding:
         return tuple(_held(size, each, mesh, place) for size, each in zip(shape, chunks, strict=True))
 
     return _Stages(
-        hold(map(Chunks, source.cuts)),
+        hold(map(HeldChunks, source.cuts)),
         hold(scattered for scattered, _ in between),
         hold(after for _, after in between),
-        hold(map(Chunks, target.cuts)),
+        hold(map(HeldChunks, target.cuts)),
     )
 
 

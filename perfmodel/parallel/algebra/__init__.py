@@ -1,1 +1,1 @@
-"""Layouts, redistributions and what follows from them; rule sets; ZeRO."""
+"""Sharding algebra: layouts, redistributions, rule sets and ZeRO."""

@@ -1,6 +1,6 @@
-"""Which degrees a rule set admits: what it cuts must divide, and an axis that it does not speak of has one rank.
+"""Valid degrees of a rule set: axes must divide the dims that they shard, and an axis without rules has one rank.
 
-Nothing here knows a rule set by name: the conditions follow from which axes cut which dims.
+The conditions follow from which axes shard which dims, not from the name of the rule set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perfmodel.workload.transformer import logical_sizes
 _TP = AXIS_PARTS["tp"]
 _HEADS = ("kv_heads", "attn_kv_heads"), ("q_per_kv", "attn_q_per_kv")
 _SEQUENCE = ("s_res", "s", "s_query", "s_key", "s_scan")
-#: Where the size of a dim is said; dims of heads and of the sequence are told by these.
+#: Dim -> name of its size in messages; `seq_len` marks the dims of the sequence.
 _FIELDS = {
     "ffn": "intermediate_size",
     "shared_ffn": "shared_expert_intermediate_size",
@@ -35,7 +35,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """The product of `axes` (fine) must divide `size`; is_multiple: or be a multiple of it."""
+    """A rule on degrees: the product of the fine axes must divide `size`; with `is_multiple` it may also be a multiple of it."""
 
     axes: tuple[str, ...]
     field: str
@@ -48,7 +48,7 @@ class Condition:
 
     @property
     def named(self) -> str:
-        """The axes as a person knows them: `cp*tp`."""
+        """Axes under the names of the options: `cp*tp`."""
         return "*".join(dict.fromkeys("tp" if axis in _TP else axis for axis in self.axes))
 
     def ways(self, fine: dict[str, int]) -> int:
@@ -60,7 +60,7 @@ class Condition:
 
     @property
     def reason(self) -> str:
-        """Why layouts are not in a space."""
+        """Reason for which a space of plans excludes layouts."""
         if self.is_multiple:
             return f"{self.named} neither divides {self.field}={self.size} nor is a multiple of it"
         return f"{self.named} does not divide {self.field}={self.size}"
@@ -68,23 +68,23 @@ class Condition:
 
 @lru_cache(maxsize=1024)
 def conditions(rules: RuleSet, model: TransformerConfig, seq_len: int) -> tuple[Condition, ...]:
-    """Conditions of the rule set on the degrees of cp and tp for this model, heads first."""
+    """Return the conditions of the rule set on the degrees of cp and tp for this model, heads first."""
 
     def cuts(names: tuple[str, ...], axes: tuple[str, ...]) -> bool:
         return any(axis in cut for name, cut in rules.cuts() if name in names for axis in axes)
 
     heads, kv = model.num_attention_heads, model.num_key_value_heads
-    found: list[Condition] = []
+    result: list[Condition] = []
     if cuts(_HEADS[0], _TP[:1]) and cuts(_HEADS[1], _TP[1:]):
-        found.append(Condition(axes=_TP, field="num_attention_heads", size=heads))
+        result.append(Condition(axes=_TP, field="num_attention_heads", size=heads))
     if cuts((*_HEADS[0], *_HEADS[1]), _TP):
-        # tp_kv is the part of tp that divides the key-value heads: what is left of it is whole heads for each
-        found.append(Condition(axes=_TP, field="num_key_value_heads", size=kv, is_multiple=True))
+        # tp_kv is the part of tp that divides the key-value heads: each of its ranks has whole heads
+        result.append(Condition(axes=_TP, field="num_key_value_heads", size=kv, is_multiple=True))
     sizes = logical_sizes(model, seq_len)
-    said = [(name, axes) for name, axes in rules.cuts() if axes and name in sizes and name in _FIELDS]
-    said.sort(key=lambda each: list(_FIELDS).index(each[0]))
-    found += [Condition(axes=axes, field=_FIELDS[name], size=sizes[name]) for name, axes in said]
-    return tuple(dict.fromkeys(found))
+    cut_dims = [(name, axes) for name, axes in rules.cuts() if axes and name in sizes and name in _FIELDS]
+    cut_dims.sort(key=lambda rule: list(_FIELDS).index(rule[0]))
+    result += [Condition(axes=axes, field=_FIELDS[name], size=sizes[name]) for name, axes in cut_dims]
+    return tuple(dict.fromkeys(result))
 
 
 def fine_sizes(model: TransformerConfig, *, cp: int, tp: int) -> dict[str, int]:
@@ -93,7 +93,7 @@ def fine_sizes(model: TransformerConfig, *, cp: int, tp: int) -> dict[str, int]:
 
 
 def unused_axis(rules: RuleSet, model: TransformerConfig, *, cp: int, tp: int) -> str:
-    """An axis of more than one rank that cuts nothing: its ranks would all do the same. Empty where there is none."""
+    """Return an axis of several ranks that shards nothing, so that its ranks would do the same work; "" if there is none."""
     for axis, size in fine_sizes(model, cp=cp, tp=tp).items():
         if size > 1 and axis not in rules.axes:
             return "tp" if axis in _TP else axis
@@ -101,9 +101,9 @@ def unused_axis(rules: RuleSet, model: TransformerConfig, *, cp: int, tp: int) -
 
 
 def broken(rules: RuleSet, model: TransformerConfig, seq_len: int, *, cp: int, tp: int) -> Condition | None:
-    """The first condition that these degrees break."""
+    """Return the first condition that these degrees violate."""
     fine = fine_sizes(model, cp=cp, tp=tp)
-    return next((each for each in conditions(rules, model, seq_len) if not each.holds(fine)), None)
+    return next((condition for condition in conditions(rules, model, seq_len) if not condition.holds(fine)), None)
 
 
 def admits(rules: RuleSet, model: TransformerConfig, seq_len: int, *, cp: int, tp: int) -> bool:

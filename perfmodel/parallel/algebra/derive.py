@@ -1,7 +1,7 @@
-"""The traffic of a sharded graph, derived from layouts alone: which collectives, over which axes, of how much.
+"""Traffic of a sharded graph, derived from layouts: kind, axes and size of every collective.
 
-Forward redistributes what a producer leaves to what its consumers need; backward is the same table applied to gradients;
-parameters have their own layouts and lifetimes (R14) and are returned as such.
+Forward redistributes each output from its producer's layout to the layouts that its consumers need. Backward applies the same table to
+gradients. Parameters have their own layouts and lifetimes (R14) and are returned separately.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from perfmodel.workload.graph import NO_CASTS, Extent, Graph, Operand, Operator,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """A number of elements (or bytes) on one chip as a formula of the mesh, the microbatch and the length of a sequence.
+    """Elements (or bytes) on one chip as a formula of the mesh, the micro-batch and the sequence length.
 
     base * |batch_dim| * seq_len ** length_power / parts * ceil(padded_size / |padded_axes|) / |axes| * |times|
 
-    batch_dim   dim whose size is a quantity of the plan (samples of a microbatch) or of a step (its tokens, its sequences); "": none
-    parts       that a token is divided into (experts, chunks), apart from `base`: whole numbers stay whole
+    batch_dim   dim whose size depends on the plan (samples of a micro-batch) or on a step (its tokens, its sequences); "": none
+    parts       divisor of a token (experts, chunks), separate from `base` so that integers stay exact
     """
 
     base: float
@@ -55,22 +55,22 @@ class Amount:
     times: frozenset[str] = frozenset()
 
     def on(self, size: Callable[[frozenset[str]], float]) -> float:
-        """On a mesh with groups of these sizes; of one sample where it counts samples."""
+        """Return the amount on a mesh with groups of these sizes; for one sample if it has a batch dim."""
         return self.base * ceil(self.padded_size / size(self.padded_axes)) / size(self.axes)
 
     def mean_on(self, size: Callable[[frozenset[str]], float]) -> float:
-        """The mean over the chips, where padding makes the largest share."""
+        """Return the mean over the chips; with padding `on` is the largest share."""
         return self.base * self.padded_size / size(self.axes | self.padded_axes)
 
     def scaled(self, factor: float) -> Amount:
         return self.of_base(self.base * factor)
 
     def at_once(self, tokens: int) -> Amount:
-        """Return the same of so many tokens in place of all of a sequence."""
+        """Return the amount for `tokens` tokens in place of the whole sequence."""
         return replace(self, base=self.base * tokens, length_power=self.length_power - 1)
 
     def of_base(self, base: float) -> Amount:
-        """Return the same formula with another base; `replace` takes ten times as long."""
+        """Return the same formula with another base; `dataclasses.replace` takes ten times as long."""
         return Amount(
             base=base,
             batch_dim=self.batch_dim,
@@ -85,13 +85,13 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """One collective, `repeats` times a microbatch (and as often in each of equal layers).
+    """One collective, issued `repeats` times per micro-batch, in each of equal layers.
 
-    elements   of the full buffer in the group; of an all-to-all the local buffer, of a send what is sent
-    itemsize   bytes of an element; 0: that of activations, which the graph does not say
-    copies     of an all-to-all of rows in copies: those for one place travel as one; None: each by itself
-    is_counted the host waits for its sizes before it issues it
-    is_own     issued by the operator itself; else a redistribution of the tensor, or of its gradient
+    elements   full buffer of the group; local buffer of an all-to-all; message of a send
+    itemsize   bytes per element; 0: that of activations, which the graph does not give
+    copies     of an all-to-all of copied rows: copies for one destination are sent once; None: each copy is sent
+    is_counted the host waits for the sizes before it issues the collective
+    is_own     issued by the operator itself; else a redistribution of the tensor or of its gradient
     """
 
     kind: CollectiveKind
@@ -109,24 +109,24 @@ class Traffic:
 
     @property
     def amount(self) -> Amount:
-        """In bytes."""
+        """Size in bytes."""
         return self.elements.scaled(self.itemsize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterLayout:
-    """A parameter as its operators hold it, before any ZeRO cut.
+    """Layout of a parameter in its operators, before ZeRO sharding.
 
-    num_rows, num_columns   of the stored matrix; row_axes, column_axes: what cuts them in the operator (tensor parallelism)
-    gradient_axes           axes on which its gradient is partial after a microbatch: the group of the gradient reduction
+    num_rows, num_columns   of the stored matrix; row_axes, column_axes: axes that shard it in the operator (tensor parallelism)
+    gradient_axes           axes on which the gradient is partial after a micro-batch: the group of the gradient reduction
     sum_axes                of the bias of a linear: axes over which the linear's output is summed before the bias is added
-    regions                 where it is used; more than one: tied
-    elements                of all of it on one chip
-    is_end, is_last         used by the graph's first and last region alone, which are no blocks; by the last one
-    copy_bytes, gathered_bytes   of an element of its copies in fewer bits, and as it is gathered (0: as it lies)
-    casts                   how those copies are made
-    is_frozen               no gradient of it is made; itemsize: bytes of an element as it is stored and gathered then
-    runs_backward           something in the region that gathers it runs backward
+    regions                 regions that use it; more than one: tied
+    elements                of the whole parameter on one chip
+    is_end, is_last         used only by the graph's first or last region, which are no blocks; used by the last region
+    copy_bytes, gathered_bytes   bytes per element of its low-precision copies, and of the gathered parameter (0: as stored)
+    casts                   casts that make those copies
+    is_frozen               it has no gradient; itemsize: bytes per element as stored and gathered in that case
+    runs_backward           some operator of the region that gathers it runs backward
     """
 
     name: str
@@ -153,7 +153,7 @@ class ParameterLayout:
 
 
 class ExchangePosition(StrEnum):
-    """Where an operator of a block runs, relative to the exchanges of rows (the dispatch of tokens to experts) of the block."""
+    """Position of a block's operator relative to the block's exchanges of rows (the dispatch of tokens to experts)."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -162,11 +162,11 @@ class ExchangePosition(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedGraph:
-    """A graph and an assignment, with what the passes over it read: layouts, collectives, parameters, and columns by operator or tensor.
+    """A graph with a sharding for every operator, and the derived layouts, collectives and parameters.
 
-    needed   layout of each operator's input as it computes with it
-    left     layout of each tensor as its producer leaves it
-    joined   partial tensors that are added to another one before they are reduced, and that one: its traffic is the sum's
+    needed   layout that each operator needs of each input
+    left     layout in which its producer leaves each tensor
+    joined   partial tensor -> tensor to which it is added before the reduction; that one has the traffic of the sum
     """
 
     graph: Graph
@@ -179,28 +179,28 @@ class ShardedGraph:
 
     @cached_property
     def moved(self) -> Mapping[tuple[str, Pass], list[Traffic]]:
-        """Collectives of each tensor in one pass, or of its gradient, in order."""
-        found: dict[tuple[str, Pass], list[Traffic]] = {}
+        """Collectives by tensor and pass, in order; those of backward move the gradient."""
+        rows: dict[tuple[str, Pass], list[Traffic]] = {}
         for row in self.traffic:
-            found.setdefault((row.tensor, row.phase), []).append(row)
-        return found
+            rows.setdefault((row.tensor, row.phase), []).append(row)
+        return rows
 
     def traffic_of(self, tensor: str, phase: Pass) -> list[Traffic]:
         return self.moved.get((tensor, phase), [])
 
     def axes_of(self, tensor: str, phase: Pass) -> frozenset[str]:
-        """Axes over which the tensor, or its gradient, is redistributed."""
+        """Return the axes over which the tensor, or its gradient, is redistributed."""
         return frozenset(axis for row in self.traffic_of(tensor, phase) for axis in row.axes)
 
     @cached_property
     def activations(self) -> Mapping[str, list[Operand]]:
-        """Inputs of each operator that are activations."""
+        """Activations among the inputs of each operator."""
         tensors = self.graph.tensors
         return {op.name: [o for o in op.inputs if tensors[o.tensor].role is TensorRole.ACTIVATION] for op in self.graph.operators}
 
     @cached_property
     def handed(self) -> Mapping[str, list[Operand]]:
-        """Activations that enter the operator's group, which is one function and holds them until it ends."""
+        """Activations that enter the operator's group from outside; the group is one function and holds them until it returns."""
         group = {op.output.tensor: op.group for op in self.graph.operators}
         return {
             op.name: [o for o in self.activations[op.name] if op.group and group.get(o.tensor) != op.group] for op in self.graph.operators
@@ -208,57 +208,61 @@ class ShardedGraph:
 
     @cached_property
     def entering(self) -> Mapping[str, frozenset[str]]:
-        """Inputs of each region, which are all that full recomputation keeps of it, under the name of the operator that hands them on
-        unchanged, if there is one."""
-        made = {op.output.tensor: op.layer for op in self.graph.operators}
-        found: dict[str, frozenset[str]] = {}
+        """Inputs of each region: the only tensors of it that full recomputation saves.
+
+        An input that an operator passes on unchanged has the name of that operator's output.
+        """
+        layer_of = {op.output.tensor: op.layer for op in self.graph.operators}
+        inputs: dict[str, frozenset[str]] = {}
         for region in self.graph.regions:
             given = {
                 op.output.tensor if op.passes_gradient and len(op.inputs) == 1 and not op.forward else operand.tensor
                 for op in self.graph.operators_of(region.name)
                 for operand in self.activations[op.name]
-                if made.get(operand.tensor, region.name) != region.name
+                if layer_of.get(operand.tensor, region.name) != region.name
             }
-            found[region.name] = frozenset((region.carried,) if region.is_repeated else given)
-        return found
+            inputs[region.name] = frozenset((region.carried,) if region.is_repeated else given)
+        return inputs
 
     @cached_property
     def exchange_position(self) -> Mapping[str, ExchangePosition]:
-        """By operator of the blocks that exchange rows: before, what leads to a set of rows or to what is read with one; after, what comes
-        of one; beside, what does neither."""
-        graph, found = self.graph, dict[str, ExchangePosition]()
+        """Position of each operator of the blocks that exchange rows.
+
+        Before: it leads to a set of rows, or to an input that is read with one. After: it depends on a set. Concurrent: neither.
+        """
+        graph, positions = self.graph, dict[str, ExchangePosition]()
         for operators in (graph.operators_of(region.name) for region in graph.regions if region.is_block):
-            sets = {op.name: any(graph.tensors[each.tensor].is_set for each in op.inputs) for op in operators}
-            made, wanted = set[str](), {each.tensor for op in operators if sets[op.name] for each in op.inputs}
+            sets = {op.name: any(graph.tensors[operand.tensor].is_set for operand in op.inputs) for op in operators}
+            exchanged, wanted = set[str](), {operand.tensor for op in operators if sets[op.name] for operand in op.inputs}
             leading = set[str]()
             for op in reversed(operators):
                 if graph.tensors[op.output.tensor].is_set or op.output.tensor in wanted:
                     leading.add(op.name)
-                    wanted.update(each.tensor for each in op.inputs)
+                    wanted.update(operand.tensor for operand in op.inputs)
             for op in operators if leading else ():
-                found[op.name] = ExchangePosition.BEFORE if op.name in leading else ExchangePosition.CONCURRENT
-                if sets[op.name] or any(each.tensor in made for each in op.inputs):
-                    found[op.name] = ExchangePosition.AFTER
-                    made.add(op.output.tensor)
-        return found
+                positions[op.name] = ExchangePosition.BEFORE if op.name in leading else ExchangePosition.CONCURRENT
+                if sets[op.name] or any(operand.tensor in exchanged for operand in op.inputs):
+                    positions[op.name] = ExchangePosition.AFTER
+                    exchanged.add(op.output.tensor)
+        return positions
 
     def operand_bytes(self, op: Operator, operand: Operand, *, itemsize: float | None = None, is_expanded: bool = True) -> Amount:
-        """Bytes of an operand in the layout in which the operator holds it, with the tensor's itemsize unless another is given.
+        """Return the bytes of an operand in the operator's layout, with the tensor's itemsize unless another is given.
 
-        Where the producer made copies of a dim that the operator reads as a whole one (key-value heads), a rank holds one of them; but a
-        batched product reads one for each query head (`is_expanded`). Of what passes by in blocks it holds its own rank's.
+        Of copies that the producer made of a dim (key-value heads), a rank holds one. A batched product reads one copy for each query
+        head (`is_expanded`). Of an input that is streamed in blocks, a rank holds its own block.
         """
         maker, dims = self.graph.producer(operand.tensor), operand.dims
         if maker is not None and op.streams(operand):
             op, dims = maker, maker.output.dims
         elif maker is not None and maker is not op and not (is_expanded and op.is_product):
-            dims = tuple(name for name, made in zip(dims, maker.output.dims, strict=True) if made not in maker.stretched)
+            dims = tuple(name for name, produced in zip(dims, maker.output.dims, strict=True) if produced not in maker.stretched)
         tensor = self.graph.tensors[operand.tensor]
         amount = amount_of(op, self.shardings[op.name], dims, scale=tensor.itemsize if itemsize is None else itemsize)
         return amount.at_once(tensor.tokens_at_once) if tensor.tokens_at_once else amount
 
     def layout_of(self, parameter: ParameterLayout) -> Layout:
-        """As all its readers need it; partial where the sum of their gradients is."""
+        """Return the layout that all readers of the parameter need, partial where the sum of their gradients is."""
         op, i = self.graph.consumers(parameter.name)[0]
         return Layout(cuts=self.needed[op.name, i].cuts, partial=parameter.gradient_axes)
 
@@ -267,14 +271,14 @@ _ONE = Fraction(1)
 
 
 def amount_of(operator: Operator, sharding: Sharding, dims: tuple[str, ...], *, scale: float = 1.0) -> Amount:
-    """Local elements over `dims` under the sharding."""
+    """Return the local elements over `dims` under the sharding."""
     return extent_amount(operator, sharding, operator.extent(dims), scale=scale)
 
 
 def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, scale: float = 1.0) -> Amount:
-    """Local elements of an extent of the operator under the sharding (stretched dims never divide).
+    """Return the local elements of an extent of the operator under the sharding (axes on stretched dims do not divide it).
 
-    One dim may be uneven; a second one counts with its mean.
+    One padded dim is rounded up; a second one counts with its mean.
     """
     base, batch_dim, cutting, uneven = scale, "", set[str](), ""
     padded_size, padded_axes = 1.0, frozenset[str]()
@@ -307,15 +311,15 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
 
 
 def tensor_amount(operator: Operator, operand: Operand, tensor: Tensor, cuts: Sequence[tuple[str, ...]]) -> Amount:
-    """Local elements of one of the operator's tensors where these axes cut its positions."""
+    """Return the local elements of one of the operator's tensors whose positions are sharded over these axes."""
     return extent_amount(operator, dict(zip(operand.dims, cuts, strict=True)), tuple(zip(tensor.shape, operand.dims, strict=True)))
 
 
 def _step_amount(operator: Operator, tensor: Tensor, source: Layout, target: Layout, step: Step) -> Amount:
-    """The buffer of one redistribution step of the operator's output: the tensor divided by the axes that still cut it."""
+    """Return the buffer of one redistribution step of the operator's output: the tensor divided by the axes that still shard it."""
     position_of = {axis: i for i, axes in enumerate(target.cuts) for axis in axes}
     before = {axis: i for i, axes in enumerate(source.cuts) for axis in axes}
-    # an all-to-all counts the local buffer that leaves; what comes after it finds the axes at their new positions
+    # an all-to-all counts the local send buffer; later steps find the axes at their new positions
     after_exchange = step.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER)
     position_of = before | position_of if after_exchange else position_of | before
     cuts = [tuple(axis for axis in step.remaining if position_of[axis] == position) for position in range(len(target.cuts))]
@@ -323,7 +327,7 @@ def _step_amount(operator: Operator, tensor: Tensor, source: Layout, target: Lay
 
 
 class _Move(NamedTuple):
-    """A redistribution of a tensor, or of its gradient, that is due at an operator."""
+    """A redistribution of a tensor, or of its gradient, issued at an operator."""
 
     source: Layout
     target: Layout
@@ -339,11 +343,11 @@ def derive(
     held: Mapping[str, Held] | None = None,
     axes: Collection[str] = MESH_AXES,
 ) -> ShardedGraph:
-    """All traffic of one microbatch and the layouts of all parameters.
+    """Derive all traffic of one micro-batch and the layouts of all parameters.
 
-    held   a plan's own word on tensors with several readers: such a tensor goes to the layout that holds it once, and from there to each
-           reader by itself; partial sums of two tensors are then never joined (R7). None: as few redistributions as the layouts allow
-    axes   that shardings may name
+    held   the plan's layouts of tensors with several readers. Such a tensor is redistributed once to its held layout, and from there to
+           each reader; partial sums of two tensors are then never joined (R7). None: as few redistributions as the layouts allow
+    axes   axes that shardings may use
     """
     for op in graph.operators:
         if op.name not in shardings:
@@ -360,12 +364,12 @@ def derive(
         tensor = graph.tensors[producer.output.tensor]
         readers = graph.consumers(tensor.name)
         if not readers or tensor.role is not TensorRole.ACTIVATION or tensor.name in joined:
-            continue  # added up locally with another partial input, reduced with it (R7)
+            continue  # added locally to another partial input and reduced with it (R7)
         reading = [(op, needed[op.name, i], gradient_layout(shardings[op.name], op.inputs[i])) for op, i in readers]
         if held is None:
             moves = _joint_moves(producer, left[tensor.name], reading)
         else:
-            moves = _moves_by_way_of(held.get(tensor.name), producer, left[tensor.name], reading)
+            moves = _moves_through_held(held.get(tensor.name), producer, left[tensor.name], reading)
         for move in moves:
             if move.phase is Pass.BACKWARD and not tensor.has_gradient:
                 continue
@@ -401,12 +405,12 @@ def derive(
     )
 
 
-#: A reader of a tensor: how it needs the tensor, and how it leaves its gradient.
+#: A reader of a tensor, the layout that it needs, and the layout in which it leaves the gradient.
 _Reading = tuple[Operator, Layout, Layout]
 
 
 def _joint_moves(producer: Operator, left: Layout, reading: Sequence[_Reading]) -> Iterator[_Move]:
-    """Once for each distinct layout; gradients are added before they are reduced (R7)."""
+    """Yield one redistribution for each distinct layout; gradients are added before they are reduced (R7)."""
     start = left
     for target, op in _distinct_targets([(needed, op) for op, needed, _ in reading]):
         yield _Move(start, target, Pass.FORWARD, op.layer, op.name)
@@ -417,8 +421,8 @@ def _joint_moves(producer: Operator, left: Layout, reading: Sequence[_Reading]) 
         yield _Move(gradient, goal, Pass.BACKWARD, reading[0][0].layer, producer.name)
 
 
-def _moves_by_way_of(held: Held | None, producer: Operator, left: Layout, reading: Sequence[_Reading]) -> Iterator[_Move]:
-    """To the layout that holds the tensor, and from there to every reader by itself."""
+def _moves_through_held(held: Held | None, producer: Operator, left: Layout, reading: Sequence[_Reading]) -> Iterator[_Move]:
+    """Yield the redistributions to the held layout of a tensor, and from there to each reader."""
     if held is not None:
         yield _Move(left, held.layout, Pass.FORWARD, producer.layer, producer.name)
         yield _Move(held.gradient, left.resolved(), Pass.BACKWARD, producer.layer, producer.name)
@@ -429,12 +433,12 @@ def _moves_by_way_of(held: Held | None, producer: Operator, left: Layout, readin
 
 
 def _check_edges(graph: Graph, needed: Mapping[tuple[str, int], Layout], left: Mapping[str, Layout]) -> None:
-    """Refuse graphs that the algebra does not express, in place of a wrong price.
+    """Refuse graphs that the algebra does not express, which would get a wrong price.
 
-    Blocks follow one another as they follow what comes before them, so all edges between regions of a graph with blocks have one layout.
-    The copies of a stretched dim are there for the axes that cut it: nothing may be redistributed at its position.
+    A repeated block reads the output of the block, or of the region, before it. So all edges between regions must have one layout.
+    The copies of a stretched dim exist for the axes that shard it, so nothing may be redistributed at its position.
     """
-    boundary = {left[each.carried]: each.carried for each in graph.repeats if graph.producer(each.carried) is not None}
+    boundary = {left[region.carried]: region.carried for region in graph.repeats if graph.producer(region.carried) is not None}
     for producer in graph.operators:
         tensor = producer.output.tensor
         for reader, i in graph.consumers(tensor):
@@ -454,7 +458,7 @@ def _check_edges(graph: Graph, needed: Mapping[tuple[str, int], Layout], left: M
 
 
 def _distinct_targets(wanted: list[tuple[Layout, Operator]]) -> list[tuple[Layout, Operator]]:
-    """One redistribution for each distinct layout, the most finely cut first."""
+    """Return the distinct layouts with their first readers, the most finely sharded first."""
     distinct: dict[Layout, Operator] = {}
     for layout, op in wanted:
         distinct.setdefault(layout, op)
@@ -462,9 +466,9 @@ def _distinct_targets(wanted: list[tuple[Layout, Operator]]) -> list[tuple[Layou
 
 
 def _joined_inputs(graph: Graph, left: Mapping[str, Layout]) -> dict[str, str]:
-    """Partial inputs of an addition that another input of the same layout carries along, and that one.
+    """Return partial input of an addition -> the other input of the same layout with which it is reduced.
 
-    Neither may be read by another operator: the sum is not what that one needs.
+    Neither may have another reader, which would need the tensor and not the sum.
     """
     joined: dict[str, str] = {}
     for op in graph.operators:
@@ -483,21 +487,21 @@ def _joined_inputs(graph: Graph, left: Mapping[str, Layout]) -> dict[str, str]:
 
 
 def _own_traffic(op: Operator, sharding: Sharding, activation_bytes: float) -> Iterator[Traffic]:
-    """Collectives that an operator issues by itself: norms and the loss reduce over a cut dim."""
-    for own in op.traffic:
-        axes = frozenset(axis for dim in own.over for axis in sharding.get(dim, ()))
+    """Yield the collectives that an operator issues itself: norms and the loss reduce over a sharded dim."""
+    for collective in op.traffic:
+        axes = frozenset(axis for dim in collective.over for axis in sharding.get(dim, ()))
         if axes:
             yield Traffic(
-                kind=own.kind,
+                kind=collective.kind,
                 axes=axes,
-                elements=extent_amount(op, sharding, own.extent),
-                itemsize=own.itemsize or activation_bytes,
+                elements=extent_amount(op, sharding, collective.extent),
+                itemsize=collective.itemsize or activation_bytes,
                 region=op.layer,
-                phase=own.phase,
+                phase=collective.phase,
                 tensor=op.output.tensor,
                 operator=op.name,
                 is_own=True,
-                repeats=own.repeats,
+                repeats=collective.repeats,
             )
 
 
@@ -509,7 +513,7 @@ def _parameters(
     *,
     skips_unread: bool,
 ) -> tuple[ParameterLayout, ...]:
-    found: list[ParameterLayout] = []
+    parameters: list[ParameterLayout] = []
     ends = {region.name for region in (graph.regions[0], graph.regions[-1]) if not region.is_block}
     outputs = {op.name: op.output.tensor for op in graph.operators}
     for name, tensor in graph.tensors.items():
@@ -517,7 +521,7 @@ def _parameters(
             continue
         uses = graph.consumers(name)
         if not uses and skips_unread:
-            continue  # a module of one's own may have some that it never uses
+            continue  # a user's module may have parameters that it never uses
         if not uses:
             raise InputError(f"parameter {name}: no operator reads it; remove it")
         layouts = {needed[op.name, i] for op, i in uses}
@@ -527,11 +531,11 @@ def _parameters(
             names = dict.fromkeys(op.logical_name(op.inputs[i].dims[position]) for position in differ for op, i in uses)
             readers = " and ".join(dict.fromkeys(op.name for op, _ in uses))
             raise InputError(f"parameter {name}: {readers} need it in {len(layouts)} layouts; cut {' and '.join(names)} alike, by one rule")
-        # a stage of a pipeline may begin between a product and its bias
+        # a pipeline stage may begin between a product and its bias
         sums = left[outputs[tensor.bias_of]].partial if tensor.bias_of in outputs else frozenset[str]()
         layout = parameter_layout(tensor, uses, shardings, sum_axes=sums)
         first = graph.operators_of(layout.regions[0])
-        found.append(
+        parameters.append(
             replace(
                 layout,
                 is_end=ends.issuperset(layout.regions),
@@ -544,13 +548,13 @@ def _parameters(
                 casts=tensor.casts,
             )
         )
-    return tuple(found)
+    return tuple(parameters)
 
 
 def parameter_layout(
     tensor: Tensor, uses: Sequence[tuple[Operator, int]], shardings: Mapping[str, Sharding], *, sum_axes: frozenset[str] = frozenset()
 ) -> ParameterLayout:
-    """As the first of its readers (operator, input) holds it; its gradient is partial wherever any of them leaves it so."""
+    """Return the layout in the first reader (operator, input); the gradient is partial where any reader leaves it so."""
     op, i = uses[0]
     sharding = shardings[op.name]
     rows, columns = op.inputs[i].dims[: tensor.num_rows], op.inputs[i].dims[tensor.num_rows :]

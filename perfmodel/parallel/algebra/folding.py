@@ -1,8 +1,8 @@
-"""The mesh of experts folded over that of attention: the same ranks, as other products of the same finer axes.
+"""MoE parallel folding: the expert mesh and the attention mesh as different products of the same finer axes.
 
-world / pp = tp * cp * dp = etp * ep * edp. Ranks of experts are counted like those of attention, tensor parallelism innermost: etp is the
-inner part of tp; ep takes what is left of tp, then the inner part of cp, then of the data axis; edp is the rest. Each axis of attention is
-so a product of the part that experts are dealt over (`..._ep`) and the rest.
+world / pp = tp * cp * dp = etp * ep * edp. Both meshes number the ranks alike, tensor parallelism innermost. etp is the inner part of tp.
+ep takes the rest of tp, then the inner part of cp, then of the data axis; edp is what remains. So each attention axis is the product of a
+part that shards the experts (`..._ep`) and the rest.
 
 Source: MoE Parallel Folding, arXiv 2504.14960; Megatron-LM's expert rank generator (order tp-cp-ep-dp-pp).
 """
@@ -16,10 +16,10 @@ import numpy as np
 
 from perfmodel.foundation.columns import Column
 
-#: Parts of axes over which experts are dealt.
+#: Parts of axes over which experts are sharded.
 EXPERT_AXES = ("dp_ep", "cp_ep", "tp_kv_ep", "tp_q_ep")
 
-#: What rule sets name -> finer axes, outermost first, of a graph with experts. `dp_rest` and `cp_rest`: what experts leave of these axes.
+#: Axis of rule sets -> finer axes of a graph with experts, outermost first. `dp_rest` and `cp_rest`: the parts that experts do not use.
 REFINED: Mapping[str, tuple[str, ...]] = {
     "dp_replicate": ("dp_replicate",),
     "dp_shard": ("dp_shard", "dp_ep"),
@@ -34,9 +34,9 @@ REFINED: Mapping[str, tuple[str, ...]] = {
 
 
 def expert_parts(*, tp_kv: Column, tp_q: Column, cp: Column, ep: Column, etp: Column) -> dict[str, Any]:
-    """Size of each of `EXPERT_AXES`, of numbers or columns: etp = tp_q' tp_kv', ep = tp / etp * cp_ep * dp_ep.
+    """Return the size of each of `EXPERT_AXES`, for numbers or columns: etp = tp_q' tp_kv', ep = tp / etp * cp_ep * dp_ep.
 
-    etp fills tp_q before tp_kv, as ranks do. Where a size is no whole number the degrees do not fold (`folding_fault`).
+    etp fills tp_q before tp_kv, in the order of ranks. Where a size is no integer, the degrees do not fold (`folding_fault`).
     """
     inner = np.minimum(tp_q, etp)
     outer = etp / inner
@@ -47,30 +47,30 @@ def expert_parts(*, tp_kv: Column, tp_q: Column, cp: Column, ep: Column, etp: Co
 
 
 def data_axis(dp_shard: int) -> str:
-    """The data axis that experts take from: what shards, else the replicas."""
+    """Return the data axis from which experts take ranks: dp_shard if it has several, else dp_replicate."""
     return "dp_shard" if dp_shard > 1 else "dp_replicate"
 
 
 def takes_replicas(*, dp_shard: Column, cp: Column, tp: Column, ep: Column, etp: Column) -> Any:
-    """Whether experts are dealt over replicas, of numbers or columns. ZeRO shards nothing over these, so it cannot be beside it."""
+    """Return whether experts are sharded over replicas, for numbers or columns. ZeRO does not shard over replicas and excludes this."""
     return (dp_shard == 1) & (ep * etp > tp * cp)
 
 
 def foldings(*, num_experts: int, width: int, tp_kv: int, tp_q: int, cp: int, data: int) -> list[tuple[int, int]]:
-    """Every (ep, etp) that folds over these degrees and deals experts out evenly; etp is tp or 1."""
+    """Return every (ep, etp) that folds over these degrees and shards experts evenly; etp is tp or 1."""
     tp = tp_kv * tp_q
-    found = []
+    pairs = []
     for etp in dict.fromkeys((tp, 1)):
         for ep in range(1, min(num_experts, tp // etp * cp * data) + 1):
             if num_experts % ep or width % etp:
                 continue
             if not folding_fault(tp_kv=tp_kv, tp_q=tp_q, cp=cp, data=data, ep=ep, etp=etp):
-                found.append((ep, etp))
-    return found
+                pairs.append((ep, etp))
+    return pairs
 
 
 def folding_fault(*, tp_kv: int, tp_q: int, cp: int, data: int, ep: int, etp: int) -> str:
-    """Why these degrees do not fold; "" where they do. data: the data axis that experts take from."""
+    """Return why these degrees do not fold; "" if they do. data: size of the data axis from which experts take ranks."""
     tp = tp_kv * tp_q
     if tp % etp:
         return f"etp={etp}: must divide tp={tp}; use a divisor of it"

@@ -1,11 +1,11 @@
-"""Names that a rule set may use: its own, and those of the dims that it shards."""
+"""Names that a rule set may use: its own name and the logical names of dims."""
 
 import re
 from typing import Any
 
 from perfmodel.foundation.errors import bad_field, shown
 
-#: Logical names of dims that rule sets may speak of (R16). Convolutions bring theirs with their operators.
+#: Logical names of dims that rule sets may shard (R16). Operators of convolutions define their own.
 LOGICAL_NAMES = (
     "batch", "s", "s_res", "s_query", "s_key", "hidden", "kv_heads", "q_per_kv", "kv_copies", "attn_kv_heads", "attn_q_per_kv",
     "head_dim", "ffn", "vocab_in", "vocab_out", "positions",
@@ -17,6 +17,6 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,39}", re.ASCII)
 
 
 def check_rule_name(name: Any, field: str) -> None:
-    """Raise InputError for what cannot be the name of a rule set."""
+    """Refuse a value that cannot be the name of a rule set."""
     if not isinstance(name, str) or (name and not _NAME.fullmatch(name)):
         raise bad_field(field, shown(name), "must be letters, digits and . _ + - alone, 40 at most", "give it a short name")

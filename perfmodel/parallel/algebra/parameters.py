@@ -1,16 +1,16 @@
 """Collectives of a parameter in a step: gathers, gradient reductions, publishing (ZeRO, FSDP and HSDP).
 
-A parameter has three layouts, as stored Lp, as accumulated gradient La, as optimizer state Lo, and two lifetimes: how long
-it stays gathered and how long its gradient accumulates before it is reduced. Adding partial sums to partial sums is free, so
-"when to reduce" is a layout too (R14 of the sharding algebra). On the axes that ZeRO may cut (R replicated, S cut by rows of
-the stored matrix, P partial):
+A parameter has three layouts: as stored Lp, as accumulated gradient La, as optimizer state Lo. It has two lifetimes: the time that it stays
+gathered, and the time that its gradient accumulates before the reduction. Partial sums are added without communication, so the time of the
+reduction is a layout too (R14 of the sharding algebra). On the axes that ZeRO may shard (R replicated, S sharded by rows of the stored
+matrix, P partial):
 
     ZeRO-0, once a step          Lp R, La P, Lo R       ZeRO-2, full copies      Lp R, La S, Lo S
     ZeRO-0, each microbatch      Lp R, La R, Lo R       ZeRO-2, stores shards    Lp S, freed after backward, La S, Lo S
     ZeRO-1                       Lp R, La P, Lo S       ZeRO-3 (FSDP)            Lp S, freed after forward too, La S, Lo S
 
-where La is P instead of S if gradients are reduced on the last microbatch only. On the other axes of the gradient (HSDP's
-replicate axis, tp for a norm weight under sequence parallelism) a shard is all-reduced once a step, after the scattering.
+where La is P instead of S if gradients are reduced on the last micro-batch only. On the other axes of the gradient (HSDP's
+replicate axis, tp for a norm weight under sequence parallelism) a shard is all-reduced once a step, after the reduce-scatter.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.layout import ZERO_STAGES
 
-#: Axes over which every rank stores all that it computes with: copies of the whole model, and what tensor parallelism cuts itself.
-#: Parameters may be stored over any other axis; cp is a data axis for weights.
+#: Axes over which ZeRO shards nothing: replicas of the model, and tensor parallelism, which shards weights itself.
+#: Parameters may be sharded over any other axis; cp is a data axis for weights.
 _UNSHARDED_AXES = frozenset(("dp_replicate",)) | TENSOR_AXES
 
 What = Literal["gather_forward", "gather_backward", "sum", "reduce", "finish", "publish", "tied"]
@@ -41,13 +41,13 @@ class ParameterEvent:
     """One collective on a parameter or its gradient.
 
     what    gather_forward, gather_backward   stored -> operator layout
-            sum                               whole gradient over tp, each tensor by itself, before anything else
+            sum                               whole gradient over tp, per tensor, before anything else
             reduce                            gradient of one microbatch -> accumulator
             finish                            accumulator -> optimizer layout
             publish                           optimizer layout -> stored, after the update
             tied                              sum over the pipeline stages that hold a copy (axis pp, a group of two stages)
-    times   how often: each microbatch or once a step
-    dtype   in which it travels: the parameter's, or that of gradient reduction
+    times   once per micro-batch or once per step
+    dtype   of the buffer: the parameter's, or that of gradient reduction
     """
 
     kind: CollectiveKind
@@ -58,12 +58,15 @@ class ParameterEvent:
 
 
 def zero_axes(parameter: ParameterLayout) -> frozenset[str]:
-    """The axes over which ZeRO cuts this parameter: all on which its gradient is partial, but for replicas and tensor parallelism."""
+    """Return the axes over which ZeRO shards this parameter."""
     return shard_axes(parameter.gradient_axes)
 
 
 def shard_axes(axes: frozenset[str]) -> frozenset[str]:
-    """Axes over which ZeRO shards a parameter, of those on which its gradient is partial. Over the others a shard is all-reduced."""
+    """Return the axes over which ZeRO shards a parameter, of those on which its gradient is partial.
+
+    Over the others, replicas and tensor parallelism, the gradient of a shard is all-reduced.
+    """
     return axes - _UNSHARDED_AXES
 
 
@@ -78,13 +81,13 @@ def parameter_events(
     reduces_tp_first: bool = False,
     tied_across_stages: bool = False,
 ) -> tuple[ParameterEvent, ...]:
-    """The events of one parameter under ZeRO stage `zero`, in the order of a step.
+    """Return the events of one parameter under ZeRO stage `zero`, in the order of a step.
 
     stores_shards_zero2      ZeRO-2 stores shards and gathers them for forward, instead of full copies published once a step
     reduces_each_microbatch  gradients go to their accumulator after each microbatch, instead of once a step
     keeps_gathered           gathered once a step, for all microbatches (pipelines)
-    is_wanted_at_once        its unit holds the last region, whose backward follows its forward: not freed in between
-    reduces_tp_first         where it stores shards, what is partial over tp is summed over it before it is scattered
+    is_wanted_at_once        its unit holds the last region, whose backward directly follows its forward: not freed in between
+    reduces_tp_first         with sharded storage, a gradient that is partial over tp is all-reduced over tp before it is scattered
     tied_across_stages       stored on the first and on the last pipeline stage: summed over both (R18)
     """
     if zero not in ZERO_STAGES:
@@ -93,7 +96,7 @@ def parameter_events(
     stores_shards = zero == 3 or (zero == 2 and stores_shards_zero2)
     first = parameter.gradient_axes & TENSOR_AXES if reduces_tp_first and stores_shards else frozenset[str]()
     rest = parameter.gradient_axes - cut - first
-    each: Times = "microbatch" if reduces_each_microbatch else "step"
+    reduction_times: Times = "microbatch" if reduces_each_microbatch else "step"
     events: list[ParameterEvent] = []
 
     def event(kind: CollectiveKind, axes: frozenset[str], what: What, times: Times) -> None:
@@ -109,13 +112,13 @@ def parameter_events(
         event(CollectiveKind.ALL_GATHER, cut, "gather_backward", "microbatch")
     if parameter.is_frozen:
         return tuple(events)  # there is no gradient to reduce, and nothing new to publish
-    event(CollectiveKind.ALL_REDUCE, first, "sum", each)
+    event(CollectiveKind.ALL_REDUCE, first, "sum", reduction_times)
     if zero >= 2:
-        event(CollectiveKind.REDUCE_SCATTER, cut, "reduce" if reduces_each_microbatch else "finish", each)
+        event(CollectiveKind.REDUCE_SCATTER, cut, "reduce" if reduces_each_microbatch else "finish", reduction_times)
     elif zero == 1:
         event(CollectiveKind.REDUCE_SCATTER, cut, "finish", "step")
     if zero == 0:
-        event(CollectiveKind.ALL_REDUCE, rest, "reduce" if reduces_each_microbatch else "finish", each)
+        event(CollectiveKind.ALL_REDUCE, rest, "reduce" if reduces_each_microbatch else "finish", reduction_times)
     else:
         event(CollectiveKind.ALL_REDUCE, rest, "finish", "step")
     if tied_across_stages and len(parameter.regions) > 1:
@@ -126,19 +129,21 @@ def parameter_events(
 
 
 def with_gathered_bias_gradients(parameters: Iterable[ParameterLayout]) -> tuple[ParameterLayout, ...]:
-    """The same parameters where a bias that is added to a sum takes the gathered gradient: it is partial over no axis of that sum."""
+    """Return the parameters with biases that take the gathered gradient of a summed output: not partial over the axes of the sum."""
     return tuple(replace(parameter, gradient_axes=parameter.gradient_axes - parameter.sum_axes) for parameter in parameters)
 
 
 def is_one_end_unit(parameters: Iterable[ParameterLayout], *, zero: int, pipelined: bool) -> bool:
-    """Whether the first and the last region travel as one unit: where ZeRO cuts weights, a matrix that both use on one stage belongs to
-    one unit."""
+    """Return whether the first and the last region form one unit.
+
+    Where ZeRO shards weights, a matrix that both use on one stage belongs to one unit.
+    """
     return zero >= 2 and not pipelined and any(parameter.is_end and len(parameter.regions) > 1 for parameter in parameters)
 
 
 def stored_rows(rows: Column, zero_size: Column) -> Any:
-    """Rows of the stored matrix that one chip holds, of `rows` that tensor parallelism leaves it. [-]
+    """Return the rows of the stored matrix on one chip, of the `rows` in its tensor-parallel shard. [-]
 
-    ceil(rows / n): each matrix is padded by itself to a multiple of n rows, and that is what is gathered and scattered.
+    ceil(rows / n): each matrix is padded to a multiple of n rows; the padded matrix is gathered and scattered.
     """
     return np.ceil(rows / zero_size)

@@ -1,7 +1,7 @@
-"""Which collectives turn one layout into another, on sets of axes as bit masks (rules R8 to R10).
+"""Collectives that turn one layout into another, on sets of axes as bit masks (rules R8 to R10).
 
-Bit i of a mask is axis i of a list. The same lines serve one layout (whole numbers) and very many at once (arrays that broadcast): they
-use operators on bits alone. Who knows layouts by names asks `sharding.redistribute`, which asks here.
+Bit i of a mask is axis i of a list. The functions use bit operators alone, so they take one layout (integers) or many at once (arrays that
+broadcast). `sharding.redistribute` takes layouts with named axes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 
 from perfmodel.foundation.collectives import CollectiveKind
 
-#: A whole number, or an array of whole numbers of at least 32 bits; fewer than 31 axes.
+#: An integer, or an array of integers of at least 32 bits; fewer than 31 axes.
 Mask = Any
 
 
 class MaskedStep(NamedTuple):
-    """One collective over `group`, due where that is not empty. `remaining`: what cuts the full buffer in the group; of an all-to-all the
-    local buffer (R11)."""
+    """One collective over `group`, issued where that is not empty.
+
+    remaining   axes that shard the full buffer of the group; of an all-to-all the local buffer (R11)
+    """
 
     kind: CollectiveKind
     group: Mask
@@ -25,28 +27,28 @@ class MaskedStep(NamedTuple):
 
 
 def differing(have: Mask, want: Mask) -> Mask:
-    """Axes inside the cuts that two positions share, from the outermost axis inwards; lower bits are outer axes."""
+    """Return the axes inside the common outer cuts of two positions; lower bits are outer axes."""
     differ = have ^ want
     return -(differ & -differ)
 
 
 def _where_any(mask: Mask) -> Mask:
-    """All bits where any is set, else none."""
+    """Return all bits where any is set, else none."""
     return -mask >> 31
 
 
 def collectives(have: Sequence[Mask], want: Sequence[Mask], partial: Mask, inside: Sequence[Mask]) -> tuple[MaskedStep, ...]:
-    """All axes of one kind merged (R8), in the order slice, reduce-scatter, all-to-all, all-reduce, all-gather (R9): shrink
-    first, grow last.
+    """Return the collectives, all axes of one kind merged (R8).
 
-    have, want   axes that cut each position, before and after
+    Their order is slice, reduce-scatter, all-to-all, all-reduce, all-gather (R9): shrink first, grow last.
+
+    have, want   axes that shard each position, before and after
     partial      axes on which there is a partial sum before, and none after
-    inside       for each position: all axes but those of the cuts that both share from the outermost one inwards
+    inside       for each position: all axes but those of the common outer cuts
 
-    Cuts that two layouts share from the outermost one inwards stay. Inside them a position may only lose cuts or only get
-    new ones; where it does both, its chunks are others than before and every axis involved must take part (R10): in an
-    all-to-all if nothing is to be gathered there or an axis goes to or comes from another position, else in an all-gather
-    of them all, from which each chip takes its part.
+    The common outer cuts of two layouts stay. Inside them a position may only lose cuts or only get new ones. Where it does both, its
+    chunks change and every axis involved must take part (R10). It takes part in an all-to-all if nothing is gathered there, or if an
+    axis moves to or from another position. Else all of them are all-gathered, and each chip takes its part.
     """
     cut = goal = stay = 0
     for old, new in zip(have, want, strict=True):

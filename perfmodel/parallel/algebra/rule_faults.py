@@ -1,4 +1,4 @@
-"""Faults of rule sets: shardings that no operator supports, found by applying a rule set to models of every form."""
+"""Faults of rule sets: shardings that no operator supports, found by applying a rule set to models of every architecture."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from perfmodel.workload.transformer import build_graph
 if TYPE_CHECKING:
     from perfmodel.parallel.algebra.rules import RuleSet
 
-#: Between them these have every operator: learned positions, biases and dropout; grouped heads; norms of q and k; a parallel block. What
-#: only some models can follow (tied embeddings have one rule) is told where the job is known.
+#: Models that together have every operator: learned positions, biases and dropout; grouped heads; norms of q and k; a parallel block.
+#: Faults that depend on the model (tied embeddings have one rule) are reported when the job is known.
 _MODELS = ("gpt2", "llama-3-8b", "qwen3-8b", "falcon-7b")
-#: Between them these have the operators of all other layers.
+#: Models that together have the operators of all other layers.
 _FURTHER = ("deepseek-v3.2", "nemotron-h-8b", "qwen3-next-80b-a3b")
 _SIZES = {"seq_len": 1024, "dropout": True, "activation_bytes": 2.0, "parameter_bytes": 2.0}
 _BATCH = ("dp_replicate", "dp_shard")
 
 
 def faults_of(rules: RuleSet) -> list[str]:
-    """Everything that stands against it, a sentence each; none where every model can follow it."""
+    """Return the faults of a rule set, a sentence each; none if every model supports it."""
     return list(dict.fromkeys(_faults(rules)))
 
 
@@ -42,30 +42,32 @@ def _graphs() -> tuple[Graph, ...]:
 
 @lru_cache(maxsize=1)
 def _known() -> dict[str, set[str]]:
-    """Names of the dims of every operator that some model has."""
-    found: dict[str, set[str]] = {}
+    """Return the names of the dims of every operator that some model has."""
+    dims: dict[str, set[str]] = {}
     others = (build_graph(load_model(name), attention="flash", **_SIZES) for name in _FURTHER)  # type: ignore[arg-type]
     for graph in (*_graphs(), *others):
         for operator in graph.operators:
-            found.setdefault(operator.name_in_layer, set()).update(map(operator.logical_name, operator.dims))
-    return found
+            dims.setdefault(operator.name_in_layer, set()).update(map(operator.logical_name, operator.dims))
+    return dims
 
 
 def _faults(rules: RuleSet) -> Iterator[str]:
     if any(
         sorted(axes) != sorted(_BATCH) for axes in (rules.rules.get("batch", ()), *(cut for name, cut in rules.cuts() if name == "batch"))
     ):
-        # every operator has it: the microbatch is counted for each data-parallel rank
+        # every operator has a batch dim: the micro-batch is counted per data-parallel rank
         yield "batch: must be cut by the two data axes and by nothing else; write batch: [dp_replicate, dp_shard]"
     graphs, known = _graphs(), _known() if rules.operators else {}
-    for name, own in rules.operators.items():
+    for name, cuts in rules.operators.items():
         if name not in known:
             yield f"operators: {one_line(name, 80)}: no operator of a model{suggest(name, known)}"
         else:
             yield from (
-                f"{name}.{dim}: {name} has no such dim; it has {', '.join(sorted(known[name]))}" for dim in own if dim not in known[name]
+                f"{name}.{dim}: {name} has no such dim; it has {', '.join(sorted(known[name]))}" for dim in cuts if dim not in known[name]
             )
-    of_operators = list(dict.fromkeys(fault for graph in graphs for operator in graph.operators for fault in _of_operator(rules, operator)))
+    of_operators = list(
+        dict.fromkeys(fault for graph in graphs for operator in graph.operators for fault in _operator_faults(rules, operator))
+    )
     yield from of_operators
     if of_operators:
         return
@@ -76,7 +78,7 @@ def _faults(rules: RuleSet) -> Iterator[str]:
             yield str(error)
 
 
-def _of_operator(rules: RuleSet, operator: Operator) -> Iterator[str]:
+def _operator_faults(rules: RuleSet, operator: Operator) -> Iterator[str]:
     cut: dict[str, list[str]] = {}
     for dim in operator.dims:
         name = operator.logical_name(dim)
@@ -88,5 +90,5 @@ def _of_operator(rules: RuleSet, operator: Operator) -> Iterator[str]:
             yield f"{name}: cannot be cut ({why}); leave it out"
     for axis, dims in cut.items():
         if len(dims) > 1:
-            spoken = "tp" if axis in AXIS_PARTS["tp"] else axis
-            yield f"{spoken}: cuts {' and '.join(dims)}, which one operator has: an axis may cut one of its dims; leave the others whole"
+            label = "tp" if axis in AXIS_PARTS["tp"] else axis
+            yield f"{label}: cuts {' and '.join(dims)}, which one operator has: an axis may cut one of its dims; leave the others whole"

@@ -1,4 +1,4 @@
-"""Rule sets: a strategy written once, as a map from the logical names of dims to mesh axes (docs/rules.md, strategies/rules/*.yaml)."""
+"""Rule sets: sharding strategies as maps from logical names of dims to mesh axes (docs/rules.md, strategies/rules/*.yaml)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from perfmodel.parallel.algebra.folding import REFINED
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS, FINE_AXES, TENSOR_AXES, Sharding, check_sharding
 from perfmodel.workload.graph import Graph, Operator
 
-#: The dim whose cuts deal experts out: axes of a graph that has it are finer (`folding.py`).
+#: The dim that shards experts over ranks; a graph that has it uses finer axes (`folding.py`).
 EXPERTS = "experts"
-#: Names that rule sets of old plan files and the sequence-parallel switch stand for.
+#: Rule sets to which old plan files and the sequence-parallel switch refer.
 MEGATRON, MEGATRON_SP = "megatron", "megatron-sp"
 
-#: The operator that stands where a layer begins, and a pipeline may cut.
+#: The first operator of a layer, where a pipeline may be split.
 _BOUNDARY = "block_input"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleSet:
-    """rules: logical name of a dim -> fine axes that cut it, outermost first. A name that is not there is not cut.
+    """Sharding rules by the logical name of a dim.
 
-    operators   name of an operator -> what it cuts otherwise: each operator may have a sharding of its own
-    axes, key   the fine axes that it speaks of; its hash, which every program and condition is looked up by
+    rules       logical name of a dim -> fine axes that shard it, outermost first; other dims are not sharded
+    operators   name of an operator -> rules for its dims that override `rules`
+    axes, key   fine axes that the rules use; hash, the key of cached programs and conditions
     """
 
     name: str
@@ -42,14 +43,14 @@ class RuleSet:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "axes", frozenset(axis for _, axes in self.cuts() for axis in axes))
-        own = frozenset((name, frozenset(cuts.items())) for name, cuts in self.operators.items())
-        object.__setattr__(self, "key", hash((self.name, frozenset(self.rules.items()), own)))
+        operators = frozenset((name, frozenset(cuts.items())) for name, cuts in self.operators.items())
+        object.__setattr__(self, "key", hash((self.name, frozenset(self.rules.items()), operators)))
 
     def __hash__(self) -> int:
         return self.key
 
     def sharding(self, operator: Operator, *, refined: bool = False) -> Sharding:
-        """dims of this operator -> fine axes; `refined`: of a graph with experts, whose axes are finer."""
+        """Return dims of this operator -> fine axes; `refined`: of a graph with experts, whose axes are finer."""
         sharding = {dim: axes for dim in operator.dims if (axes := self.cut(operator.name_in_layer, operator.logical_name(dim)))}
         if refined:
             sharding = {dim: tuple(part for axis in axes for part in REFINED[axis]) for dim, axes in sharding.items()}
@@ -57,59 +58,59 @@ class RuleSet:
         return sharding
 
     def cut(self, operator: str, logical: str) -> tuple[str, ...]:
-        """The axes that cut this dim of this operator."""
+        """Return the axes that shard this dim of this operator."""
         rule = self.rules.get(logical, ())
-        own = self.operators.get(operator)
-        return rule if own is None else own.get(logical, rule)
+        overrides = self.operators.get(operator)
+        return rule if overrides is None else overrides.get(logical, rule)
 
     def cuts(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Every (dim, axes) that is said, of all operators and of single ones."""
+        """Yield every (dim, axes) of the rules, for all operators and for single ones."""
         yield from self.rules.items()
-        for own in self.operators.values():
-            yield from own.items()
+        for cuts in self.operators.values():
+            yield from cuts.items()
 
     def _anywhere(self, logical: str) -> frozenset[str]:
         return frozenset(axis for name, axes in self.cuts() if name == logical for axis in axes)
 
     @property
     def scatters_residual(self) -> bool:
-        """Whether the residual stream, and with it what a pipeline sends, is cut over tp: sequence parallelism."""
+        """Whether the residual stream, and with it a pipeline send, is sharded over tp: sequence parallelism."""
         return any(axis in TENSOR_AXES for name in ("s_res", "hidden") for axis in self.cut(_BOUNDARY, name))
 
     @property
     def cuts_queries(self) -> bool:
-        """Whether the ranks of cp share the queries of a sequence in attention; else each has all of them, of some heads or of all."""
+        """Whether attention shards the queries of a sequence over cp; else each rank has all queries, of some heads or of all."""
         return "cp" in self._anywhere("s_query")
 
     @property
     def exchanges_heads(self) -> bool:
-        """Whether attention is cut by heads over cp (Ulysses)."""
+        """Whether attention is sharded by heads over cp (Ulysses)."""
         return "cp" in self._anywhere("attn_kv_heads")
 
     def among(self, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
-        """The rules over these fine axes, the only ones with more than one rank: rule sets with the same result are one plan."""
+        """Return the rules over these fine axes, the only ones with several ranks. Rule sets with the same result give the same plan."""
         return _among(self, axes)
 
     def to_dict(self) -> dict[str, Any]:
-        """The contents of its file; the parts of an axis that stand side by side are written as that axis."""
+        """Return the contents of its file; adjacent parts of an axis are written as that axis."""
 
         def written(cuts: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
             return {name: _whole_axes(axes) for name, axes in cuts.items()}
 
-        own = {"operators": {name: written(cuts) for name, cuts in self.operators.items()}} if self.operators else {}
-        return {"name": self.name, "source": self.source, "rules": written(self.rules), **own}
+        operators = {"operators": {name: written(cuts) for name, cuts in self.operators.items()}} if self.operators else {}
+        return {"name": self.name, "source": self.source, "rules": written(self.rules), **operators}
 
 
 @lru_cache(maxsize=1024)
 def _among(rules: RuleSet, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
     kept = {name: tuple(axis for axis in cut if axis in axes) for name, cut in rules.rules.items()}
-    found = {name: cut for name, cut in kept.items() if cut}
-    for operator, own in rules.operators.items():
-        for name, cut in own.items():
+    result = {name: cut for name, cut in kept.items() if cut}
+    for operator, overrides in rules.operators.items():
+        for name, cut in overrides.items():
             left = tuple(axis for axis in cut if axis in axes)
             if left != kept.get(name, ()):
-                found[f"{operator}.{name}"] = left
-    return found
+                result[f"{operator}.{name}"] = left
+    return result
 
 
 def _whole_axes(axes: tuple[str, ...]) -> list[str]:
@@ -121,7 +122,7 @@ def _whole_axes(axes: tuple[str, ...]) -> list[str]:
 
 
 def rule_set_from_dict(data: Any, *, where: str = "rule set", default_name: str = "", is_shipped: bool = False) -> RuleSet:
-    """The rule set of a file's contents. Raises InputError with everything that is wrong with it."""
+    """Return the rule set of a file's contents. Raises InputError with all its faults."""
     if not is_shipped:
         from perfmodel.foundation.schema import check
         from perfmodel.parallel.schemas import RuleSetFile
@@ -133,21 +134,21 @@ def rule_set_from_dict(data: Any, *, where: str = "rule set", default_name: str 
 
 
 def _fine_cuts(cuts: Mapping[str, list[str]], where: str) -> dict[str, tuple[str, ...]]:
-    found = {dim: tuple(part for axis in axes for part in AXIS_PARTS[axis]) for dim, axes in cuts.items()}
-    for dim, fine in found.items():
+    fine_cuts = {dim: tuple(part for axis in axes for part in AXIS_PARTS[axis]) for dim, axes in cuts.items()}
+    for dim, fine in fine_cuts.items():
         if len(set(fine)) != len(fine):
             raise InputError(f"{where}.{dim}={shown(cuts[dim])}: an axis may occur once; remove the repetition")
-    return found
+    return fine_cuts
 
 
 def _near(value: object, known: Collection[str]) -> str:
-    """`suggest`, unless all that it could do is to list the names, which follow anyhow."""
-    found = suggest(one_line(value), known)
-    return found.rstrip("?") + "?" if "did you mean" in found else ""
+    """Return the remedy of `suggest`, or "" if it would list all names, which the message lists anyway."""
+    remedy = suggest(one_line(value), known)
+    return remedy.rstrip("?") + "?" if "did you mean" in remedy else ""
 
 
 def list_rule_sets() -> list[str]:
-    """Names of the shipped rule sets."""
+    """Return the names of the shipped rule sets."""
     return list(_names())
 
 
@@ -165,7 +166,7 @@ def _shipped(name: str) -> RuleSet:
 
 
 def load_rule_set(name: str | Path) -> RuleSet:
-    """A shipped rule set by its name, or one's own from its file, which is tried on models of every form (`rule_faults.py`)."""
+    """Return a shipped rule set by name, or a user's from its file, checked on models of every architecture (`rule_faults.py`)."""
     from perfmodel.foundation.files import read_yaml
 
     check_path(name, "rules")
@@ -178,14 +179,14 @@ def load_rule_set(name: str | Path) -> RuleSet:
         return _shipped(str(name))
     if not os.path.exists(path):  # pathlib raises for a name too long or a folder that may not be entered
         raise InputError(f"rules={one_line(name, 200)}: no such file; give the path of a rule set, or one of {', '.join(list_rule_sets())}")
-    found = rule_set_from_dict(read_yaml(path), where=str(path), default_name=path.stem)
-    if found.name in list_rule_sets() and (found.operators or found.rules != _shipped(found.name).rules):
-        raise InputError(f"{path}: name={found.name}: is that of a shipped rule set with other rules; give yours a name of its own")
-    return check_rule_set(found, where=str(path))
+    rules = rule_set_from_dict(read_yaml(path), where=str(path), default_name=path.stem)
+    if rules.name in list_rule_sets() and (rules.operators or rules.rules != _shipped(rules.name).rules):
+        raise InputError(f"{path}: name={rules.name}: is that of a shipped rule set with other rules; give yours a name of its own")
+    return check_rule_set(rules, where=str(path))
 
 
 def check_rule_set(rules: RuleSet, *, where: str) -> RuleSet:
-    """The rule set, if models of every form can follow it; else InputError with everything that stands against it."""
+    """Return the rule set if models of every architecture support it. Raises InputError with all its faults."""
     from perfmodel.foundation.files import listed
     from perfmodel.parallel.algebra.rule_faults import faults_of
 
@@ -196,7 +197,7 @@ def check_rule_set(rules: RuleSet, *, where: str) -> RuleSet:
 
 
 def rule_set_of(value: object) -> RuleSet:
-    """A rule set, or the one with that name or in that file."""
+    """Return a rule set: the given one, or the one with that name or in that file."""
     if isinstance(value, RuleSet):
         return value
     if not isinstance(value, (str, Path)):
@@ -205,13 +206,13 @@ def rule_set_of(value: object) -> RuleSet:
 
 
 def is_shipped(rules: RuleSet) -> bool:
-    """Whether its name alone says all of it."""
+    """Return whether the rule set equals the shipped one of that name."""
     return rules.name in _names() and _shipped(rules.name).rules == rules.rules and not rules.operators
 
 
 @lru_cache(maxsize=1)
 def default_rule_sets() -> tuple[RuleSet, RuleSet]:
-    """Tensor parallelism without and with sequence parallelism: what a plan has, and a search tries, where nobody said otherwise."""
+    """Return tensor parallelism without and with sequence parallelism: the defaults of a plan and of a search."""
     return _shipped(MEGATRON), _shipped(MEGATRON_SP)
 
 
@@ -220,12 +221,12 @@ def default_rules(*, sequence_parallel: bool) -> RuleSet:
 
 
 def rule_labels(rules: RuleSet) -> str:
-    """Its name, where people must be told of it; empty for the two that sequence parallelism tells apart."""
+    """Return the name for output; "" for the two default rule sets, which sequence parallelism distinguishes."""
     return "" if rules in default_rule_sets() else rules.name
 
 
 def check_agrees(rules: RuleSet, sequence_parallel: bool) -> None:
-    """Refuse a switch that says other than the rules."""
+    """Refuse a sequence-parallel switch that contradicts the rules."""
     if rules.scatters_residual == sequence_parallel:
         return
     does = "cuts" if rules.scatters_residual else "does not cut"
@@ -239,7 +240,7 @@ def check_agrees(rules: RuleSet, sequence_parallel: bool) -> None:
 
 
 def present_axes(*, cp: int, tp: int, num_key_value_heads: int) -> frozenset[str]:
-    """The fine axes that have more than one rank, those of the batch aside: all rule sets cut it alike."""
+    """Return the fine axes with several ranks, without the data axes, over which all rule sets shard the batch alike."""
     from math import gcd
 
     tp_kv = gcd(tp, num_key_value_heads)
@@ -248,6 +249,6 @@ def present_axes(*, cp: int, tp: int, num_key_value_heads: int) -> frozenset[str
 
 
 def apply_rules(graph: Graph, rules: RuleSet) -> dict[str, Sharding]:
-    """A sharding for every operator of the graph, by its name."""
+    """Return a sharding for every operator of the graph, by name."""
     refined = any(EXPERTS in operator.logical.values() for operator in graph.operators)
     return {operator.name: rules.sharding(operator, refined=refined) for operator in graph.operators}

@@ -1,12 +1,12 @@
 """The sharding algebra: layouts, partial sums and the redistributions between them (rules R1-R12).
 
-A sharding of an operator maps its dims to mesh axes. The layout of each of its tensors follows by restriction; an axis that
-cuts a dim which a tensor lacks leaves the output, or the gradient of the input, partial on that axis. Where the layout that
-one operator leaves is not the one that the next needs, collectives are due. Nothing here knows a form of parallelism by name.
+A sharding of an operator maps its dims to mesh axes. The layout of each of its tensors follows by restriction. An axis that shards a dim
+which a tensor lacks leaves the output, or the gradient of the input, partial on that axis. Where an operator leaves another layout than
+the next one needs, collectives redistribute the tensor. No form of parallelism is a special case.
 
-Sizes do not occur: an axis of size one needs no case of its own, since (n - 1) / n is then zero. One exception: where a rule
-set puts an axis outside another one on one side of an edge only (`[cp, tp]` against `[tp]`), the inner axis takes part in the
-exchange (R10), and is counted even if the outer one has size one. No shipped rule set does this.
+Sizes do not occur: an axis of size one needs no special case, since (n - 1) / n is then zero. One exception: a rule set may put an axis
+outside another one on one side of an edge only (`[cp, tp]` against `[tp]`). The inner axis then takes part in the exchange (R10) and is
+counted even if the outer one has size one. No shipped rule set does this.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.algebra.redistribution import collectives
 from perfmodel.workload.graph import Operand, Operator
 
-#: Axes that rule sets may name; tp is tp_kv x tp_q, so that it may exceed the number of key-value heads.
+#: Axes that rule sets may use; tp is tp_kv x tp_q, so that it may exceed the number of key-value heads.
 FINE_AXES = ("dp_replicate", "dp_shard", "cp", "tp_kv", "tp_q")
 #: The axes of layouts, with those of graphs with experts.
 MESH_AXES = (*FINE_AXES, *EXPERT_AXES)
@@ -36,18 +36,18 @@ AXIS_PARTS: Mapping[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("ep", "etp", "dp_rest", "cp_rest")},
 }
 
-#: Axes over which gradients may be partial without being data.
+#: Axes of tensor parallelism: gradients may be partial over them although they are no data axes.
 TENSOR_AXES = frozenset((*AXIS_PARTS["tp"], "tp_kv_ep", "tp_q_ep"))
 
-#: dim name -> axes that cut it, outermost first
+#: Dim name -> axes that shard it, outermost first.
 Sharding = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a tensor lies on the mesh: the axes that cut each position, outermost first, and those on which it is a partial sum.
+    """Layout of a tensor on the mesh: the axes that shard each position, outermost first, and those on which it is a partial sum.
 
-    An axis that occurs nowhere holds equal copies (replicated).
+    The tensor is replicated over all other axes.
     """
 
     cuts: tuple[tuple[str, ...], ...]
@@ -58,7 +58,7 @@ class Layout:
         return frozenset(axis for position in self.cuts for axis in position)
 
     def resolved(self) -> Layout:
-        """The same with partial replaced by replicated: where a gradient must arrive (R4)."""
+        """Return the layout with partial axes replicated: the layout that a gradient must reach (R4)."""
         return Layout(cuts=self.cuts)
 
     def __str__(self) -> str:
@@ -84,8 +84,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One collective of a redistribution. The full buffer in the group is the tensor divided by the axes `remaining`
-    (for all-to-all: the local buffer; R11)."""
+    """One collective of a redistribution.
+
+    remaining   axes by which the tensor is divided to give the full buffer of the group (for all-to-all: the local buffer; R11)
+    """
 
     kind: CollectiveKind
     axes: frozenset[str]
@@ -93,7 +95,7 @@ class Step:
 
 
 def check_sharding(operator: Operator, sharding: Sharding, known: Collection[str] = MESH_AXES) -> None:
-    """An axis of those that are known occurs at most once in one operator, and cuts only what may be cut."""
+    """Refuse unknown axes, an axis that occurs twice in one operator, and cuts of dims that must stay whole."""
     seen: dict[str, str] = {}
     for name, axes in sharding.items():
         if name not in operator.dims:
@@ -115,28 +117,28 @@ def check_sharding(operator: Operator, sharding: Sharding, known: Collection[str
 
 
 def input_layout(sharding: Sharding, operand: Operand) -> Layout:
-    """Layout that the operator needs of an input: cut where it cuts a dim of the operand, else whole (R3)."""
+    """Return the layout that the operator needs of an input: sharded where it shards a dim of the operand, else whole (R3)."""
     return _layout(sharding, operand.dims)
 
 
 def output_layout(operator: Operator, sharding: Sharding) -> Layout:
-    """Layout of the operator's output: partial on axes that cut a dim which it sums (R3).
+    """Return the layout of the operator's output: partial on axes that shard a dim over which it sums (R3).
 
-    The loss reduces over a cut vocabulary itself (own traffic), so its output is whole.
+    The loss reduces over a sharded vocabulary itself (own traffic), so its output is whole.
     """
     return _layout(sharding, operator.output.dims, operator.sums)
 
 
 def gradient_layout(sharding: Sharding, operand: Operand) -> Layout:
-    """How the gradient of an input leaves backward: partial on axes that cut a dim which the input lacks (R4).
+    """Return the layout in which backward leaves the gradient of an input: partial on axes that shard a dim which the input lacks (R4).
 
-    An axis that the operator does not use computes the same everywhere: its gradients are whole, not partial.
+    Ranks along an axis that the operator does not use compute the same, so gradients are replicated there, not partial.
     """
     return _layout(sharding, operand.dims, lacking(operand, sharding))
 
 
 def lacking(operand: Operand, dims: Iterable[str]) -> tuple[str, ...]:
-    """Dims of an operator that an input lacks; its gradient is summed over them."""
+    """Return the dims of an operator that an input lacks; its gradient is summed over them."""
     return tuple([dim for dim in dims if dim not in operand.dims])
 
 
@@ -146,9 +148,9 @@ def _layout(sharding: Sharding, dims: Sequence[str], summed: Sequence[str] = ())
 
 
 def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tuple[Step, ...]:
-    """The collectives from one layout to another (`redistribution.collectives`), by names of axes, in whatever order these cut.
+    """Return the collectives from one layout to another (`redistribution.collectives`), for named axes in any order.
 
-    is_set   of `Tensor`: axes that stay at a position cut the same there, whatever cuts come and go outside them
+    is_set   of `Tensor`: axes that stay at a position shard it in the same way, even if cuts outside them are added or removed
     """
     if target.partial - source.partial:
         raise AssertionError("a layout cannot become partial by communication")
@@ -158,10 +160,10 @@ def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tup
     bits: dict[str, int] = {}
 
     def mask(axes: Iterable[str]) -> int:
-        found = 0
+        bits_of_axes = 0
         for axis in axes:
-            found |= bits.setdefault(axis, 1 << len(bits))
-        return found
+            bits_of_axes |= bits.setdefault(axis, 1 << len(bits))
+        return bits_of_axes
 
     def names(mask: int) -> frozenset[str]:
         return frozenset(axis for axis, bit in bits.items() if mask & bit)
@@ -176,52 +178,54 @@ def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tup
 
 
 def _common_prefix(have: tuple[str, ...], want: tuple[str, ...]) -> int:
-    """Number of outermost cuts that two positions share."""
+    """Return the number of outermost cuts that two positions share."""
     common = 0
     while common < min(len(have), len(want)) and have[common] == want[common]:
         common += 1
     return common
 
 
-class Chunks(NamedTuple):
-    """Chunks of a position that a chip holds: with a cut over `axes` those of all chips along `free`, and of these its part of a cut
-    over `further`."""
+class HeldChunks(NamedTuple):
+    """Chunks of a position that a chip holds.
+
+    Of the cut over `axes` it holds the chunks of all chips along `free`, and of these its part of a cut over `further`.
+    """
 
     axes: tuple[str, ...]
     free: tuple[str, ...] = ()
     further: tuple[str, ...] = ()
 
 
-def chunks_between(source: Layout, target: Layout, steps: Sequence[Step]) -> tuple[tuple[Chunks, Chunks], ...]:
-    """Chunks of each position that a chip holds after the slices and the reduce-scatter of a redistribution, and after its all-to-all.
+def chunks_between(source: Layout, target: Layout, steps: Sequence[Step]) -> tuple[tuple[HeldChunks, HeldChunks], ...]:
+    """Return the chunks of each position that a chip holds after slices and reduce-scatter, and after the all-to-all.
 
-    Inside the cuts that two layouts share, a position that only loses cuts holds the chunks of axes already gone; one that only gets new
-    ones those of axes still to come. One that does both (R10) takes the new cuts that cost nothing innermost, trades its chunks, and loses
-    the innermost ones that are gathered.
+    This is inside the common outer cuts of the two layouts. A position that only loses cuts holds the chunks of the axes that are already
+    removed. One that only gets new cuts holds those of the axes that are still to be added. One that does both (R10) takes the free new
+    cuts innermost, exchanges its chunks, and loses the innermost ones, which are gathered.
     """
     axes_of = {step.kind: step.axes for step in steps}
     none = frozenset[str]()
     scatter = axes_of.get(CollectiveKind.REDUCE_SCATTER, none)
     exchange = axes_of.get(CollectiveKind.ALL_TO_ALL, none)
     gather = axes_of.get(CollectiveKind.ALL_GATHER, none)
-    found = []
+    chunks = []
     for have, want in zip(source.cuts, target.cuts, strict=True):
         common = _common_prefix(have, want)
         lost, new = have[common:], want[common:]
         fresh = tuple(axis for axis in new if axis not in source.cut_axes)
         if not lost:
-            found.append((Chunks(want, free=tuple(axis for axis in new if axis in exchange)), Chunks(want)))
+            chunks.append((HeldChunks(want, free=tuple(axis for axis in new if axis in exchange)), HeldChunks(want)))
         elif not new:
-            found.append((Chunks(have), Chunks(have, free=tuple(axis for axis in lost if axis in exchange))))
+            chunks.append((HeldChunks(have), HeldChunks(have, free=tuple(axis for axis in lost if axis in exchange))))
         elif exchange.issuperset(lost + new):
-            found.append((Chunks(have, further=fresh), Chunks(want, further=tuple(axis for axis in lost if axis in gather))))
+            chunks.append((HeldChunks(have, further=fresh), HeldChunks(want, further=tuple(axis for axis in lost if axis in gather))))
         else:
-            found.append((Chunks(have, further=tuple(axis for axis in fresh if axis in scatter)),) * 2)
-    return tuple(found)
+            chunks.append((HeldChunks(have, further=tuple(axis for axis in fresh if axis in scatter)),) * 2)
+    return tuple(chunks)
 
 
 def sliced_towards(layout: Layout, goal: Layout) -> Layout:
-    """The layout after all slices on the way to `goal` that need no communication: inside the cuts that it already has."""
+    """Return the layout after all slices towards `goal` that need no communication: those inside its present cuts."""
     if layout.cuts == goal.cuts:
         return layout
     used = layout.cut_axes | layout.partial
@@ -236,18 +240,20 @@ def sliced_towards(layout: Layout, goal: Layout) -> Layout:
 
 
 def ends_of_edge(left: Layout, held: Held | None, gradient: Layout) -> tuple[Layout, Layout]:
-    """Where a reader takes a tensor from, and where the gradient that it leaves goes: to the producer whole, to a held tensor no more
-    partial than the sum of gradients there."""
+    """Return the layout from which a reader takes a tensor, and the layout to which its gradient goes.
+
+    The producer needs the gradient whole; a held tensor needs it no more partial than the sum of gradients there.
+    """
     if held is None:
         return left, left.resolved()
     return held.layout, Layout(cuts=held.cuts, partial=held.partial & gradient.partial)
 
 
 def join_gradients(gradients: list[Layout]) -> list[Layout]:
-    """Gradients of one tensor from several consumers, added before they are reduced (R7).
+    """Return the layouts of one tensor's gradients from several consumers, added before they are reduced (R7).
 
-    Of those with equal cuts one is left, partial wherever any of them is: the others are promoted from whole to partial
-    (divided by n, free). What differs in its cuts is redistributed apart.
+    Gradients with equal cuts become one, partial wherever any of them is: the others are promoted from whole to partial
+    (divided by n, free). Gradients with different cuts are redistributed separately.
     """
     partial: dict[tuple[tuple[str, ...], ...], frozenset[str]] = {}
     for layout in gradients:

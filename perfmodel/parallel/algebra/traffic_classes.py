@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 
-#: Communication of activations. Tensor-parallel collectives of backward that have a matrix product beside them on which nothing waits
-#: are kept apart: gathering a saved input again (the input's gradient is computed meanwhile) and reducing an input's gradient (the
-#: weight's gradient is).
+#: Communication of activations. Two tensor-parallel collectives of backward have their own class, because an independent matrix product
+#: can overlap with them: the all-gather of a saved input (with the input's gradient), and the reduction of an input's gradient (with the
+#: weight's gradient).
 COMM = ("tensor_parallel", "context_parallel", "regather", "input_gradient", "expert_parallel")
-#: Those that a step's parts name; of the others one is part.
+#: Classes that are parts of a step; the other two are included in one of them.
 SHOWN_COMM = ("tensor_parallel", "context_parallel", "expert_parallel")
-#: What can travel beside the passes of another microbatch, since no product of its own is beside it.
+#: The class that can overlap with the passes of another micro-batch, since no product of its own overlaps with it.
 EXCHANGED = SHOWN_COMM[-1]
-#: Between ranks that see different sequences only what experts send goes.
+#: Axis between ranks with different sequences: only the traffic of experts crosses it.
 _SEQUENCES_APART = frozenset(("dp_ep",))
 
 
 def comm_class(axes: frozenset[str]) -> str:
-    """Class of a collective: tensor-parallel with any tp axis, expert-parallel where it leaves a sequence, else context-parallel."""
+    """Return the class of a collective: expert-parallel between sequences, tensor-parallel with any tp axis, else context-parallel."""
+
     if axes & _SEQUENCES_APART:
         return "expert_parallel"
     return "tensor_parallel" if axes & TENSOR_AXES else "context_parallel"

@@ -1,1 +1,1 @@
-"""Plans in which every operator has a sharding of its own."""
+"""Plans with a sharding per operator."""

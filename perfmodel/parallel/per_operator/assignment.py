@@ -1,4 +1,4 @@
-"""An assignment: which mesh axes cut which dim of each operator, where no rule set says it for all of them."""
+"""Assignments: the mesh axes that shard each dim of each operator, in place of a rule set for all operators."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from perfmodel.workload.graph import Graph, Operator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """axes: of one stage's chips, outermost first; shardings: operator -> dim -> axes, outermost first; held: tensors with several readers.
+    """A sharding per operator.
 
-    stages   of a pipeline: the first operator of each stage; empty for one stage
-    key      its hash, which every program is looked up by
+    axes       mesh of one stage's chips, outermost first
+    shardings  operator -> dim -> axes, outermost first
+    held       layouts of tensors with several readers
+    stages     of a pipeline: the first operator of each stage; empty for one stage
+    key        hash, the key of cached programs
 
-    A tensor with several readers is held in one layout from which all of them read (`Held`): it is redistributed to that once, and the
-    gradients of its readers are added before they are reduced (R7): partial on the union of the axes on which any of them is.
+    A tensor with several readers is held in one layout from which all of them read (`Held`). It is redistributed to that layout once. The
+    gradients of its readers are added before they are reduced (R7): the sum is partial on the union of the axes on which any of them is.
     """
 
     axes: tuple[MeshAxis, ...]
@@ -43,27 +46,27 @@ class Assignment:
 
     @property
     def num_chips(self) -> int:
-        """Number of chips of one stage."""
+        """Chips of one stage."""
         return prod(axis.size for axis in self.axes)
 
     def size(self, names: frozenset[str] | tuple[str, ...]) -> int:
-        """Ranks of the group over these axes."""
+        """Return the number of ranks of the group over these axes."""
         return prod(axis.size for axis in self.axes if axis.name in names)
 
     @property
     def has_named_axes(self) -> bool:
-        """Whether its axes are those of rule sets."""
+        """Whether its axes have the names of rule sets."""
         return any(axis.name in FINE_AXES for axis in self.axes)
 
     def described(self) -> str:
-        """`2 stages of 4 x 8 chips`: chips of each network tier, the outermost first."""
+        """Return a text such as `2 stages of 4 x 8 chips`: chips of each network tier, outermost first."""
         tiers = sorted({axis.tier for axis in self.axes}, reverse=True)
         sizes = [prod(axis.size for axis in self.axes if axis.tier == tier) for tier in tiers] or [1]
         chips = " x ".join(map(str, sizes)) + " chips" + (" (across nodes x within one)" if len(sizes) > 1 else "")
         return f"{len(self.stages)} stages of {chips}" if self.stages else chips
 
     def to_dict(self) -> dict[str, Any]:
-        """Contents of a plan's file; an operator without cuts has an empty map."""
+        """Return the contents of a plan's file; an operator without cuts has an empty map."""
         return {
             "axes": [{"name": axis.name, "size": axis.size, "tier": axis.tier} for axis in self.axes],
             "stages": list(self.stages),
@@ -73,9 +76,9 @@ class Assignment:
 
 
 def check_assignment(plan: Assignment, network: Graph, *, needs_held: bool = False) -> None:
-    """Every operator has a sharding that the mesh and its sizes allow; every tensor with several readers is held, where some are.
+    """Check that every operator has a valid sharding, and every tensor with several readers a held layout if any has one.
 
-    needs_held   whether they must be: rule sets have no word on it
+    needs_held   held layouts are required; a plan by rule sets needs none
     """
     known = {axis.name: axis.size for axis in plan.axes}
     unknown = plan.shardings.keys() - {operator.name for operator in network.operators}
@@ -110,7 +113,7 @@ def check_assignment(plan: Assignment, network: Graph, *, needs_held: bool = Fal
 
 
 def cut_sizes(operator: Operator, network: Graph, dim: str) -> tuple[int, ...]:
-    """Every size that cutting a dim meets: the dim's own, and those of the tensors' positions that it names."""
+    """Return every size that sharding a dim affects: the dim's own, and those of the tensor positions with its name."""
     sizes = [operator.dims[dim]]
     for operand in (*operator.inputs, operator.output):
         if dim in operand.dims:
@@ -119,7 +122,7 @@ def cut_sizes(operator: Operator, network: Graph, dim: str) -> tuple[int, ...]:
 
 
 def divides(operator: Operator, network: Graph, dim: str, parts: int) -> bool:
-    """Whether a dim may be cut into so many parts: it may be cut, and each size that the cut meets has that many equal parts."""
+    """Return whether a dim may be sharded into `parts`: it need not stay whole, and `parts` divides every affected size."""
     if dim in operator.whole:
         return parts == 1
     if dim in operator.padded:
@@ -128,7 +131,7 @@ def divides(operator: Operator, network: Graph, dim: str, parts: int) -> bool:
 
 
 def assignment_from_dict(data: Mapping[str, Any]) -> Assignment:
-    """The assignment of a plan file, which has its schema (`parallel/schemas.py`)."""
+    """Return the assignment of a plan file that has its schema (`parallel/schemas.py`)."""
     return Assignment(
         axes=tuple(MeshAxis(name=axis["name"], size=axis["size"], tier=axis["tier"]) for axis in data["axes"]),
         shardings={name: {dim: tuple(axes) for dim, axes in cuts.items()} for name, cuts in data["shardings"].items()},

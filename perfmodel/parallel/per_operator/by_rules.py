@@ -1,7 +1,7 @@
-"""A uniform plan of a decoder written out as a per-operator one: the shardings that its rules give, over the mesh of its layout.
+"""Conversion of a decoder's plan by rules to a plan with a sharding per operator, over the mesh of its layout.
 
-The executor of decoders cuts operators in the ways that torch's modules know (`parallel/executable.py`); the interpreter of graphs cuts
-them as any rules say. What it lacks are parts of a plan that it does not know: `interpreter_reason`.
+The executor of decoders shards operators as torch's modules can (`parallel/executable.py`). The interpreter of graphs shards them by any
+rules; `interpreter_reason` returns the parts of a plan that it does not support.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perfmodel.workload.training import FULL_TRAINING
 
 
 def interpreter_reason(plan: Plan) -> str:
-    """Why the interpreter cannot run a plan of a decoder, with what it runs and a remedy; empty if it can."""
+    """Return why the interpreter cannot run a plan of a decoder, as the condition under which it can and a remedy; "" if it can."""
     layout, model = plan.layout, plan.job.transformer
     for is_so, only, remedy in (
         (plan.job.precision is Precision.FP16_MIXED, "without the loss scaling that fp16-mixed needs", "precision=bf16-mixed"),
@@ -52,7 +52,7 @@ def interpreter_reason(plan: Plan) -> str:
 
 
 def graph_of(plan: Plan) -> Graph:
-    """Every operator of every layer, for one microbatch on all data-parallel ranks together."""
+    """Return every operator of every layer, for one micro-batch of all data-parallel ranks together."""
     batch = plan.micro_batch * plan.layout.data_parallel
     return _graph(plan.job.transformer, batch, plan.job.seq_len, plan.attention is AttentionKernel.FLASH, plan.job.train)
 
@@ -65,7 +65,10 @@ _graph = lru_cache(maxsize=8)(
 
 
 def plan_by_rules(plan: Plan, graph: Graph) -> Plan:
-    """The plan's rules, operator by operator. A tensor with several readers lies as all of them need it, else as it is made."""
+    """Return the plan with its rules as a sharding per operator.
+
+    A tensor with several readers is held in the layout that all of them need, or in that of its producer if they differ.
+    """
     layout = plan.layout
     tp_kv = gcd(layout.tp, plan.job.transformer.num_key_value_heads)
     sizes = {"dp_replicate": layout.dp_replicate, "dp_shard": layout.dp_shard, "cp": layout.cp, "tp_kv": tp_kv, "tp_q": layout.tp // tp_kv}
@@ -94,19 +97,19 @@ def plan_by_rules(plan: Plan, graph: Graph) -> Plan:
 
 
 def _held(graph: Graph, shardings: dict[str, Sharding]) -> dict[str, Held]:
-    found = {}
+    held = {}
     for tensor in graph.shared():
         producer, readers = graph.operators[graph.producers()[tensor]], graph.consumers(tensor)
-        wanted = {input_layout(shardings[operator.name], operator.inputs[place]).cuts for operator, place in readers}
+        wanted = {input_layout(shardings[operator.name], operator.inputs[index]).cuts for operator, index in readers}
         cuts = wanted.pop() if len(wanted) == 1 else output_layout(producer, shardings[producer.name]).cuts
-        gradients = (gradient_layout(shardings[operator.name], operator.inputs[place]) for operator, place in readers)
+        gradients = (gradient_layout(shardings[operator.name], operator.inputs[index]) for operator, index in readers)
         partial = frozenset(axis for gradient in gradients for axis in gradient.partial) - {axis for cut in cuts for axis in cut}
-        found[tensor] = Held(cuts=cuts, partial=partial)
-    return found
+        held[tensor] = Held(cuts=cuts, partial=partial)
+    return held
 
 
 def _stages(plan: Plan, graph: Graph) -> tuple[str, ...]:
-    """The operator with which each stage begins."""
+    """Return the first operator of each stage."""
     if plan.layout.pp == 1:
         return ()
     first: dict[str, str] = {}

@@ -16,13 +16,13 @@ NETWORK_MEASUREMENT_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCheck:
-    """A plan whose run equals one process. Errors are relative to the largest entry of what is compared.
+    """Comparison of a plan's run with one process. Errors are relative to the largest entry of the compared values.
 
     loss             mean loss of the first step
-    loss_error       largest of all steps
-    gradient_error   largest of a parameter's gradient, in the first step
-    output_error     largest of an operator's output; nan where outputs were not compared
-    traffic          collectives that were issued in one step, as many as `repeats` says
+    loss_error       largest error of all steps
+    gradient_error   largest error of a parameter's gradient, in the first step
+    output_error     largest error of an operator's output; nan if outputs were not compared
+    traffic          collectives issued in one step, each `repeats` times
     """
 
     plan: Plan
@@ -35,18 +35,18 @@ class NetworkCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkMeasurement:
-    """One plan, run and timed. Times in seconds, memory in bytes.
+    """Measured run of one plan. Times in seconds, memory in bytes.
 
-    step_times        each timed step, the slowest rank
+    step_times        of each timed step, on the slowest rank
     step_time         their median
     step_time_spread  their interquartile range
     loss              mean loss of the first step, before any update
-    gradient_error    largest relative error of a gradient against one process; nan where the check was switched off
+    gradient_error    largest relative error of a gradient against one process; nan if not checked
     traffic           collectives of one step
-    parts             from a step of its own: the time that collectives over each group of axes block a rank, `communication.<axes>`
+    parts             time for which collectives over each group of axes block a rank, `communication.<axes>`, from a separate step
     memory_by_rank    peak of live tensors on every rank
-    chip, software    what it ran on, and versions by name
-    busy_fraction     share of the machine's processors that other processes took meanwhile; 0 where the system does not say
+    chip, software    name of the chip, and versions by name
+    busy_fraction     share of the machine's processors used by other processes; 0 if the system does not report it
     """
 
     plan: Plan
@@ -82,13 +82,13 @@ class NetworkMeasurement:
         return max(self.memory_by_rank, default=float("nan"))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; nan becomes null."""
+        """Return plain values for JSON; nan becomes null."""
         data: dict[str, Any] = {"schema_version": NETWORK_MEASUREMENT_VERSION}
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for entry in fields(self):
+            value = getattr(self, entry.name)
             if isinstance(value, Plan):
                 value = plan_to_dict(value)
-            elif each.name == "traffic":
+            elif entry.name == "traffic":
                 value = [
                     {
                         "kind": str(row.kind),
@@ -108,5 +108,5 @@ class NetworkMeasurement:
                 value = list(value)
             elif isinstance(value, float) and value != value:
                 value = None
-            data[each.name] = value
+            data[entry.name] = value
         return data

@@ -1,7 +1,9 @@
-"""The mesh of a plan in which every operator is cut in its own way: axes with a place on the network tiers.
+"""Mesh of a plan with a sharding per operator: axes on the tiers of the network.
 
-The mesh has one axis for each prime factor of each tier's size, outermost first: 32 chips as 4 nodes of 8 are `n0 n1 | c0 c1 c2`, each of
-size 2. An operator puts each axis on one of its dims or on none. Within a dim the cuts lie in the order of the mesh, outermost first.
+The mesh has one axis for each prime factor of each tier's size, outermost first. For example, 32 chips as 4 nodes of 8 are
+`n0 n1 | c0 c1 c2`, each of size 2. An operator assigns each axis to one of its dims or to none. The axes of a dim are in the order of the
+mesh, outermost first.
+
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from dataclasses import dataclass
 
 from perfmodel.foundation.errors import bad_field
 
-#: What groups along a pipeline are called, beside those along axes.
+#: Name of groups along the pipeline; other groups have the names of axes.
 STAGES = "stages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxis:
-    """size ranks; `tier` counts the network tiers of the cluster from the innermost (0)."""
+    """Mesh axis of `size` ranks; `tier` counts the network tiers of the cluster from the innermost (0)."""
 
     name: str
     size: int
@@ -25,17 +27,17 @@ class MeshAxis:
 
 
 def axes_mask(axes: Sequence[MeshAxis], names: Collection[str]) -> int:
-    """A set of axes as a bit mask: bit i is axis i of the mesh, outermost first."""
+    """Return a set of axes as a bit mask: bit i is axis i of the mesh, outermost first."""
     return sum(1 << i for i, axis in enumerate(axes) if axis.name in names)
 
 
 def mesh_axes(num_chips: int, tier_sizes: tuple[int, ...], *, most: int = 0) -> tuple[MeshAxis, ...]:
-    """One axis for each prime factor of each tier, outermost tier first, larger factors first within a tier.
+    """Return one axis for each prime factor of each tier, outermost tier first, larger factors first within a tier.
 
     tier_sizes   chips in one domain of each tier, innermost first (`Cluster.tiers[i].size`)
-    most         axes at most (0: any number): the smallest of the tier that has most of them are joined
+    most         largest number of axes (0: any): the smallest axes of the tier with most axes are joined
 
-    A tier takes gcd(what is left, its own factor): 24 chips on nodes of 8 are 8 x 3, 12 on nodes of 8 are 4 x 3.
+    The size of a tier is the greatest divisor of the remaining chips that fits. So 24 chips on nodes of 8 are 8 x 3, and 12 are 6 x 2.
     """
     if isinstance(num_chips, bool) or not isinstance(num_chips, int) or num_chips < 1:
         raise bad_field("chips", num_chips, "must be a whole number of at least 1", "use 8, 16, 32 or 64")

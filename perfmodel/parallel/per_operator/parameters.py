@@ -1,9 +1,10 @@
-"""Collectives of parameters in a step: gradients, and weights where ZeRO keeps shards.
+"""Collectives of parameters in a step: gradients, and weights that ZeRO shards.
 
-A unit is gathered and reduced in one collective: the parameters of one layer whose gradients are partial on the same axes. Their shards lie
-over those axes but for `dp_replicate` and the parts of `tp`, over which the gradient of a shard is added up once a step. Without ZeRO a
-unit's gradients are all-reduced once a step. With it they are reduce-scattered, once a step (stage 1) or each microbatch
-(2 and 3), and its weights are gathered once a step (1 and 2) or in each pass of each microbatch (3); in a pipeline all of that once a step.
+A unit is gathered and reduced in one collective: the parameters of one layer whose gradients are partial on the same axes. It is sharded
+over those axes except `dp_replicate` and the parts of `tp`, over which the gradient of a shard is all-reduced once a step.
+
+Without ZeRO a unit's gradients are all-reduced once a step. With ZeRO they are reduce-scattered once a step (stage 1) or each micro-batch
+(2 and 3). Its weights are gathered once a step (1 and 2) or in each pass of each micro-batch (3). In a pipeline each is done once a step.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from perfmodel.workload.graph import Graph, Pass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterUnit:
-    """Parameters whose gradients are partial on the same axes, and that are gathered, reduced and cut together: those of one section.
+    """Parameters of one section that are gathered, reduced and sharded together; their gradients are partial on the same axes.
 
-    axes      on which the gradients are partial; shards lie over `shard_axes` of them, and are the same on the others
-    ways      shards that each parameter is cut into
-    stage     of the pipeline
-    holders   all stages that hold it: of a tied parameter, which is a unit of its own, several
-    section   its place in the stage; -1: parameters that several sections read
-    summed    parameters whose gradients are partial over parts of tp too, and are added up over these as soon as they are made (ZeRO 2
-              and 3 without a pipeline, as torch has it): one unit all the same
+    axes      axes on which the gradients are partial; the unit is sharded over `shard_axes` of them and replicated over the others
+    ways      shards of each parameter
+    stage     pipeline stage
+    holders   all stages that hold it: several for a tied parameter, which is its own unit
+    section   index of the section in the stage; -1: parameters that several sections read
+    summed    parameters whose gradients are also partial over parts of tp, and are all-reduced over these at once (ZeRO 2 and 3 without
+              a pipeline, as in torch); they belong to the same unit
     is_wanted_at_once   backward begins with it: it is not freed in between
-    is_frozen   no gradients of them are made: they are gathered alone, in backward where something in their section runs backward
-    shapes    of what one rank holds of each without ZeRO
+    is_frozen   the parameters have no gradients: they are only gathered, in backward if something in their section runs backward
+    shapes    local shapes of the parameters without ZeRO
     """
 
     stage: int
@@ -65,13 +66,13 @@ class ParameterUnit:
         return self.axes - self.shard_axes
 
     def padded_elements(self, *, together: bool) -> int:
-        """With equal shards: each parameter is cut (ZeRO 2 and 3), or all of them together (ZeRO 1)."""
+        """Return the elements with padding to equal shards, per parameter (ZeRO 2 and 3) or for all of them together (ZeRO 1)."""
         sizes = [self.num_elements] if together else [prod(shape) for shape in self.shapes]
         return sum(ceil(size / self.ways) * self.ways for size in sizes)
 
 
 def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
-    """Every unit of every stage, those of one rank alone too, in the order of the operators."""
+    """Return every unit of every stage, in the order of the operators; also units of a single rank."""
     derivation = derive_assigned(network, plan.cuts)
     layouts = {parameter.name: derivation.layout_of(parameter) for parameter in derivation.parameters}
     frozen = {parameter.name for parameter in derivation.parameters if parameter.is_frozen}
@@ -84,14 +85,14 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
         blocks = {
             number for number, (start, _) in enumerate(sections) if not network.blocks or network.operators[start].layer in network.blocks
         }
-        found = {name: [index for index, _ in network.readers()[name] if run[0] <= index < run[1]] for name in layouts}
-        sections_of_each = {name: {section_of[index] for index in reading} for name, reading in found.items() if reading}
-        # where ZeRO cuts weights, one that several ends read belongs to one unit with all of theirs
-        joins_ends = plan.zero >= 2 and any(len(each) > 1 and not each & blocks for each in sections_of_each.values())
+        readers_of = {name: [index for index, _ in network.readers()[name] if run[0] <= index < run[1]] for name in layouts}
+        sections_of_each = {name: {section_of[index] for index in reading} for name, reading in readers_of.items() if reading}
+        # where ZeRO shards weights, a parameter that several end sections read belongs to one unit with all of theirs
+        joins_ends = plan.zero >= 2 and any(len(read_in) > 1 and not read_in & blocks for read_in in sections_of_each.values())
         for name, layout in layouts.items():
             if name not in sections_of_each:
                 continue
-            reading, read_in = found[name], sections_of_each[name]
+            reading, read_in = readers_of[name], sections_of_each[name]
             holders, is_end = holding_stages(network, runs, name), not read_in & blocks
             is_alone = len(read_in) == 1 and not (joins_ends and is_end)
             section = min(read_in) if is_alone or plan.zero < 2 else -1
@@ -125,13 +126,13 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
 
 
 def _runs_backward(network: Graph, parameters: Sequence[str]) -> bool:
-    """Whether something runs backward in the layers that read them."""
+    """Return whether something runs backward in the layers that read the parameters."""
     layers = {reader.layer for name in parameters for reader, _ in network.consumers(name)}
     return any(network.tensors[op.output.tensor].has_gradient for layer in layers for op in network.operators_of(layer))
 
 
 def holding_stages(network: Graph, runs: Sequence[tuple[int, int]], parameter: str) -> tuple[int, ...]:
-    """The stages that read it."""
+    """Return the stages that read the parameter."""
     reading = [index for index, _ in network.readers()[parameter]]
     return tuple(stage for stage, (start, end) in enumerate(runs) if any(start <= index < end for index in reading))
 
@@ -141,11 +142,11 @@ def _local_shape(shape: tuple[int, ...], layout: Layout, plan: Plan) -> tuple[in
 
 
 def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int, *, keeps: bool) -> Iterator[NetworkTraffic]:
-    """Collectives of a unit in a step; none of a unit that each rank has for itself.
+    """Yield the collectives of a unit in a step; none for a unit whose group has one rank.
 
-    Without shards ZeRO 2 and 3 add up its gradients one by one, others all together.
+    A unit without shards yields nothing at stages 2 and 3, which reduce its gradients one by one; else they are reduced together.
 
-    keeps   weights stay gathered for all microbatches, and gradients add up before they are reduced: in pipelines, as torch's do
+    keeps   weights stay gathered for all micro-batches, and gradients accumulate before the reduction: in pipelines, as in torch
     """
     scatters = num_microbatches if zero >= 2 and not keeps else 1
     gathers_again = zero == 3 and not keeps and not unit.is_wanted_at_once and unit.runs_backward
@@ -189,7 +190,7 @@ def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int, *, keeps
 
 
 def tied_traffic(unit: ParameterUnit, zero: int) -> NetworkTraffic:
-    """A tied parameter's gradient, or the shard of it, is added up over the stages that hold it."""
+    """Return the all-reduce of a tied parameter's gradient, or of its shard, over the stages that hold the parameter."""
     return NetworkTraffic(
         kind=CollectiveKind.ALL_REDUCE,
         axes=frozenset((STAGES,)),
@@ -203,7 +204,7 @@ def tied_traffic(unit: ParameterUnit, zero: int) -> NetworkTraffic:
 
 
 def step_traffic(network: Graph, plan: Plan, stage: int = 0) -> tuple[NetworkTraffic, ...]:
-    """Collectives of a whole step that a stage issues on its ranks: of every microbatch, what is sent again, and what parameters send."""
+    """Return the collectives that a stage issues in a step: of every micro-batch, of recomputation, and of parameters."""
     start, end = run = stage_runs(network, plan)[stage]
     again = issued_again(network, plan, run)
     names = {operator.name for operator in network.operators[start:end]}
@@ -211,19 +212,19 @@ def step_traffic(network: Graph, plan: Plan, stage: int = 0) -> tuple[NetworkTra
 
     def is_inside(row: NetworkTraffic) -> bool:
         if row.what == "edge" and row.tensor in plan.cuts.held and network.operators[producers[row.tensor]].name == row.operator:
-            return start <= readers[row.tensor][0][0] < end  # what crosses to a stage is sent as it was left, and redistributed there
+            return start <= readers[row.tensor][0][0] < end  # a stage receives a tensor in its producer's layout and redistributes it
         if row.what == "gradient":
             return any(start <= index < end for index, _ in readers[row.tensor])
         return row.operator in names
 
     units = [unit for unit in parameter_units(network, plan) if unit.stage == stage]
     alone = {name for unit in units if plan.zero >= 2 and not unit.shard_axes for name in unit.parameters}
-    found = [
+    rows = [
         row if row.what == "gradient" else replace(row, repeats=row.repeats * plan.num_microbatches * (1 + again(row)))
         for row in network_traffic(network, plan)
         if is_inside(row) and (row.what != "gradient" or row.tensor in alone)
     ]
-    found.extend(tied_traffic(unit, plan.zero) for unit in units if len(unit.holders) > 1 and not unit.is_frozen)
+    rows.extend(tied_traffic(unit, plan.zero) for unit in units if len(unit.holders) > 1 and not unit.is_frozen)
     for unit in units:
-        found.extend(unit_traffic(unit, plan.zero, plan.num_microbatches, keeps=plan.layout.pp > 1))
-    return tuple(found)
+        rows.extend(unit_traffic(unit, plan.zero, plan.num_microbatches, keeps=plan.layout.pp > 1))
+    return tuple(rows)

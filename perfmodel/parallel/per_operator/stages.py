@@ -1,7 +1,8 @@
-"""Stages of a pipeline around a per-operator plan.
+"""Pipeline stages of a plan with a sharding per operator.
 
-The operators in their order are a chain of blocks: a block ends where one tensor alone goes on and every parameter stays on one side.
-A stage is a run of blocks, and what goes from stage to stage is that tensor, as its producer leaves it.
+The operators in their order are a chain of blocks. A block ends where a single tensor is live and no parameter is read on both sides.
+A stage is a run of blocks. It sends that tensor to the next stage, in the layout of its producer.
+
 """
 
 from __future__ import annotations
@@ -18,19 +19,21 @@ from perfmodel.workload.graph import Graph, TensorRole
 
 
 def crossing(network: Graph, position: int) -> list[str]:
-    """Activations made before operator `position` and read by it or a later one."""
-    made = {operator.output.tensor for operator in network.operators[:position]}
-    found = []
+    """Return the activations produced before operator `position` and read by it or a later one."""
+    produced = {operator.output.tensor for operator in network.operators[:position]}
+    tensors = []
     for operator in network.operators[position:]:
         for operand in operator.inputs:
-            if operand.tensor in made and operand.tensor not in found:
-                found.append(operand.tensor)
-    return found
+            if operand.tensor in produced and operand.tensor not in tensors:
+                tensors.append(operand.tensor)
+    return tensors
 
 
 def blocks_of(network: Graph, *, spanning: Collection[str] = ()) -> list[tuple[int, int]]:
-    """Runs [start, end) of operators between the places where one tensor alone goes on and every parameter stays on one side, but for
-    those that may be on several stages (`spanning`)."""
+    """Return the runs [start, end) of operators between the positions where a stage may end.
+
+    There a single tensor is live, and no parameter is read on both sides, except those that may be on several stages (`spanning`).
+    """
     count = len(network.operators)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -43,7 +46,7 @@ def blocks_of(network: Graph, *, spanning: Collection[str] = ()) -> list[tuple[i
                 last[operand.tensor] = index
     live = np.zeros(count + 1, dtype=np.int64)
     for tensor, start in first.items():
-        # alive at the cuts start + 1 .. last; a parameter read on both sides bars the cut
+        # live at the positions start + 1 .. last; a parameter read on both sides excludes the position
         weight = 1 if tensor in producers else 2
         live[start + 1] += weight
         live[min(last[tensor] + 1, count)] -= weight
@@ -53,7 +56,7 @@ def blocks_of(network: Graph, *, spanning: Collection[str] = ()) -> list[tuple[i
 
 
 def stage_runs(network: Graph, plan: Plan) -> list[tuple[int, int]]:
-    """Operators [start, end) of each stage; one run where there is no pipeline. InputError where the plan's stages cannot be cut so.
+    """Return the operators [start, end) of each stage; one run without a pipeline. Raises InputError for stages that cannot begin there.
 
     Stages may share a tied parameter, of which each has a copy.
     """
@@ -64,22 +67,22 @@ def stage_runs(network: Graph, plan: Plan) -> list[tuple[int, int]]:
     for name in plan.cuts.stages:
         if name not in starts:
             raise bad_field("stages", name, "no stage can begin there", "one begins where one tensor alone goes on; search again and save")
-    found = [starts[name] for name in plan.cuts.stages]
-    if found[0] or found != sorted(set(found)):
+    begins = [starts[name] for name in plan.cuts.stages]
+    if begins[0] or begins != sorted(set(begins)):
         rule = "must begin with the first operator and go on in order"
         raise bad_field("stages", ", ".join(plan.cuts.stages), rule, "search again and save")
-    return list(itertools.pairwise([*found, len(names)]))
+    return list(itertools.pairwise([*begins, len(names)]))
 
 
 def sections_of(network: Graph, run: tuple[int, int]) -> list[tuple[int, int]]:
-    """Runs of operators of one layer inside a stage."""
+    """Return the runs of operators of one layer inside a stage."""
     start, end = run
     cuts = [start, *(i for i in range(start + 1, end) if network.operators[i].layer != network.operators[i - 1].layer), end]
     return list(itertools.pairwise(cuts))
 
 
 def stage_send(network: Graph, plan: Plan, start: int) -> tuple[str, Layout]:
-    """The tensor that a stage which begins with operator `start` gets from the one before, and how it lies there."""
+    """Return the tensor that the stage beginning with operator `start` receives, and its layout on the sending stage."""
     (tensor,) = crossing(network, start)
     producer = network.operators[network.producers()[tensor]]
     return tensor, output_layout(producer, plan.cuts.shardings[producer.name])

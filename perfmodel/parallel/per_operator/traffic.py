@@ -1,7 +1,7 @@
-"""Every collective of one training step of a network under a plan: what the cost model prices and the executor issues.
+"""Every collective of one training step of a network under a plan: the cost model prices them, the executor issues them.
 
-`derive` finds them from layouts alone, tensors with several readers by way of their held layouts; here their sizes are those of the plan's
-mesh. A parameter's gradient is all-reduced over the axes on which it is partial.
+`derive` derives them from layouts; tensors with several readers are redistributed through their held layouts. This module gives them sizes
+on the plan's mesh. A parameter's gradient is all-reduced over the axes on which it is partial.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from perfmodel.workload.graph import Graph, Pass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkTraffic:
-    """One collective, `repeats` times a step.
+    """One collective, issued `repeats` times per step.
 
-    num_elements   full buffer in the group; of an all-to-all the local buffer, of a send what is sent
-    itemsize       bytes of an element; 0: that of activations, -1: that of gradients of parameters
-    what           "edge", "own" or "gradient"; of parameters in units also "weights", and "sum" of a gradient as it is made
+    num_elements   full buffer of the group; local buffer of an all-to-all; message of a send
+    itemsize       bytes per element; 0: that of activations, -1: that of gradients of parameters
+    what           "edge", "own" or "gradient"; of parameter units also "weights", and "sum" of a gradient before its reduce-scatter
     """
 
     kind: CollectiveKind
@@ -37,38 +37,38 @@ class NetworkTraffic:
 
 
 def derive_assigned(network: Graph, assignment: Assignment) -> ShardedGraph:
-    """Layouts, traffic and parameters of a network: tensors with several readers as they are held; if none is, as rule sets have them."""
+    """Derive layouts, traffic and parameters of a network, with the assignment's held layouts; without any, as for rule sets."""
     held = assignment.held if assignment.held or not network.shared() else None
     return derive(network, assignment.shardings, held=held, axes=[axis.name for axis in assignment.axes])
 
 
 def network_traffic(network: Graph, plan: Plan) -> tuple[NetworkTraffic, ...]:
-    """All collectives of a step, as they follow one another; groups of one rank are left out."""
+    """Return all collectives of a step, in order; groups of one rank are left out."""
     return traffic_on(plan, derive_assigned(network, plan.cuts))
 
 
 def traffic_on(plan: Plan, derivation: ShardedGraph) -> tuple[NetworkTraffic, ...]:
-    """`network_traffic` of what is derived already.
+    """Return `network_traffic` of a derived graph.
 
-    Backward goes through the operators the other way; gradients of parameters are reduced after it.
+    Backward runs the operators in reverse order; gradients of parameters are reduced after it.
     """
     graph = derivation.graph
-    made, readers = graph.producers(), graph.readers()
-    place = {operator.name: index for index, operator in enumerate(graph.operators)}
+    producers, readers = graph.producers(), graph.readers()
+    index_of = {operator.name: index for index, operator in enumerate(graph.operators)}
 
     size = cache(plan.cuts.size)
 
     def turn(row: Traffic) -> tuple[bool, int, int]:
-        """Order of an operator's traffic: its inputs, then its own, then its output's change to the layout that is held."""
-        at = place[row.operator]
-        then = 1 if row.is_own else 2 if made[row.tensor] == at else 0
+        """Return the order of an operator's traffic: its inputs, then its own, then its output's redistribution to the held layout."""
+        at = index_of[row.operator]
+        then = 1 if row.is_own else 2 if producers[row.tensor] == at else 0
         return (True, -at, -then) if row.phase is Pass.BACKWARD else (False, at, then)
 
     issued = [
         NetworkTraffic(
             kind=row.kind,
             axes=row.axes,
-            # what an edge moves in uneven shares is padded when it is run: priced by the mean
+            # an edge with uneven shares is padded when it is run, but priced by the mean
             num_elements=row.elements.on(size) if row.is_own else row.elements.mean_on(size),
             phase=row.phase,
             tensor=row.tensor,

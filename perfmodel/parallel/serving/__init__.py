@@ -1,1 +1,1 @@
-"""Serving: engines, plans of serving and what is predicted of them."""
+"""Serving: requests, plans, predictions and measurements."""

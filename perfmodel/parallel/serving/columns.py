@@ -1,4 +1,4 @@
-"""Plans of serving as columns: one entry a plan, for what evaluates thousands of them at once."""
+"""Serving plans as columns with one entry per plan, to evaluate thousands of them at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batc
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingColumns:
-    """The degrees and limits of `ServingPlan`, columns of one length. Pools have no columns."""
+    """Degrees and limits of `ServingPlan` as columns of equal length. Pools have no columns."""
 
     engine: str
     tp: Whole
@@ -33,7 +33,7 @@ class ServingColumns:
 
     @classmethod
     def of(cls, plans: Sequence[ServingPlan]) -> ServingColumns:
-        """Columns of plans of one engine."""
+        """Return the columns of plans of one engine."""
         columns: dict[str, Any] = {name: np.array([getattr(plan, name) for plan in plans], dtype=np.int64) for name in COLUMNS}
         return cls(engine=plans[0].engine if plans else "", **columns)
 
@@ -42,7 +42,7 @@ class ServingColumns:
 
     @property
     def chips_of_stage(self) -> Whole:
-        """Over which its experts lie."""
+        """Chips of one pipeline stage, over which its experts are sharded."""
         return self.tp * self.pcp * self.attention_dp
 
     @property
@@ -58,6 +58,6 @@ class ServingColumns:
         return ServingPlan(engine=self.engine, **sizes)
 
     def take(self, which: NDArray[Any]) -> ServingColumns:
-        """Columns of some indices, or where a mask holds."""
+        """Return the columns at some indices, or where a mask is true."""
         columns: dict[str, Any] = {name: getattr(self, name)[which] for name in COLUMNS}
         return ServingColumns(engine=self.engine, **columns)

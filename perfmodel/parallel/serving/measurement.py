@@ -11,13 +11,13 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.results import CollectiveCount
 from perfmodel.workload.config import TransformerConfig
 
-#: Rows, outputs and inputs of the product that tells how fast the machine is at the moment; its weights come from memory.
+#: Rows, outputs and inputs of the reference product that measures the current speed of the machine; its weights are read from memory.
 ANCHOR = (8, 2816, 1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """`sequences` of which the cache has `cached` tokens each, and `new` tokens of each: 1 is a decode step, more a prefill or a chunk."""
+    """Shape of a step: `sequences` with `cached` tokens in the cache and `new` tokens each. One new token is decode, more are prefill."""
 
     sequences: int
     cached: int
@@ -42,12 +42,12 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """Work of one rank in a step, as torch counts it.
+    """Work of one rank in a step, counted by torch.
 
-    flops             of products and attention, all keys of a sequence for each of its queries, seen or not
-    parameter_bytes   of weights, as often as they are read                           [byte]
-    cache_bytes       of keys and values that attention reads, the new ones included, and of states that are taken up   [byte]
-    written_bytes     of keys and values of new tokens, and of states that are left                                     [byte]
+    flops             of products and attention, with all keys of a sequence for each query, masked or not
+    parameter_bytes   of weights, counted at every read                               [byte]
+    cache_bytes       of keys and values that attention reads, new ones included, and of recurrent states that are read   [byte]
+    written_bytes     of keys and values of new tokens, and of recurrent states that are written                          [byte]
     collectives       by kind, over the ranks of tp
     held_bytes        of weights; held_cache_bytes: of blocks and slots of the cache            [byte]
     peak_memory       largest sum of live tensors                                     [byte]
@@ -65,10 +65,10 @@ class StepCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """Steps of one shape. [s]
+    """Measured steps of one shape. [s]
 
-    times             of each, of the slowest rank
-    processor_times   of each, of the thread that computes: what it takes where nothing else runs; of one rank on a CPU, else none
+    times             of each step, on the slowest rank
+    processor_times   CPU time of each step in the computing thread, which other processes do not disturb; of one rank on a CPU, else none
     """
 
     shape: StepShape
@@ -82,7 +82,7 @@ class MeasuredStep:
 
     @cached_property
     def spread(self) -> float:
-        """Between the quartiles."""
+        """Interquartile range."""
         return _quartiles_apart(self.times)
 
     @cached_property
@@ -104,7 +104,7 @@ def _quartiles_apart(times: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedStep:
-    """A measured step beside its prediction. parts: of the predicted time, which they add up to [s]"""
+    """A measured step with its prediction. parts: of the predicted time, which is their sum [s]"""
 
     measured: MeasuredStep
     parts: Mapping[str, float]
@@ -115,18 +115,18 @@ class ComparedStep:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one."""
+        """Predicted / measured - 1."""
         return self.predicted / self.measured.undisturbed - 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingMeasurement:
-    """Steps of one model on `tp` ranks of this machine.
+    """Measured steps of one model on `tp` ranks of this machine.
 
     dtype           of weights and cache
-    logit_error     largest difference from the logits of the uncached forward pass, over the largest logit; nan where not checked
-    busy_fraction   share of the machine's processors that other processes took meanwhile; 0 where the system does not say
-    anchor          time of a fixed piece of work between the rounds: a product of `ANCHOR`; 0 where nothing predicts the steps [s]
+    logit_error     largest difference from the logits of the uncached forward pass, over the largest logit; nan if not checked
+    busy_fraction   share of the machine's processors used by other processes; 0 if the system does not report it
+    anchor          time of the reference product `ANCHOR` between the rounds; 0 where the steps are not predicted [s]
     """
 
     model: TransformerConfig
@@ -143,10 +143,10 @@ class ServingMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedComparison:
-    """Steps measured here beside what the machine's calibration makes of them.
+    """Measured steps with their predictions by the machine's calibration.
 
-    steps   none of a run that nothing predicts (tp > 1)
-    drift   time of the anchor over what the calibration says of it: how much slower the machine was than when it was calibrated
+    steps   none for a run that is not predicted (tp > 1)
+    drift   measured over predicted time of the anchor: slowdown of the machine since its calibration
     """
 
     measurement: ServingMeasurement

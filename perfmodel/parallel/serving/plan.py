@@ -1,4 +1,4 @@
-"""A plan of serving: how one replica lies on its chips, how many there are, and what bounds a step."""
+"""Serving plans: layout of a replica on its chips, number of replicas, and limits of a step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from perfmodel.parallel.serving.workers import DEGREES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """Two pools of workers: prompts are computed by one and handed to the other (disaggregated serving).
+    """Prefill and decode workers of disaggregated serving.
 
-    prefill, decode              the plan of one worker of each
-    prefill_workers, decode_workers   how many there are
+    prefill, decode              plan of one worker of each pool
+    prefill_workers, decode_workers   number of workers
     """
 
     prefill: ServingPlan
@@ -35,15 +35,15 @@ class Pools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPlan:
-    """How a model is served.
+    """Serving plan of a model.
 
     tp, pp         tensor- and pipeline-parallel degrees
-    attention_dp   ranks of one replica that attend to sequences of their own; experts lie over tp * pcp * attention_dp chips
-    ep             ranks that experts are dealt over; the rest of those chips cuts each expert (moe_tp)
-    dcp            decode context parallelism: of the ranks of tp and pcp that would keep the same cache, so many share its tokens
-    pcp            prefill context parallelism: chips, beside tp, that share the tokens of a prompt; sequences that decode, all of them have
+    attention_dp   data-parallel attention ranks of a replica; experts are sharded over tp * pcp * attention_dp chips
+    ep             expert-parallel ranks; the rest of those chips shards each expert (moe_tp)
+    dcp            decode context parallelism: number of tp and pcp ranks that split the tokens of a cache instead of replicating it
+    pcp            prefill context parallelism: chips in addition to tp that split the tokens of a prompt; all of them decode all sequences
     replicas       independent copies
-    max_batch      sequences that a replica runs at once; 0: the engine's
+    max_batch      concurrent sequences of a replica; 0: the engine's
     max_tokens     tokens of a step; 0: the engine's
     pools          of disaggregated serving; the degrees above are then 1
     """
@@ -77,11 +77,11 @@ class ServingPlan:
         shared = sorted({1, self.pcp, self.tp * self.pcp})
         if self.pcp > 1 and self.dcp not in shared:
             rule = f"must be 1, pcp or tp * pcp with pcp={self.pcp}: all of its ranks share the tokens of a cache, or none"
-            raise bad_field("dcp", self.dcp, rule, f"use {', '.join(str(each) for each in shared)}")
+            raise bad_field("dcp", self.dcp, rule, f"use {', '.join(str(degree) for degree in shared)}")
 
     @property
     def chips_of_stage(self) -> int:
-        """Over which its experts lie."""
+        """Chips of one pipeline stage, over which its experts are sharded."""
         return self.tp * self.pcp * self.attention_dp
 
     @property
@@ -98,12 +98,12 @@ class ServingPlan:
         return self.chips_of_stage // self.ep
 
     def degrees_text(self) -> str:
-        """Degrees above 1, and tp: ,tp=2,ep=8."""
+        """Return the degrees above 1, and tp, as text: ,tp=2,ep=8."""
         shown = {name: getattr(self, name) for name in DEGREES}
         return "".join(f",{name.replace('_', '-')}={degree}" for name, degree in shown.items() if degree > 1 or name == "tp")
 
     def label(self) -> str:
-        """As people write it: tp 8, ep 8, 2 replicas."""
+        """Return the plan as a label: tp 8, ep 8, 2 replicas."""
         if self.pools is not None:
             one, other = self.pools.prefill, self.pools.decode
             return f"prefill {self.pools.prefill_workers} x ({one.label()}), decode {self.pools.decode_workers} x ({other.label()})"

@@ -12,7 +12,7 @@ from perfmodel.workload.serving import ServingJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A time over requests. [s]  p99 by closed forms, of a simulation all three; None where there is none."""
+    """Distribution of a time over requests. [s]  Closed forms give p99, a simulation all percentiles; None: not computed."""
 
     mean: float
     p50: float | None = None
@@ -22,25 +22,25 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPrediction:
-    """A served load. All times in seconds, memory in bytes of the fullest chip.
+    """Prediction of a serving plan under a load. All times in seconds, memory in bytes of the fullest chip.
 
-    ttft             from a request's arrival to its first token
-    tpot             (request latency - TTFT) / (output tokens - 1)
-    inter_token      between two tokens of an answer
+    ttft             time to first token, from a request's arrival
+    tpot             time per output token: (request latency - TTFT) / (output tokens - 1)
+    inter_token      latency between two tokens of an answer
     request_latency  from arrival to the last token
-    decode_step, prefill_time   a step in which all running sequences decode; one prompt by itself
-    running          sequences that run at once in a replica, on average; queued: that wait
+    decode_step, prefill_time   step in which all running sequences decode; prefill of one prompt alone
+    running          mean number of running sequences of a replica; queued: mean number of waiting ones
     max_sequences    sequences of mean length whose cache fits in a replica
-    tokens_per_second_per_chip   output tokens, of all chips
+    tokens_per_second_per_chip   output tokens of all replicas over all chips
     requests_per_second          of all replicas
     parts            of a decode step; they add up to `decode_step`
-    goodput          requests a second of all replicas that kept the limits; kept_fraction: the share that did; None: not simulated
+    goodput          requests per second of all replicas that met the limits; kept_fraction: their share; None: not simulated
     fits             the weights and at least one sequence of full length fit
-    fits_load        the load's sequences all run at once
-    price_per_hour   of a chip; 0 where it is not known    [USD/h]
-    cost_per_million of output tokens, on all chips given; None where it is not known    [USD]
-    energy_per_million, carbon_per_million   of output tokens, of the data centre; None where they are not known   [J], [kg]
-    remedies         of a plan that does not fit: the smallest single changes of the request that would, word -> value
+    fits_load        all sequences of the load run at once
+    price_per_hour   of a chip; 0: not known    [USD/h]
+    cost_per_million of output tokens, on all given chips; None: not known    [USD]
+    energy_per_million, carbon_per_million   of output tokens, of the data centre; None: not known   [J], [kg]
+    remedies         of a plan that does not fit: the smallest single changes of the request with which it would, word -> value
     """
 
     job: ServingJob

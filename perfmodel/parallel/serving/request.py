@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def _whole(value: object, name: str) -> int:
-    from perfmodel.foundation.values import whole
+    from perfmodel.foundation.values import read_integer
 
-    return whole(value, name, most=2**31 - 1)
+    return read_integer(value, name, most=2**31 - 1)
 
 
 def _lengths(value: object, name: str) -> Any:
@@ -28,24 +28,24 @@ def _rate(value: object, name: str) -> float:
     from perfmodel.foundation.errors import bad_field
 
     try:
-        found = float(str(value).strip().removesuffix("/s"))
+        rate = float(str(value).strip().removesuffix("/s"))
     except ValueError:
-        found = 0.0
-    if not 0.0 < found < 1e9:
+        rate = 0.0
+    if not 0.0 < rate < 1e9:
         raise bad_field(name, value, "must be a positive number of requests a second", "write 2.5")
-    return found
+    return rate
 
 
 def _price(value: object, name: str) -> float:
     from perfmodel.foundation.errors import bad_field
 
     try:
-        found = float(str(value).strip().removeprefix("$"))
+        price = float(str(value).strip().removeprefix("$"))
     except ValueError:
-        found = 0.0
-    if not 0.0 < found < 1e6:
+        price = 0.0
+    if not 0.0 < price < 1e6:
         raise bad_field(name, value, "must be a positive number of USD an hour for a chip", "write 2.5")
-    return found
+    return price
 
 
 def _share(value: object, name: str) -> float:
@@ -78,7 +78,7 @@ _size = partial(word, read=_whole, takes="int | str")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ServingRequest:
-    """None is the default: of the engine, of the model's checkpoint, or the smallest plan that fits."""
+    """Request of `serve`. None is the default: of the engine, of the model's checkpoint, or the smallest plan that fits."""
 
     model: Any = word("A model's name (`perfmodel models`) or a config.json", metavar="NAME|PATH", takes="Name | TransformerConfig")
     cluster: Any = word("A cluster's name (`perfmodel clusters`) or file", metavar="NAME|PATH", takes="Name | Cluster")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perfmodel.foundation.errors import bad_field
-from perfmodel.foundation.values import whole
+from perfmodel.foundation.values import read_integer
 
 _SIZE = re.compile(r"(\d{1,6})\s*x\s*(\d{1,6})\s*(?:@\s*(.+?)\s*)?", re.ASCII)
 _REMEDY = "write 3x4:1x8 for three prefill workers of 4 chips and one decode worker of 8; degrees follow, as in 1x8,tp=2,pp=4:1x8,tp=8"
@@ -19,12 +19,12 @@ DEGREES = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedWorkers:
-    """Workers of one pool.
+    """Stated workers of one pool.
 
-    count    workers
-    chips    of each
-    cluster  of their chips, where it is stated
-    degrees  that were given
+    count    number of workers
+    chips    chips of each worker
+    cluster  cluster of their chips, if stated
+    degrees  stated degrees by name
     """
 
     count: int
@@ -34,7 +34,7 @@ class StatedWorkers:
 
 
 def parse_workers(value: object, name: str = "workers") -> tuple[StatedWorkers, StatedWorkers]:
-    """Prefill and decode workers. Raises InputError."""
+    """Return the prefill and the decode workers of a text. Raises InputError."""
     parts = str(value).split(":")
     if len(parts) != 2:
         raise bad_field(name, value, "must be prefill workers x chips of each : decode workers x chips of each", _REMEDY)
@@ -49,21 +49,21 @@ def parse_workers(value: object, name: str = "workers") -> tuple[StatedWorkers, 
 
 def _group(text: str, value: object, name: str) -> StatedWorkers:
     size, *given = text.split(",")
-    found = _SIZE.fullmatch(size.strip())
-    if found is None:
+    match = _SIZE.fullmatch(size.strip())
+    if match is None:
         raise bad_field(name, value, "must be prefill workers x chips of each : decode workers x chips of each", _REMEDY)
     degrees: dict[str, int] = {}
-    for each in given:
-        degree, _, number = each.partition("=")
+    for entry in given:
+        degree, _, number = entry.partition("=")
         degree = degree.strip().replace("-", "_")
         if degree not in DEGREES:
-            raise bad_field(name, value, f"{degree or each} is no degree of a worker", f"use {', '.join(DEGREES).replace('_', '-')}")
+            raise bad_field(name, value, f"{degree or entry} is no degree of a worker", f"use {', '.join(DEGREES).replace('_', '-')}")
         if degree in degrees:
             raise bad_field(name, value, f"{degree} is given twice for one kind of worker", "keep one")
-        degrees[degree] = whole(number, f"{name}: {degree}")
-    return StatedWorkers(count=whole(found[1], name), chips=whole(found[2], name), cluster=found[3] or "", degrees=degrees)
+        degrees[degree] = read_integer(number, f"{name}: {degree}")
+    return StatedWorkers(count=read_integer(match[1], name), chips=read_integer(match[2], name), cluster=match[3] or "", degrees=degrees)
 
 
 def cluster_text(groups: tuple[StatedWorkers, StatedWorkers]) -> str:
-    """The cluster of workers that name their chips (`hardware/mixed.py`); empty where they do not."""
+    """Return the cluster of workers that name their chips (`hardware/mixed.py`); "" if they do not."""
     return "+".join(f"{group.count * group.chips}@{group.cluster}" for group in groups) if groups[0].cluster else ""
