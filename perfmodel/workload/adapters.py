@@ -238,7 +238,7 @@ class _Adapter:
             per_token=among(like.per_token),
             stretched=among(like.stretched),
             padded=among(like.padded),
-            whole=(*among(like.whole), *among((_RANK,))),
+            unsplit=(*among(like.unsplit), *among((_RANK,))),
         )
 
     def _as_read(self, operator: Operator) -> Operator:

@@ -236,7 +236,7 @@ class Operator:
     forward, backward   work of each pass. Gradients of several readers are added by the cost model, not here
     traffic   collectives of its own
     sums      dims that the output lacks and that are summed plainly: cutting them leaves the output partial
-    whole     dims that no axis may cut
+    unsplit   dims that no axis may shard
     padded    dims whose shards may be uneven (a vocabulary); the parts of other dims divide every size that they cut
     saved     what autograd keeps of it for backward, in the layout of the operator; parameters are not among it
     scratch   what its backward holds for itself besides the gradients
@@ -267,7 +267,7 @@ class Operator:
     backward: tuple[Work, ...] = ()
     traffic: tuple[OwnTraffic, ...] = ()
     sums: tuple[str, ...] = ()
-    whole: tuple[str, ...] = ()
+    unsplit: tuple[str, ...] = ()
     padded: tuple[str, ...] = ()
     saved: tuple[Data, ...] = ()
     scratch: tuple[Data, ...] = ()
@@ -297,7 +297,7 @@ class Operator:
                     raise InputError(f"operator {self.name}: operand {operand.tensor} has dim {dim!r}: not a dim of the operator; add it")
             if len(set(named)) != len(named):
                 raise InputError(f"operator {self.name}: operand {operand.tensor} has dims={operand.dims}: each may occur once; rename one")
-        for dim in (*self.sums, *self.whole, *self.padded, *self.logical, *self.per_sample, *self.per_token, *self.stretched):
+        for dim in (*self.sums, *self.unsplit, *self.padded, *self.logical, *self.per_sample, *self.per_token, *self.stretched):
             if dim not in self.dims:
                 raise InputError(f"operator {self.name}: dim {dim!r}: not a dim of the operator; add it")
         for dim in self.sums:

@@ -26,7 +26,7 @@ class Quantization:
     product           what its products are computed in
     needs             what a chip must have a FLOP rate in, for its units to take the format
     experts_only      of a model with experts only these are held so, all else in 16 bits
-    skips_attention_beside_experts   attention of a model with experts stays in 16 bits
+    skips_attention_with_experts   attention of a model with experts stays in 16 bits
     measured_as       the format whose measured kernels stand for it; empty: its own
     """
 
@@ -37,7 +37,7 @@ class Quantization:
     needs: Dtype
     source: str
     experts_only: bool = False
-    skips_attention_beside_experts: bool = False
+    skips_attention_with_experts: bool = False
     measured_as: str = ""
 
     @property
@@ -55,13 +55,13 @@ class Quantization:
         """All weights lie in 16 bits."""
         return self.weight_bytes == 2.0
 
-    def parts(self, *, beside_experts: bool) -> frozenset[WeightPart]:
-        """Weights that are held in this format, all others in 16 bits. beside_experts: the model has experts."""
+    def parts(self, *, with_experts: bool) -> frozenset[WeightPart]:
+        """Weights that are held in this format, all others in 16 bits. with_experts: the model has experts."""
         if self.is_plain:
             return frozenset()
         if self.experts_only:
             return frozenset({"experts"})
-        skips = beside_experts and self.skips_attention_beside_experts
+        skips = with_experts and self.skips_attention_with_experts
         return frozenset({"dense", "experts"} if skips else {"attention", "dense", "experts"})
 
 
@@ -99,7 +99,7 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
             ),
             Quantization(
                 name="w4a16", weight_bytes=0.5 + 2.5 / 128.0, activation_bytes=2.0, product=Dtype.BF16, needs=Dtype.BF16,
-                skips_attention_beside_experts=True,
+                skips_attention_with_experts=True,
                 source="GPTQ, AWQ: groups of 128 with a scale in 16 bits and a zero in 4; widened inside the product (Marlin)",
             ),
             Quantization(
@@ -112,13 +112,13 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
             ),
             Quantization(
                 name="nvfp4-weights", weight_bytes=0.5 + 1.0 / 16.0, activation_bytes=2.0, product=Dtype.BF16, needs=Dtype.BF16,
-                skips_attention_beside_experts=True, measured_as="w4a16",
+                skips_attention_with_experts=True, measured_as="w4a16",
                 source="W4A16: nvfp4 weights widened inside the product (Marlin), for chips without units for fp4: "
                 "vllm-project/vllm 0.14, model_executor/layers/quantization/utils/marlin_utils_fp4.py",
             ),
             Quantization(
                 name="nvfp4", weight_bytes=0.5 + 1.0 / 16.0, activation_bytes=0.5 + 1.0 / 16.0, product=Dtype.FP4, needs=Dtype.FP4,
-                skips_attention_beside_experts=True,
+                skips_attention_with_experts=True,
                 source="16 entries have one E4M3 scale, a tensor one in fp32 (TensorRT Model Optimizer); of models with experts the "
                 "published checkpoints hold experts and MLPs so, attention wider",
             ),

@@ -69,7 +69,7 @@ def with_batch(op: Operator, dim: str) -> Operator:
     def change(extent: Extent) -> Extent:
         return tuple((size, *named((each,))) for size, each in extent)  # type: ignore[misc]
 
-    fields = {name: named(getattr(op, name)) for name in ("sums", "whole", "padded", "per_sample", "per_token", "stretched")}
+    fields = {name: named(getattr(op, name)) for name in ("sums", "unsplit", "padded", "per_sample", "per_token", "stretched")}
     return with_extents(
         op,
         change,

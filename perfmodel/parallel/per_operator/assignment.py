@@ -120,7 +120,7 @@ def cut_sizes(operator: Operator, network: Graph, dim: str) -> tuple[int, ...]:
 
 def divides(operator: Operator, network: Graph, dim: str, parts: int) -> bool:
     """Whether a dim may be cut into so many parts: it may be cut, and each size that the cut meets has that many equal parts."""
-    if dim in operator.whole:
+    if dim in operator.unsplit:
         return parts == 1
     if dim in operator.padded:
         return parts <= operator.dims[dim]

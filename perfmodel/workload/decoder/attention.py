@@ -81,7 +81,7 @@ def attention_core(
         causal_queries="q",
         sinks=operand(sinks, "g r") if sinks else None,
     )
-    weights = b.add(operator, square, whole="z", group=core)
+    weights = b.add(operator, square, unsplit="z", group=core)
     if b.drops:
         weights = b.dropout("attention_weights_dropout", weights, square, square_dims, group=core)
     return b.product("context", f"{square} {value}", (weights, square_dims), (v, v_dims), ("attention.out", out_dims), group=core)

@@ -50,7 +50,7 @@ PER_SAMPLE, STRETCHED, PADDED = "b", "c", "v"
 #: Dims that count tokens: positions, queries, keys, rows of an expert.
 PER_TOKEN = frozenset(("s", "q", "z", "t"))
 #: Dims that no axis may cut, in any operator.
-WHOLE = frozenset(
+UNSPLIT = frozenset(
     ("d", "qa", "kva", "lat", "rope", "kvb", "nope", "val", "qk", "hh", "hn", "mi", "mc", "mo", "mh", "mb", "mv", "mt", "ih", "id", "it")
 )
 
@@ -186,7 +186,7 @@ class DecoderBuilder:
         operator: Operator,
         dims: str,
         *,
-        whole: str = "",
+        unsplit: str = "",
         group: str = "",
         itemsize: float = 0.0,
         is_set: bool = False,
@@ -212,7 +212,7 @@ class DecoderBuilder:
                 group=group,
                 parts=parts or operator.parts,
                 logical={dim_of(word): LOGICAL[word] for word in dims.split()},
-                whole=tuple(name for name in names if name in WHOLE or name in (*operator.whole, *whole)),
+                unsplit=tuple(name for name in names if name in UNSPLIT or name in (*operator.unsplit, *unsplit)),
                 padded=tuple(name for name in names if name == PADDED),
                 per_sample=tuple(name for name in names if name == PER_SAMPLE),
                 per_token=() if self.seq_len else tuple(name for name in names if name in PER_TOKEN),
@@ -297,8 +297,8 @@ class DecoderBuilder:
                 operator = rms_norm(name, operand(x, dims), None, operand(f"{name}.out", dims), self.of(dims), over=("d",))
                 return self.add(operator, dims)
             case "all":
-                whole = " ".join(f"{d}_norm" if d in heads.split() else d for d in dims.split())
-                return self.norm(name, x, whole, dims, f"{heads} d", rows=len(heads.split()) + 1)
+                shared_dims = " ".join(f"{d}_norm" if d in heads.split() else d for d in dims.split())
+                return self.norm(name, x, shared_dims, dims, f"{heads} d", rows=len(heads.split()) + 1)
 
     def rotary(self, name: str, x: str, dims: str, *, tensor_dims: str = "", head_dim: int = 0, start: int | None = None) -> str:
         """Rotary embedding of the whole head, or of `head_dim` entries from `start`."""

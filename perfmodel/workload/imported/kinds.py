@@ -50,7 +50,7 @@ class Seen:
 
     dims    sizes by name
     pieces  from the vertex's dims to those names, outermost first
-    whole   names that stay whole: windows, joined dims, head sizes
+    unsplit names that stay whole: windows, joined dims, head sizes
     padded  names whose shares may be uneven: vocabularies
     """
 
@@ -59,7 +59,7 @@ class Seen:
     layer: str
     dims: Mapping[str, int]
     pieces: Mapping[str, tuple[str, ...]]
-    whole: tuple[str, ...]
+    unsplit: tuple[str, ...]
     padded: tuple[str, ...]
     inputs: tuple[Read, ...]
     output: Read
@@ -111,7 +111,7 @@ class Seen:
             settings={"function": self.vertex.operator},
             layer=self.layer,
         )
-        return without_dims(found, {name for name in self.dims if name not in handled} | {*made.whole, *self.whole})
+        return without_dims(found, {name for name in self.dims if name not in handled} | {*made.unsplit, *self.unsplit})
 
     def _place(self, read: Read) -> int:
         """Where the export has it."""
@@ -129,7 +129,7 @@ class Seen:
         backward: tuple[Work, ...] = (),
         traffic: tuple[OwnTraffic, ...] = (),
         sums: Sequence[str] = (),
-        whole: Sequence[str] = (),
+        unsplit: Sequence[str] = (),
         keeps: Sequence[Read] = (),
         extras: tuple[Extent, ...] = (),
         inputs: tuple[Read, ...] | None = None,
@@ -148,7 +148,7 @@ class Seen:
             backward=backward,
             traffic=traffic,
             sums=tuple(name for name in sums if name not in self.output.operand.dims),
-            whole=tuple(whole),
+            unsplit=tuple(unsplit),
             saved=(*saved, *passes(*extras)),
         )
         return self.of_kind(made, reads)
@@ -180,7 +180,7 @@ def without_dims(operator: Operator, gone: set[str]) -> Operator:
         inputs=tuple(replace(operand, dims=named(operand.dims)) for operand in operator.inputs),
         output=replace(operator.output, dims=named(operator.output.dims)),
         sums=kept(operator.sums),
-        whole=kept(operator.whole),
+        unsplit=kept(operator.unsplit),
         padded=kept(operator.padded),
     )
 
@@ -257,14 +257,14 @@ def _convolution(seen: Seen) -> Operator:
     else:
         summed = seen.of("c")
         forward, backward = _products(x, weight, batch=(), m=m, n=seen.extent(filters), k=(*seen.extent(summed), *window))
-    whole: list[str] = []
+    unsplit: list[str] = []
     traffic: list[OwnTraffic] = []
     for dim in space:
         names = seen.of(dim)
         position = vertex.inputs[0].dims.index(dim)
         step = vertex.inputs[0].shape[position] // vertex.dims[dim]
         if len(names) != 1 or names[0] not in x.operand.dims or names[0] not in seen.output.operand.dims:
-            whole += names
+            unsplit += names
             continue
         shared = vertex.dims.get(_WINDOWS[dim], 1) - step
         if shared > 0:
@@ -280,7 +280,7 @@ def _convolution(seen: Seen) -> Operator:
         backward=backward,
         traffic=tuple(traffic),
         sums=summed,
-        whole=whole,
+        unsplit=unsplit,
         keeps=_kept_factors(x, weight),
         inputs=(x, weight),
     )
@@ -295,7 +295,7 @@ def _attention(seen: Seen) -> Operator:
     head_dim = (vertex.dims["d"] + vertex.dims["e"]) // 2
     q, k, v, output = seen.operands((*factors, seen.output))
     made = attention(seen.name, q, k, v, output, seen.dims, head_dim=head_dim, named=named)
-    return seen.of_kind(replace(made, whole=(*made.whole, *seen.of("e"))), factors, *seen.inputs[3:])
+    return seen.of_kind(replace(made, unsplit=(*made.unsplit, *seen.of("e"))), factors, *seen.inputs[3:])
 
 
 def _recurrent(seen: Seen) -> Operator:
@@ -335,7 +335,7 @@ def _recurrent(seen: Seen) -> Operator:
         forward=tuple(forward),
         backward=tuple(backward),
         traffic=traffic,
-        whole=(*(() if is_cut else names), *seen.of("l", "d", "s")),
+        unsplit=(*(() if is_cut else names), *seen.of("l", "d", "s")),
         keeps=(seen.inputs[0], seen.output),
         extras=(entries,),
         inputs=inputs,
@@ -418,7 +418,7 @@ def _pooling(seen: Seen) -> Operator:
         "pooling",
         forward=_stream("default", out, x, out, *kept),
         backward=_stream("default", x, out, *kept, x),
-        whole=seen.of(*names[2:]),
+        unsplit=seen.of(*names[2:]),
         keeps=seen.inputs[:1],
         extras=kept,
     )

@@ -333,7 +333,7 @@ class _Builder:
             layer=_layer(vertex.module),
             dims={name: piece.size for piece, name in names.items()},
             pieces=pieces,
-            whole=tuple(name for piece, name in names.items() if piece in self.never_cut or self._is_unsplit(index, piece)),
+            unsplit=tuple(name for piece, name in names.items() if piece in self.never_cut or self._is_unsplit(index, piece)),
             padded=tuple(name for piece, name in names.items() if piece in self.padded),
             inputs=tuple(self._read(index, each, pieces) for each in range(len(vertex.inputs))),
             output=self._written(index, number),

@@ -96,7 +96,7 @@ def attention(
         output=output,
         forward=(work,),
         backward=(work,),
-        whole=(
+        unsplit=(
             *(keys if causal is None or causal.shares_queries else (*keys, *queries)),
             *(chosen.dims[-1:] if chosen is not None else ()),
         ),

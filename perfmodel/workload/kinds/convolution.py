@@ -59,11 +59,11 @@ def convolution(
     backward = [Product(batch=by_group, m=n, n=k, k=m, tensors=tensors)]
     if first_has_gradient:
         backward.append(Product(batch=by_group, m=m, n=k, k=n, tensors=tensors))
-    whole = [dim for dim, out, step, size in (("h", rows, stride[0], height), ("w", columns, stride[1], width)) if size != step * out]
+    unsplit = [dim for dim, out, step, size in (("h", rows, stride[0], height), ("w", columns, stride[1], width)) if size != step * out]
     traffic: list[OwnTraffic] = []
-    if "h" not in whole:
+    if "h" not in unsplit:
         traffic += halo_exchange("h", halo_rows(window[0], stride[0], padding[0], dilation[0]), (*owned, (width, "w")))
-    if "w" not in whole:
+    if "w" not in unsplit:
         traffic += halo_exchange("w", halo_rows(window[1], stride[1], padding[1], dilation[1]), (*owned, (height, "h")))
     if not first_has_gradient:
         traffic = [own for own in traffic if own.phase is Pass.FORWARD]
@@ -80,7 +80,7 @@ def convolution(
         backward=tuple(backward),
         traffic=tuple(traffic),
         sums=("c",) if groups == 1 else (),
-        whole=tuple(whole),
+        unsplit=tuple(unsplit),
         saved=(Data(extent=read, of=0),),
         settings={"window": window, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups},
         layer=layer,

@@ -18,7 +18,7 @@ def einsum(
     first_has_gradient: bool = True,
     second_has_gradient: bool = True,
     grouped: bool = False,
-    whole: tuple[str, ...] = (),
+    unsplit: tuple[str, ...] = (),
     padded: tuple[str, ...] = (),
     layer: str = "",
 ) -> Operator:
@@ -57,7 +57,7 @@ def einsum(
         forward=(Product(batch=batch, m=m, n=n, k=k, is_grouped=grouped),),
         backward=tuple(backward),
         sums=summed,
-        whole=whole,
+        unsplit=unsplit,
         padded=padded,
         saved=tuple(saved),
         layer=layer,

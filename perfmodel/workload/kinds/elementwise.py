@@ -23,7 +23,7 @@ def elementwise(
     output: Operand,
     dims: Mapping[str, int],
     *,
-    whole: tuple[str, ...] = (),
+    unsplit: tuple[str, ...] = (),
     padded: tuple[str, ...] = (),
     layer: str = "",
 ) -> Operator:
@@ -54,7 +54,7 @@ def elementwise(
         output=output,
         forward=(Stream(kernel=kernel, elements=entries, accesses=(*read, out)),),
         backward=() if function == "add" and not written else (backward,),
-        whole=whole,
+        unsplit=unsplit,
         padded=padded,
         saved=tuple(saved),
         is_linear=function == "add",

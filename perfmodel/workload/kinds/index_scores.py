@@ -56,7 +56,7 @@ def index_scores(
             Product(batch=batch, m=columns, n=sums, k=rows),
             Stream(kernel="default", elements=scores, accesses=(*read, square, *gradients)),
         ),
-        whole=(keys, heads, width, *(dim for dim in output.dims if dim not in q.dims)),
+        unsplit=(keys, heads, width, *(dim for dim in output.dims if dim not in q.dims)),
         saved=read,
         layer=layer,
     )

@@ -47,7 +47,7 @@ def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len
             for kind, phase in ((CollectiveKind.ALL_GATHER, Pass.FORWARD), (CollectiveKind.REDUCE_SCATTER, Pass.BACKWARD))
             if seq_len > 1
         ),
-        whole=("s",),
+        unsplit=("s",),
         saved=passes((*four, *b, *s, *e), (*b, *s, *e), (*b, *s, *gathered)),
         layer=layer,
     )

@@ -27,7 +27,7 @@ def piece(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, st
         dims=dims,
         inputs=(x,),
         output=output,
-        whole=(entries, taken),
+        unsplit=(entries, taken),
         passes_gradient=True,
         settings={"start": start},
         layer=layer,
@@ -69,6 +69,6 @@ def side_by_side(name: str, first: Operand, second: Operand, output: Operand, di
         output=output,
         forward=(Stream(kernel="default", elements=entries, accesses=tuple(data)),),
         backward=(Stream(kernel="default", elements=entries, accesses=(gradients[2], *gradients[:2])),),
-        whole=(one, other, both),
+        unsplit=(one, other, both),
         layer=layer,
     )

@@ -35,7 +35,7 @@ def pooling(
     batch, channels, height, width = x.shape
     rows = window_output(name, height, window[0], stride[0], padding[0])
     columns = window_output(name, width, window[1], stride[1], padding[1])
-    whole = [dim for dim, out, step, size in (("h", rows, stride[0], height), ("w", columns, stride[1], width)) if size != step * out]
+    unsplit = [dim for dim, out, step, size in (("h", rows, stride[0], height), ("w", columns, stride[1], width)) if size != step * out]
     maps: Extent = ((batch, "b"), (channels, "c"))
     read: Extent = (*maps, (height, "h"), (width, "w"))
     written: Extent = (*maps, (rows, "h"), (columns, "w"))
@@ -44,9 +44,9 @@ def pooling(
     # every entry of the output compares or adds a whole window
     taps: Extent = ((window[0], ""), (window[1], ""), *written)
     traffic: list[OwnTraffic] = []
-    if "h" not in whole:
+    if "h" not in unsplit:
         traffic += halo_exchange("h", halo_rows(window[0], stride[0], padding[0]), (*maps, (width, "w")))
-    if "w" not in whole:
+    if "w" not in unsplit:
         traffic += halo_exchange("w", halo_rows(window[1], stride[1], padding[1]), (*maps, (height, "h")))
     return Operator(
         name=name,
@@ -57,7 +57,7 @@ def pooling(
         forward=(Stream(kernel=kernel, elements=taps, accesses=passes(read, written, *kept)),),
         backward=(Stream(kernel=kernel, elements=taps, accesses=passes(written, *kept, read)),),
         traffic=tuple(traffic),
-        whole=tuple(whole),
+        unsplit=tuple(unsplit),
         saved=(Data(extent=read, of=0), *passes(*kept)),
         settings={"mode": mode, "window": window, "stride": stride, "padding": padding},
         layer=layer,

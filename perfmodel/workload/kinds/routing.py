@@ -36,7 +36,7 @@ def route(name: str, logits: Operand, output: Operand, dims: Mapping[str, int], 
             Stream(kernel="softmax", elements=entries, accesses=(scores, scores, chosen)),
         ),
         backward=(Stream(kernel="softmax", elements=entries, accesses=back),),
-        whole=experts,
+        unsplit=experts,
         saved=(read, scores),
         settings={"score": score},
     )
@@ -116,7 +116,7 @@ def gated(
         output=output,
         forward=forward,
         backward=backward,
-        whole=tuple(dim for dim in x.dims if dim and dim not in output.dims),
+        unsplit=tuple(dim for dim in x.dims if dim and dim not in output.dims),
         saved=tuple(into),
         settings={"function": function},
     )
@@ -128,5 +128,5 @@ def routed_experts(name: str, inputs: tuple[Operand, ...], output: Operand, dims
     Dispatch and combine are part of it. Its experts lie where an engine deals them over chips: no axis cuts e or w.
     """
     work = RoutedExperts(num_experts=dims["e"], top_k=top_k, width=dims["w"], hidden_size=dims["h"], matrices=dims.get("y", 1))
-    whole = tuple(dim for dim in dims if dim not in output.dims)
-    return Operator(name=name, kind="routed_experts", dims=dims, inputs=inputs, output=output, forward=(work,), whole=whole)
+    unsplit = tuple(dim for dim in dims if dim not in output.dims)
+    return Operator(name=name, kind="routed_experts", dims=dims, inputs=inputs, output=output, forward=(work,), unsplit=unsplit)

@@ -15,9 +15,9 @@ def attend(b: NetworkBuilder, prefix: str, q: str, k: str, v: str, *, fused: boo
     """q[b,s,g,r,d], k and v[b,s,g,d] -> [b,s,g,r,d] without a mask; one fused kernel, or two products and a softmax."""
     depth = b.shape(q)[-1]
     if not fused:
-        scores = b.einsum(f"{prefix}scores", (q, "b q g r d"), (k, "b z g d"), "b g r q z", whole="d")
+        scores = b.einsum(f"{prefix}scores", (q, "b q g r d"), (k, "b z g d"), "b g r q z", unsplit="d")
         weights = b.softmax(f"{prefix}softmax", scores, "b g r q z", "z", scale=depth**-0.5)
-        return b.einsum(f"{prefix}context", (weights, "b g r q z"), (v, "b z g d"), "b q g r d", whole="d")
+        return b.einsum(f"{prefix}context", (weights, "b g r q z"), (v, "b z g d"), "b q g r d", unsplit="d")
     batch, queries_len, groups, shared, _ = b.shape(q)
     operator = attention(
         f"{prefix}attention",
@@ -36,11 +36,11 @@ def self_attention(b: NetworkBuilder, prefix: str, x: str, *, heads: int, fused:
     """The attention branch with biases and without a mask; every head has keys and values of its own."""
     hidden = b.shape(x)[-1]
     sizes = {"g": heads, "d": head_dim(hidden, heads)}
-    q = b.linear(f"{prefix}q_proj", x, "b s h", "g r d h", QUERY, whole="d", new=sizes | {"r": 1})
-    k = b.linear(f"{prefix}k_proj", x, "b s h", "g d h", KEY, whole="d", new=sizes)
-    v = b.linear(f"{prefix}v_proj", x, "b s h", "g d h", KEY, whole="d", new=sizes)
+    q = b.linear(f"{prefix}q_proj", x, "b s h", "g r d h", QUERY, unsplit="d", new=sizes | {"r": 1})
+    k = b.linear(f"{prefix}k_proj", x, "b s h", "g d h", KEY, unsplit="d", new=sizes)
+    v = b.linear(f"{prefix}v_proj", x, "b s h", "g d h", KEY, unsplit="d", new=sizes)
     y = attend(b, prefix, q, k, v, fused=fused)
-    return b.linear(f"{prefix}o_proj", y, QUERY, "h g r d", "b s h", whole="d", new={"h": hidden})
+    return b.linear(f"{prefix}o_proj", y, QUERY, "h g r d", "b s h", unsplit="d", new={"h": hidden})
 
 
 def gelu_mlp(b: NetworkBuilder, prefix: str, x: str, intermediate: int) -> str:

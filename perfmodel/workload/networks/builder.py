@@ -89,7 +89,9 @@ class NetworkBuilder:
 
     # --- products -------------------------------------------------------------------------------------------
 
-    def einsum(self, name: str, first: tuple[str, str], second: tuple[str, str], output: str, *, whole: str = "", padded: str = "") -> str:
+    def einsum(
+        self, name: str, first: tuple[str, str], second: tuple[str, str], output: str, *, unsplit: str = "", padded: str = ""
+    ) -> str:
         """A product of two tensors (name, dims). The dims of the output come first among those of the operator."""
         sizes = self.sizes(first, second)
         order = dict.fromkeys(chain(output.split(), first[1].split(), second[1].split()))
@@ -102,7 +104,7 @@ class NetworkBuilder:
             {dim: sizes[dim] for dim in order},
             second_is_parameter=role is TensorRole.PARAMETER,
             first_has_gradient=first[0] in self._made,
-            whole=tuple(whole.split()),
+            unsplit=tuple(unsplit.split()),
             padded=tuple(padded.split()),
             layer=self.layer,
         )
@@ -118,7 +120,7 @@ class NetworkBuilder:
         *,
         bias: bool = True,
         weight: str = "",
-        whole: str = "",
+        unsplit: str = "",
         padded: str = "",
         new: Mapping[str, int] = _NOTHING,
     ) -> str:
@@ -130,22 +132,22 @@ class NetworkBuilder:
         names = weight_dims.split()
         rows = next((i for i, dim in enumerate(names) if dim in dims.split()), len(names))
         matrix = self.parameter(weight or f"{name}.weight", *(sizes[dim] for dim in names), rows=max(1, rows))
-        y = self.einsum(name, (x, dims), (matrix, weight_dims), output, whole=whole, padded=padded)
+        y = self.einsum(name, (x, dims), (matrix, weight_dims), output, unsplit=unsplit, padded=padded)
         if not bias:
             return y
         left = [dim for dim in weight_dims.split() if dim in output.split()]
-        return self.bias(name, y, output, " ".join(left), whole=_only(whole, output), padded=_only(padded, output))
+        return self.bias(name, y, output, " ".join(left), unsplit=_only(unsplit, output), padded=_only(padded, output))
 
-    def bias(self, name: str, x: str, dims: str, bias_dims: str, *, whole: str = "", padded: str = "") -> str:
+    def bias(self, name: str, x: str, dims: str, bias_dims: str, *, unsplit: str = "", padded: str = "") -> str:
         """x + `name`.bias, as operator `name`_bias."""
         sizes = self.sizes((x, dims))
         shape = [sizes[dim] for dim in bias_dims.split()]
         vector = self.parameter(f"{name}.bias", *shape, rows=len(shape), bias_of=name)
-        return self.pointwise(f"{name}_bias", "bias", (x, dims), (vector, bias_dims), whole=whole, padded=padded)
+        return self.pointwise(f"{name}_bias", "bias", (x, dims), (vector, bias_dims), unsplit=unsplit, padded=padded)
 
     # --- entry by entry, and rows ---------------------------------------------------------------------------
 
-    def pointwise(self, name: str, function: str, *inputs: tuple[str, str], whole: str = "", padded: str = "") -> str:
+    def pointwise(self, name: str, function: str, *inputs: tuple[str, str], unsplit: str = "", padded: str = "") -> str:
         """function(inputs...) with the shape of the first."""
         x, dims = inputs[0]
         operator = elementwise(
@@ -154,7 +156,7 @@ class NetworkBuilder:
             tuple(_operand(*operand) for operand in inputs),
             _operand(f"{name}.out", dims),
             self.sizes(*inputs),
-            whole=tuple(whole.split()),
+            unsplit=tuple(unsplit.split()),
             padded=tuple(padded.split()),
             layer=self.layer,
         )

@@ -34,14 +34,14 @@ def transformer(
     def attend(name: str, x: str, memory: str, *, causal: bool) -> str:
         """Queries of x, keys and values of the memory; added to x and normalised."""
         sizes = {"h": heads, "c": head_dim}
-        q = b.linear(f"{name}.q_proj", x, "b s d", "h c d", "b h s c", bias=False, whole="c", new=sizes)
-        k = b.linear(f"{name}.k_proj", memory, "b t d", "h c d", "b h t c", bias=False, whole="c", new=sizes)
-        v = b.linear(f"{name}.v_proj", memory, "b t d", "h c d", "b h t c", bias=False, whole="c", new=sizes)
+        q = b.linear(f"{name}.q_proj", x, "b s d", "h c d", "b h s c", bias=False, unsplit="c", new=sizes)
+        k = b.linear(f"{name}.k_proj", memory, "b t d", "h c d", "b h t c", bias=False, unsplit="c", new=sizes)
+        v = b.linear(f"{name}.v_proj", memory, "b t d", "h c d", "b h t c", bias=False, unsplit="c", new=sizes)
         scores = b.einsum(f"{name}.scores", (q, "b h s c"), (k, "b h t c"), "b h s t")
         scale, queries = head_dim**-0.5, "s" if causal else ""
         weights = b.softmax(f"{name}.softmax", scores, "b h s t", "t", scale=scale, causal_queries=queries)
         context = b.einsum(f"{name}.context", (weights, "b h s t"), (v, "b h t c"), "b h s c")
-        y = b.linear(f"{name}.o_proj", context, "b h s c", "d h c", "b s d", bias=False, whole="c", new={"d": hidden})
+        y = b.linear(f"{name}.o_proj", context, "b h s c", "d h c", "b s d", bias=False, unsplit="c", new={"d": hidden})
         return close(name, x, y)
 
     def feed_forward(name: str, x: str) -> str:

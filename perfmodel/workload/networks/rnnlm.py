@@ -21,7 +21,7 @@ def rnnlm(
     for i in range(layers):
         b.layer = name = f"lstm{i}"
         # dim i: the four gates, which the recurrence reads together
-        gates = b.linear(f"{name}.input", x, "b s d", "i e d", "b s i e", whole="i", new={"i": 4, "e": hidden})
+        gates = b.linear(f"{name}.input", x, "b s d", "i e d", "b s i e", unsplit="i", new={"i": 4, "e": hidden})
         weight = b.parameter(f"{name}.weight", 4, hidden, hidden, rows=2)
         recurrence = lstm(name, gates, weight, f"{name}.out", batch=batch, seq_len=seq_len, hidden=hidden, layer=name)
         x = b.add(recurrence, batch, seq_len, hidden)
