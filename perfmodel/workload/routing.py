@@ -85,8 +85,8 @@ class Routing:
     def rows(self) -> RankRows:
         """Rows that determine the time and the memory of a layer.
 
-        computed    of the rank with the most expert rows: it computes the longest, with as even a load of its experts, and its buffers are
-                    the largest
+        computed    of the rank with the most expert rows: it computes the longest, with equal loads of its experts, and has the largest
+                    buffers
         exchanged   of the rank that sends or receives the most, because it ends the all-to-all. Where all send the same, it is the
                     fullest rank, with the same multiple of the mean
 

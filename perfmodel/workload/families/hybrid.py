@@ -1,4 +1,4 @@
-"""Families whose layers mix tokens in several ways: attention in some, a state or a linear memory in the others."""
+"""Families with several kinds of mixers: attention in some layers, a recurrent state in the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _qwen3_5_moe(fields: ConfigFields) -> Values:
 
 
 def _gated(fields: ConfigFields, *, width: str = "intermediate_size") -> Values:
-    """Qwen3 whose attention scales what it puts out by a gate."""
+    """Return the values of Qwen3 with a gate on the attention output."""
     return {**qwen3(fields, width=width), "attention_gate": True}
 
 
@@ -38,7 +38,7 @@ def _further_tokens(fields: ConfigFields) -> Values:
 
 
 def _with_memory(fields: ConfigFields, feed_forwards: Sequence[FeedForward], experts: Experts | None) -> Values:
-    """Every fourth layer has attention, the others a gated delta network, unless `layer_types` says otherwise."""
+    """Return the layers: attention in every fourth one, a gated delta network in the others, unless `layer_types` lists them."""
     num_layers = fields.num_layers()
     words: Sequence[str] = fields.of_each_layer("layer_types", ("linear_attention", "full_attention"), num_layers)
     if not words:
@@ -57,7 +57,10 @@ def _with_memory(fields: ConfigFields, feed_forwards: Sequence[FeedForward], exp
 
 
 def _nemotron_h(fields: ConfigFields) -> Values:
-    """Each layer is a mixer or a feed-forward alone, with one norm; no positions; MLPs and experts of two matrices."""
+    """Return the values of Nemotron-H: each layer is either a mixer or a feed-forward, with one norm.
+
+    No positions; MLPs and experts have two matrices.
+    """
     makes = _blocks(fields)
     bias = fields.flag("attention_bias", default=False)
     mlp_bias = fields.flag("mlp_bias", default=False)
@@ -119,7 +122,7 @@ _BLOCK_OF_WORD = {"mamba": "M", "linear_attention": "M", "attention": "*", "full
 
 
 def _blocks(fields: ConfigFields) -> list[tuple[Mixer, FeedForward]]:
-    """Kind of each layer: one letter each, or one word of `layers_block_type`, which newer files have without a number of layers."""
+    """Return the kind of each layer: one letter each, or one word of `layers_block_type` (newer files, without a number of layers)."""
     pattern = fields.data.get("hybrid_override_pattern")
     if pattern is None:
         listed = fields.entries("layers_block_type")

@@ -1,4 +1,4 @@
-"""Layer normalisation and its form without a mean, RMSNorm: each row by its own statistics."""
+"""Layer normalisation and RMSNorm: each row by its own statistics."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ def layer_norm(
     unsplit: tuple[str, ...] = (),
     layer: str = "",
 ) -> Operator:
-    """y = weight (x - mean) / sqrt(variance + eps) + bias over the dims `over`, else those of the weight; the inputs are those of x,
-    weight and bias that there are."""
-    inputs = tuple(each for each in (x, weight, bias) if each is not None)
+    """Return y = weight (x - mean) / sqrt(variance + eps) + bias over the dims `over` (default: dims of the weight).
+
+    The inputs are x, weight and bias, as far as given.
+    """
+    inputs = tuple(operand for operand in (x, weight, bias) if operand is not None)
     return _norm(
         name, "layer_norm", inputs, output, dims, kernel="layernorm", statistics=2, eps=eps, over=over, unsplit=unsplit, layer=layer
     )
@@ -44,7 +46,7 @@ def rms_norm(
     unsplit: tuple[str, ...] = (),
     layer: str = "",
 ) -> Operator:
-    """y = weight x / sqrt(mean of x^2 + eps) over the dims `over`, else those of the weight."""
+    """Return y = weight x / sqrt(mean of x^2 + eps) over the dims `over` (default: dims of the weight)."""
     inputs = (x,) if weight is None else (x, weight)
     return _norm(name, "rms_norm", inputs, output, dims, kernel="rmsnorm", statistics=1, eps=eps, over=over, unsplit=unsplit, layer=layer)
 
@@ -63,9 +65,10 @@ def _norm(
     unsplit: tuple[str, ...],
     layer: str,
 ) -> Operator:
-    """Where a normalised dim is cut: one all-reduce of the statistics of every row in forward, one of as many sums in backward.
+    """Return a norm. Where a normalised dim is sharded: an all-reduce of the row statistics in forward, and one of the same size in
+    backward.
 
-    Source: sharding algebra, section 4 (norm over sharded h). Kept for backward: the input and the statistics.
+    Source: sharding algebra, section 4 (norm over sharded h). Saved for backward: the input and the statistics.
     """
     x, scale = inputs[0], inputs[1].dims if len(inputs) > 1 else ()
     over = over or tuple(dim for dim in scale if dim)
