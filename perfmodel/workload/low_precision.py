@@ -57,9 +57,9 @@ def with_recipe(
     gathered = recipe.copy_bytes if gathers_weights and recipe.gathers_weights else 0.0
     tensors = dict(graph.tensors)
     for name in weights:
-        beside = copies - (tensors[name].itemsize if gathered and keeps_copies else 0.0)
+        extra = copies - (tensors[name].itemsize if gathered and keeps_copies else 0.0)
         casts = _weight_casts(tensors[name], recipe, keeps_copies=keeps_copies, is_gathered_low=gathered > 0.0, master_bytes=master_bytes)
-        tensors[name] = replace(tensors[name], copy_bytes=beside, gathered_bytes=gathered, casts=casts)
+        tensors[name] = replace(tensors[name], copy_bytes=extra, gathered_bytes=gathered, casts=casts)
     if sends_rows and recipe.sends_rows:
         tensors |= {tensor.name: tensor for tensor in _sent_low(graph, recipe)}
     return replace(graph, operators=tuple(operators), tensors=tensors)
