@@ -192,13 +192,13 @@ class _Adapter:
         if not self.decomposes:
             return elementwise(name, "add", (base, scaled), output, dims)
         rows, vector = extent(dims, output.dims), extent(dims, self.magnitude.dims)
-        scratch, out = Data(extent=rows), Data(extent=rows, of=3)
+        temp, out = Data(extent=rows), Data(extent=rows, of=3)
         first, second = (Data(extent=rows, of=position) for position in (0, 1))
         gradient, to_base, to_scaled = (replace(data, is_gradient=True) for data in (out, first, second))
         to_magnitude = Data(extent=vector, of=2, is_gradient=True)
         backward = (
-            (gradient, scratch), (gradient, scratch, to_base), (gradient, first, scratch), (scratch, to_magnitude),
-            (gradient, to_scaled), (gradient, second, scratch), (scratch, to_magnitude),
+            (gradient, temp), (gradient, temp, to_base), (gradient, first, temp), (temp, to_magnitude),
+            (gradient, to_scaled), (gradient, second, temp), (temp, to_magnitude),
         )  # fmt: skip
         return Operator(
             name=name,
@@ -206,10 +206,7 @@ class _Adapter:
             dims=dims,
             inputs=(base, scaled, self.magnitude),
             output=output,
-            forward=tuple(
-                _pass(rows, *accesses)
-                for accesses in ((first, scratch), (second, scratch), (scratch, scratch, scratch), (first, scratch, out))
-            ),
+            forward=tuple(_pass(rows, *accesses) for accesses in ((first, temp), (second, temp), (temp, temp, temp), (first, temp, out))),
             backward=tuple(_pass(rows, *accesses) for accesses in backward),
             saved=(first, second),
         )

@@ -248,10 +248,8 @@ class TransformerConfig:
 
     @property
     def num_parameters(self) -> int:
-        """All trainable parameters, a tied matrix once, without multi-token-prediction modules.
-
-        Equals the count that Hugging Face's model of the same config reports.
-        """
+        """All trainable parameters, a tied matrix once, without multi-token-prediction modules. Equals the count that Hugging Face's model
+        of the same config reports."""
         outside = sum(shape.num_elements for shape in (*self.embedding_shapes(), *self.head_shapes()))
         return outside + sum(kind.count * sum(shape.num_elements for shape in self.layer_shapes(kind)) for kind in self.layer_kinds)
 
@@ -290,18 +288,14 @@ class TransformerConfig:
 
     @property
     def num_parameters_non_embedding(self) -> int:
-        """Parameters without the vocabulary and position tables at input and output.
-
-        The N of Kaplan et al., arXiv 2001.08361, section 2.1. (Hugging Face's `exclude_embeddings` counts an untied output matrix.)
-        """
+        """Parameters without the vocabulary and position tables at input and output. The N of Kaplan et al., arXiv 2001.08361, section 2.1.
+        (Hugging Face's `exclude_embeddings` counts an untied output matrix.)"""
         tables = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return self.num_parameters - tables - self.num_position_rows * self.hidden_size
 
     def with_layers(self, num_hidden_layers: int) -> "TransformerConfig":
-        """Return the same model with another depth; the name shows it.
-
-        With several kinds, leading layers keep their count, and alternating ones their proportions.
-        """
+        """Return the same model with another depth; the name shows it. With several kinds, leading layers keep their count, and alternating
+        ones their proportions."""
         if num_hidden_layers == self.num_hidden_layers:
             return self
         kinds = kinds_with_layers(self.kinds, num_hidden_layers) if self.kinds and num_hidden_layers > 0 else self.kinds
@@ -327,10 +321,8 @@ class TransformerConfig:
         return self.layer_kinds[-1]
 
     def mtp_shapes(self) -> tuple[ParameterShape, ...]:
-        """Return the shapes of one multi-token-prediction module (DeepSeek-V3, arXiv 2412.19437, section 2.2).
-
-        Norms of the hidden state and of the next token's embedding, their concatenation projected, one layer, a norm.
-        """
+        """Return the shapes of one multi-token-prediction module (DeepSeek-V3, arXiv 2412.19437, section 2.2). Norms of the hidden state
+        and of the next token's embedding, their concatenation projected, one layer, a norm."""
         h = self.hidden_size
         return (
             *norm_shapes(self, "hidden_norm", h),

@@ -247,8 +247,7 @@ class Operator:
     makes_weight_gradients     backward writes parameter gradients as new tensors; else it accumulates them into the gradient buffer
     settings  arguments of the torch function (stride, padding, window ...)
     layer     group for pipelines and reports ("encoder.3"); in a decoder embedding, layer or head; "" for none
-    group     operator set that selective recomputation names
-    group     the set of operators that selective recomputation speaks of
+    group     operator set for selective recomputation
 
     In a graph whose batch is a quantity of the plan and whose axes rule sets assign:
 

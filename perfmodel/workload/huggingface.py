@@ -20,10 +20,8 @@ from perfmodel.workload.imported.decoder import decoder_of, is_saved_graph, read
 
 
 def read_config(source: Mapping[str, Any] | str | Path, *, name: str = "") -> TransformerConfig:
-    """Return the model of a `config.json`, given as its contents, its path or its folder.
-
-    Also reads the decoder in a file that `perfmodel import --save` wrote.
-    """
+    """Return the model of a `config.json`, given as its contents, its path or its folder. Also reads the decoder in a file that `perfmodel
+    import --save` wrote."""
     if isinstance(source, (str, Path)):
         text, path = _load(Path(source))
         return _config_of(text, str(path), name or (path.parent.resolve().name if path.name == "config.json" else path.stem))

@@ -13,10 +13,8 @@ Region = Literal["embedding", "layer", "head"]
 
 
 class ParameterShape(NamedTuple):
-    """A parameter tensor.
-
-    A matrix is stored like torch.nn.Linear: rows are outputs, columns are inputs. Expert matrices have a leading expert dim.
-    """
+    """A parameter tensor. A matrix is stored like torch.nn.Linear: rows are outputs, columns are inputs. Expert matrices have a leading
+    expert dim."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,7 +38,10 @@ def shapes_of_layer(model: TransformerConfig, kind: LayerSpec) -> tuple[Paramete
     if kind.feed_forward != "none":
         if model.pre_norm and not (model.shared_norm and kind.mixer != "none"):
             shapes += norm_shapes(model, "mlp_norm", h)
-        shapes += _experts(model) if kind.feed_forward == "experts" else _dense(model)
+        if kind.feed_forward == "experts":
+            shapes += _experts(model)
+        else:
+            shapes += _mlp("", h, model.intermediate_size, gated=model.gated_mlp, bias=model.mlp_bias)
         if model.sandwich_norm:
             shapes += norm_shapes(model, "mlp_post_norm", h)
     return tuple(shapes)
@@ -115,10 +116,8 @@ def _mamba(model: TransformerConfig) -> list[ParameterShape]:
 
 
 def _delta(model: TransformerConfig) -> list[ParameterShape]:
-    """Return the shapes of a gated delta network.
-
-    Rows of in_proj_qkvz: queries, keys, values, gate; of in_proj_ba: writing strength and decay of each value head.
-    """
+    """Return the shapes of a gated delta network. Rows of in_proj_qkvz: queries, keys, values, gate; of in_proj_ba: writing strength and
+    decay of each value head."""
     delta = model.delta
     assert delta is not None
     h = model.hidden_size
@@ -138,10 +137,6 @@ _MIXERS = {"attention": _attention, "latent": _latent, "mamba": _mamba, "delta":
 
 
 # --- feed-forwards ------------------------------------------------------------------------------------------------
-
-
-def _dense(model: TransformerConfig) -> list[ParameterShape]:
-    return _mlp("", model.hidden_size, model.intermediate_size, gated=model.gated_mlp, bias=model.mlp_bias)
 
 
 def _experts(model: TransformerConfig) -> list[ParameterShape]:

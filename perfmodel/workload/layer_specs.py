@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from perfmodel.foundation.errors import bad_field
-
-if TYPE_CHECKING:
-    pass
 
 Mixer = Literal["attention", "latent", "mamba", "delta", "none"]
 FeedForward = Literal["dense", "experts", "none"]
@@ -191,10 +188,8 @@ def layer_order(kinds: Sequence[LayerSpec]) -> list[str]:
 
 
 def kinds_of_layers(layers: Sequence[tuple[Mixer, FeedForward]]) -> tuple[LayerSpec, ...]:
-    """Return the layer kinds of a model from the parts of each layer; the most frequent kind is named "layer".
-
-    A leading run that never recurs is a separate kind. The other kinds alternate in proportion: their exact order is not kept.
-    """
+    """Return the layer kinds of a model from the parts of each layer; the most frequent kind is named "layer". A leading run that never
+    recurs is a separate kind. The other kinds alternate in proportion: their exact order is not kept."""
     counts = Counter(layers)
     makes = list(counts)  # in the order of their first layers
     runs = [make for i, make in enumerate(layers) if i == 0 or layers[i - 1] != make]
@@ -225,10 +220,8 @@ def _kind_name(make: tuple[Mixer, FeedForward], makes: Sequence[tuple[Mixer, Fee
 
 
 def kinds_with_layers(kinds: Sequence[LayerSpec], num_layers: int) -> tuple[LayerSpec, ...]:
-    """Return the kinds of a model with `num_layers` layers.
-
-    Kinds before the last keep their counts as far as possible; alternating kinds at the end share the rest in proportion.
-    """
+    """Return the kinds of a model with `num_layers` layers. Kinds before the last keep their counts as far as possible; alternating kinds
+    at the end share the rest in proportion."""
     last = [kind for kind in kinds if kind.turn and kind.turn == kinds[-1].turn] or [kinds[-1]]
     left, counts = num_layers, {}
     for kind in kinds:

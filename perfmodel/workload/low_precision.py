@@ -91,10 +91,8 @@ def _weight_casts(weight: Tensor, recipe: Recipe, *, keeps_copies: bool, is_gath
 
 
 def _with_weight_casts(op: Operator, recipe: Recipe, *, is_gathered_low: bool) -> Operator:
-    """Add a cast pass to each product that reads the weight: forward, and backward for the input's gradient.
-
-    For a weight gathered in the cast format, only the operand order of backward is made, from the copy.
-    """
+    """Add a cast pass to each product that reads the weight: forward, and backward for the input's gradient. For a weight gathered in the
+    cast format, only the operand order of backward is made, from the copy."""
     weight = Data(extent=op.extent(op.inputs[1].dims), of=1)
     if is_gathered_low:
         copy = replace(weight, of=None, itemsize=recipe.copy_bytes)
@@ -105,10 +103,8 @@ def _with_weight_casts(op: Operator, recipe: Recipe, *, is_gathered_low: bool) -
 
 
 def _with_padding(op: Operator, graph: Graph) -> Operator:
-    """Add row padding to grouped products: a copy of the rows before the first product of an expert, and one after the last.
-
-    Each has one for the gradients. The padding passes are counted without the padded rows.
-    """
+    """Add row padding to grouped products: a copy of the rows before the first product of an expert, and one after the last. Each has one
+    for the gradients. The padding passes are counted without the padded rows."""
     if not any(isinstance(work, Product) and work.is_grouped for work in op.forward):
         return op
     maker = graph.producer(op.inputs[0].tensor)

@@ -14,27 +14,20 @@ def with_extents(operator: Operator, change: Callable[[Extent], Extent], **field
     def data(items: tuple[Data, ...]) -> tuple[Data, ...]:
         return tuple(replace(item, extent=change(item.extent)) for item in items)
 
-    def work(original: Work) -> Work:
-        match original:
+    def work(old: Work) -> Work:
+        match old:
             case Product():
-                tensors = tuple(map(change, original.tensors))
-                return replace(
-                    original,
-                    batch=change(original.batch),
-                    m=change(original.m),
-                    n=change(original.n),
-                    k=change(original.k),
-                    tensors=tensors,
-                )
+                tensors = tuple(map(change, old.tensors))
+                return replace(old, batch=change(old.batch), m=change(old.m), n=change(old.n), k=change(old.k), tensors=tensors)
             case Stream():
-                return replace(original, elements=change(original.elements), accesses=data(original.accesses))
+                return replace(old, elements=change(old.elements), accesses=data(old.accesses))
             case FusedAttention():
-                batch, heads, kv_heads, queries, keys = map(change, original.extents())
-                return replace(original, batch=batch, heads=heads, kv_heads=kv_heads, queries=queries, keys=keys)
+                batch, heads, kv_heads, queries, keys = map(change, old.extents())
+                return replace(old, batch=batch, heads=heads, kv_heads=kv_heads, queries=queries, keys=keys)
             case CacheAttention():
-                return replace(original, heads=change(original.heads), kv_heads=change(original.kv_heads))
+                return replace(old, heads=change(old.heads), kv_heads=change(old.kv_heads))
             case RoutedExperts():
-                return original
+                return old
 
     rewritten = {
         "forward": tuple(map(work, operator.forward)),

@@ -174,10 +174,8 @@ class RoutingCounts:
         return tuple(map(sum, zip(*(self.sent(source, rank) for source in range(len(self.rows))), strict=True)))
 
     def choices(self, source: int, top_k: int) -> NDArray[np.int64]:
-        """Return the experts of each token of a rank, [tokens, top_k], consistent with the counts and without repeats in a token.
-
-        Experts are assigned in `expert_order`, each to consecutive tokens in turn.
-        """
+        """Return the experts of each token of a rank, [tokens, top_k], consistent with the counts and without repeats in a token. Experts
+        are assigned in `expert_order`, each to consecutive tokens in turn."""
         order = expert_order(len(self.rows[source]))
         return np.repeat(order, np.asarray(self.rows[source])[order]).reshape(top_k, -1).T
 

@@ -31,10 +31,8 @@ def step_length(*, takes_prompts: bool) -> int:
 
 @lru_cache(maxsize=64)
 def step_graph(model: TransformerConfig, *, takes_prompts: bool, element_bytes: float) -> Graph:
-    """Return the graph of decode steps, or of steps with prompts too.
-
-    element_bytes: bytes of an element of unquantised weights and activations
-    """
+    """Return the graph of decode steps, or of steps with prompts too. element_bytes: bytes of an element of unquantised weights and
+    activations"""
     graph = build_graph(
         model,
         seq_len=step_length(takes_prompts=takes_prompts),

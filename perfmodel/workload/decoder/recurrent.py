@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from perfmodel.workload.decoder.builder import DecoderBuilder, operand
 from perfmodel.workload.graph import Operand
-from perfmodel.workload.kinds.state_space import Chunks, causal_conv, delta_scan, gated_norm, state_scan
+from perfmodel.workload.kinds.state_space import ScanChunks, causal_conv, delta_scan, gated_norm, state_scan
 
 _PROJECTED, _SCANNED = "b s m", "b s_scan m_scan"
 
@@ -38,7 +38,7 @@ def mamba_mixer(b: DecoderBuilder, x: str) -> str:
         parameters,
         operand("scan.out", "b s m mo"),
         sizes,
-        chunks=Chunks(mixed_rows, sizes, chunk=mamba.chunk_size, num_chunks=b.part_of_token(mamba.chunk_size)),
+        chunks=ScanChunks(mixed_rows, sizes, chunk=mamba.chunk_size, num_chunks=b.part_of_token(mamba.chunk_size)),
         groups=((sizes["m"], "m"),),
         heads=((sizes["m"], "m"), (sizes["mh"], "mh")),
         head_dim=mamba.head_dim,
@@ -68,7 +68,7 @@ def delta_mixer(b: DecoderBuilder, x: str) -> str:
         parameters,
         operand("scan.out", "b s m mo"),
         sizes,
-        chunks=Chunks(mixed_rows, sizes, chunk=delta.chunk_size, num_chunks=b.part_of_token(delta.chunk_size)),
+        chunks=ScanChunks(mixed_rows, sizes, chunk=delta.chunk_size, num_chunks=b.part_of_token(delta.chunk_size)),
         heads=((sizes["m"], "m"), (sizes["mh"], "mh")),
         key_dim=delta.key_head_dim,
         value_dim=delta.value_head_dim,

@@ -99,10 +99,8 @@ def _glm4_moe(fields: ConfigFields) -> Values:
 
 
 def _gpt_oss(fields: ConfigFields) -> Values:
-    """Return the values of gpt-oss: windows in every second layer, sinks, biases everywhere.
-
-    Its clamps and the scale inside its SiLU are fused into the activation.
-    """
+    """Return the values of gpt-oss: windows in every second layer, sinks, biases everywhere. Its clamps and the scale inside its SiLU are
+    fused into the activation."""
     experts = fields.record(
         Experts,
         num_experts=fields.count("num_local_experts"),
@@ -124,10 +122,8 @@ def _gpt_oss(fields: ConfigFields) -> Values:
 
 
 def _llama4(fields: ConfigFields) -> Values:
-    """Return the values of Llama 4: chunked attention except in layers without rotary positions; one shared expert.
-
-    The norm of queries and keys has no weights. Layers without rotary positions have no such norm, but it is counted there too.
-    """
+    """Return the values of Llama 4: chunked attention except in layers without rotary positions; one shared expert. The norm of queries and
+    keys has no weights. Layers without rotary positions have no such norm, but it is counted there too."""
     num_layers = fields.num_layers()
     width = fields.count("intermediate_size")
     experts = fields.record(

@@ -57,10 +57,8 @@ def _with_memory(fields: ConfigFields, feed_forwards: Sequence[FeedForward], exp
 
 
 def _nemotron_h(fields: ConfigFields) -> Values:
-    """Return the values of Nemotron-H: each layer is either a mixer or a feed-forward, with one norm.
-
-    No positions; MLPs and experts have two matrices.
-    """
+    """Return the values of Nemotron-H: each layer is either a mixer or a feed-forward, with one norm. No positions; MLPs and experts have
+    two matrices."""
     makes = _blocks(fields)
     bias = fields.flag("attention_bias", default=False)
     mlp_bias = fields.flag("mlp_bias", default=False)

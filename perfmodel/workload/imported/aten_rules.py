@@ -216,10 +216,8 @@ def _last_position(call: Call) -> IterationSpace:
 
 
 def _along(kind: ImportedKind, axes_of: Callable[[Call, int], tuple[int, ...]], operand: str = "") -> Rule:
-    """Return a rule of operators with the first operand's shape that reduce some dims, which stay in the output.
-
-    Scales and shifts have these dims.
-    """
+    """Return a rule of operators with the first operand's shape that reduce some dims, which stay in the output. Scales and shifts have
+    these dims."""
 
     def rule(call: Call) -> IterationSpace:
         first = operand or next(iter(call.tensors))

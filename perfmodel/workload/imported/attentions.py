@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from perfmodel.workload.imported.graph import ImportedKind, ImportedVertex, SeenKeys
+from perfmodel.workload.imported.graph import ImportedKind, SeenKeys
 from perfmodel.workload.imported.wiring import Wiring
 
 
@@ -74,10 +74,8 @@ def _scores_before(wiring: Wiring, at: int) -> tuple[int, int, set[int]] | None:
 
 
 def _written_out(wiring: Wiring, at: int, scores: int, number: int, way: set[int]) -> ImportedAttention:
-    """Return an unfused attention; its sizes follow from those of the products.
-
-    Scores have B h s z entries, the output B h s e, the module's tokens are T = B s.
-    """
+    """Return an unfused attention; its sizes follow from those of the products. Scores have B h s z entries, the output B h s e, the
+    module's tokens are T = B s."""
     product, output = wiring.vertex(scores), wiring.vertex(at)
     into = wiring.into.get(scores, {})
     tokens = next((vertex.inputs[-1].shape for vertex in wiring.graph.vertices if vertex.kind is ImportedKind.EMBEDDING), ())
@@ -91,18 +89,13 @@ def _written_out(wiring: Wiring, at: int, scores: int, number: int, way: set[int
         at=at,
         producers=(into.get(0), into.get(1), wiring.into.get(at, {}).get(1 - number)),
         heads=heads,
-        key_dim=_contracted(product),
+        key_dim=prod(product.dims[dim] for dim in product.inputs[0].dims if dim and dim not in product.outputs[0].dims),
         value_dim=max(1, output.outputs[0].num_elements // (rows * heads)),
         num_queries=num_keys,
         num_keys=num_keys,
         seen=seen,
         has_sinks=bool(sinks),
     )
-
-
-def _contracted(vertex: ImportedVertex) -> int:
-    out = set(vertex.outputs[0].dims)
-    return prod(vertex.dims[dim] for dim in vertex.inputs[0].dims if dim and dim not in out)
 
 
 __all__ = ["ImportedAttention", "find_attentions"]

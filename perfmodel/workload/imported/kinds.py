@@ -82,7 +82,7 @@ class Seen:
         neither computed nor prepared for. A dim that the output lacks and that is neither summed nor has traffic becomes unsplit.
         """
         given, is_trained = (*reads, self.output), self.output.has_gradient
-        stays = sorted((read for read in (*reads, *further) if read.operand.tensor), key=self._index_of)
+        stays = sorted((read for read in (*reads, *further) if read.operand.tensor), key=lambda read: number_of(self.inputs, read))
         positions = {number: number_of(stays, read) for number, read in enumerate(reads) if read.operand.tensor} | {len(reads): len(stays)}
         in_memory = {self.extent(read.dims): read.extent for read in given}
 
@@ -112,10 +112,6 @@ class Seen:
             layer=self.layer,
         )
         return without_dims(described, {name for name in self.dims if name not in handled} | {*operator.unsplit, *self.unsplit})
-
-    def _index_of(self, read: Read) -> int:
-        """Return the index of the input in the export."""
-        return number_of(self.inputs, read)
 
     @property
     def function(self) -> str:
@@ -466,8 +462,7 @@ def _elementwise(seen: Seen) -> Operator:
     elif seen.function in _KEEPS_OUTPUT:
         keeps = (seen.output,)
     elif seen.function in _KEEPS_THE_OTHER and seen.vertex.chain == 1 and len(seen.inputs) == 2:
-        first, second = seen.inputs
-        keeps = tuple(one for one, other in ((first, second), (second, first)) if other.has_gradient)
+        keeps = _kept_factors(*seen.inputs)
     else:
         keeps = seen.inputs
 

@@ -127,11 +127,8 @@ def _norm_of(wiring: Wiring, attention: ImportedAttention, heads: int, head_dim:
 def _latent(wiring: Wiring, attention: ImportedAttention, queries: int, keys: set[int], values: int, output: int) -> ImportedMixer:
     """Return latent attention of n heads: kv_a computes latent and rotary key, kv_b n (nope + value) entries, queries n (nope + rope)."""
     heads, head_dim = attention.heads, attention.key_dim
-    up = {
-        product
-        for product in keys | {values}
-        if wiring.weights(product).in_features == wiring.weights(values).in_features and product != queries
-    }
+    rank = wiring.weights(values).in_features
+    up = {product for product in keys | {values} if wiring.weights(product).in_features == rank and product != queries}
     down = {before for product in up for before in wiring.products_into(product)}
     apart = keys - up
     sources = {wiring.source(product) for product in (*down, *(apart - down))}
@@ -139,7 +136,6 @@ def _latent(wiring: Wiring, attention: ImportedAttention, queries: int, keys: se
         rule = "has keys of two parts, and they are not a latent's and one with positions for all heads, as of latent attention"
         raise wiring.refused(attention.at, rule)
     (kv_a,) = down
-    rank = wiring.weights(values).in_features
     query_down = set() if wiring.source(queries) in sources else wiring.products_into(queries)
     query_rank = wiring.weights(queries).in_features if query_down else 0
     sources |= {wiring.source(product) for product in query_down}

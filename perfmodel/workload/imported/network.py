@@ -460,11 +460,7 @@ class _Builder:
                 of = producers.get(operand.tensor)
                 if of is None or tensor.num_elements < least or vertex.kind in _WHOLE_BY_NATURE:
                     continue
-                unsharded = [
-                    position
-                    for position, dim in enumerate(operand.dims)
-                    if not dim and tensor.shape[position] > 1 and of.output.dims[position]
-                ]
+                unsharded = [at for at, dim in enumerate(operand.dims) if not dim and tensor.shape[at] > 1 and of.output.dims[at]]
                 if unsharded:
                     reason = _REASONS.get(vertex.kind, "its view of the tensor has other runs of entries, or broadcasts")
                     sizes = " x ".join(str(tensor.shape[position]) for position in unsharded)
@@ -498,9 +494,7 @@ def _sizes(positions: Sequence[tuple[Piece | None, ...]]) -> Shape:
 
 def _depend_on_inputs(graph: ImportedGraph) -> list[bool]:
     """Return whether each vertex depends on floats among the module's inputs."""
-    depends = [
-        vertex.kind is ImportedKind.INPUT and not vertex.outputs[0].is_index if vertex.outputs else False for vertex in graph.vertices
-    ]
+    depends = [vertex.kind is ImportedKind.INPUT and bool(vertex.outputs) and not vertex.outputs[0].is_index for vertex in graph.vertices]
     for edge in sorted(graph.edges, key=lambda edge: edge.consumer):
         depends[edge.consumer] |= depends[edge.producer]
     return depends

@@ -45,10 +45,8 @@ class Matrices:
 
 @dataclass(slots=True)
 class Wiring:
-    """Connections of a graph. `products`: products of activations with weights or with each other.
-
-    Products of positions, which depend on no parameter, and products that combine selected values are not among them.
-    """
+    """Connections of a graph. `products`: products of activations with weights or with each other. Products of positions, which depend on
+    no parameter, and products that combine selected values are not among them."""
 
     graph: ImportedGraph
     into: dict[int, dict[int, int]] = field(init=False)
@@ -158,11 +156,8 @@ class Wiring:
             roles.append(role)
         entries = prod(parameter.shape)
         if parameter is not read and entries != prod(read.shape):  # rows of the parameter, selected by index
-            sizes = {
-                "number": parameter.shape[0],
-                "in_features": sizes["in_features"],
-                "out_features": max(1, entries // (parameter.shape[0] * sizes["in_features"])),
-            }
+            rows, width = parameter.shape[0], sizes["in_features"]
+            sizes = {"number": rows, "in_features": width, "out_features": max(1, entries // (rows * width))}
             roles = ["number"]
         lead = parameter.shape[0] if len(parameter.shape) > 2 else 0
         return Matrices(

@@ -24,10 +24,8 @@ def layer_norm(
     unsplit: tuple[str, ...] = (),
     layer: str = "",
 ) -> Operator:
-    """Return y = weight (x - mean) / sqrt(variance + eps) + bias over the dims `over` (default: dims of the weight).
-
-    The inputs are x, weight and bias, as far as given.
-    """
+    """Return y = weight (x - mean) / sqrt(variance + eps) + bias over the dims `over` (default: dims of the weight). The inputs are x,
+    weight and bias, as far as given."""
     inputs = tuple(operand for operand in (x, weight, bias) if operand is not None)
     return _norm(
         name, "layer_norm", inputs, output, dims, kernel="layernorm", statistics=2, eps=eps, over=over, unsplit=unsplit, layer=layer

@@ -52,10 +52,8 @@ def copy(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, lay
 
 
 def side_by_side(name: str, first: Operand, second: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
-    """Return the concatenation first[..., n], second[..., o] -> y[..., n + o].
-
-    Positions that the second lacks (heads) get the same entries. The last positions are unsplit.
-    """
+    """Return the concatenation first[..., n], second[..., o] -> y[..., n + o]. Positions that the second lacks (heads) get the same
+    entries. The last positions are unsplit."""
     one, other, both = first.dims[-1], second.dims[-1], output.dims[-1]
     if dims[one] + dims[other] != dims[both]:
         raise InputError(f"operator {name}: {both}={dims[both]}: must be {one}={dims[one]} and {other}={dims[other]}; correct the shape")

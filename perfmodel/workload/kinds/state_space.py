@@ -81,7 +81,7 @@ def gated_norm(
     )
 
 
-class Chunks:
+class ScanChunks:
     """Chunks of the positions of x (b, s, ...): the batch of products over chunks, the length of a chunk, and half of it.
 
     num_chunks   0: by the number of positions
@@ -103,7 +103,7 @@ def state_scan(
     output: Operand,
     dims: Mapping[str, int],
     *,
-    chunks: Chunks,
+    chunks: ScanChunks,
     groups: Extent,
     heads: Extent,
     head_dim: int,
@@ -142,7 +142,7 @@ def delta_scan(
     output: Operand,
     dims: Mapping[str, int],
     *,
-    chunks: Chunks,
+    chunks: ScanChunks,
     heads: Extent,
     key_dim: int,
     value_dim: int,
@@ -188,7 +188,7 @@ def _scan(
     inputs: tuple[Operand, ...],
     output: Operand,
     dims: Mapping[str, int],
-    chunks: Chunks,
+    chunks: ScanChunks,
     *,
     forward: tuple[Product, ...],
     again: tuple[Product, ...],

@@ -31,10 +31,8 @@ def language_model(
     fused_attention: bool = True,
     dropout: bool = False,
 ) -> Graph:
-    """Build a shipped model or that of a config.json, with replaced sizes.
-
-    hidden without heads keeps the number of heads. seq_len 0: the longest, up to 8192.
-    """
+    """Build a shipped model or that of a config.json, with replaced sizes. hidden without heads keeps the number of heads. seq_len 0: the
+    longest, up to 8192."""
     config = load_model(name)
     changes = {
         "hidden_size": hidden,

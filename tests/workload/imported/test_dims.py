@@ -91,7 +91,7 @@ def test_pieces_of_the_reader_are_the_same_entries(views):
                     continue
                 aligned += 1
                 made = index_along(shape, axis) // piece.inner % piece.size
-                mine = index_along(seen_by, "abcdefgh".index(read.place[-1])) // read.inner % read.size
+                mine = index_along(seen_by, "abcdefgh".index(read.key[-1])) // read.inner % read.size
                 assert (made.reshape(target).transpose(order) == mine).all()
     assert aligned or any(not link.positions for each in edges for link in each.links)
 
