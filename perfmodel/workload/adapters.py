@@ -65,7 +65,7 @@ def regions_in_training(model: TransformerConfig, training: Training) -> tuple[R
 
 
 def _is_linear_layer(operator: Operator, graph: Graph) -> bool:
-    """Whether the operator multiplies by its own parameter matrix, in a layer that is a block, so that it may have an adapter."""
+    """Return whether the operator multiplies by its own parameter matrix, in a layer that is a block, so that it may have an adapter."""
     return (
         operator.kind == "einsum"
         and is_linear_name(operator.name_in_layer)

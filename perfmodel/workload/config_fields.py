@@ -217,9 +217,9 @@ def window_of(fields: ConfigFields, *, used: bool, every: int) -> Values:
     return {"sliding_window": window, "full_attention_every": every_of(fields, "layer_types", full)}
 
 
-def made_of(layers: Sequence[tuple[Mixer, FeedForward]], **parts: object) -> Values:
+def layer_parts(layers: Sequence[tuple[Mixer, FeedForward]], **parts: object) -> Values:
     """Return the specs of the layers' parts, and the layer kinds where there are several."""
-    used = {word for make in layers for word in make}
+    used = {word for layer in layers for word in layer}
     kinds = kinds_of_layers(layers)
     plain = len(kinds) == 1 and kinds[0].mixer in ("attention", "latent") and kinds[0].feed_forward != "none"
     return {**{name: part if name in used else None for name, part in parts.items()}, "kinds": () if plain else kinds}

@@ -330,7 +330,7 @@ class Operator:
         return tuple(operands[data.of].tensor for data in self.saved if data.of is not None)
 
     def streams(self, operand: Operand) -> bool:
-        """Whether remote shards of the operand are processed block by block: the operator holds only its own rank's."""
+        """Return whether remote shards of the operand are processed block by block: the operator holds only its own rank's."""
         return any(self.inputs[position] == operand for position in self.streamed)
 
     @property

@@ -191,30 +191,30 @@ def kinds_of_layers(layers: Sequence[tuple[Mixer, FeedForward]]) -> tuple[LayerS
     """Return the layer kinds of a model from the parts of each layer; the most frequent kind is named "layer". A leading run that never
     recurs is a separate kind. The other kinds alternate in proportion: their exact order is not kept."""
     counts = Counter(layers)
-    makes = list(counts)  # in the order of their first layers
-    runs = [make for i, make in enumerate(layers) if i == 0 or layers[i - 1] != make]
-    alone = 0  # leading kinds that never recur
-    while alone < len(makes) and runs.count(runs[alone]) == 1:
-        alone += 1
-    turn = "layers" if len(makes) - alone > 1 else ""
-    main = max(makes, key=lambda make: (counts[make], make[1] == "experts"))
+    types = list(counts)  # in the order of their first layers
+    runs = [layer_type for i, layer_type in enumerate(layers) if i == 0 or layers[i - 1] != layer_type]
+    num_leading = 0  # leading kinds that never recur
+    while num_leading < len(types) and runs.count(runs[num_leading]) == 1:
+        num_leading += 1
+    turn = "layers" if len(types) - num_leading > 1 else ""
+    main = max(types, key=lambda layer_type: (counts[layer_type], layer_type[1] == "experts"))
     return tuple(
         LayerSpec(
-            name="layer" if make == main else _kind_name(make, makes),
-            count=counts[make],
-            mixer=make[0],
-            feed_forward=make[1],
-            turn=turn if index >= alone else "",
+            name="layer" if layer_type == main else _kind_name(layer_type, types),
+            count=counts[layer_type],
+            mixer=layer_type[0],
+            feed_forward=layer_type[1],
+            turn=turn if index >= num_leading else "",
         )
-        for index, make in enumerate(makes)
+        for index, layer_type in enumerate(types)
     )
 
 
-def _kind_name(make: tuple[Mixer, FeedForward], makes: Sequence[tuple[Mixer, FeedForward]]) -> str:
+def _kind_name(layer_type: tuple[Mixer, FeedForward], types: Sequence[tuple[Mixer, FeedForward]]) -> str:
     """Return a name of the parts that not all kinds have."""
-    mixer, feed_forward = make
-    words: list[str] = [mixer] if len({kind_mixer for kind_mixer, _ in makes}) > 1 and mixer != "none" else []
-    if len({kind_feed_forward for _, kind_feed_forward in makes}) > 1 and feed_forward != "none":
+    mixer, feed_forward = layer_type
+    words: list[str] = [mixer] if len({kind_mixer for kind_mixer, _ in types}) > 1 and mixer != "none" else []
+    if len({kind_feed_forward for _, kind_feed_forward in types}) > 1 and feed_forward != "none":
         words.append(feed_forward)
     return "_".join((*words, "layer"))
 

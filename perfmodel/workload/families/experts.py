@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from perfmodel.workload.config_fields import ConfigFields, Values, every_of, head_dim_of, made_of, no_rotary_every_of, window_of
+from perfmodel.workload.config_fields import ConfigFields, Values, every_of, head_dim_of, layer_parts, no_rotary_every_of, window_of
 from perfmodel.workload.families.dense import LLAMA, ernie, glm, llama, mistral, qwen2, qwen3, rotary
 from perfmodel.workload.layer_specs import Experts, FeedForward, Mixer
 
@@ -20,11 +20,11 @@ def _qwen2_moe(fields: ConfigFields) -> Values:
     """Return the values of Qwen2-MoE: a shared expert, scaled by a gate, in addition to the routed ones."""
     experts = qwen_experts(fields, shared_width=fields.count("shared_expert_intermediate_size"))
     bias = fields.flag("qkv_bias", default=True)
-    return {**qwen2(fields), "qkv_bias": bias, **made_of(_layers_of_qwen(fields), experts=experts)}
+    return {**qwen2(fields), "qkv_bias": bias, **layer_parts(_layers_of_qwen(fields), experts=experts)}
 
 
 def _qwen3_moe(fields: ConfigFields) -> Values:
-    return {**qwen3(fields, head_dim_required=False), **made_of(_layers_of_qwen(fields), experts=qwen_experts(fields))}
+    return {**qwen3(fields, head_dim_required=False), **layer_parts(_layers_of_qwen(fields), experts=qwen_experts(fields))}
 
 
 def qwen_experts(fields: ConfigFields, *, shared_width: int = 0) -> Experts | None:
@@ -84,7 +84,7 @@ def after_dense_layers(fields: ConfigFields, mixer: Mixer) -> list[tuple[Mixer, 
 
 def _deepseek_moe(fields: ConfigFields) -> Values:
     """Return the values of the first DeepSeek with experts (arXiv 2401.06066), before latent attention."""
-    return {**llama(fields), **made_of(after_dense_layers(fields, "attention"), experts=routed_and_shared(fields, sigmoid=False))}
+    return {**llama(fields), **layer_parts(after_dense_layers(fields, "attention"), experts=routed_and_shared(fields, sigmoid=False))}
 
 
 def _glm4_moe(fields: ConfigFields) -> Values:
@@ -93,7 +93,7 @@ def _glm4_moe(fields: ConfigFields) -> Values:
         **glm(fields),
         "qkv_bias": fields.flag("attention_bias", default=False),
         "qk_norm": fields.flag("use_qk_norm", default=False),
-        **made_of(after_dense_layers(fields, "attention"), experts=routed_and_shared(fields, sigmoid=True)),
+        **layer_parts(after_dense_layers(fields, "attention"), experts=routed_and_shared(fields, sigmoid=True)),
         "num_mtp_layers": fields.count("num_nextn_predict_layers", default=0),
     }
 
@@ -144,7 +144,7 @@ def _llama4(fields: ConfigFields) -> Values:
         "qk_norm_scope": "bare",
         "intermediate_size": fields.count("intermediate_size_mlp") if has_dense else width,
         **_chunks(fields, num_layers),
-        **made_of([("attention", "experts" if i in sparse else "dense") for i in range(num_layers)], experts=experts),
+        **layer_parts([("attention", "experts" if i in sparse else "dense") for i in range(num_layers)], experts=experts),
     }
 
 
@@ -259,10 +259,10 @@ def _ernie_moe(fields: ConfigFields) -> Values:
     first, last = fields.count("moe_layer_start_index"), fields.count("moe_layer_end_index", default=-1)
     every = max(1, fields.count("moe_layer_interval", default=1))
     sparse = range(first, num_layers if last == -1 else last + 1)
-    makes = made_of(
+    parts = layer_parts(
         [("attention", "experts" if i in sparse and (i + 1) % every == 0 else "dense") for i in range(num_layers)], experts=experts
     )
-    return {**ernie(fields), "lm_head_bias": bias, **makes}
+    return {**ernie(fields), "lm_head_bias": bias, **parts}
 
 
 def _plain_experts(fields: ConfigFields, *, shared_width: int = 0) -> Experts | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from perfmodel.workload.config import MAX_LAYERS
-from perfmodel.workload.config_fields import ConfigFields, Values, made_of
+from perfmodel.workload.config_fields import ConfigFields, Values, layer_parts
 from perfmodel.workload.families.dense import LLAMA, qwen3
 from perfmodel.workload.families.experts import feed_forwards_of_qwen, qwen_experts
 from perfmodel.workload.layer_specs import DeltaNet, Experts, FeedForward, Mamba, Mixer
@@ -53,13 +53,13 @@ def _with_memory(fields: ConfigFields, feed_forwards: Sequence[FeedForward], exp
         conv_kernel=fields.count("linear_conv_kernel_dim", default=4),
     )
     mixers: list[Mixer] = ["delta" if word == "linear_attention" else "attention" for word in words]
-    return made_of(list(zip(mixers, feed_forwards, strict=True)), experts=experts, delta=delta)
+    return layer_parts(list(zip(mixers, feed_forwards, strict=True)), experts=experts, delta=delta)
 
 
 def _nemotron_h(fields: ConfigFields) -> Values:
     """Return the values of Nemotron-H: each layer is either a mixer or a feed-forward, with one norm. No positions; MLPs and experts have
     two matrices."""
-    makes = _blocks(fields)
+    layers = _blocks(fields)
     bias = fields.flag("attention_bias", default=False)
     mlp_bias = fields.flag("mlp_bias", default=False)
     mamba = fields.record(
@@ -73,7 +73,7 @@ def _nemotron_h(fields: ConfigFields) -> Values:
         conv_bias=fields.flag("use_conv_bias", default=True),
         bias=fields.flag("use_bias", default=False),
     )
-    if ("none", "experts") in makes:
+    if ("none", "experts") in layers:
         fields.must_be("num_nextn_predict_layers", 0, "modules of several layers that predict further tokens are")
         experts = fields.record(
             Experts,
@@ -91,7 +91,7 @@ def _nemotron_h(fields: ConfigFields) -> Values:
         experts = None
     return {
         **LLAMA,
-        "num_hidden_layers": len(makes),
+        "num_hidden_layers": len(layers),
         "hidden_size": fields.count("hidden_size"),
         "num_attention_heads": fields.count("num_attention_heads"),
         "num_key_value_heads": fields.count("num_key_value_heads"),
@@ -106,7 +106,7 @@ def _nemotron_h(fields: ConfigFields) -> Values:
         "mlp_bias": mlp_bias,
         "activation": fields.activation("mlp_hidden_act", default="relu2"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
-        **made_of(makes, mamba=mamba, experts=experts),
+        **layer_parts(layers, mamba=mamba, experts=experts),
     }
 
 

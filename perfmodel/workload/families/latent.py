@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.config import printable
-from perfmodel.workload.config_fields import ConfigFields, Values, made_of
+from perfmodel.workload.config_fields import ConfigFields, Values, layer_parts
 from perfmodel.workload.families.dense import LLAMA
 from perfmodel.workload.families.experts import after_dense_layers, routed_and_shared
 from perfmodel.workload.layer_specs import LatentAttention
@@ -37,7 +37,7 @@ def _deepseek(fields: ConfigFields, *, sigmoid: bool, has_indexer: bool = False)
     latent, experts = _latent(fields, has_indexer=has_indexer), routed_and_shared(fields, sigmoid=sigmoid)
     return {
         **_attention(fields),
-        **made_of(after_dense_layers(fields, "latent"), latent=latent, experts=experts),
+        **layer_parts(after_dense_layers(fields, "latent"), latent=latent, experts=experts),
         "num_mtp_layers": fields.count("num_nextn_predict_layers", default=0),
     }
 

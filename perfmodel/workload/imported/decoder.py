@@ -17,7 +17,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, shown
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.config_fields import Values, made_of
+from perfmodel.workload.config_fields import Values, layer_parts
 from perfmodel.workload.imported.attentions import find_attentions
 from perfmodel.workload.imported.feed_forwards import ImportedFeedForward, read_feed_forward
 from perfmodel.workload.imported.graph import SCHEMA_VERSION, ImportedGraph, ImportedKind, ImportedVertex, Reach
@@ -217,7 +217,7 @@ def _parts(layers: Sequence[_Layer]) -> Values:
         "gated_mlp": widths.gated,
         "mlp_bias": dense is not None and dense.bias,
         "activation": feed_forwards[0].activation,
-        **made_of([(mixer, _feed_forward(layer)) for layer in layers], latent=layers[0].mixer.widths.latent, experts=experts),
+        **layer_parts([(mixer, _feed_forward(layer)) for layer in layers], latent=layers[0].mixer.widths.latent, experts=experts),
     }
 
 

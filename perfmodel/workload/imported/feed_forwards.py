@@ -173,17 +173,17 @@ def _distinguished(wiring: Wiring, router: int, parts: Sequence[tuple[int, Mlp]]
     counts: Counter[tuple[int, bool, bool]] = Counter()
     for _, part in parts:
         counts[part.width, part.gated, part.bias] += part.number
-    routed = [make for make, count in counts.items() if count >= number]
+    routed = [shape for shape, count in counts.items() if count >= number]
     if len(routed) != 1:
-        listing = ", ".join(f"{count} of width {make[0]}" for make, count in counts.items()) or "none"
+        listing = ", ".join(f"{count} of width {shape[0]}" for shape, count in counts.items()) or "none"
         rule = f"chooses among {number} experts, and the layer has feed-forwards: {listing}"
         raise wiring.refused(router, rule)
-    (make,) = routed
-    counts[make] -= number
+    (expert,) = routed
+    counts[expert] -= number
     shared = {shape: count for shape, count in counts.items() if count}
-    if any(shape[1:] != make[1:] for shape in shared):
+    if any(shape[1:] != expert[1:] for shape in shared):
         raise wiring.refused(router, "chooses among experts that are gated, or have biases, unlike the shared expert")
-    width, gated, bias = make
+    width, gated, bias = expert
     return Mlp(width=width, gated=gated, bias=bias), sum(shape[0] * count for shape, count in shared.items())
 
 
