@@ -84,7 +84,7 @@ def _all_to_all(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> st
 def _once_each(b: DecoderBuilder, experts: Experts, once: Once, x: str, weights: str) -> str:
     """Send tokens once to each rank, as the executor does where the destinations are known.
 
-    Their weights are sent too, and rows are weighted and added up at their experts. n counts the ranks that a token is sent to. The
+    Their weights are sent too, and rows are weighted and added up at their experts. n counts the sent copies of a token. The
     reduction is counted as if no rows were added up.
     """
     token_dims, there = "b s_res n h", "b_x t_res e h"
